@@ -51,7 +51,7 @@ def _run(argv: Sequence[str] | None) -> int:
             if argv is None and verb.name not in _USERS_CODE:
                 # This process ends without taking PyTorch apart, which takes a second.
                 atexit.register(gc.freeze)
-            code: int = verb.code().run(options, command)
+            code: int = verb.code()(options, command)
         sys.stdout.flush()
         return code
     except TrainfitError as error:

@@ -13,8 +13,7 @@ import difflib
 import importlib
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from trainfit.cli.common import Options, options_with_value
@@ -31,12 +30,13 @@ class Verb:
     """A verb, and what it is for in one line of help.
 
     Its options are in the module ``place`` of :mod:`trainfit.cli.options`, its code in the module
-    of its name in :mod:`trainfit.cli.verbs`.
+    of its name in :mod:`trainfit.cli.verbs`, or in that of ``beside``, a verb like it.
     """
 
     name: str
     purpose: str
     place: str
+    beside: str = ""
 
     def options(self) -> Options:
         """What can be typed after it."""
@@ -44,9 +44,12 @@ class Verb:
         options: Options = getattr(module, self.name.upper())
         return options
 
-    def code(self) -> ModuleType:
-        """What it does: ``run``. Takes long to import, and the help does without it."""
-        return importlib.import_module(f"trainfit.cli.verbs.{self.name}")
+    def code(self) -> Callable[[argparse.Namespace, Sequence[str]], int]:
+        """What it does with options and a command. The import is slow; the help does without it."""
+        module = importlib.import_module(f"trainfit.cli.verbs.{self.beside or self.name}")
+        run: Callable[[argparse.Namespace, Sequence[str]], int]
+        run = getattr(module, f"run_{self.name}" if self.beside else "run")
+        return run
 
 
 #: By the heading that they have in the help.
@@ -61,11 +64,16 @@ HEADINGS: Final[Mapping[str, tuple[Verb, ...]]] = {
     ),
     "the DataLoader": (
         Verb("loader", "DataLoader settings that keep the GPU from waiting", "loader"),
-        Verb("rehearse", "GPU utilization with the real DataLoader and a simulated step", "loader"),
+        Verb(
+            "rehearse",
+            "GPU utilization with the real DataLoader and a simulated step",
+            "loader",
+            "loader",
+        ),
     ),
     "a real run": (
         Verb("watch", "run a training command and explain what limits it", "watch"),
-        Verb("compare", "say what changed from one watched run to another", "watch"),
+        Verb("compare", "say what changed from one watched run to another", "watch", "watch"),
         Verb(
             "verify",
             "run a planned command for a few steps, compare with the prediction",
@@ -77,10 +85,10 @@ HEADINGS: Final[Mapping[str, tuple[Verb, ...]]] = {
         Verb(
             "doctor", "why PyTorch sees no GPU, what makes jobs slow or short of memory", "machine"
         ),
-        Verb("calibrate", "measure this machine's GPU, for plan and simulate", "machine"),
+        Verb("calibrate", "measure this machine's GPU, for plan and simulate", "machine", "verify"),
     ),
     "results": (
-        Verb("show", "show a result file", "results"),
+        Verb("show", "show a result file", "results", "report"),
         Verb("report", "make one page of results: HTML, Markdown, JSON or SVG", "results"),
     ),
     "the shell": (Verb("completion", "print the completion of bash, zsh or fish", "results"),),

@@ -1,4 +1,4 @@
-"""``trainfit loader``: the DataLoader settings that keep the GPU from waiting."""
+"""``trainfit loader`` and ``rehearse``: a DataLoader's settings, and GPU utilization with them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from trainfit.cli.common import (
 from trainfit.cli.job import read_command
 from trainfit.cli.output import given_output, name_report, print_subject
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.hardware import find_gpu
+from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.dataloader.measurement import tune_command
+from trainfit.plan.dataloader.measurement import rehearse_command, tune_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.report.sections.loader import loader_subject
+from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
-from trainfit.results.runs.spec import LoaderSpec, RunSpec, TuningSpec
+from trainfit.results.runs.spec import LoaderSpec, RehearsalSpec, RunSpec, TuningSpec
 from trainfit.results.text import short
 from trainfit.torch_private import needed
 
@@ -108,3 +109,65 @@ def loader_run(options: argparse.Namespace) -> RunSpec:
 def given_step(step_s: float | None) -> Consumer | None:
     """What ``--step-time`` says; nothing is known of how busy it keeps a core."""
     return Consumer(step_s, source="given") if step_s is not None else None
+
+
+# ---
+# ``trainfit rehearse``: GPU utilization with a command's DataLoader.
+
+
+_SETTINGS = (
+    *("num_workers", "prefetch_factor", "pin_memory"),
+    *("persistent_workers", "in_order", "start_method"),
+)
+
+
+def run_rehearse(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Rehearse and print; returns the exit code."""
+    output = given_output(options.output)
+    compare = LoaderResult.load(options.compare) if options.compare is not None else None
+    parsed = source(options, command, "rehearse")
+    spec = RunSpec(
+        gpu=_gpu(options),
+        time_limit_s=options.time_limit,
+        loading=LoaderSpec(
+            TuningSpec(given_step(options.step_time)),
+            place=options.loader or "",
+            batch_size=options.batch_size,
+        ),
+    )
+    rehearsal = RehearsalSpec(
+        options.duration, **{name: getattr(options, name) for name in _SETTINGS}
+    )
+    with shown_progress() as progress:
+        rehearsed = rehearse_command(
+            parsed, spec, rehearsal, progress, compare, sandbox_request(options)
+        )
+    result = rehearsed.result
+    needed.saw(result.torch)
+    print_subject(result, options, rehearsal_subject)
+    if output is not None:
+        result.save(output)
+    name_report(output, json=options.json)
+    if rehearsed.interrupt is not None:
+        raise rehearsed.interrupt
+    return gated(options, result, 0 if result.ended == "duration" else 2)
+
+
+def _gpu(options: argparse.Namespace) -> GpuSpec | None:
+    """The GPU to simulate; this machine's where neither it nor the step's time is given."""
+    named = find_gpu(options.gpu) if options.gpu is not None else None
+    if options.step_time is not None:
+        return named
+    if options.loader is not None:
+        raise UsageError(
+            "--loader has no training step to simulate: give the step time, as in --step-time 40ms"
+        )
+    if named is not None:
+        return named
+    here = local_gpu()
+    if here is None:
+        raise UsageError(
+            "the GPU's step time is not known, and this machine has no GPU: give it, as "
+            'in --step-time 40ms, or name a GPU, as in --gpu "RTX 4090"'
+        )
+    return here

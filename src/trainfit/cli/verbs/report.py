@@ -1,4 +1,4 @@
-"""``trainfit report``: results as one page, as Markdown, JSON, a picture or a trace."""
+"""``trainfit report`` and ``show``: results as a page, Markdown, JSON, a picture; or a screen."""
 
 from __future__ import annotations
 
@@ -10,24 +10,39 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from trainfit.cli.automation import formatted, gated
 from trainfit.cli.common import UsageError
 from trainfit.cli.options.results import ends
-from trainfit.cli.output import output_file
+from trainfit.cli.output import output_file, print_plan, print_subject
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.verbs.watched import print_result
+from trainfit.memory.explanation import summarize
+from trainfit.plan.growth_findings import with_growth
 from trainfit.plan.job_detail import explained, timeline_of
 from trainfit.report.blocks import Entry
-from trainfit.report.page import page_of
+from trainfit.report.page import page_of, subject_of
+from trainfit.report.sections.memory import recording_subject
 from trainfit.report.writers.html import html, svg
 from trainfit.report.writers.markdown import markdown
 from trainfit.report.writers.trace import run_trace, step_trace
+from trainfit.results.batch import BatchExplanation, NoiseResult
+from trainfit.results.doctor import DoctorResult
 from trainfit.results.files import documents
 from trainfit.results.files.writing import write_file
+from trainfit.results.gpus import GpusResult, Profile
 from trainfit.results.kinds import JOINED, joined, of_text, parted, read
+from trainfit.results.loader import LoaderResult
+from trainfit.results.memory import SnapshotReport
+from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
+from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.runs.watched import load_run
+from trainfit.results.speed import GpuComparison
 from trainfit.results.text import printable, size
-from trainfit.results.watch import WatchResult
+from trainfit.results.watch import Comparison, Verification, WatchResult
 from trainfit.watch.judge import judge
 
 # ---
@@ -161,3 +176,49 @@ def _print(content: str | bytes) -> None:
         sys.stdout.buffer.write(content)
         return
     print(content, end="" if content.endswith("\n") else "\n")
+
+
+# ---
+# ``trainfit show``: render a result file.
+
+
+def run_show(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Print the file's content; returns the exit code."""
+    path: Path = options.file
+    result = read(path)
+    if isinstance(result, Recording):
+        summary = with_growth(summarize(result, str(path)))
+        code = gated(options, summary, 0)
+        if (form := formatted(summary, options)) is not None:
+            print(form)
+        else:
+            print_subject(summary, options, recording_subject)
+        return code
+    code = gated(options, result, 0)
+    if (form := formatted(result, options)) is not None:
+        print(form)
+    elif isinstance(result, PlanResult):
+        print_plan(result, options)
+    elif isinstance(result, WatchResult | Comparison | Verification):
+        print_result(result, json=options.json, whole=options.explain)
+    elif isinstance(result, _SECTIONED):
+        print_subject(result, options, lambda found: subject_of(Entry(str(path), found)))
+    else:
+        print(result.to_json())
+    return code
+
+
+_SECTIONED: Final = (
+    LoaderResult,
+    PaceResult,
+    NoiseResult,
+    BatchExplanation,
+    Profile,
+    GpuComparison,
+    SweepResult,
+    GpusResult,
+    PlanVerification,
+    SnapshotReport,
+    DoctorResult,
+    Rehearsal,
+)

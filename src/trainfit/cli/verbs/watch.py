@@ -1,4 +1,4 @@
-"""``trainfit watch``: run a training command, show it live and explain what limits it."""
+"""``trainfit watch``: run a training command live and explain what limits it; ``compare``."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import fill, placeholders
 from trainfit.report.watch import live_view, progress_line
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.runs.watched import exit_words, load_machines
+from trainfit.results.runs.watched import RunRecord, exit_words, load_machines, load_run
 from trainfit.results.text import printable
 from trainfit.results.watch import WatchResult
 from trainfit.torch_private import needed
+from trainfit.watch.compare import compare
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
 from trainfit.watch.recorder.process import switched_off
@@ -444,3 +445,37 @@ def _print(result: WatchResult, options: argparse.Namespace, folder: Path) -> No
     if not (options.read or options.json):
         again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
         print(f"recorded: {again}", file=sys.stderr)
+
+
+# ---
+# ``trainfit compare``: say what changed from one watched run to another.
+
+
+def run_compare(options: argparse.Namespace, command: Sequence[str]) -> int:
+    """Compare and print; returns the exit code."""
+    output = given_output(options.output, [options.before, options.after])
+    result = compare(
+        _run_of(options.before),
+        _run_of(options.after),
+        allow_other_hardware=options.other_hardware,
+    )
+    if output is not None:
+        result.save(output)
+    print_result(result, json=options.json, whole=options.explain)
+    return {"slower": 1, "cannot tell": 2}.get(result.verdict, 0)
+
+
+def _run_of(path: Path) -> RunRecord:
+    """Of a run's folder, or of the folder that a file of `trainfit watch --output` is about."""
+    if not path.is_file():
+        return load_run(path)
+    header, named = (result := WatchResult.load(path)).header, Path(result.folder)
+    for folder in dict.fromkeys((named, path.parent / named)):
+        if result.folder and (folder / f"rank{header.rank}.json").is_file():
+            run = load_run(folder)
+            if (run.header.started_unix, run.header.pid) == (header.started_unix, header.pid):
+                return run
+    raise UsageError(
+        f"{str(path)!r} has medians, and a comparison needs every step, which are in the run's "
+        f"folder {result.folder!r}: it is not there; give the folder of the run"
+    )
