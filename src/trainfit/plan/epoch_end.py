@@ -29,7 +29,7 @@ from trainfit.plan.epoch_peak import (
     what_grows,
 )
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
-from trainfit.plan.remainder import last_batch_fails, remainder_of
+from trainfit.plan.runs.batches import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_later, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from trainfit.results.runs.tables import SHARED_MEMORY, TEMPORARY
-from trainfit.watch.sampler import folders
-from trainfit.watch.sampler.folders import Folders, temporary_folder
+from trainfit.watch.sampler import machine
+from trainfit.watch.sampler.machine import Folders, temporary_folder
 from trainfit.watch.sampler.processes import MemoryByKind
 from trainfit.watch.sampler.roles import MAIN, WORKER, Role
 
@@ -89,7 +89,7 @@ def filled(
         def __init__(self) -> None:
             self.f_bfree = self.f_blocks - used[0] // 4096
 
-    monkeypatch.setattr(folders.os, "statvfs", lambda _: Space())
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: Space())
     told: Told = []
     looks = Folders(str(tmp_path / "none"), lambda *each: told.append(each), str(shared), owner)
     looks.sample(1.0)
@@ -138,7 +138,7 @@ def test_what_the_run_did_not_write_is_not_told_of(
     told: Told = []
     space = type("Space", (), {"f_blocks": 1 << 20, "f_frsize": 4096, "f_bavail": 1, "f_bfree": 0})
     space.f_bfree = space.f_blocks
-    monkeypatch.setattr(folders.os, "statvfs", lambda _: space)
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: space)
     looks = Folders(
         str(tmp_path),
         lambda *each: told.append(each),

@@ -13,11 +13,11 @@ import torch
 from torch.nn import functional as F
 
 from trainfit.simgpu.stand_ins.absent import StandIn
-from trainfit.simgpu.stand_ins.launches import launch
 from trainfit.simgpu.stand_ins.selective_scan import (
     Mamba,
     convolve,
     convolve_backward,
+    launch,
     mamba_inner_fn,
     selective_scan_fn,
     selective_state_update,

@@ -16,10 +16,9 @@ import numpy as np
 
 from trainfit.results.runs.tables import BY_NAME, SAMPLED, RowFile, Table, Write
 from trainfit.results.runs.watched import Event, gpu_places
-from trainfit.watch.sampler import folders
-from trainfit.watch.sampler.folders import Folders, temporary_folder
+from trainfit.watch.sampler import machine
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
-from trainfit.watch.sampler.machine import MachineCounters
+from trainfit.watch.sampler.machine import Folders, MachineCounters, temporary_folder
 from trainfit.watch.sampler.processes import MOST_PROCESSES, MemoryByKind, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder
 
@@ -270,7 +269,7 @@ class Sampler:
         due = 0.0
         while not self._stop.wait(due):
             self._guarded("folders", self._sample_folders_once, found)
-            due = max(folders.EVERY_S, _FOLDERS_PERIODS * self._period)
+            due = max(machine.EVERY_S, _FOLDERS_PERIODS * self._period)
 
     def _sample_folders_once(self, found: Folders) -> None:
         self._tables["folders"].add(found.sample(time.monotonic()))
