@@ -24,7 +24,7 @@ from trainfit.plan.changes.amp_settings import (
     other_settings,
     present_setting,
 )
-from trainfit.plan.changes.catalogue import with_switches
+from trainfit.plan.changes.by_options import with_switches
 from trainfit.plan.changes.remedies import try_remedies
 from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
 from trainfit.plan.command.file_values import batch_constant

@@ -13,12 +13,7 @@ from helpers_loader import result
 from tests.report.plan.test_text import PLAN
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.launch import with_launch
-from trainfit.report.sections.launch import (
-    change_lines,
-    left_out_text,
-    part_reason,
-    threads_text,
-)
+from trainfit.report.changes import change_lines, left_out_text, part_reason, threads_text
 from trainfit.report.sections.plan_facts import facts
 from trainfit.results.changes import AllocatorTrial, LaunchPart, changes_by_hand
 from trainfit.results.dataloader import LoaderSettings

@@ -23,7 +23,7 @@ from trainfit.plan.changes.catalogue import (
     source_line,
 )
 from trainfit.plan.changes.prospects import Before, combinations, expected_bytes, most_saved
-from trainfit.report.remedies import remedies_sections
+from trainfit.report.changes import remedies_sections
 from trainfit.report.sections.plan import gradients_facts
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures

@@ -23,6 +23,7 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
+from trainfit.report.changes import change_lines, memory_text, remedies_sections, why
 from trainfit.report.lengths import generation_sections, length_sections
 from trainfit.report.notes import (
     finding_items,
@@ -32,9 +33,7 @@ from trainfit.report.notes import (
     protection_notes,
     short_place,
 )
-from trainfit.report.remedies import memory_text, remedies_sections
 from trainfit.report.sections import plan_facts, plan_ranks
-from trainfit.report.sections.launch import change_lines, why
 from trainfit.report.sections.loader import loader_sections
 from trainfit.report.sections.loader_figures import loading_facts
 from trainfit.report.sections.memory import (

@@ -9,9 +9,9 @@ from typing import Final
 from trainfit.findings.learning import KINDS as LEARNING
 from trainfit.report.blocks import Facts
 from trainfit.report.blocks import facts as facts_of
+from trainfit.report.changes import change_text, left_out_text, removed_text, threads_text
 from trainfit.report.lengths import solved_text
 from trainfit.report.notes import protection_notes
-from trainfit.report.sections.launch import change_text, left_out_text, removed_text, threads_text
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Final, Literal
 
+from trainfit.report.changes import change_lines, part_reason
 from trainfit.report.layout import command_lines, shell_words
-from trainfit.report.sections.launch import change_lines, part_reason
 from trainfit.report.sections.plan_facts import answer
 from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
