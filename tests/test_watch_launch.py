@@ -17,7 +17,7 @@ from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.results.runs.watched import exit_words, load_run
 from trainfit.watch import launch
 from trainfit.watch.judge import judge
-from trainfit.watch.launch import WatchedCommand, WatchError, injected, run_watched
+from trainfit.watch.launch import WatchedCommand, WatchError, injected
 from trainfit.watch.recorder import process
 
 SCRIPT = Path(__file__).parent / "scripts" / "watched.py"
@@ -27,9 +27,15 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 LAUNCH = """
 import sys
 from pathlib import Path
-from trainfit.watch.launch import run_watched
-sys.exit(run_watched(sys.argv[2:], Path(sys.argv[1])))
+from trainfit.watch.launch import WatchedCommand
+with WatchedCommand(sys.argv[2:], Path(sys.argv[1])) as watched:
+    sys.exit(watched.wait())
 """
+
+
+def run_watched(command: list[str], folder: Path) -> int:
+    with WatchedCommand(command, folder) as watched:
+        return watched.wait()
 
 
 def environment(**changed: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fault import HangStacks
 from trainfit.scripts.fork_server import become_run
-from trainfit.scripts.generation import ContextWatch, GenerationWatch
+from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
@@ -53,6 +53,7 @@ from trainfit.scripts.phases.lightning_trainer import LightningTrainer
 from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.phases.sampling import SampledLoop
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
+from trainfit.scripts.samples.context_length import ContextWatch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem

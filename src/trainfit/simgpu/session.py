@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.optim import optimizer as optim
@@ -52,13 +52,26 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import ImportHook, PatchSet
-from trainfit.simgpu.stand_ins.absent import AbsentPackages
+from trainfit.simgpu.stand_ins.absent import AbsentPackages, StandIn
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
-from trainfit.simgpu.stand_ins.packages import STAND_INS
+from trainfit.simgpu.stand_ins.flash_attention import FLASH_ATTN
+from trainfit.simgpu.stand_ins.selective_scan import CAUSAL_CONV1D
+from trainfit.simgpu.stand_ins.state_space_dual import MAMBA_SSM
+from trainfit.simgpu.stand_ins.triton_language import TRITON
+from trainfit.simgpu.stand_ins.xformers import XFORMERS
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import initialize_anew, missing_functions
 from trainfit.torch_private.needed import MissingNameError
 from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only
+
+#: The packages that there are stand-ins for, by the name that is imported.
+STAND_INS: Final[dict[str, StandIn]] = {
+    "causal_conv1d": CAUSAL_CONV1D,
+    "flash_attn": FLASH_ATTN,
+    "mamba_ssm": MAMBA_SSM,
+    "triton": TRITON,
+    "xformers": XFORMERS,
+}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _active: Simulation | None = None

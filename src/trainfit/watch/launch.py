@@ -43,17 +43,6 @@ class WatchError(TrainfitError):
     """A command that cannot be started, or a folder that cannot be written to."""
 
 
-def run_watched(command: Sequence[str], folder: Path) -> int:
-    """Run ``command`` to its end, recorded in ``folder``; returns its exit code (128 and its
-    number, where a signal ended it).
-
-    Where the environment has ``TRAINFIT_WATCH`` empty or 0 it runs without the recorder. Raises
-    :class:`WatchError`.
-    """
-    with WatchedCommand(command, folder) as watched:
-        return watched.wait()
-
-
 def injected(
     folder: Path | None, command: str, environment: Mapping[str, str], started: tuple[float, float]
 ) -> dict[str, str]:

@@ -16,8 +16,7 @@ import torch
 from helpers_cli import trainfit as command
 from trainfit.results.runs import script
 from trainfit.results.runs.steps import KINDS
-from trainfit.simgpu.session import Simulation, simulate
-from trainfit.simgpu.stand_ins.packages import STAND_INS
+from trainfit.simgpu.session import STAND_INS, Simulation, simulate
 
 MIB = 1 << 20
 

@@ -11,8 +11,7 @@ import pytest
 from trainfit.hardware import find_gpu
 from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.kernel_times import KernelTimes
-from trainfit.speed.waits import waiting_seconds
+from trainfit.speed.kernel_times import KernelTimes, waiting_seconds
 from trainfit.speed.work import CODES, COLUMNS
 
 H200 = find_gpu("H200")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainfit.watch.recorder.looks import main_thread
-from trainfit.watch.recorder.looks.main_thread import OtherThreadLooks
+from trainfit.watch.recorder.looks import other_threads
+from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks
 
 
 def waits_until(stop: threading.Event) -> None:
@@ -30,7 +30,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, thread: threading.Thread, rate: floa
     """The share of a core that a thread has that uses it at this rate, at the looks' own clock."""
     clock = {"now": 0.0}
     monkeypatch.setattr(
-        main_thread, "_cpu_s", lambda at: rate * clock["now"] if at == thread.native_id else 0.0
+        other_threads, "_cpu_s", lambda at: rate * clock["now"] if at == thread.native_id else 0.0
     )
     looks = OtherThreadLooks()
     for number in range(11):
@@ -58,6 +58,6 @@ def test_the_kernel_tells_a_threads_time() -> None:
     until = time.thread_time() + 0.05
     while time.thread_time() < until:
         pass
-    found = main_thread._cpu_s(threading.get_native_id())
+    found = other_threads._cpu_s(threading.get_native_id())
     assert found is not None and found > 0.04
-    assert main_thread._cpu_s(1 << 30) is None and main_thread._cpu_s(None) is None
+    assert other_threads._cpu_s(1 << 30) is None and other_threads._cpu_s(None) is None

@@ -24,8 +24,8 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import STAND_INS_VARIABLE
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.simgpu.operators.triton_kernels import access_of
+from trainfit.simgpu.session import STAND_INS
 from trainfit.simgpu.stand_ins.absent import AbsentPackages
-from trainfit.simgpu.stand_ins.packages import STAND_INS
 
 # It would import the stand-in.
 importlib.import_module("torch._dynamo")

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final, Protocol
 
-from trainfit.results.runs.watched import ThreadLooks
 from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     in_fetch,
@@ -30,76 +30,6 @@ from trainfit.watch.recorder.looks.stacks import (
 )
 from trainfit.watch.recorder.looks.variables import VariableLooks
 from trainfit.watch.recorder.rank_files import UnlistedThread
-
-# ---
-# Looks at the training process's other Python threads: which of them computes, and where.
-#
-# A thread that runs Python code holds the interpreter's lock for 5 ms at a time
-# (``sys.getswitchinterval()``), and the training gives that lock back at each operator of PyTorch.
-
-
-#: Nanoseconds that a thread was on a core, and that it waited for one, of the kernel.
-_SCHEDULED: Final = "/proc/self/task/{}/schedstat"
-#: Of the time between two looks, what a thread is on a core for that computes.
-_COMPUTES: Final = 0.05
-#: Threads that are looked at: a pool may have hundreds.
-_MOST: Final = 8
-#: Where PyTorch's own thread is, which pins batches.
-_OF_TORCH: Final = "torch/utils/data/"
-
-
-class OtherThreadLooks:
-    """CPU time of the Python threads next to the one that trains, and lines they were found at."""
-
-    def __init__(self) -> None:
-        self._counts = StackCounts()
-        self._last: dict[int, tuple[float, float]] = {}
-        self._cpu_s: dict[int, float] = {}
-        self._began = self._ended = 0.0
-
-    def look(self, training: int, now: float) -> None:
-        """At all but the thread ``training``, at ``now`` in seconds."""
-        others = [each for each in threading.enumerate() if each.ident != training]
-        if len(others) > _MOST or not others:
-            return
-        self._began, self._ended = self._began or now, now
-        self._counts.looks += 1
-        for each in others:
-            used = _cpu_s(each.native_id)
-            if used is None or each.native_id is None or each.ident is None:
-                continue
-            before = self._last.get(each.native_id)
-            self._last[each.native_id] = used, now
-            if before is None or used - before[0] < _COMPUTES * (now - before[1]):
-                continue
-            stack = users_stack(each.ident)
-            if not stack or any(_OF_TORCH in code.co_filename for _, (code, _) in stack):
-                continue
-            self._cpu_s[each.native_id] = self._cpu_s.get(each.native_id, 0.0) + used - before[0]
-            self._counts.count(stack)
-
-    def summary(self) -> ThreadLooks:
-        """What they were found to do."""
-        seconds = self._ended - self._began
-        share = max(self._cpu_s.values(), default=0.0) / seconds if seconds > 0 else 0.0
-        return ThreadLooks(self._counts.summary(), share)
-
-
-def _cpu_s(thread: int | None) -> float | None:
-    """Seconds on a core, of a thread by the kernel's number; ``None``: the kernel does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        path = _SCHEDULED.format(thread)
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            return int(os.read(descriptor, 100).split()[0]) / 1e9
-        finally:
-            os.close(descriptor)
-    return None
-
-
-# ---
-# Looks at the thread that trains.
-
 
 #: Seconds between two looks: at first and, for some hundreds of them, where they find something,
 #: so that a short run shows its lines; and then.
