@@ -1,6 +1,6 @@
 """The verbs; from words to a verb and its options, what is wrong in at most three lines.
 
-argparse stays: fifteen verbs have their options in it, their names are a promise, and
+argparse stays: seventeen verbs have their options in it, their names are a promise, and
 what it lacked is here in one place. Other libraries (click, cyclopts) would want every option
 rewritten, and neither leaves the user's command behind the options alone.
 """
