@@ -224,8 +224,8 @@ def test_nothing_heavy_is_imported_before_the_user_does(tmp_path: Path) -> None:
     assert found.stdout == "[] True\n"
     code = (
         "import sys, torch; simulator = [each for each in sys.modules "
-        "if each.startswith(('trainfit.simgpu.session', 'trainfit.simgpu.dispatch', "
-        "'trainfit.simgpu.tensors', "
+        "if each.startswith(('trainfit.simgpu.session', 'trainfit.simgpu.device.engine', "
+        "'trainfit.simgpu.device.tensor', "
         "'trainfit.loader', 'torch._dynamo'))]; print(simulator)"
     )
     found = subprocess.run(

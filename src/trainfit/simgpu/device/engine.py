@@ -3,7 +3,8 @@
 Every operator that touches a simulated tensor arrives in :meth:`Engine.run`, below
 autograd and autocast. Its result geometry comes from PyTorch's meta kernels and is cached
 by argument geometry; its result storages are allocated in :class:`DeviceMemory`; the
-memory that the GPU's kernel would need in addition comes from :mod:`trainfit.simgpu.kernels`.
+memory that the GPU's kernel would need in addition comes from
+:mod:`trainfit.simgpu.operators.scratch`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hooks of the fetcher, which makes batches in a DataLoader's workers: a row a batch.
 
 Collation is timed. What the rest of a batch's time went to is told by a thread that looks at the
-fetching thread's stack 20 times a second (:mod:`trainfit.scripts.sample_costs`); a batch gets the
+fetching thread's stack 20 times a second (:mod:`trainfit.scripts.cost_rules`); a batch gets the
 shares of the last looks. In the training process itself (no workers) nobody looks: that would take
 the interpreter's lock from the training.
 """
