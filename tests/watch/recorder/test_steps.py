@@ -27,7 +27,12 @@ from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
 from trainfit.watch.recorder.job import CalledModels, ReadyBatches
 from trainfit.watch.recorder.looks import stacks
-from trainfit.watch.recorder.looks.stacks import in_sampler, is_busy_elsewhere, users_stack
+from trainfit.watch.recorder.looks.stacks import (
+    StackCounts,
+    in_sampler,
+    is_busy_elsewhere,
+    users_stack,
+)
 from trainfit.watch.recorder.phases import PhaseClock
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
@@ -636,3 +641,34 @@ def test_a_loop_is_told_by_what_it_goes_over(tmp_path: Path) -> None:
     over = [stacks._over(code, number) for number in range(2, 7)]
     whole = "model.named_parameters()"
     assert over == [whole, whole, whole, "model.parameters()", ""]
+
+
+def test_of_a_deep_stack_the_calls_next_to_the_loop_are_kept() -> None:
+    def deep(left: int) -> None:
+        if left:
+            deep(left - 1)
+        else:
+            counts.count(users_stack(threading.get_ident()), frozenset((loop.__code__,)))
+
+    def loop() -> None:
+        deep(20)
+
+    counts = StackCounts()
+    loop()
+    (line,) = counts.summary().lines
+    first = loop.__code__.co_firstlineno
+    assert line.callers[-1].endswith(f":{first + 1}") and len(line.callers) == 6
+
+
+def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
+    """A library's functions, another one at each look: the line has all of them."""
+    counts = StackCounts()
+    line: Any = {}
+    for number in range(100):
+        name = f"part_{number}"
+        exec(f"def {name}(look): look()", line)
+        run = eval(f"lambda look: {name}(look)", line)
+        run(lambda: counts.count(users_stack(threading.get_ident())[1:3]))
+        counts.looks += 1
+    told = counts.summary()
+    assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48

@@ -145,6 +145,21 @@ class GrowingVariable:
     item_bytes: int | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class ElementLoop:
+    """A loop of the forward pass over the elements of a tensor, at ``place`` ("model.py:12").
+
+    ``over`` is what it goes over as the source writes it ("range(x.shape[1])"), ``rounds`` how many
+    elements there are; of ``of_looks`` looks in the forward pass, ``looks`` found it.
+    """
+
+    place: str
+    over: str
+    rounds: int
+    looks: int
+    of_looks: int
+
+
 #: Paths of the generators that PyTorch seeds in each worker.
 GLOBAL_GENERATORS: Final = ("numpy.random", "random", "torch's generator")
 
@@ -251,6 +266,8 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
     """The same in a worker, with its batches as steps: what its data set keeps."""
+    element_loops: tuple[ElementLoop, ...] = ()
+    """In the forward pass, the loop over a tensor's elements that it was found in most."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
     communication: RankCommunication = NO_COMMUNICATION
