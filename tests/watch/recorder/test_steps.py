@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import threading
@@ -672,3 +673,34 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
         counts.looks += 1
     told = counts.summary()
     assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
+
+
+def test_a_model_whose_parameters_come_with_the_first_call(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with recorded(tmp_path) as run:
+        model(torch.ones(2, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+    assert len(run.record.steps) == 3 and run.record.header.parameters == 21
+    assert not run.record.header.notes
+
+
+def test_the_line_of_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with recorded(tmp_path) as run:
+        for number in range(6):
+            loss = model(torch.ones(2, 3)).mean()
+            if number < 4:
+                loss.backward()
+            else:
+                (loss * math.nan).backward()
+                line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+            optimizer.step()
+    place = f"test_steps.py:{line}"
+    assert run.record.header.loss_at.endswith(place)
+    result = judge(load_run(tmp_path))
+    found = next(each for each in result.findings if each.kind == "loss_not_finite")
+    assert str(found.place).endswith(place)

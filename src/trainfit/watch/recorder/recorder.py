@@ -36,7 +36,6 @@ from trainfit.results.runs.watched import (
     noise_path,
 )
 from trainfit.scripts.step_makeup import loop_of
-from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
@@ -146,7 +145,7 @@ class Recorder:
         self._noise = _noise_scale() if self.place.measures_noise else None
         self._memory: MemoryHistory | None = None
         self._communication = collective_hooks.CommunicationLooks()
-        self._learning = LearningObserver(user_frame, looked=self._learned, reads_values=True)
+        self._learning = LearningObserver(script_place, looked=self._learned, reads_values=True)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -473,6 +472,7 @@ class Recorder:
             lost_rows=self.lost_rows,
             refused_rows=0 if self._files is None else self._files.refused,
             first_lost_step=None if self._files is None else self._files.first_lost_step,
+            loss_at=self.steps.numbers.loss_at,
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
             communication=self._communication.facts(self.steps.collectives),

@@ -57,6 +57,7 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
                 ),
             ),
             "certain",
+            place=Place.parse(view.header.loss_at),
             rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),
