@@ -704,3 +704,16 @@ def test_the_line_of_a_loss_that_is_not_finite(tmp_path: Path) -> None:
     result = judge(load_run(tmp_path))
     found = next(each for each in result.findings if each.kind == "loss_not_finite")
     assert str(found.place).endswith(place)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_type_that_a_model_computes_in(double: bool, tmp_path: Path) -> None:
+    model = nn.Linear(3, 1).double() if double else nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for _ in range(3):
+            model(torch.ones(2, 3, dtype=model.weight.dtype)).mean().backward()
+            optimizer.step()
+    header = run.record.header
+    assert header.precision == ("float64" if double else "float32")
+    assert header.default_dtype == "float32"

@@ -100,3 +100,14 @@ def test_threads_that_take_turns_gain_at_most_what_they_cost() -> None:
         gain(dataclasses.replace(finding, share=0.99)) == "up to 20× as fast or more with its fix"
     )
     assert gain(dataclasses.replace(finding, share=0.02)) == ""
+
+
+def test_a_model_that_was_converted_for_the_data_s_float64() -> None:
+    header = {"precision": "float64", "default_dtype": "float32"}
+    result = judge(run_on_cpu(header=header))
+    assert kinds(result) == ["double_precision"] and "float64" in answer(result)
+    meant = judge(run_on_cpu(header=header | {"default_dtype": "float64"}))
+    assert not kinds(meant) and not kinds(
+        judge(run_on_cpu(header=header | {"precision": "float32"}))
+    )
+    assert "double_precision" not in kinds(judge(run_on_cpu(header=header | {"default_dtype": ""})))

@@ -221,7 +221,9 @@ class RunHeader(ResultFile):
     parameters: int | None = None
     trained_parameters: int | None = None
     optimizer: str = ""
-    precision: Literal["float32", "tf32", "float16", "bfloat16", "unknown"] = "unknown"
+    precision: Literal["float64", "float32", "tf32", "float16", "bfloat16", "unknown"] = "unknown"
+    default_dtype: str = ""
+    """That PyTorch gives new tensors; empty: unknown."""
     autocast: str = ""
     """dtype of the autocast regions that were entered; empty: none."""
     flops_per_sample: float | None = None
