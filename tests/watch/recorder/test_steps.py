@@ -717,3 +717,11 @@ def test_the_type_that_a_model_computes_in(double: bool, tmp_path: Path) -> None
     header = run.record.header
     assert header.precision == ("float64" if double else "float32")
     assert header.default_dtype == "float32"
+
+
+def test_a_loader_without_a_batch_is_recorded(tmp_path: Path) -> None:
+    with recorded(tmp_path):
+        for _ in DataLoader(TensorDataset(torch.ones(3)), batch_size=4, drop_last=True):
+            raise AssertionError
+    (found,) = judge(load_run(tmp_path)).findings
+    assert found.kind == "no_batch" and "test_steps.py" in str(found.place)

@@ -111,3 +111,15 @@ def test_a_model_that_was_converted_for_the_data_s_float64() -> None:
         judge(run_on_cpu(header=header | {"precision": "float32"}))
     )
     assert "double_precision" not in kinds(judge(run_on_cpu(header=header | {"default_dtype": ""})))
+
+
+def test_a_loader_without_a_batch_is_why_nothing_trains() -> None:
+    """100 samples, a batch of 128, drop_last."""
+    empty = loader(batches=0, batch_size=128, num_workers=0)
+    result = judge(run_on_cpu(0, header={"loaders": empty}))
+    assert answer(result).startswith("The DataLoader gives no batch") and "train.py:41" in answer(
+        result
+    )
+    assert not kinds(judge(run_on_cpu(0))) and not kinds(
+        judge(run_on_cpu(header={"loaders": empty}))
+    )

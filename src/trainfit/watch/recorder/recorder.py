@@ -313,8 +313,9 @@ class Recorder:
         if loader not in self._loaders:
             self._loaders.append(loader)
         self._write_header()
-        if self._files is None and loader.describe().num_workers:
-            self._claim()  # its workers need to know where to write
+        told = loader.describe()
+        if self._files is None and (told.num_workers or told.batches == 0):
+            self._claim()  # its workers need to know where to write; or that is why nothing trains
 
     def note(self, text: str) -> None:
         """For the header."""

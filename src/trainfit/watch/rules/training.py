@@ -141,6 +141,33 @@ def _fading(view: RankView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _no_batch(run: RunView) -> Iterator[Finding | Unknown]:
+    """Nothing trains, and a DataLoader that was gone through has no batch."""
+    if any(len(view.record.steps) for view in run.ranks):
+        return
+    loaders = [each for view in run.ranks for each in view.header.loaders]
+    if not loaders or any(each.batches != 0 for each in loaders):
+        return
+    size = loaders[0].batch_size
+    yield Finding(
+        "no_batch",
+        "critical",
+        "The DataLoader gives no batch, so that no step is made",
+        (Evidence("batches of an epoch", 0.0),),
+        "its data set is empty, or has fewer samples than the batch size"
+        + (f" ({size})" if size else "")
+        + ", and drop_last=True leaves them out",
+        (
+            Fix(
+                "a batch_size of at most as many samples as there are, or drop_last=False; where "
+                "the data set is empty, check its path and what filters it"
+            ),
+        ),
+        "certain",
+        place=Place.parse(loaders[0].place),
+    )
+
+
 #: Of the time that a model computes, what float32 saves: half the bytes, and twice the numbers in a
 #: vector register. GPUs for graphics save far more.
 _SAVED: Final = 0.5
@@ -175,6 +202,7 @@ def _double(run: RunView) -> Iterator[Finding | Unknown]:
 
 RULES: Final = (
     Rule(("double_precision",), _double),
+    Rule(("no_batch",), _no_batch),
     Rule(LEARNING_KINDS, _learning),
     Rule(("loss_not_finite",), _loss),
     Rule(("skipped_steps",), _loss_scale, each_rank=True),
