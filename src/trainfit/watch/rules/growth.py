@@ -25,7 +25,6 @@ from trainfit.results.text import count, duration, percent, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
 from trainfit.watch.rules.core_waits import CoreWaits
-from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
@@ -471,11 +470,14 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     rest = slope[0] - sum(phases.values())
     phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
     variable = _that_grows(view)
+    loader = checks.training_loader(view.header)
     held_up = CoreWaits(view).held_up_by_others or 0.0
     is_pressed = held_up >= thresholds.CRITICAL_SHARE and not checks.has_gpu(view)
     if phase == "input" and not _batches_cost_more(view):
         return  # ready batches that are used up, other programs: no batch needs longer
-    if own < _OWN * slope[0] and (phase != "input" or (is_pressed and not Fetching(view).workers)):
+    if own < _OWN * slope[0] and (
+        phase != "input" or (is_pressed and (loader is None or not loader.num_workers))
+    ):
         return
     tells = variable is not None and variable.kind in _COMPUTED
     if is_pressed and not tells and own * span < _DEARER * usual:
