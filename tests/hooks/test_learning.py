@@ -1076,3 +1076,20 @@ def test_one_bias_alone_is_hardly_meant_but_a_prompt_is() -> None:
     prompt = LearningFacts(steps=4, optimized=8, frozen=7, trained_numbers=10, all_numbers=6000)
     (other,) = of_learning(prompt)
     assert other.severity == "warning" and other.confidence == "possible"
+
+
+def test_a_rate_of_0_has_the_line_of_its_schedule_or_optimizer(
+    watched: Callable[[Training], LearningFacts],
+) -> None:
+    def scheduled(device: str) -> None:
+        model = net(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: step // 1000)
+        steps(model, optimizer, device)
+        schedule.step()
+
+    for training, line in ((rate_zero, 2), (scheduled, 3)):
+        facts = watched(training)
+        assert facts.zero_rates and facts.rate_zero_at is not None
+        assert facts.rate_zero_at.endswith(f":{training.__code__.co_firstlineno + line}")
+    assert watched(healthy).rate_zero_at is None

@@ -38,7 +38,7 @@ from trainfit.pace.host import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.pace.pacer import RehearsalCall
 from trainfit.report.sections.pace import merged, pace_subject
-from trainfit.results.pace import Estimate, PaceResult
+from trainfit.results.pace import OTHERS, Estimate, PaceResult
 from trainfit.results.text import WIDTH
 
 #: A call that leaves time for another before the next tick, cold as it may be.
@@ -115,6 +115,10 @@ def test_calls_that_end_too_late_are_said_though_most_do_not() -> None:
     headline = pace_subject(late).headline
     assert headline.text.startswith("At 30 Hz 47% of the calls end after the next one is due")
     assert headline.tone == "warn" and pace_subject(found).headline.tone == "good"
+    assert "other processes" not in headline.text
+    said = f"{OTHERS} 1.88 cores during the measurement"
+    busy = pace_subject(dataclasses.replace(late, warnings=(said,))).headline
+    assert f"; {said}." in busy.text
 
 
 class Chunked(SimulatedCallee):

@@ -57,6 +57,7 @@ ROWS: Final[tuple[Row, ...]] = (
     causes_driver.too_old,
     causes_driver.fabric_manager,
     causes_torch.no_kernel_image,
+    causes_driver.unbound,
     causes_files.device_node,
     causes_files.mig_without_instances,
     causes_outside.occupied,
@@ -71,6 +72,7 @@ KERNEL_ROWS: Final[tuple[Row, ...]] = (
     causes_torch.cpu_only,
     causes_driver.lost_gpu,
     causes_torch.no_kernel_image,
+    causes_torch.cudnn_mismatch,
     causes_outside.occupied,
     causes_outside.full,
 )

@@ -443,6 +443,7 @@ def _rate(facts: LearningFacts) -> Iterator[Finding]:
         "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
         "scheduler.step() not called)",
         (Fix("give a learning rate, and check what the scheduler makes of it"),),
+        place=Place.parse(facts.rate_zero_at),
     )
 
 

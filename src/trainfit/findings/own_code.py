@@ -193,6 +193,14 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"^pandas\.|groupby|sort_values|\.i?loc\b|\.query$|\.iterrows$"),
+        Habit(
+            "searches a pandas table for each sample",
+            "look the rows up once, in __init__ (groups = df.groupby(…).indices), and keep the "
+            "columns as arrays or tensors (df[…].to_numpy()), which __getitem__ indexes",
+        ),
+    ),
+    (
         re.compile(
             r"json\.loads?|scan_once|raw_decode|yaml|ElementTree|literal_eval|pickle\.loads?"
         ),

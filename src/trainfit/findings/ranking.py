@@ -21,7 +21,7 @@ _CAUSES: Final = frozenset(("thread_oversubscription",))
 #: What no change of the job mends comes after what one does.
 _OUTSIDE: Final = frozenset(("cpu_contention",))
 #: Wanted work, whose share is not all a loss.
-_WANTED: Final = frozenset(("evaluation_share",))
+_WANTED: Final = frozenset(("evaluation_share", "loop_over_elements"))
 #: Of whose share some is work that stays: how much was not measured.
 _PARTLY_WANTED: Final = frozenset(("thread_oversubscription",))
 #: Rates above this many times the present one are not told apart.

@@ -118,6 +118,7 @@ class LearningObserver:
         self._losses: list[LossScale] = []
         self._models: list[weakref.ref[Any]] = []
         self._schedules: list[Schedule] = []
+        self._made: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
         #: What the second step's loss was computed with, by identity.
         self._leaves: dict[int, Leaf] | None = None
         self._gradients = Gradients({}, 0)
@@ -224,6 +225,18 @@ class LearningObserver:
     def chooses(self) -> None:
         """Gradients of chosen tensors are asked for: others get none of that backward pass."""
         self._chooses = True
+
+    def made(self, optimizer: Any) -> None:
+        """An optimizer is made."""
+        self._made[optimizer] = self._place()
+
+    def _rate_is_from(self, optimizer: Any) -> str | None:
+        """The line that made an optimizer's schedule, or else the optimizer."""
+        schedules = [(each.alive, each.place) for each in self._schedules]
+        of_it = (
+            place for each, place in schedules if getattr(each, "optimizer", None) is optimizer
+        )
+        return next(of_it, None) or self._made.get(optimizer)
 
     def scheduled(self, scheduler: Any) -> None:
         """A schedule of learning rates is made."""
@@ -333,6 +346,8 @@ class LearningObserver:
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
             unchanged = not self._zeroed and self._passes == 0 == added
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
+            if seen.zero_rates == 1:
+                seen.rate_at = self._rate_is_from(optimizer)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
@@ -506,7 +521,8 @@ class LearningObserver:
             kept_gradients=sum(seen.kept for seen in looked),
             kept_of=_kept_of(looked, names),
             used_again=sum(seen.again for seen in looked),
-            zero_rates=steps_at_zero(looked),
+            zero_rates=(zeros := steps_at_zero(looked)),
+            rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
             vanished_rate=vanished_rate(looked),
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))

@@ -55,6 +55,7 @@ def install(
         (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),

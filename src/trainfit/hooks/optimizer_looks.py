@@ -31,6 +31,7 @@ class ObservedOptimizer:
         self.had_passes = False
         self.kept = self.again = 0
         self.zero_rates = 0
+        self.rate_at: str | None = None
         self.largest_rate = 0.0
         self.vanished: list[float] = []
         self.had: dict[int, bool] = {}

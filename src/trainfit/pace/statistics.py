@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.pace import Block, Estimate, RateSummary, Spread
+from trainfit.results.pace import OTHERS, Block, Estimate, RateSummary, Spread
 from trainfit.results.text import core_count, count, duration, percent
 
 # ---
@@ -399,9 +399,7 @@ def machine_warnings(
         block.readings.others_cores for block in blocks if block.readings.others_cores is not None
     ]
     if others and float(np.mean(others)) > _OTHERS:
-        said.append(
-            f"other processes used {core_count(float(np.mean(others)))} during the measurement"
-        )
+        said.append(f"{OTHERS} {core_count(float(np.mean(others)))} during the measurement")
     throttled = sum(block.readings.throttled or 0 for block in blocks)
     if throttled:
         said.append(f"the CPU throttled {throttled} times for heat during the measurement")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.findings import Fix
@@ -46,6 +46,10 @@ Cause = Literal[
 ]
 """The last where no rehearsal call could tell the two apart."""
 FixName = Literal["spin", "rehearse", "qos", "governor"]
+
+
+#: How a warning begins that other programs had cores while calls were measured.
+OTHERS: Final = "other processes used"
 
 
 @dataclasses.dataclass(frozen=True)

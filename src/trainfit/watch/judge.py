@@ -29,7 +29,14 @@ from trainfit.watch.rules import (
 )
 from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.rules.input import USELESS
-from trainfit.watch.rules.own_code import KIND, OTHER_CODE, PYTHON_THREAD, THREAD_KIND
+from trainfit.watch.rules.own_code import (
+    ELEMENT_LOOP,
+    KIND,
+    LOOP_KIND,
+    OTHER_CODE,
+    PYTHON_THREAD,
+    THREAD_KIND,
+)
 from trainfit.watch.rules.rule import Rule, look
 from trainfit.watch.rules.workers import COPIES
 from trainfit.watch.view import PHASES, RankView, RunView, clean, is_light, median, percentile
@@ -55,6 +62,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "script_waits": "script",
     KIND: "script",
     THREAD_KIND: "script",
+    LOOP_KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -128,6 +136,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *host.RULES,
     OTHER_CODE,
     PYTHON_THREAD,
+    ELEMENT_LOOP,
     *gpu.RULES,
     *ranks.RULES,
     *uneven_gpus.RULES,
@@ -185,7 +194,7 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 #: Kinds of which another one says the same with more detail.
 _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "script_waits": (KIND, THREAD_KIND),
-    "one_hot_thread": (KIND,),
+    "one_hot_thread": (KIND, LOOP_KIND),
 }
 
 

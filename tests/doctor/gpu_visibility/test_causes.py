@@ -108,6 +108,12 @@ def test_a_crash_is_a_cause_and_a_kill_is_none(signal: int, cause: str) -> None:
         ("CUDA error: uncorrectable ECC error encountered", "kernel_fails"),
         ("CUDA error: no kernel image is available for execution", "no_kernel_image"),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", "gpu_busy"),
+        (
+            "cuDNN version incompatibility: PyTorch was compiled  against (9, 10, 2) but found "
+            "runtime version (9, 1, 0). Looks like your LD_LIBRARY_PATH contains incompatible "
+            "version of cudnn.",
+            "cudnn_mismatch",
+        ),
         (None, ""),
     ],
 )
@@ -421,3 +427,93 @@ def test_a_lost_gpu_matters_behind_a_mask_too() -> None:
     facts = healthy(gpus=gpus, cuda={"visible_devices": "GPU-00000001"})
     found = [check for _, make in MACHINE_CHECKS for check in make(facts)]
     assert [check.kind for check in found if check.verdict == "bad"] == ["gpu_lost"]
+
+
+# --- Machines that public issue trackers show -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "hip", "said"),
+    [("2.8.0+rocm6.4", "6.4", "AMD's GPUs"), ("2.8.0+xpu", None, "Intel's GPUs")],
+)
+def test_a_build_for_another_maker_s_gpus(version: str, hip: str | None, said: str) -> None:
+    build = TorchBuild(version, None, hip, "/v/torch")
+    words = "No HIP GPUs are available" if hip else "Torch not compiled with CUDA enabled"
+    probe = TorchProbe(False, 0, words, (), (), None)
+    check = verdict(healthy(cuda={"torch": build, "torch_probe": probe}))
+    assert (check.verdict, check.kind) == ("bad", "torch_for_other_gpus") and said in check.title
+    assert "torch==2.8.0 --index-url https://download.pytorch.org/whl/cu" in commands(check)
+    # On a machine with none of NVIDIA's it is no fault.
+    away = without_driver(pci_devices=(), torch=build, torch_probe=probe)
+    assert verdict(healthy(gpus=(), cuda=away)).kind == ""
+
+
+JETSON = {
+    "device_nodes": nodes(nvhost_gpu=True, nvmap=True, nvidia0=True),
+    "pci_devices": (),
+    "kernel_driver": "540.4.0",
+    "nvml": "540.4.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("probe", "cause"),
+    [
+        (
+            TorchProbe(
+                *(False, 0, "The NVIDIA driver on your system is too old (found version 12060)."),
+                *(("sm_80", "sm_90"), (), None),
+            ),
+            "driver_too_old",
+        ),
+        (
+            TorchProbe(True, 1, "", ("sm_90",), ((8, 7),), "CUDA error: no kernel image is …"),
+            "no_kernel_image",
+        ),
+    ],
+)
+def test_a_wheel_for_servers_on_a_jetson(probe: TorchProbe, cause: str) -> None:
+    """Its driver is JetPack's and cannot be replaced by another; NVIDIA has wheels for it."""
+    build = TorchBuild("2.9.0+cu130", (13, 0), None, "/v/torch")
+    driver = CudaDriver("/usr/lib/libcuda.so.1.1", 0, "", (12, 6), 1)
+    cuda = JETSON | {"torch": build, "torch_probe": probe, "cuda": driver}
+    check = verdict(healthy(cuda=cuda))
+    assert check.kind == cause and len(check.fixes) == 1
+    assert "JetPack" in commands(check) and "580" not in f"{check.cause} {commands(check)}"
+
+
+@pytest.mark.parametrize(
+    ("device", "driver", "said"),
+    [
+        ("0x2b85", None, "nvidia-driver-570-open"),
+        ("0x1b06", None, "dmesg"),
+        ("0x2b85", "vfio-pci", "driverctl unset-override 0000:01:00.0"),
+        ("0x2684", "nouveau", "install"),
+    ],
+)
+def test_a_driver_that_is_loaded_and_drives_no_gpu(
+    device: str, driver: str | None, said: str
+) -> None:
+    """nvidia-smi: "No devices were found"."""
+    cuda = {
+        "pci_devices": (PciDevice("0000:01:00.0", device, "0x030000", driver),),
+        "device_nodes": nodes(nvidiactl=True),
+        "nvidia_smi": cannot_tell("nvidia-smi -L", "No devices were found"),
+    }
+    check = verdict(blind(cuda, gpus=()))
+    assert check.kind == "gpu_not_driven" and said in commands(check)
+    bound = {"pci_devices": (PciDevice("0000:01:00.0", device, "0x030000", "nvidia"),)}
+    assert verdict(blind(cuda | bound, gpus=())).kind == "device_node"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ImportError: libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent", "mkl<2024.1"),
+        ("ImportError: libstdc++.so.6: version `GLIBCXX_3.4.30' not found", "$CONDA_PREFIX/lib"),
+        ("ImportError: undefined symbol: ncclCommWindowRegister", "env -u LD_LIBRARY_PATH"),
+    ],
+)
+def test_libraries_of_elsewhere_have_their_own_fix(words: str, said: str) -> None:
+    check = verdict(healthy(cuda={"torch_probe": cannot_tell("p", f"import torch: {words}")}))
+    assert check.kind == "torch_import_fails" and said in check.fixes[0].action

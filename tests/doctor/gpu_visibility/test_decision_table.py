@@ -175,9 +175,12 @@ def test_no_torch_is_a_cause_of_its_own() -> None:
     assert cause(facts) == "no_torch"
 
 
-def test_rocm_is_not_judged() -> None:
+def test_rocm_is_not_judged_without_a_gpu_of_nvidia_s() -> None:
     build = TorchBuild("2.9.0+rocm6.4", None, "6.4", "/venv/torch")
-    (check,) = check_visibility(blind(healthy(), torch=known(build, "version.py")))
+    none: Fact[str] = absent("/proc/driver/nvidia/version", "there is no such file")
+    facts = blind(healthy(), torch=known(build, "version.py"), kernel_driver=none, nvml=none)
+    facts = changed(facts, pci_devices=known((), "PCI"))
+    (check,) = check_visibility(dataclasses.replace(facts, gpus=known((), "NVML")))
     assert check.verdict == "cannot_tell"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import threading
@@ -27,7 +28,12 @@ from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
 from trainfit.watch.recorder.job import CalledModels, ReadyBatches
 from trainfit.watch.recorder.looks import stacks
-from trainfit.watch.recorder.looks.stacks import in_sampler, is_busy_elsewhere, users_stack
+from trainfit.watch.recorder.looks.stacks import (
+    StackCounts,
+    in_sampler,
+    is_busy_elsewhere,
+    users_stack,
+)
 from trainfit.watch.recorder.phases import PhaseClock
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
@@ -636,3 +642,86 @@ def test_a_loop_is_told_by_what_it_goes_over(tmp_path: Path) -> None:
     over = [stacks._over(code, number) for number in range(2, 7)]
     whole = "model.named_parameters()"
     assert over == [whole, whole, whole, "model.parameters()", ""]
+
+
+def test_of_a_deep_stack_the_calls_next_to_the_loop_are_kept() -> None:
+    def deep(left: int) -> None:
+        if left:
+            deep(left - 1)
+        else:
+            counts.count(users_stack(threading.get_ident()), frozenset((loop.__code__,)))
+
+    def loop() -> None:
+        deep(20)
+
+    counts = StackCounts()
+    loop()
+    (line,) = counts.summary().lines
+    first = loop.__code__.co_firstlineno
+    assert line.callers[-1].endswith(f":{first + 1}") and len(line.callers) == 6
+
+
+def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
+    """A library's functions, another one at each look: the line has all of them."""
+    counts = StackCounts()
+    line: Any = {}
+    for number in range(100):
+        name = f"part_{number}"
+        exec(f"def {name}(look): look()", line)
+        run = eval(f"lambda look: {name}(look)", line)
+        run(lambda: counts.count(users_stack(threading.get_ident())[1:3]))
+        counts.looks += 1
+    told = counts.summary()
+    assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
+
+
+def test_a_model_whose_parameters_come_with_the_first_call(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    with recorded(tmp_path) as run:
+        model(torch.ones(2, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+    assert len(run.record.steps) == 3 and run.record.header.parameters == 21
+    assert not run.record.header.notes
+
+
+def test_the_line_of_a_loss_that_is_not_finite(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with recorded(tmp_path) as run:
+        for number in range(6):
+            loss = model(torch.ones(2, 3)).mean()
+            if number < 4:
+                loss.backward()
+            else:
+                (loss * math.nan).backward()
+                line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+            optimizer.step()
+    place = f"test_steps.py:{line}"
+    assert run.record.header.loss_at.endswith(place)
+    result = judge(load_run(tmp_path))
+    found = next(each for each in result.findings if each.kind == "loss_not_finite")
+    assert str(found.place).endswith(place)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_type_that_a_model_computes_in(double: bool, tmp_path: Path) -> None:
+    model = nn.Linear(3, 1).double() if double else nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        for _ in range(3):
+            model(torch.ones(2, 3, dtype=model.weight.dtype)).mean().backward()
+            optimizer.step()
+    header = run.record.header
+    assert header.precision == ("float64" if double else "float32")
+    assert header.default_dtype == "float32"
+
+
+def test_a_loader_without_a_batch_is_recorded(tmp_path: Path) -> None:
+    with recorded(tmp_path):
+        for _ in DataLoader(TensorDataset(torch.ones(3)), batch_size=4, drop_last=True):
+            raise AssertionError
+    (found,) = judge(load_run(tmp_path)).findings
+    assert found.kind == "no_batch" and "test_steps.py" in str(found.place)

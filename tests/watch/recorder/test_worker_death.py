@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from trainfit.findings.failure import of_exception
 from trainfit.findings.tracebacks import parse_stacks
+from trainfit.watch.recorder import process
 from trainfit.watch.recorder.worker_hooks import WorkerDeath, deaths
 
 
@@ -41,11 +43,43 @@ def work(how: str, stem: Path) -> None:
     ],
 )
 def test_the_stack_is_left(how: str, code: int, line: str | None, tmp_path: Path) -> None:
-    process = multiprocessing.get_context("fork").Process(target=work, args=(how, tmp_path / "r"))
-    process.start()
-    process.join(60)
-    assert process.exitcode == code
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(how, tmp_path / "r"))
+    worker.start()
+    worker.join(60)
+    assert worker.exitcode == code
     found = [stack.where for text in deaths(tmp_path / "r") for stack in parse_stacks(text)]
     lines, first = inspect.getsourcelines(decode)
     expected = [first + at for at, text in enumerate(lines) if line is not None and line in text]
     assert [frame.line for frame in found if frame is not None] == expected
+
+
+class Noted:
+    """A recorder in whose first attempt to note an exception a worker's death is told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.texts: list[str] = []
+        self.failures: list[str] = []
+
+    def ended_by(self, error: BaseException, text: str) -> None:
+        self.texts.append(text)
+        if len(self.texts) == 1:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    def failed(self, where: str, error: Exception) -> None:
+        self.failures.append(where)
+
+
+def test_a_signal_handler_that_raises_in_our_hook_is_what_ended_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted = Noted(os.getpid())
+    monkeypatch.setattr(process, "_active", noted)
+    shown: list[object] = []
+    hook = process._noting(lambda *each: shown.append(each[1]))
+    error = ConnectionResetError(104, "Connection reset by peer")
+    hook(type(error), error, None)
+    assert shown == [error] and not noted.failures
+    found = of_exception(noted.texts[-1])
+    assert found is not None and found.kind == "worker_killed"
+    assert "ConnectionResetError" in noted.texts[-1]

@@ -10,7 +10,7 @@ import pytest
 
 from helpers_watch import finding, kinds, loader, run, run_on_cpu, table
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import RunRecord
+from trainfit.results.runs.watched import GrowingVariable, RunRecord
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -59,6 +59,18 @@ def test_a_batch_that_other_programs_delay_is_no_fault_of_the_input() -> None:
     assert result.findings[0] == found and found.confidence == "certain"
     added = next(e for e in found.evidence if e.what == "waits for batches that this adds")
     assert added.value == pytest.approx(0.2, abs=0.05)
+
+
+def test_operators_whose_threads_share_cores_with_others_get_one_thread() -> None:
+    """Of two threads each operator waits for the later: 13 ms a step became 250."""
+    several = {"main": {"cpu_cores": 0.5, "hottest_thread": 0.3}}
+    waits = core_waits(0.6, 0.9, each=0.02)
+    for threads, processes, value in ((2, several, "1"), (1, several, None), (2, {}, None)):
+        header = {"threads": {"torch": threads}}
+        result = judged(waits, 0.004, 0.002, header=header, processes=processes)
+        fix = finding(result, "cpu_contention").fix
+        assert fix.settings.get("OMP_NUM_THREADS") == value
+        assert ("until all 2 threads" in fix.action) == (value is not None)
 
 
 def test_a_batch_that_costs_much_to_give_is_found_whatever_else_runs() -> None:
@@ -143,3 +155,28 @@ def test_steps_that_other_programs_make_longer_do_not_grow() -> None:
     main = waits["role"] == 0
     waits["main_thread"][main] = np.interp(waits["time_s"][main], [5, 55], [0.3, 0.95])
     assert "growing_steps" not in kinds(judge(disturbed(waits, 0.004, 0.002, **grows)))
+
+
+@pytest.mark.parametrize(
+    ("times", "kind", "is_told"), [(1.5, "list", False), (4, "list", True), (1.5, "sum", True)]
+)
+def test_cpu_time_that_the_caches_of_others_make_dearer(
+    times: float, kind: str, is_told: bool
+) -> None:
+    """Next to other programs the same work costs up to twice the CPU time."""
+    length = 0.2 * np.linspace(1, times, 200)
+    grows = {"other_s": length, "cpu_s": 0.5 * length}
+    kept = GrowingVariable("memory", "train.py:9", kind, 10, 400, 190, "tensors")
+    found = disturbed(core_waits(0.6, 0.1), 0.004, 0.002, header={"growing": (kept,)}, **grows)
+    assert ("growing_steps" in kinds(judge(found))) == is_told
+
+
+@pytest.mark.parametrize("is_work", [False, True])
+def test_batches_that_the_training_makes_cost_more_by_their_cpu_time(is_work: bool) -> None:
+    """Without workers, next to other programs that have more and more of the cores."""
+    made = np.linspace(0.1, 0.6, 200)
+    cpu = 0.5 * made if is_work else np.full(200, 0.1)
+    header = {"loaders": loader(num_workers=0)}
+    waits = core_waits(0.6, 0.1)
+    found = disturbed(waits, made, cpu, input_s=made, cpu_s=cpu + 0.02, header=header)
+    assert ("growing_steps" in kinds(judge(found))) == is_work

@@ -100,3 +100,26 @@ def test_threads_that_take_turns_gain_at_most_what_they_cost() -> None:
         gain(dataclasses.replace(finding, share=0.99)) == "up to 20× as fast or more with its fix"
     )
     assert gain(dataclasses.replace(finding, share=0.02)) == ""
+
+
+def test_a_model_that_was_converted_for_the_data_s_float64() -> None:
+    header = {"precision": "float64", "default_dtype": "float32"}
+    result = judge(run_on_cpu(header=header))
+    assert kinds(result) == ["double_precision"] and "float64" in answer(result)
+    meant = judge(run_on_cpu(header=header | {"default_dtype": "float64"}))
+    assert not kinds(meant) and not kinds(
+        judge(run_on_cpu(header=header | {"precision": "float32"}))
+    )
+    assert "double_precision" not in kinds(judge(run_on_cpu(header=header | {"default_dtype": ""})))
+
+
+def test_a_loader_without_a_batch_is_why_nothing_trains() -> None:
+    """100 samples, a batch of 128, drop_last."""
+    empty = loader(batches=0, batch_size=128, num_workers=0)
+    result = judge(run_on_cpu(0, header={"loaders": empty}))
+    assert answer(result).startswith("The DataLoader gives no batch") and "train.py:41" in answer(
+        result
+    )
+    assert not kinds(judge(run_on_cpu(0))) and not kinds(
+        judge(run_on_cpu(header={"loaders": empty}))
+    )

@@ -384,6 +384,16 @@ def test_without_workers_the_number_is_given() -> None:
     assert finding(result, "no_workers").share == pytest.approx(0.6, abs=0.02)
 
 
+def test_what_workers_gain_is_limited_by_their_number_and_the_cores() -> None:
+    """Batches that cost 30 times the step: two workers on two cores make steps twice as fast."""
+    values: dict[str, Any] = {"input_s": 3.0, "queued": -1, "cpu_s": 3.0}
+    values |= {"header": {"loaders": loader(num_workers=0), "usable_cores": 2.0}}
+    values |= {"machine": {"cores_busy": np.nan}}
+    fix = finding(judge(run(**values, fetches={"fetch_s": 3.0, "cpu_s": 3.0})), "no_workers").fix
+    assert fix.settings["num_workers"] == "2" and fix.gain == pytest.approx(2.0, abs=0.1)
+    assert finding(without_workers(), "no_workers").fix.gain is None  # the training is the limit
+
+
 @pytest.mark.parametrize(("cpu_s", "workers"), [(1.0, "2"), (0.01, "10")])
 def test_without_samples_of_the_cores_who_computes_gets_one_each(
     cpu_s: float, workers: str

@@ -59,6 +59,18 @@ def test_few_slow_samples_are_asked_before_cores_and_hand_off() -> None:
     assert int(found.fix.settings["prefetch_factor"]) >= 4
 
 
+def test_reads_from_the_network_are_no_disk_and_more_workers_help_next_to_other_programs() -> None:
+    """They are advised also where the training is so quick that no number keeps up with it."""
+    recv = CodeLine("data.py:7", 100, (), "urlopen", "self._sock.recv_into", "network")
+    fetches = {"fetch_s": 0.4, "cpu_s": 0.06, "read_s": 0.39}
+    found = finding(waiting(recv, workers=1, fetches=fetches), "input_bound")
+    assert int(found.fix.settings["num_workers"]) > 1 and "the network" in found.cause
+    assert "disk" not in f"{found.cause} {found.fix.action}"
+    quick = dict.fromkeys(("forward_s", "backward_s", "optimizer_s"), 0.001)
+    found = finding(waiting(recv, workers=1, fetches=fetches, **quick), "input_bound")
+    assert int(found.fix.settings["num_workers"]) > 1
+
+
 def test_the_line_that_most_of_a_batch_s_time_goes_to() -> None:
     decodes = CodeLine("data.py:9", 90, (), "image.resize", "image.resize", "")
     found = finding(waiting(decodes, fetches={"cpu_s": 0.39}), "input_bound")

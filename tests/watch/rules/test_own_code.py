@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 from helpers_watch import finding, kinds, run, run_on_cpu, table
-from trainfit.findings.own_code import habit_of
+from trainfit.findings.own_code import habit_of, habit_of_samples
 from trainfit.report.watch import answer, nothing_found
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
     CodeLine,
+    ElementLoop,
     GrowingVariable,
     RunRecord,
     StackLooks,
     ThreadLooks,
 )
+from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 from trainfit.watch.rules.code_lines import costliest
 
@@ -98,6 +100,38 @@ def test_a_busy_gpu_loses_nothing_by_it() -> None:
     assert "other_code" not in kinds(judge(run(header=header)))
     idle = judge(run(header=header, other_s=0.1, gpu_gap_s=0.1))
     assert "other_code" in kinds(idle)
+
+
+LOOP = ElementLoop("model.py:9", "range(x.shape[1])", 50, 60, 80)
+
+
+def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_known() -> None:
+    known = CodeLine("data.py:9", 3, (), "rows.groupby[].mean", "np.arange")
+    line = costliest(StackLooks(100, (CodeLine("data.py:9", 40), known)))
+    assert line is not None and line.count == 43 and line.most == known
+    habit = habit_of_samples(line.names)
+    assert habit is not None and "pandas" in habit.what
+
+
+def looped(loop: ElementLoop = LOOP, **columns: float) -> WatchResult:
+    return judge(run_on_cpu(header={"element_loops": (loop,)}, **columns))
+
+
+def test_a_loop_over_time_steps_in_the_forward_pass_is_named() -> None:
+    result = looped(forward_s=0.02, backward_s=0.04)
+    found = finding(result, "loop_over_elements")
+    assert answer(result).startswith("model.py:9 goes over `range(x.shape[1])` in Python")
+    assert "as fast" not in answer(result) and "nn.LSTM" in found.fix.action
+    assert found.share == pytest.approx(0.58, abs=0.02) and result.limit == "script"
+    assert found.value_of("a round, at most") == pytest.approx(0.75 * 0.02 / 50)
+
+
+def test_a_loop_whose_rounds_compute_for_long_is_none() -> None:
+    """A convolution of each frame of a video: one of all frames would not be quicker."""
+    assert "loop_over_elements" not in kinds(looped(forward_s=0.2, backward_s=0.4))
+    few = dataclasses.replace(LOOP, looks=3, of_looks=80)
+    assert "loop_over_elements" not in kinds(looped(few, forward_s=0.02, backward_s=0.04))
+    assert "loop_over_elements" not in kinds(judge(run(header={"element_loops": (LOOP,)})))
 
 
 def test_little_of_it_is_nothing() -> None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from trainfit.doctor import packages as wheels
 from trainfit.doctor.findings import bad, evidence, on_host, version_text
+from trainfit.doctor.gpu.causes_torch import for_jetson
 from trainfit.doctor.gpu.driver_stack import LEAST_DRIVER, DriverStack
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
@@ -113,6 +114,66 @@ def no_driver(stack: DriverStack) -> Check | None:
         ],
         _load(stack, other),
     )
+
+
+#: From this PCI id on GPUs are of the Blackwell generation (B200: 0x2901, RTX 5090: 0x2b85), which
+#: NVIDIA's open kernel modules alone drive.
+_BLACKWELL: Final = 0x2900
+
+
+def unbound(stack: DriverStack) -> Check | None:
+    """NVIDIA's driver is loaded, and drives none of the GPUs."""
+    gpus = [each for each in stack.pci or () if each.device_class.startswith("0x03")]
+    if stack.kernel_driver is None or not gpus or stack.in_wsl or stack.gpu_nodes or stack.gpus:
+        return None
+    others = sorted({each.kernel_driver or "" for each in gpus})
+    if "nvidia" in others:
+        return None
+    held = [name for name in others if name]
+    fixes = [
+        Fix(
+            "sudo dmesg | grep -iE 'nvrm|nvidia' | tail -20",
+            "changes nothing",
+            "none; the kernel log says why the driver refused the GPU",
+        )
+    ]
+    if held:
+        why = f"The GPU is held by {', '.join(held)}, so that NVIDIA's driver cannot have it."
+        fixes = _load(stack, held)
+    elif any(_id(each.device_id) >= _BLACKWELL for each in gpus):
+        why = (
+            "GPUs of the Blackwell generation need NVIDIA's open kernel modules, of driver 570 or "
+            "newer: the proprietary ones refuse them."
+        )
+        fixes.insert(
+            0,
+            Fix(
+                "install the variant -open of the driver (Ubuntu: sudo apt install "
+                f"nvidia-driver-{max(570, stack.driver_branch or 0)}-open), then reboot",
+                "install the previous package",
+                on_host(stack.machine, "requires a reboot"),
+            ),
+        )
+    else:
+        why = (
+            "The driver refused the GPU: it is too old for it or no longer supports it (580 is the "
+            "last branch for Maxwell, Pascal and Volta), or the GPU does not start."
+        )
+    return bad(
+        NAME,
+        "gpu_not_driven",
+        "NVIDIA's driver is loaded, but drives none of this machine's GPUs",
+        why,
+        [evidence("nvidia-smi -L", stack.cuda.nvidia_smi), *_all(stack)],
+        fixes,
+    )
+
+
+def _id(written: str) -> int:
+    try:
+        return int(written, 16)
+    except ValueError:
+        return 0
 
 
 def _built(stack: DriverStack) -> str | None:
@@ -237,7 +298,7 @@ def too_old(stack: DriverStack) -> Check | None:
     driver = stack.kernel_driver or stack.cuda.nvml.value or "the driver"
     needs = (
         f"CUDA {version_text(build.cuda)} needs driver {least} or newer"
-        if least
+        if least and not stack.is_jetson
         else (f"CUDA {version_text(build.cuda)} needs a newer one")
     )
     newest = stack.cuda_driver.version if stack.cuda_driver is not None else None
@@ -253,7 +314,9 @@ def too_old(stack: DriverStack) -> Check | None:
         )
     ]
     index = wheels.index_for(stack.driver_branch, stack.capabilities)
-    if index is not None:
+    if stack.is_jetson:
+        remedies = [for_jetson(build)]  # its driver comes with JetPack, and counts otherwise
+    elif index is not None:
         remedies.append(
             Fix(
                 wheels.install(index),

@@ -90,6 +90,7 @@ def import_fails(stack: DriverStack) -> Check | None:
                 "installed",
             ),
         )
+    remedies[:0] = [fix for word, fix in _IMPORT_FIXES if word in words]
     return bad(
         NAME,
         "torch_import_fails",
@@ -100,6 +101,28 @@ def import_fails(stack: DriverStack) -> Check | None:
         [*stack.torch_evidence(), *stack.driver_evidence()],
         remedies,
     )
+
+
+#: What an import says, and the fix that is known for it.
+_IMPORT_FIXES: Final = (
+    (
+        "iJIT_",
+        Fix(
+            "conda install 'mkl<2024.1'",
+            "conda install mkl",
+            "none; MKL 2024.1 has no longer what conda's PyTorch 2.4 and older were linked with",
+        ),
+    ),
+    (
+        "GLIBCXX_",
+        Fix(
+            'export LD_LIBRARY_PATH="$CONDA_PREFIX/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+            "open a new shell",
+            "none; the system's libstdc++ is older than conda's and found first. Without conda: "
+            "a newer libstdc++6 of the distribution",
+        ),
+    ),
+)
 
 
 def crashes(stack: DriverStack) -> Check | None:
@@ -138,6 +161,8 @@ def cpu_only(stack: DriverStack) -> Check | None:
     build = stack.torch
     if build is None or build.cuda is not None:
         return None
+    if _is_of_others(stack, build):
+        return _of_others(stack, build)
     if build.hip is not None:
         fails = stack.sees_gpu
         return unsure(
@@ -168,16 +193,40 @@ def cpu_only(stack: DriverStack) -> Check | None:
     )
 
 
+def _is_of_others(stack: DriverStack, build: TorchBuild) -> bool:
+    """Is it a build for AMD's or Intel's GPUs on a machine with an NVIDIA GPU, and sees none?"""
+    is_there = bool(stack.pci or stack.gpus or stack.drives_gpu)
+    return (build.hip is not None or "+xpu" in build.version) and is_there and not stack.sees_gpu
+
+
+def _of_others(stack: DriverStack, build: TorchBuild) -> Check:
+    whose = "AMD's GPUs (ROCm)" if build.hip is not None else "Intel's GPUs (XPU)"
+    return bad(
+        NAME,
+        "torch_for_other_gpus",
+        f"PyTorch {build.version} is built for {whose}, and this machine has an NVIDIA GPU",
+        "A build has the code of one maker's GPUs: this one never uses an NVIDIA GPU, whatever "
+        "driver is installed. The index that pip was given decides which build is installed.",
+        [*stack.torch_evidence(), *stack.driver_evidence()],
+        (_install(stack, build),),
+    )
+
+
+def for_jetson(build: TorchBuild | None) -> Fix:
+    """NVIDIA's own wheel."""
+    return Fix(
+        "pip install --force-reinstall with NVIDIA's wheel for this JetPack "
+        "(docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform)",
+        wheels.again(build),
+        "PyTorch's own wheels for Arm are built for servers, not for a Jetson's GPU",
+    )
+
+
 def _install(stack: DriverStack, build: TorchBuild) -> Fix:
     """A wheel with the newest CUDA that the driver and the GPUs are served by."""
     undo = wheels.again(build)
     if stack.is_jetson:
-        return Fix(
-            "pip install --force-reinstall with NVIDIA's wheel for this JetPack "
-            "(docs.nvidia.com/deeplearning/frameworks/install-pytorch-jetson-platform)",
-            undo,
-            "PyTorch's own wheels for Arm are built for servers, not for a Jetson's GPU",
-        )
+        return for_jetson(build)
     version: str | None = build.version.partition("+")[0]
     index = wheels.index_for(stack.driver_branch, stack.capabilities, version)
     if index is None or not re.fullmatch(r"[\d.]+", version or "", re.ASCII):
@@ -264,6 +313,8 @@ def no_kernel_image(stack: DriverStack) -> Check | None:
             "code for Maxwell, Pascal and Volta (5.0 to 7.0)"
         )
     advice = Fix(wheels.install(index), undo, cost)
+    if stack.is_jetson:
+        advice = for_jetson(stack.torch)
     return bad(
         NAME,
         "no_kernel_image",
@@ -272,6 +323,33 @@ def no_kernel_image(stack: DriverStack) -> Check | None:
         f"code for {kinds} only, and no PTX that this GPU could use.",
         [*stack.torch_evidence(), *stack.driver_evidence()],
         [advice],
+    )
+
+
+def cudnn_mismatch(stack: DriverStack) -> Check | None:
+    """Another cuDNN than the build's own is found first."""
+    if "cuDNN version incompatibility" not in stack.torch_words:
+        return None
+    return bad(
+        NAME,
+        "cudnn_mismatch",
+        "PyTorch finds another cuDNN than the one it was built with",
+        "The wheel brings its own cuDNN; LD_LIBRARY_PATH (a CUDA toolkit, a module of the cluster) "
+        "or a package nvidia-cudnn of another version comes before it. Other operations work, "
+        "convolutions do not.",
+        [*stack.torch_evidence(), *stack.driver_evidence()],
+        [
+            Fix(
+                "env -u LD_LIBRARY_PATH python train.py   # if that works, unset it",
+                "changes nothing",
+                "none",
+            ),
+            Fix(
+                wheels.again(stack.torch),
+                "none needed: reinstalls the same version with its dependencies",
+                "a download of about 3 GB",
+            ),
+        ],
     )
 
 

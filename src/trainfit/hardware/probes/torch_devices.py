@@ -58,7 +58,7 @@ def _ask(torch: Any) -> dict[str, Any]:
         "capabilities": _or(
             [], lambda: [list(cuda.get_device_capability(i)) for i in range(working)]
         ),
-        "kernel_error": _kernels(torch, working) if working else None,
+        "kernel_error": _kernels(torch, working) or _cudnn(torch) if working else None,
         "warnings": [],
     }
 
@@ -75,6 +75,12 @@ def _kernels(torch: Any, devices: int) -> str:
         if words := _raised(functools.partial(_kernel, torch, index)):
             return f"cuda:{index}: {words}" if devices > 1 else words
     return ""
+
+
+def _cudnn(torch: Any) -> str:
+    """What asking for cuDNN's version raises: another one was found than PyTorch is built with."""
+    words = _raised(torch.backends.cudnn.version)
+    return words if "cuDNN version incompatibility" in words else ""
 
 
 def _kernel(torch: Any, index: int) -> None:

@@ -49,6 +49,7 @@ from trainfit.report.sections.pace_charts import (
 )
 from trainfit.results.files.contents import Note
 from trainfit.results.pace import (
+    OTHERS,
     Arm,
     Attribution,
     Cause,
@@ -453,8 +454,14 @@ def _late(result: PaceResult) -> str:
         return ""
     return (
         f"At {worst.hz:g} Hz {percent(worst.missed_share)} of the calls end after the next one is "
-        f"due, though half of them need {duration(worst.calls.p50)} or less"
+        f"due, though half of them need {duration(worst.calls.p50)} or less{_next_to(result)}"
     )
+
+
+def _next_to(result: PaceResult) -> str:
+    """What makes calls late at any rate: programs that had the cores meanwhile."""
+    others = next((each for each in result.warnings if each.startswith(OTHERS)), "")
+    return f"; {others}" if others else ""
 
 
 def _rate_names(rows: Sequence[RateSummary | Unmeasured]) -> str:

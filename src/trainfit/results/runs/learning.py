@@ -144,6 +144,7 @@ class LearningFacts:
     kept_of: The first tensor of those, where another optimizer's gradients are set to zero.
     used_again: Steps that used the gradients of the step before once more, as they were.
     zero_rates: Steps at which each learning rate was 0.
+    rate_zero_at: Then, the line that made the schedule, or else the optimizer.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
     schedule_unused: A schedule that will hardly begin; only of simulated runs.
@@ -195,6 +196,7 @@ class LearningFacts:
     kept_of: str = ""
     used_again: int = 0
     zero_rates: int = 0
+    rate_zero_at: str | None = None
     vanished_rate: float | None = None
     schedule_fades: ScheduleFades | None = None
     denormal: float = 0.0

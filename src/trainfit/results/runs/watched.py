@@ -145,6 +145,21 @@ class GrowingVariable:
     item_bytes: int | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class ElementLoop:
+    """A loop of the forward pass over the elements of a tensor, at ``place`` ("model.py:12").
+
+    ``over`` is what it goes over as the source writes it ("range(x.shape[1])"), ``rounds`` how many
+    elements there are; of ``of_looks`` looks in the forward pass, ``looks`` found it.
+    """
+
+    place: str
+    over: str
+    rounds: int
+    looks: int
+    of_looks: int
+
+
 #: Paths of the generators that PyTorch seeds in each worker.
 GLOBAL_GENERATORS: Final = ("numpy.random", "random", "torch's generator")
 
@@ -206,7 +221,9 @@ class RunHeader(ResultFile):
     parameters: int | None = None
     trained_parameters: int | None = None
     optimizer: str = ""
-    precision: Literal["float32", "tf32", "float16", "bfloat16", "unknown"] = "unknown"
+    precision: Literal["float64", "float32", "tf32", "float16", "bfloat16", "unknown"] = "unknown"
+    default_dtype: str = ""
+    """That PyTorch gives new tensors; empty: unknown."""
     autocast: str = ""
     """dtype of the autocast regions that were entered; empty: none."""
     flops_per_sample: float | None = None
@@ -251,8 +268,12 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
     """The same in a worker, with its batches as steps: what its data set keeps."""
+    element_loops: tuple[ElementLoop, ...] = ()
+    """In the forward pass, the loop over a tensor's elements that it was found in most."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
+    loss_at: str = ""
+    """The line that calls backward() of the loss, of the first one that is not finite."""
     communication: RankCommunication = NO_COMMUNICATION
     """Its time in collectives, where there are several ranks."""
     notes: tuple[str, ...] = ()

@@ -308,7 +308,7 @@ class CurrentStep:
     def _begin(self, ahead: list[int]) -> None:
         """``ahead`` are the samples of batches that were fetched, and not used yet."""
         self._counts = Counts(ahead)
-        self.numbers = StepNumbers()
+        self.numbers.begin()
         self._skipped = self._restarted = False
         self._backwards = 0
         self._waited = self.cost_s = 0.0

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from trainfit.torch_private.tensors import item
+from trainfit.watch.recorder.job import script_place
 from trainfit.watch.recorder.phases import BACKWARD, COPY, FORWARD, OPTIMIZER
 
 # ---
@@ -263,9 +264,12 @@ class GpuStep:
 class StepNumbers:
     """What is on a GPU comes with the step's row, without waiting for it."""
 
-    __slots__ = ("loss", "loss_is_scaled", "norm", "scale")
+    __slots__ = ("_is_bad", "loss", "loss_at", "loss_is_scaled", "norm", "scale")
 
     def __init__(self) -> None:
+        self.loss_at = ""
+        """The line of the first backward pass, or of the first from a loss that is not finite."""
+        self._is_bad = False
         self.begin()
 
     def begin(self) -> None:
@@ -282,6 +286,9 @@ class StepNumbers:
         value = number("loss", root, device, gpu)
         if value is not None and (self.loss is None or math.isfinite(self.loss)):
             self.loss = value
+        is_bad = value is not None and not math.isfinite(value)
+        if not self.loss_at or (is_bad and not self._is_bad):
+            self.loss_at, self._is_bad = script_place(), is_bad
 
 
 def number(

@@ -107,12 +107,13 @@ def of_model(module: torch.nn.Module) -> dict[str, Any]:
         "parameters": sum(elements.values()),
         "trained_parameters": sum(each.numel() for each in parameters if each.requires_grad),
         "precision": _precision(most, parameters),
+        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "distributed": _distributed(module),
     }
 
 
 def _precision(dtype: torch.dtype | None, parameters: list[Any]) -> str:
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype in (torch.float64, torch.float16, torch.bfloat16):
         return str(dtype).removeprefix("torch.")
     if dtype is not torch.float32:
         return "unknown"

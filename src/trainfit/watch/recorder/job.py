@@ -13,6 +13,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.scripts.samples.batch_sizes import samples_in
@@ -79,7 +80,10 @@ class CalledModels:
         weights (EMA), those that are averaged."""
         found = self._elements.get(module)
         if found is None:
-            found = sum(each.numel() for each in module.parameters() if each.requires_grad)
+            parameters = [each for each in module.parameters() if each.requires_grad]
+            if any(map(is_lazy, parameters)):
+                return 0  # this call makes them (nn.LazyLinear)
+            found = sum(each.numel() for each in parameters)
             if not found and len(self._usual) >= _LEAST_REMEMBERED and not module.training:
                 found = self._averaged(module)
             self._elements[module] = found

@@ -158,6 +158,14 @@ def _in_child() -> None:
             _active.failed("fork", error)
 
 
+#: What that handler says (`torch/csrc/DataLoader.cpp`), and how Python joins two exceptions.
+_OF_WORKER: Final = "DataLoader worker"
+_AND_THEN: Final = (
+    "\nDuring handling of the above exception, another exception occurred:\n\n"
+    "Traceback (most recent call last):\n"
+)
+
+
 def _noting(
     hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], Any]:
@@ -174,11 +182,25 @@ def _noting(
         except KeyboardInterrupt:
             pass  # a second Ctrl-C: the command's own error is printed, without our frames
         except Exception as mine:
-            if _active is not None:
-                _active.failed("excepthook", mine)
+            _note_again(error, mine)
         hook(kind, error, trace)
 
     return excepthook
+
+
+def _note_again(error: BaseException, raised: Exception) -> None:
+    """``raised`` came out of noting ``error``: a DataLoader's handler of SIGCHLD raises in whatever
+    code runs when a worker has died, and says what the error is from."""
+    if _active is None:
+        return
+    if not str(raised).startswith(_OF_WORKER):
+        _active.failed("excepthook", raised)
+        return
+    texts = "".join(traceback.format_exception(error)), f"{type(raised).__name__}: {raised}"
+    try:
+        _active.ended_by(error, _AND_THEN.join(texts))
+    except Exception as mine:
+        _active.failed("excepthook", mine)
 
 
 def _without_ours(error: BaseException) -> TracebackType | None:

@@ -36,7 +36,6 @@ from trainfit.results.runs.watched import (
     noise_path,
 )
 from trainfit.scripts.step_makeup import loop_of
-from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
@@ -146,7 +145,7 @@ class Recorder:
         self._noise = _noise_scale() if self.place.measures_noise else None
         self._memory: MemoryHistory | None = None
         self._communication = collective_hooks.CommunicationLooks()
-        self._learning = LearningObserver(user_frame, looked=self._learned, reads_values=True)
+        self._learning = LearningObserver(script_place, looked=self._learned, reads_values=True)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -314,8 +313,9 @@ class Recorder:
         if loader not in self._loaders:
             self._loaders.append(loader)
         self._write_header()
-        if self._files is None and loader.describe().num_workers:
-            self._claim()  # its workers need to know where to write
+        told = loader.describe()
+        if self._files is None and (told.num_workers or told.batches == 0):
+            self._claim()  # its workers need to know where to write; or that is why nothing trains
 
     def note(self, text: str) -> None:
         """For the header."""
@@ -473,6 +473,7 @@ class Recorder:
             lost_rows=self.lost_rows,
             refused_rows=0 if self._files is None else self._files.refused,
             first_lost_step=None if self._files is None else self._files.first_lost_step,
+            loss_at=self.steps.numbers.loss_at,
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
             communication=self._communication.facts(self.steps.collectives),
@@ -492,6 +493,7 @@ class Recorder:
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()
+            found["element_loops"] = self._looks.loops.summary()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]

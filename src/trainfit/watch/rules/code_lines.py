@@ -76,7 +76,7 @@ class CostlyLine:
     @property
     def most(self) -> CodeLine:
         """What it was found in most often."""
-        return max(self.calls, key=lambda each: each.count)
+        return max(self.calls, key=lambda each: (bool(each.calls or each.inner), each.count))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -32,6 +32,9 @@ _PART_OF_WAIT: Final[Mapping[WaitsFor, Part]] = {
     "disk": "disk",
     "": "",
 }
+#: Of these, the ones in which nothing is computed, and nothing read from a disk.
+_NO_WORK: Final = ("sleep", "network")
+_NO_DISK: Final = (*_NO_WORK, "lock")
 _PARTS: Final[tuple[tuple[Part, str], ...]] = (
     ("disk", "read_s"),
     ("decode", "decode_s"),
@@ -111,9 +114,12 @@ class Fetching:
             return None
         if self.core_waits.fetch_s is not None and self.cpu_s is not None:
             return max(0.0, (median(self.core_waits.fetch_s) or 0.0) - self.cpu_s)
+        # In a sleep or a call to the network a thread computes nothing.
+        kind, looks, _ = self.waits_for
+        seen = looks * self.fetch_s - self.most_cpu_s if kind in _NO_WORK else 0.0
         if self.turns is None:
-            return None
-        return max(0.0, self.fetch_s - self.turns * self.most_cpu_s)
+            return max(0.0, seen) or None
+        return max(0.0, seen, self.fetch_s - self.turns * self.most_cpu_s)
 
     @functools.cached_property
     def core_waits(self) -> CoreWaits:
@@ -267,6 +273,9 @@ class Fetching:
         told = {name: seconds for name, seconds in parts.items() if seconds}
         if told:
             name = max(told, key=lambda each: told[each])
+            kind, share, _ = self.waits_for
+            if name == "disk" and kind in _NO_DISK:
+                return _PART_OF_WAIT[kind], share  # what reads is not told from what waits
             if told[name] >= 0.25 * self.fetch_s:
                 return name, min(1.0, told[name] / self.fetch_s)
         if not self.waits:

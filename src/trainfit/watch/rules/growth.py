@@ -438,6 +438,9 @@ _RARE: Final = EVALUATION | CHECKPOINT | EPOCH_START
 _LONGER: Final = 0.2
 #: Of that, what CPU time (or the GPU's) must explain: other programs make steps longer, too.
 _OWN: Final = 0.5
+#: Of the median, by how much CPU time must have grown where other programs share the cores: their
+#: caches, and the other half of a core, make the same work cost up to twice as much.
+_DEARER: Final = 0.67
 
 
 def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
@@ -466,13 +469,21 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     phases = {name: _trend(numbers, steps[f"{name}_s"]) for name in PHASES}
     rest = slope[0] - sum(phases.values())
     phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
+    variable = _that_grows(view)
+    loader = checks.training_loader(view.header)
+    held_up = CoreWaits(view).held_up_by_others or 0.0
+    is_pressed = held_up >= thresholds.CRITICAL_SHARE and not checks.has_gpu(view)
     if phase == "input" and not _batches_cost_more(view):
         return  # ready batches that are used up, other programs: no batch needs longer
-    if own < _OWN * slope[0] and phase != "input":
+    if own < _OWN * slope[0] and (
+        phase != "input" or (is_pressed and (loader is None or not loader.num_workers))
+    ):
+        return
+    tells = variable is not None and variable.kind in _COMPUTED
+    if is_pressed and not tells and own * span < _DEARER * usual:
         return
     first, last = usual - longer / 2, usual + longer / 2
     share = min(1.0, longer / 2 / usual)
-    variable = _that_grows(view)
     evidence = (
         Evidence("a step at first", max(0.0, first), "s"),
         Evidence("a step at last", last, "s"),
@@ -553,9 +564,13 @@ def _trend(numbers: NDArray[np.float64], values: NDArray[np.generic]) -> float:
     return 0.0 if found is None else max(0.0, found[0])
 
 
+#: Kinds of variables of which a step computes with all that they have.
+_COMPUTED: Final = ("tensor", "array", "sum")
+
+
 def _that_grows(view: RankView) -> GrowingVariable | None:
     """The variable that a step computes with: a tensor first."""
-    order = ("tensor", "array", "sum")
+    order = _COMPUTED
     found = [each for each in view.header.growing if each.kind in order or each.holds]
     found = found or list(view.header.growing)
     return min(

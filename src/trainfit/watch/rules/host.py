@@ -139,13 +139,29 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
         title,
         tuple(evidence),
         "Threads of the run wait for cores that other programs use",
-        (
-            Fix(
-                "stop the other programs, or give the run cores of its own (taskset, cpuset); "
-                "`trainfit doctor` lists what runs on the machine"
-            ),
-        ),
+        (_without_others(rank, usable - float(np.median(others))),),
         "certain" if held_up is not None else "likely" if len(waiting) else "possible",
+    )
+
+
+def _without_others(rank: RankView, left: float) -> Fix:
+    """What to do about other programs that leave so many cores."""
+    action = (
+        "stop the other programs, or give the run cores of its own (taskset, cpuset); "
+        "`trainfit doctor` lists what runs on the machine"
+    )
+    threads = rank.header.threads.get("torch", 1)
+    value = max(1, int(left / max(1, checks.local_ranks(rank))))
+    if value >= threads or not main_thread.several_compute(rank):
+        return Fix(action)
+    # An operator is done when the last of its threads is: each waits for its turn on a core.
+    many = {"torch": threads}
+    settings, line = _settings(many, value), _line(many, value, in_workers=False)
+    return Fix(
+        f"{action}; as long as they run, {_action(settings, line)}: each operator waits until all "
+        f"{threads} threads of the training have had a core",
+        settings=settings,
+        line=line,
     )
 
 

@@ -218,7 +218,9 @@ def _fills(fetching: Fetching, usable: float) -> bool:
     do the run's threads take turns?"""
     rank = fetching.rank
     busy = fetching.cores.saturated if fetching.cores else (fetching.workers or 0) >= usable
-    return busy and (_crowded(rank, usable) or (fetching.cores_needed or 0.0) > usable)
+    # Workers that mostly wait fill no core, however many the training could use.
+    demand = 0.0 if fetching.waits and fetching.others_press else fetching.cores_needed or 0.0
+    return busy and (_crowded(rank, usable) or demand > usable)
 
 
 def _crowded(rank: RankView, usable: float) -> bool:

@@ -1,5 +1,5 @@
-"""The script's own code: the line between the phases that costs most, and threads next to the
-training that take the interpreter's lock from it."""
+"""The script's own code: the line between the phases that costs most, threads next to the training
+that take the interpreter's lock from it, and loops of the forward pass over a tensor's elements."""
 
 from __future__ import annotations
 
@@ -141,3 +141,60 @@ def _off_core(rank: RankView) -> float:
 
 
 PYTHON_THREAD: Final = Rule((THREAD_KIND,), _find_thread, each_rank=True)
+
+
+# ---
+# A loop of the forward pass over samples or time steps: many small operators, each of which costs
+# more than what it computes.
+
+
+LOOP_KIND: Final = "loop_over_elements"
+#: Seconds of a round of such a loop, from which its operators compute for long: one operator for
+#: all elements would not be much quicker. A cell of an LSTM needs 0.1 to 0.3 ms on a core.
+_SHORT_ROUND_S: Final = 0.001
+
+
+def _find_loop(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    loop = next(iter(rank.header.element_loops), None)
+    if loop is None or checks.are_few(rank) or loop.looks < thresholds.LOOKS_AT_LINE:
+        return
+    main, part = MainThread(rank), loop.looks / max(1, loop.of_looks)
+    forward = part * (main.phases["forward"] or 0.0)
+    # What it made is gone through backwards one by one, too.
+    share = forward + part * (main.phases["backward"] or 0.0)
+    round_s = forward * rank.seconds / len(rank.steps) / loop.rounds
+    round_s /= CoreWaits(rank).training_stretch or 1.0
+    if checks.has_gpu(rank):
+        share = min(share, main.unexplained_idle or 0.0)
+    elif round_s > _SHORT_ROUND_S:
+        return
+    if share < thresholds.WARNING_SHARE:
+        return
+    yield Finding(
+        LOOP_KIND,
+        severity(share),
+        f"{loop.place} goes over `{loop.over}` in Python in the forward pass: with its backward "
+        f"pass {checks.in_percent(share)} of the time",
+        (
+            Evidence("rounds of the loop", float(loop.rounds)),
+            Evidence("a round, at most", round_s, "s"),
+            Evidence("looks at the forward pass", float(loop.of_looks)),
+            Evidence("of them in this loop", float(loop.looks)),
+        ),
+        "Each round launches operators on a small part of a tensor, which cost more than what they "
+        "compute",
+        (
+            Fix(
+                "over samples: operators on the whole batch (torch.bmm, a mask, torch.vmap); over "
+                "time steps: nn.LSTM, nn.GRU or nn.RNN instead of a cell in a loop; else "
+                "torch.compile of the loop's function, or a larger batch"
+            ),
+        ),
+        "likely",
+        share,
+        Place.parse(loop.place),
+    )
+
+
+ELEMENT_LOOP: Final = Rule((LOOP_KIND,), _find_loop, each_rank=True)

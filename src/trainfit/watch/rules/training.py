@@ -57,6 +57,7 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
                 ),
             ),
             "certain",
+            place=Place.parse(view.header.loss_at),
             rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),
@@ -140,7 +141,68 @@ def _fading(view: RankView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _no_batch(run: RunView) -> Iterator[Finding | Unknown]:
+    """Nothing trains, and a DataLoader that was gone through has no batch."""
+    if any(len(view.record.steps) for view in run.ranks):
+        return
+    loaders = [each for view in run.ranks for each in view.header.loaders]
+    if not loaders or any(each.batches != 0 for each in loaders):
+        return
+    size = loaders[0].batch_size
+    yield Finding(
+        "no_batch",
+        "critical",
+        "The DataLoader gives no batch, so that no step is made",
+        (Evidence("batches of an epoch", 0.0),),
+        "its data set is empty, or has fewer samples than the batch size"
+        + (f" ({size})" if size else "")
+        + ", and drop_last=True leaves them out",
+        (
+            Fix(
+                "a batch_size of at most as many samples as there are, or drop_last=False; where "
+                "the data set is empty, check its path and what filters it"
+            ),
+        ),
+        "certain",
+        place=Place.parse(loaders[0].place),
+    )
+
+
+#: Of the time that a model computes, what float32 saves: half the bytes, and twice the numbers in a
+#: vector register. GPUs for graphics save far more.
+_SAVED: Final = 0.5
+
+
+def _double(run: RunView) -> Iterator[Finding | Unknown]:
+    """A model in float64 where new tensors are float32: converted for data of NumPy's type."""
+    rank = run.judged
+    header = rank.header
+    if header.precision != "float64" or header.default_dtype != "float32" or checks.are_few(rank):
+        return
+    computes = sum(rank.share(name) or 0.0 for name in ("forward", "backward", "optimizer"))
+    share = _SAVED * computes
+    yield Finding(
+        "double_precision",
+        "info" if share < thresholds.WARNING_SHARE else "warning",
+        "The model computes in float64: twice the memory of float32, and at most half of its speed",
+        (Evidence("forward, backward, optimizer", computes, "of the time"),),
+        "NumPy's and pandas' numbers are float64; a model that is converted for them (.double()) "
+        "computes with twice the bytes",
+        (
+            Fix(
+                "convert the data, not the model: np.float32 where it is loaded, "
+                "torch.from_numpy(x).float(); torch.set_default_dtype(torch.float64) says that "
+                "float64 is meant"
+            ),
+        ),
+        "likely",
+        share,
+    )
+
+
 RULES: Final = (
+    Rule(("double_precision",), _double),
+    Rule(("no_batch",), _no_batch),
     Rule(LEARNING_KINDS, _learning),
     Rule(("loss_not_finite",), _loss),
     Rule(("skipped_steps",), _loss_scale, each_rank=True),

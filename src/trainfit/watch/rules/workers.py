@@ -57,12 +57,21 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
             Fix(
                 f"set num_workers={value} and persistent_workers=True{less}",
                 settings={"num_workers": str(value), "persistent_workers": "True"},
+                gain=None if less else _limited_gain(fetching, share, value),
             ),
         ),
         confidence,
         share,
         fetching.place if fetching.slow_line is None else fetching.slow_line.place,
     )
+
+
+def _limited_gain(fetching: Fetching, share: float, workers: int) -> float | None:
+    """How many times as fast steps get with so many workers, where these or the cores are the limit
+    and not the training."""
+    computes = 1 - share + share * min(1.0, (fetching.cpu_s or 0.0) / (fetching.fetch_s or 1.0))
+    least = max(share / workers, computes / max(1.0, fetching.usable or 1.0))
+    return 1 / least if least > 1 - share else None
 
 
 def _workers_to_start(fetching: Fetching) -> tuple[int, Confidence]:

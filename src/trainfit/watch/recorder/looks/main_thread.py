@@ -1,8 +1,9 @@
 """A thread that looks at the training thread: the script's own code, and a standstill.
 
 It asks the recorder where the step is, which costs the training nothing. Only outside of all
-phases, while the training process makes batches itself, and in waits for the GPU and copies to it,
-it looks at the stack: some 20 µs in which the interpreter's lock is not the training's.
+phases, while the training process makes batches itself, in waits for the GPU and copies to it, and
+in the forward pass, it looks at the stack: some 20 µs in which the interpreter's lock is not the
+training's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import CodeType
 from typing import Any, Final, Protocol
 
 from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.looks.element_loops import ElementLoops
 from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -92,6 +94,7 @@ class MainThreadLooks:
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
+        self.loops = ElementLoops()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
@@ -152,6 +155,8 @@ class MainThreadLooks:
         # Of a light step the phase is not known: its stack tells.
         if training.light or current in (ph.OTHER, ph.INPUT):
             self._look_at_stack(training.thread)
+        elif current == ph.FORWARD:
+            self._found += self.loops.look(users_stack(training.thread))
         elif (waits := self.waits.get(current)) is not None and (
             stack := users_stack(training.thread)
         ):
@@ -164,6 +169,8 @@ class MainThreadLooks:
 
     def _look_at_stack(self, thread: int) -> None:
         if is_busy_elsewhere(thread):
+            if self._training.light:
+                self._found += self.loops.look(users_stack(thread))
             return
         stack = users_stack(thread)
         made = in_fetch(stack)

@@ -78,9 +78,7 @@ class StackCounts:
 
     def summary(self) -> StackLooks:
         """The most frequent lines."""
-        told = dict(self._lines).items()
-        most = sorted(told, key=lambda each: -each[1])[:_MOST_LINES]
-        return StackLooks(self.looks, tuple(_told(*each) for each in most))
+        return StackLooks(self.looks, _most(self._lines.copy()))
 
 
 def merged(parts: Iterable[StackLooks]) -> StackLooks:
@@ -92,7 +90,17 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
         for each in part.lines:
             key = each.place, each.callers, each.calls, each.inner, each.waits_for, each.over
             lines[key] += each.count
-    return StackLooks(looks, tuple(_told(*each) for each in lines.most_common(_MOST_LINES)))
+    return StackLooks(looks, _most(lines))
+
+
+def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
+    """The most frequent; of the others the lines without what they call, which may be a different
+    function of a library at each look."""
+    every = lines.most_common()
+    others: collections.Counter[_Key] = collections.Counter()
+    for (place, callers, _, _, waits_for, over), count in every[_MOST_LINES:]:
+        others[place, callers, "", "", waits_for, over] += count
+    return tuple(_told(*each) for each in (*every[:_MOST_LINES], *others.most_common(_MOST_LINES)))
 
 
 def _told(key: _Key, count: int) -> CodeLine:
@@ -179,12 +187,12 @@ def stack_text(stack: Sequence[Seen]) -> str:
     """As :mod:`faulthandler` writes it."""
     lines = ["Thread 0x0000000000000000 (most recent call first):"]
     for _, (code, lasti) in stack:
-        lines.append(f'  File "{code.co_filename}", line {_at(code, lasti)} in {code.co_name}')
+        lines.append(f'  File "{code.co_filename}", line {line_at(code, lasti)} in {code.co_name}')
     return "\n".join(lines)
 
 
 @functools.lru_cache(1 << 12)
-def _at(code: CodeType, lasti: int) -> int:
+def line_at(code: CodeType, lasti: int) -> int:
     place = next(itertools.islice(code.co_positions(), max(0, lasti) // 2, None), None)
     return (place and place[0]) or code.co_firstlineno
 
@@ -199,9 +207,10 @@ def _line(stack: Sequence[Seen]) -> _Key:
         calls = _name(stack[-1]) if stack else ""
         return "", (), calls, _innermost(stack), _waits_for(stack, ""), ""
     own = users[0]
-    callers = tuple(_place(stack[n]) for n in users[1 : 1 + _MOST_CALLERS])
+    # Of many, those next to the training loop: a line is looked for from there inwards.
+    callers = tuple(_place(stack[n]) for n in users[1:][-_MOST_CALLERS:])
     code, lasti = stack[own][1]
-    number = _at(code, lasti)
+    number = line_at(code, lasti)
     calls = called_in(code, lasti)
     if not calls and own:
         calls = _name(stack[own - 1])
@@ -229,7 +238,7 @@ def _over(code: CodeType, number: int) -> str:
 
 def _place(seen: Seen) -> str:
     code, lasti = seen[1]
-    return short_place(f"{code.co_filename}:{_at(code, lasti)}")
+    return short_place(f"{code.co_filename}:{line_at(code, lasti)}")
 
 
 def _name(seen: Seen) -> str:
