@@ -120,18 +120,18 @@ _ALLOCATORS = (
 )
 
 
-#: Arguments of Transformers' ``TrainingArguments`` that do what a remedy does.
-_ARGUMENTS: Final = {
-    "optimizer-8bit": 'optim="adamw_8bit" (pip install bitsandbytes)',
-    "adafactor": 'optim="adafactor"',
-    "sgd": 'optim="sgd"',
-    "fused-optimizer": 'optim="adamw_torch_fused"',
-}
+#: Remedies that a Transformers' ``Trainer`` is told of in words that the survey found.
+_OF_OPTIMIZERS: Final = (
+    "optimizer-8bit",
+    "adafactor",
+    "sgd",
+    "momentum",
+    "adam",
+    "fused-optimizer",
+)
 #: The one that has a model checkpoint its activations is called as the model's method is.
 _CHECKPOINTING: Final = "activation_checkpointing"
 _CHECKPOINTING_BEFORE: Final = "gradient_checkpointing"
-#: Optimizers that none of them stands for: classes of ``torch.optim``, and what goes with each.
-_CLASSES: Final = {"momentum": ("SGD", ', "momentum": 0.9'), "adam": ("Adam", "")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +155,13 @@ class Trial:
 def told_trainer(name: str, finding: Applicability) -> tuple[str, ...]:
     """What to write for a remedy where Transformers' ``Trainer`` makes the step; empty where that
     has no argument for it."""
-    if name in _CLASSES:
-        kind, more = _CLASSES[name]
-        made = f'optimizer_cls_and_kwargs=(torch.optim.{kind}, {{"lr": …{more}}})'
-        return (f"where the trainer is made: {made}",)
-    said = _ARGUMENTS.get(name)
-    if name == "checkpoint":
-        is_new = any(_CHECKPOINTING in target for target in finding.targets)
-        said = f"{_CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE}=True"
-    return () if said is None else (f"in the trainer's arguments: {said}",)
+    if name in _OF_OPTIMIZERS:
+        return finding.targets
+    if name != "checkpoint":
+        return ()
+    is_new = any(_CHECKPOINTING in target for target in finding.targets)
+    said = _CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE
+    return (f"in the trainer's arguments: {said}=True",)
 
 
 def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
