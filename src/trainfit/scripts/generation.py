@@ -224,6 +224,12 @@ class GenerationWatch:
         return dataclasses.replace(recording, header={**recording.header, "generation": told})
 
     @property
+    def texts(self) -> list[GeneratedText]:
+        """Those that were seen, the last one included."""
+        every = (*self._earlier, self._kept, self.text)
+        return [text for text in every if text is not None]
+
+    @property
     def is_full(self) -> bool:
         """Has a loop whose calls are counted come to the end of the model's positions?"""
         text = self.text
