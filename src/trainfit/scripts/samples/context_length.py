@@ -46,11 +46,11 @@ class ContextWatch:
         the most."""
         if not self._given:
             return ContextSeen(None, min(self._of.values(), default=None))
-        known = {each: longest for each, longest in self._given.items() if each is not None}
-        too_long = {each: longest for each, longest in known.items() if longest > each}
-        among = too_long or known or self._given
-        positions = max(among, key=lambda each: among[each])
-        return ContextSeen(among[positions], positions)
+        known = [(longest, each) for each, longest in self._given.items() if each is not None]
+        too_long = [(longest, each) for longest, each in known if longest > each]
+        if not known:
+            return ContextSeen(self._given[None], None)
+        return ContextSeen(*max(too_long or known))
 
     def generates(self, positions: int, limit: int) -> None:
         """A text is so long that is given to a model that is made for ``limit`` positions."""
