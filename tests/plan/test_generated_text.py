@@ -166,3 +166,37 @@ def test_the_verbs_say_how_long_a_context_fits(tmp_path: Path) -> None:
     assert "20 prompt + 2,000 new tokens, 4 sequences (by generate())" in text
     assert "longest that fits: 4,096 tokens (the model's limit)" in text
     assert "KV cache" in text and "tokens/s" in text
+
+
+MADE_AHEAD = """
+import sys, torch
+PROMPT, NEW, ALL = 12, 40, sys.argv[1] == "all"
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(100, 64)
+        self.register_buffer("keys", torch.zeros(4, PROMPT + NEW, 64))
+    def forward(self, ids, at):
+        to = at + ids.shape[1]
+        self.keys[:, at:to] = self.words(ids)
+        return self.words(ids) @ (self.keys if ALL else self.keys[:, :to]).mT
+net = Net().cuda().eval()
+with torch.no_grad():
+    net(torch.zeros(4, PROMPT, dtype=torch.long, device="cuda"), 0)
+    for at in range(PROMPT, PROMPT + NEW - 1):
+        net(torch.zeros(4, 1, dtype=torch.long, device="cuda"), at)
+"""
+
+
+def test_a_loop_with_a_cache_that_is_made_ahead_is_followed_to_its_end(tmp_path: Path) -> None:
+    script = tmp_path / "made_ahead.py"
+    script.write_text(MADE_AHEAD)
+
+    def text(which: str) -> GeneratedText:
+        command = parse_command(["python", str(script), which])
+        with Tracer(command, find_gpu("RTX 4090")) as tracer:
+            return text_of(tracer.trace(RunSpec(count="calls")))
+
+    followed = text("so far")  # attention over the positions so far: a call is not as the last one
+    assert (followed.prompt, followed.new_tokens, followed.decodes) == (12, 40, 17)
+    assert not text("all").calls_left  # nothing tells these calls from any others that are alike

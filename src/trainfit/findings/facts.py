@@ -44,6 +44,8 @@ class FailureContext:
         open_files: how many this process may have open.
         oom_kills: processes that the kernel killed during the run because memory ran out.
         output: what the run's processes wrote to stderr.
+        tokens: of the longest text that the script's models were given.
+        positions: that these are made for.
         handles: objects that the data set holds of libraries whose files and connections must
             not cross a fork: path → type.
     """
@@ -60,6 +62,8 @@ class FailureContext:
     open_files: int | None = None
     oom_kills: OomKills | None = None
     output: str = ""
+    tokens: int | None = None
+    positions: int | None = None
     handles: Mapping[str, str] = field(default_factory=dict)
 
     @property

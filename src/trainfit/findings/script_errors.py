@@ -135,12 +135,135 @@ _KNOWN: Final = (
         "LoraConfig(…)); or load the model without quantization",
     ),
 )
+#: The same of packages around language models: Transformers, PEFT, TRL, huggingface_hub.
+_OF_LANGUAGE_MODELS: Final = (
+    # huggingface_hub/utils/_validators.py, transformers/utils/hub.py
+    KnownError(
+        "no_model_folder",
+        re.compile(
+            r"Repo id must (?:be in the form|use alphanumeric)|Incorrect path_or_model_id"
+            r"|Error no file named \S+\.(?:safetensors|bin|json)"
+        ),
+        "There is no model in the folder that is named",
+        "a folder that save_pretrained() wrote (config.json and *.safetensors; paths are relative "
+        "to the folder that the command is started in), or a name on the hub: owner/name",
+    ),
+    # modeling_layers.py
+    KnownError(
+        "no_padding_token",
+        re.compile(r"Cannot handle batch sizes > 1 if no padding token is defined"),
+        "The classifier looks for the last token before the padding, and knows no padding token",
+        "model.config.pad_token_id = tokenizer.pad_token_id (set tokenizer.pad_token first, to "
+        "tokenizer.eos_token if it has none)",
+    ),
+    # generation/utils.py
+    KnownError(
+        "no_room_for_tokens",
+        re.compile(r"Input length of \S+ is \d+, but `max_length` is set to"),
+        "max_length counts the prompt, which is longer: no token is left to generate",
+        "max_new_tokens= instead of max_length=",
+    ),
+    KnownError(
+        "unused_inputs",
+        re.compile(r"The following `model_kwargs` are not used by the model"),
+        "generate() is given inputs that this model has not",
+        'inputs.pop("token_type_ids", None), or return_token_type_ids=False of the tokenizer',
+    ),
+    # quantizers/*.py
+    KnownError(
+        "quantizer_missing",
+        re.compile(
+            r"(?:Using|Loading)[^\n]* (?:quantization|quantized model|`?mxfp4`?) requires[^\n]*"
+            r"pip install|No package metadata was found for bitsandbytes"
+        ),
+        "The package that quantizes these weights is not installed here",
+        "install the package that the message names: a simulated run calls its Python code, too",
+    ),
+    KnownError(
+        "quantizer_refuses",
+        re.compile(
+            r"GPU is required to (?:quantize|run)|No GPU(?: or XPU)? found\. A GPU"
+            r"|quantization requires a GPU|quantiz(?:ed models|ation) is only supported on"
+        ),
+        "The package that quantizes these weights refuses this device",
+        "look at the GPU that the message asks for, and name one with --gpu; to plan the memory "
+        "of weights of 4 or 8 bits, BitsAndBytesConfig(load_in_4bit=True) is simulated whole",
+    ),
+    KnownError(
+        "quantized_offload",
+        re.compile(r"Some modules are dispatched on the CPU or the disk"),
+        "The quantized model is larger than the GPU's memory, and its layers cannot be offloaded",
+        "4 instead of 8 bits, a smaller model, or a larger GPU; else BitsAndBytesConfig("
+        "llm_int8_enable_fp32_cpu_offload=True) with a device_map of your own",
+    ),
+    # accelerate/accelerator.py, big_modeling.py
+    KnownError(
+        "quantized_device",
+        re.compile(
+            r"is not supported for `?4-bit`? or `?8-bit`?"
+            r"|loaded in 8-bit or 4-bit precision on a different device"
+        ),
+        "A quantized model is moved after it was loaded, or lies on another device",
+        'device_map={"": 0} of from_pretrained, and no .to() or .cuda() after it',
+    ),
+    # transformers/models/auto
+    KnownError(
+        "unknown_model",
+        re.compile(
+            r"Transformers does not recognize this architecture"
+            r"|Tokenizer class \w+ does not exist or is not currently imported"
+        ),
+        "This version of Transformers does not know the model",
+        "pip install --upgrade transformers; trust_remote_code=True for models with code of their "
+        "own",
+    ),
+    KnownError(
+        "other_head",
+        re.compile(r"Unrecognized configuration class [\s\S]* for this kind of AutoModel"),
+        "The class of models that loads it has none of this kind",
+        "AutoModelForCausalLM for decoders, AutoModelForSeq2SeqLM for T5 and BART, "
+        "AutoModelForImageTextToText for models with images",
+    ),
+    KnownError(
+        "no_chat_template",
+        re.compile(r"tokenizer\.chat_template is not set and no template"),
+        "The tokenizer has no chat template: it is a base model's",
+        "the tokenizer of its instruct version, tokenizer.chat_template = …, or text without turns",
+    ),
+    # peft/tuners
+    KnownError(
+        "adapter_targets",
+        re.compile(r"Target modules [\s\S]* not found in the base model|specify `target_modules`"),
+        "The adapters' target modules are not layers of this model",
+        'target_modules="all-linear", or names that model.named_modules() lists',
+    ),
+    # trl/trainer/grpo_config.py, rloo_config.py
+    KnownError(
+        "generations",
+        re.compile(r"divisible by (?:num_generations|the number of generations)"),
+        "The samples of a step cannot be shared out to groups of num_generations answers",
+        "per_device_train_batch_size × gradient_accumulation_steps as a multiple of "
+        "num_generations, or fewer num_generations",
+    ),
+)
+#: A text that is longer than the model's table of positions.
+_TOO_LONG: Final = "context_too_long"
+#: transformers/models: what is cut or added by position, of a fixed length.
+_BY_POSITION: Final = re.compile(r"token_type_ids|position_(?:embeddings|ids)|pos_embed")
+_SIZES: Final = re.compile(
+    r"expanded size of the tensor \((\d+)\) must match the existing size \((\d+)\)"
+    r"|size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)"
+)
+_NO_INDEX: Final = "index out of range in self"
 #: A pandas table that is asked for a label it has not; a data set without a length.
 _ROW_LABEL: Final = "row_label"
 _NO_LENGTH: Final = "no_length"
 _HAS_NO_LENGTH: Final = re.compile(r"object of type '\w+' has no len\(\)")
 #: Their kinds.
-KINDS: Final = (*(each.kind for each in _KNOWN), _ROW_LABEL, _NO_LENGTH)
+KINDS: Final = (
+    *dict.fromkeys(each.kind for each in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
+    *(_ROW_LABEL, _NO_LENGTH, _TOO_LONG),
+)
 
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:
@@ -161,8 +284,36 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "def __len__(self) next to __getitem__; a stream of samples is an IterableDataset, "
             "which is not shuffled and counted",
         )
-    met = first_met(_KNOWN, raised.message)
+    met = first_met((*_KNOWN, *_OF_LANGUAGE_MODELS), raised.message)
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
+
+
+def too_long(raised: ParsedException, seen: FailureContext) -> Finding | None:
+    """An error of sizes or of an index that a text makes which is too long for the model."""
+    lengths = _lengths(raised, seen)
+    if lengths is None:
+        return None
+    longest, positions = lengths
+    return failure_finding(
+        _TOO_LONG,
+        f"A text has {longest:,} tokens, and the model is made for {positions:,} positions",
+        "",
+        f"truncation=True, max_length={positions} where texts are tokenized; fewer new tokens "
+        "where one is generated; or a model with a longer context",
+    )
+
+
+def _lengths(raised: ParsedException, seen: FailureContext) -> tuple[int, int] | None:
+    """Tokens of a text that is longer than the model's positions, and these."""
+    if raised.message == _NO_INDEX and seen.tokens is not None and seen.positions is not None:
+        return (seen.tokens, seen.positions) if seen.tokens > seen.positions else None
+    sizes = _SIZES.search(raised.message)
+    if sizes is None or not _in_package(raised, "transformers"):
+        return None
+    if not _BY_POSITION.search(raised.frames[-1].code):
+        return None
+    given, there = sorted((int(each) for each in sizes.groups() if each is not None), reverse=True)
+    return (given, there) if there > 1 else None
 
 
 def _is_row_label(raised: ParsedException) -> bool:

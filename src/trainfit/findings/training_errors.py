@@ -418,7 +418,10 @@ _KNOWN: Final = (
     # transformers/trainer.py
     KnownError(
         "trainer_columns",
-        re.compile(r"No columns in the dataset match the model's forward method signature"),
+        re.compile(
+            r"No columns in the dataset match the model's forward method signature"
+            r"|The batch received was empty"
+        ),
         "Trainer drops the data set's columns that forward() does not name: all of them",
         "name columns as forward() does (input_ids, labels), or "
         "TrainingArguments(remove_unused_columns=False)",

@@ -27,8 +27,9 @@ from trainfit.simgpu.session import Simulation
 _TEXTS: Final = 64
 #: Calls of the model for which an assistant proposes tokens, that are simulated.
 _ASSISTED: Final = 3
-#: Calls of a loop after which memory tells whether they grow.
-_FEW: Final = 6
+#: Calls of a loop after which it is known whether they are a text's: their cache may be as large
+#: from the first one on. The longer, where Transformers' cache says that they are.
+_FEW, _OF_CACHE = 17, 49
 #: What of a cache's layer holds it, in the versions of Transformers.
 _LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
                  "_quantized_keys", "_quantized_values")  # fmt: skip
@@ -140,8 +141,9 @@ class GenerationWatch:
 
     @property
     def begins(self) -> bool:
-        """Is it a loop of few calls so far, of which memory does not tell yet whether it grows?"""
-        return self.in_loop and self._loop.decodes <= _FEW
+        """Is it a loop of so few calls so far that they may be a text's?"""
+        most = _OF_CACHE if self._kinds else _FEW
+        return self.in_loop and self.frozen is None and self._loop.decodes <= most
 
     @property
     def is_counting(self) -> bool:
@@ -184,7 +186,8 @@ class GenerationWatch:
         if not (self.in_loop or text.calls_left > 1):
             return
         recording = snapshot()
-        if recording is None or DecodeLaw.of(recording, text) is None:
+        law = None if recording is None else DecodeLaw.of(recording, text)
+        if law is None or not (self.in_generate or self._kinds or law.changes):
             return
         if self.in_generate:
             self._keep(recording, text)
@@ -222,6 +225,12 @@ class GenerationWatch:
             )
         told = json.loads(as_json(text))
         return dataclasses.replace(recording, header={**recording.header, "generation": told})
+
+    @property
+    def texts(self) -> list[GeneratedText]:
+        """Those that were seen, the last one included."""
+        every = (*self._earlier, self._kept, self.text)
+        return [text for text in every if text is not None]
 
     @property
     def is_full(self) -> bool:

@@ -32,6 +32,7 @@ from trainfit.results.runs.trace import (
     EARLY_FILE,
     INTERRUPT_FILE,
     STATUS_FILE,
+    ContextSeen,
     LoaderInfo,
     RunStatus,
     ScriptOutcome,
@@ -514,7 +515,7 @@ class Runner:
             peak_ram_bytes=_peak_ram_bytes(),
             sample_s=self._loaders.sample_s(),
             options=self._options.options(),
-            context=self._context.seen(),
+            context=self._context_seen(),
             periodic=tuple(self._periodic.entered),
             later=self._periodic.later or self._last_epoch.place or self._lightning.later,
             absent=tuple(self._simulation.absent.asked),
@@ -522,6 +523,12 @@ class Runner:
             meetings=tuple(self._peers.meetings),
         ).save(self._spec.outcome)
         return True
+
+    def _context_seen(self) -> ContextSeen:
+        for text in self._generation.texts:
+            if text.positions and text.limit:  # the model is not given the last one
+                self._context.generates(text.positions - 1, text.limit)
+        return self._context.seen()
 
     def _covered(self, status: Status) -> Coverage:
         """Where the script came to its end, no epoch's end comes later."""

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.plan.changes.trials import allocator_variable, allocators_tried, told_trainer
+from trainfit.plan.changes.trials import (
+    accumulating,
+    allocator_variable,
+    allocators_tried,
+    computing_in,
+    told_trainer,
+)
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import allocator_settings
+from trainfit.results.runs.steps import Framework, StepMakeup
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
@@ -48,11 +55,30 @@ def test_the_variable_is_one_that_the_jobs_pytorch_reads(
         ("checkpoint", "0:activation_checkpointing_enable", "activation_checkpointing=True"),
         ("checkpoint", "0:gradient_checkpointing_enable", "gradient_checkpointing=True"),
         ("checkpoint", "0:layers.0", "gradient_checkpointing=True"),
-        ("momentum", "", '(torch.optim.SGD, {"lr": …, "momentum": 0.9})'),
-        ("sgd", "", 'optim="sgd"'),
+        ("sgd", 'in its arguments: optim="sgd"', 'optim="sgd"'),
         ("channels-last", "", ""),
     ],
 )
 def test_a_trainer_is_told_by_arguments_of_its_version(name: str, target: str, said: str) -> None:
     lines = told_trainer(name, Applicability(name, True, targets=(target,)))
     assert [line.endswith((f": {said}", f"={said}")) for line in lines] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("loop", "bfloat16", "accumulation"),
+    [
+        ("", "", ""),
+        ("Transformers", "TrainingArguments(bf16=True, …)", "gradient_accumulation_steps=6"),
+        ("Lightning", 'Trainer(precision="bf16-mixed", …)', "Trainer(accumulate_grad_batches=6)"),
+        ("Accelerate", 'mixed_precision="bf16"', "Accelerator(gradient_accumulation_steps=6)"),
+    ],
+)
+def test_a_framework_is_told_by_its_own_arguments(
+    loop: Framework, bfloat16: str, accumulation: str
+) -> None:
+    makeup = StepMakeup(4, 3, 12, loop=loop)
+    for lines, said in (
+        (computing_in("bfloat16", makeup), bfloat16),
+        (accumulating(makeup, 4, 2), accumulation),
+    ):
+        assert len(lines) == bool(loop) and all(said in line for line in lines)

@@ -16,7 +16,7 @@ from trainfit.results.runs.continuation import DecodeLaw, is_enough, shortened, 
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS, Recording
 from trainfit.simgpu.session import Simulation
-from trainfit.speed.work import Work
+from trainfit.speed.work import COLUMNS, Work
 
 PROMPT = 30
 #: A position of the cache, in bytes: 4 sequences of 1024 numbers.
@@ -51,6 +51,14 @@ class Padded(Growing):
         if length % 8:
             mask = torch.nn.functional.pad(mask, (0, 8 - length % 8))
         return scores + mask.sum()
+
+
+class Reordered(Growing):
+    """In addition a copy in another order, as the keys of an attention without a kernel."""
+
+    def forward(self, call: int) -> torch.Tensor:
+        scores = super().forward(call)
+        return scores + self.cache.transpose(1, 2).contiguous()[:, :, 0]
 
 
 class Kept(torch.nn.Module):
@@ -132,6 +140,17 @@ def test_it_is_as_if_all_calls_were_simulated(kind: type[torch.nn.Module], calls
     for call in (1, calls - 25):
         one, other = Work.of_step(law.call(call), 0), Work.of_step(full, 25 + call)
         assert np.array_equal(one.table, other.table)
+
+
+def test_what_a_reordered_copy_passes_through_the_cache_follows_what_it_moves() -> None:
+    short, full = record(Reordered, 25, calls_left=95), record(Reordered, 120)
+    found = whole(short)
+    assert found.simulated is short and peaks(found) == peaks(full)
+    mine, theirs = (Work.of_step(each, each.steps - 1).table for each in (found, full))
+    different = np.flatnonzero((mine != theirs).any(0)).tolist()
+    columns = COLUMNS.index("columns")
+    assert different == [columns]
+    assert (mine[:, columns][mine[:, columns] != theirs[:, columns]] > 0).all()
 
 
 def test_a_window_ends_the_growth() -> None:

@@ -30,11 +30,23 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stand-in for ``transformers.Trainer``, which steps once, and for PEFT, which freezes."""
 
     class Trainer:
-        def __init__(self, model: Any = None, args: Any = None) -> None:
+        def __init__(
+            self,
+            model: Any = None,
+            args: Any = None,
+            optimizers: tuple[Any, Any] = (None, None),
+            optimizer_cls_and_kwargs: Any = None,
+        ) -> None:
             self.model, self.args = model, args
-            trained = [each for each in model.parameters() if each.requires_grad]
+            self.kind, self.more = optimizer_cls_and_kwargs or (None, {})
+            self.optimizer = optimizers[0] or self.create_optimizer()
+
+        def create_optimizer(self) -> torch.optim.Optimizer:
+            trained = [each for each in self.model.parameters() if each.requires_grad]
             kinds = {"adafactor": torch.optim.Adafactor, "paged_adamw_8bit": PagedAdamW8bit}
-            self.optimizer = kinds.get(getattr(args, "optim", ""), torch.optim.AdamW)(trained)
+            named = kinds.get(getattr(self.args, "optim", ""), torch.optim.AdamW)
+            made: torch.optim.Optimizer = (self.kind or named)(trained, **self.more)
+            return made
 
         def train(self) -> None:
             for _ in range(2):
@@ -157,6 +169,57 @@ def test_the_trainers_own_switch_for_a_paged_optimizer(trainer: Any, loading: An
     assert other.reason == "there is no paged version of Adafactor"
 
 
+def test_a_trainer_that_chooses_its_optimizer_is_told_of_others(trainer: Any) -> None:
+    class Older(trainer.Trainer):  # type: ignore[misc]
+        def __init__(self, model: Any, args: Any, optimizers: Any = (None, None)) -> None:
+            super().__init__(model, args, optimizers)
+
+    def told(kind: Any, **named: Any) -> dict[str, tuple[str, ...]]:
+        def train() -> None:
+            model = torch.nn.Linear(WIDTH, WIDTH).cuda()
+            kind(model, types.SimpleNamespace(optim="adamw_torch"), **named).train()
+
+        found = run(train, survey=True).findings
+        return {name: each.targets for name, each in found.items()}
+
+    adamw = told(trainer.Trainer)
+    assert adamw["sgd"] == ('in the trainer\'s arguments: optim="sgd"',)
+    assert adamw["fused-optimizer"][0].endswith('optim="adamw_torch_fused"')
+    assert adamw["optimizer-8bit"][0].endswith('optim="adamw_8bit" (pip install bitsandbytes)')
+    momentum = "optimizer_cls_and_kwargs=(torch.optim.SGD, dict(lr=…, momentum=0.9))"
+    assert adamw["momentum"] == (f"where the trainer is made: {momentum}",)
+    older = "optimizers=(torch.optim.SGD(model.parameters(), lr=…, momentum=0.9), None)"
+    assert told(Older)["momentum"] == (f"where the trainer is made: {older}",)
+    sgd = told(trainer.Trainer, optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 1.0}))
+    assert sgd["fused-optimizer"][0].endswith("=(torch.optim.SGD, dict(lr=…, fused=True))")
+
+
+def test_a_trainer_that_is_given_its_optimizer_has_no_argument_for_another(
+    trainer: Any, loading: Any
+) -> None:
+    class Own(trainer.Trainer):  # type: ignore[misc]
+        def create_optimizer(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.model.parameters())
+
+    def by_class() -> None:
+        model = torch.nn.Linear(WIDTH, WIDTH).cuda()
+        Own(model, types.SimpleNamespace(optim="adamw_torch")).train()
+
+    def by_argument() -> None:
+        model = torch.nn.Linear(WIDTH, WIDTH).cuda()
+        made = torch.optim.AdamW(model.parameters()), None
+        trainer.Trainer(model, types.SimpleNamespace(optim="adamw_torch"), made).train()
+
+    for train in (by_class, by_argument):
+        found = run(train, survey=True).findings
+        assert found["sgd"].applies and found["fused-optimizer"].applies
+        assert not any(found[name].targets for name in ("sgd", "momentum", "fused-optimizer"))
+        assert "there, bitsandbytes.optim.PagedAdamW8bit(…)" in found["paged-optimizer"].detail
+        with open(__file__) as source:
+            (place,) = found["sgd"].places
+            assert "AdamW(" in source.readlines()[int(place.rpartition(":")[2]) - 1]
+
+
 class Words(torch.nn.Module):
     """Only an embedding, as large as its states are to be told."""
 
@@ -178,7 +241,9 @@ def test_a_trainer_has_bitsandbytes_keep_the_states_of_embeddings_in_32_bits(
         trainer.Trainer(Words().cuda(), types.SimpleNamespace(optim="adamw_torch")).train()
 
     def by_loop() -> None:
-        trainer.Trainer(Words().cuda(), types.SimpleNamespace(optim="")).train()
+        model = Words().cuda()
+        made = torch.optim.AdamW(model.parameters()), None
+        trainer.Trainer(model, types.SimpleNamespace(optim="adamw_torch"), made).train()
 
     elements = 4 * WIDTH * WIDTH
     wide = run(by_trainer, "optimizer-8bit").live("optimizer_state")

@@ -16,6 +16,7 @@ from trainfit.plan.changes.by_options import BY_OPTIONS, NEEDS, switched_on
 from trainfit.plan.changes.catalogue import BY_NAME, RemedyKind, instructions
 from trainfit.plan.changes.prospects import FEWER_STATES, most_saved
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.launch_line import launch, renamed
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
@@ -26,6 +27,7 @@ from trainfit.results.changes import AllocatorTrial
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import Applicability, InterventionRequest
 from trainfit.results.text import size
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, knows, variables_read
@@ -120,18 +122,18 @@ _ALLOCATORS = (
 )
 
 
-#: Arguments of Transformers' ``TrainingArguments`` that do what a remedy does.
-_ARGUMENTS: Final = {
-    "optimizer-8bit": 'optim="adamw_8bit" (pip install bitsandbytes)',
-    "adafactor": 'optim="adafactor"',
-    "sgd": 'optim="sgd"',
-    "fused-optimizer": 'optim="adamw_torch_fused"',
-}
+#: Remedies that a Transformers' ``Trainer`` is told of in words that the survey found.
+_OF_OPTIMIZERS: Final = (
+    "optimizer-8bit",
+    "adafactor",
+    "sgd",
+    "momentum",
+    "adam",
+    "fused-optimizer",
+)
 #: The one that has a model checkpoint its activations is called as the model's method is.
 _CHECKPOINTING: Final = "activation_checkpointing"
 _CHECKPOINTING_BEFORE: Final = "gradient_checkpointing"
-#: Optimizers that none of them stands for: classes of ``torch.optim``, and what goes with each.
-_CLASSES: Final = {"momentum": ("SGD", ', "momentum": 0.9'), "adam": ("Adam", "")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +157,38 @@ class Trial:
 def told_trainer(name: str, finding: Applicability) -> tuple[str, ...]:
     """What to write for a remedy where Transformers' ``Trainer`` makes the step; empty where that
     has no argument for it."""
-    if name in _CLASSES:
-        kind, more = _CLASSES[name]
-        made = f'optimizer_cls_and_kwargs=(torch.optim.{kind}, {{"lr": …{more}}})'
-        return (f"where the trainer is made: {made}",)
-    said = _ARGUMENTS.get(name)
-    if name == "checkpoint":
-        is_new = any(_CHECKPOINTING in target for target in finding.targets)
-        said = f"{_CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE}=True"
-    return () if said is None else (f"in the trainer's arguments: {said}",)
+    if name in _OF_OPTIMIZERS:
+        return finding.targets
+    if name != "checkpoint":
+        return ()
+    is_new = any(_CHECKPOINTING in target for target in finding.targets)
+    said = _CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE
+    return (f"in the trainer's arguments: {said}=True",)
+
+
+def computing_in(dtype: str, makeup: StepMakeup | None) -> tuple[str, ...]:
+    """What a framework is told whose loop makes the step, for autocast; empty where the script's
+    own does."""
+    framework = None if makeup is None else FRAMEWORKS.get(makeup.loop)
+    return () if framework is None else (framework.with_precision(dtype),)
+
+
+def accumulating(makeup: StepMakeup, batch: int, parts: int) -> tuple[str, ...]:
+    """What a framework is told whose loop makes the step, for a batch in so many micro-batches;
+    empty where the script's own does."""
+    steps = parts * (makeup.accumulation or 1)
+    if makeup.loop == "Transformers":
+        return (
+            f"in the trainer's arguments: per_device_train_batch_size={batch // parts}, "
+            f"gradient_accumulation_steps={steps}",
+        )
+    framework = FRAMEWORKS.get(makeup.loop)
+    if framework is None:
+        return ()
+    told = framework.with_accumulation.replace("…", str(steps))
+    if makeup.loop == "Accelerate":
+        told += ", and `with accelerator.accumulate(model):` around what is done with a batch"
+    return (f"batch size {batch // parts} instead of {batch}; {told}",)
 
 
 def allocators_tried(present: str, torch: str) -> tuple[str, ...]:
@@ -229,15 +254,11 @@ class Trials:
         """What to write where Transformers' ``Trainer`` makes the step; empty where it does not, or
         has no argument for it."""
         makeup = recording_of(self._survey).makeup
-        if makeup is None or makeup.loop != "Transformers":
+        if makeup is None:
             return ()
         if name == "accumulate":
-            batch, before = self._job.batch or parts, makeup.accumulation or 1
-            return (
-                f"in the trainer's arguments: per_device_train_batch_size={batch // parts}, "
-                f"gradient_accumulation_steps={before * parts}",
-            )
-        return told_trainer(name, finding)
+            return accumulating(makeup, self._job.batch or parts, parts)
+        return told_trainer(name, finding) if makeup.loop == "Transformers" else ()
 
     def _smaller_model(self, trial: Trial) -> Trial:
         """Where the command has the model's name, that is what to change."""
@@ -319,7 +340,7 @@ class Trials:
             is_flipped = False
         amp = self._flipped.values.get("amp") if is_flipped else None
         precision = PRECISIONS[dtype] if self._accelerate_asks() and amp is None else None
-        how = kind.how(finding)
+        how = computing_in(dtype, recording_of(self._survey).makeup) or kind.how(finding)
         if precision is not None:
             how = (f"set {ACCELERATE}={precision}, as in the command below",)
         elif amp is not None:

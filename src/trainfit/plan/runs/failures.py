@@ -18,7 +18,7 @@ from trainfit.results.findings import FAILS_LATER, Finding
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.script import ScriptOption
-from trainfit.results.runs.trace import Counted, OwnFault, TraceOutcome
+from trainfit.results.runs.trace import ContextSeen, Counted, OwnFault, TraceOutcome
 from trainfit.results.text import count, duration, exception_text
 
 #: Why there are no figures of a run, after an interrupt.
@@ -156,7 +156,8 @@ def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | N
         return _cause_of_hang(outcome, output, settings)
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
-    return cause_of_error(outcome.message, outcome.traceback, output, settings)
+    context = outcome.context if isinstance(outcome, TraceOutcome) else ContextSeen()
+    return cause_of_error(outcome.message, outcome.traceback, output, settings, context)
 
 
 #: Of a run at its time limit: what shows that it hangs. It may be slow otherwise.
@@ -175,14 +176,19 @@ def _cause_of_hang(
 
 
 def cause_of_error(
-    message: str, traceback: str, output: str = "", settings: LoaderSettings | None = None
+    message: str,
+    traceback: str,
+    output: str = "",
+    settings: LoaderSettings | None = None,
+    context: ContextSeen = ContextSeen(),  # noqa: B008 (it is frozen)
 ) -> Finding | None:
     """The cause and the fix of an exception that is told as "TypeError: what it says"."""
     name, _, said = message.partition(": ")
     if not name.replace(".", "_").isidentifier():
         return None
     failure = Failure(name, said, traceback)
-    return of_failure(failure, settings, FailureContext(output=output))
+    seen = FailureContext(output=output, tokens=context.longest, positions=context.positions)
+    return of_failure(failure, settings, seen)
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

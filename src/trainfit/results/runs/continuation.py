@@ -150,6 +150,17 @@ class DecodeLaw:
             for each in self._templates
         )
 
+    @property
+    def changes(self) -> bool:
+        """Is a call of another size than the one before, in anything that it computes or makes?"""
+        columns = [("alloc_bytes", self._seen.allocs)]
+        columns += [(f"kernel_{name}", self._seen.kernels) for name in KERNEL_SIZES]
+        return any(
+            bool((each.at(name, starts, 1) - each.at(name, starts, 0)).any())
+            for each in self._templates
+            for name, starts in columns
+        )
+
     def _leaves_more(self) -> bool:
         """Are there more allocations after a period than are freed in one?"""
         codes = np.concatenate([each.events[:, 0] for each in self._templates])

@@ -19,6 +19,7 @@ from trainfit.results.runs.recording import (
     IntArray,
     Recording,
 )
+from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
 
 Mask = npt.NDArray[np.bool_]
 
@@ -28,6 +29,8 @@ OF_EACH: Final = 3
 ALIKE: Final = 16
 #: Columns of kernels that grow with a text.
 KERNEL_SIZES: Final = ("flops", "read", "written", "rows", "columns", "depth", "batches")
+#: Kernels whose ``columns`` are bytes that pass the L2 cache: by where blocks begin, on no line.
+_REORDERED: Final = KERNEL_KINDS.index("pointwise_reordered")
 _UNMARKED: Final = (KINDS.index("temporary"), KINDS.index("activation"))
 
 
@@ -110,10 +113,12 @@ class SimulatedDecodes:
 
     def _growing(self) -> list[tuple[IntArray, list[int]]]:
         recording = self.recording
+        sizes = {name: getattr(recording, f"kernel_{name}") for name in KERNEL_SIZES}
+        sizes["columns"] = np.where(recording.kernel_kind == _REORDERED, 0, sizes["columns"])
         return [
             (recording.alloc_bytes, self.allocs),
             (recording.workspace_args, self.arguments),
-            *((getattr(recording, f"kernel_{name}"), self.kernels) for name in KERNEL_SIZES),
+            *((column, self.kernels) for column in sizes.values()),
         ]
 
     def _is_linear(self, column: IntArray, starts: list[int], steps: list[int]) -> bool:
@@ -151,7 +156,33 @@ class DecodeTemplate:
             period, call = self.step - self._before, self.step - self._seen.count + 1
             calls = np.minimum(np.asarray(periods) * period, self._seen.full_at - call)
             found = np.where(windowed, now + np.multiply.outer(calls, growth) // period, found)
+        if name == "kernel_columns":
+            found = np.where(self._is_reordered, self._passed(periods), found)
         return np.maximum(found, 0)
+
+    @property
+    def _is_reordered(self) -> Mask:
+        seen = self._seen
+        found: Mask = seen.of(seen.recording.kernel_kind, seen.kernels, self.step) == _REORDERED
+        return found
+
+    def _passed(self, periods: int | IntArray) -> IntArray:
+        """Bytes that pass the L2 cache: of those that are moved the share that it was in the calls
+        at this place of a period that were seen."""
+        seen, period = self._seen, self.step - self._before
+        first = max(0, seen.count - max(OF_EACH * period, ALIKE))
+        moved, passed = (
+            sum(
+                seen.of(getattr(seen.recording, f"kernel_{name}"), seen.kernels, step)
+                for name in names
+                for step in range(self.step, first - 1, -period)
+            )
+            for names in (("read", "written"), ("columns",))
+        )
+        share = passed / np.maximum(1, moved)
+        then = sum(self.at(f"kernel_{name}", seen.kernels, periods) for name in ("read", "written"))
+        found: IntArray = np.rint(share * then).astype(np.int64)
+        return found
 
     def _windowed(self, name: str) -> Mask:
         """Which rows of a column are of operators with a sliding window."""

@@ -17,15 +17,20 @@ _POSITIONS: Final = (
 )
 
 
+#: Ways to scale rotary positions that lengthen the context, by ``factor`` times what it was.
+_SCALED: Final = ("yarn", "linear", "dynamic")
+
+
 class ContextWatch:
-    """Notes the longest sequence of token ids that an embedding was given, and how many positions
-    the script's models are made for."""
+    """Notes the longest sequence of token ids that embeddings of a model were given, and how many
+    positions the model is made for."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._known: set[int] = set()
-        self._longest: int | None = None
-        self._positions: int | None = None
+        #: Positions of the innermost model that an embedding is of, and what was given to such.
+        self._of: dict[int, int] = {}
+        self._given: dict[int | None, int] = {}
 
     def install(self) -> None:
         """Watch from now on, until :meth:`remove` is called."""
@@ -37,33 +42,61 @@ class ContextWatch:
             self._handle.remove()
 
     def seen(self) -> ContextSeen:
-        """What was noted so far."""
-        return ContextSeen(self._longest, self._positions)
+        """What was noted so far: of a model that was given too much, else of the one that was given
+        the most."""
+        if not self._given:
+            return ContextSeen(None, min(self._of.values(), default=None))
+        known = [(longest, each) for each, longest in self._given.items() if each is not None]
+        too_long = [(longest, each) for longest, each in known if longest > each]
+        if not known:
+            return ContextSeen(self._given[None], None)
+        return ContextSeen(*max(too_long or known))
+
+    def generates(self, positions: int, limit: int) -> None:
+        """A text is so long that is given to a model that is made for ``limit`` positions."""
+        self._given[limit] = max(self._given.get(limit, 0), positions)
 
     def _enter(self, module: torch.nn.Module, given: Any) -> None:
         with contextlib.suppress(Exception):  # a module of the user's, whatever it raises
             if isinstance(module, torch.nn.Embedding):
-                self._given(given)
+                self._note(module, given)
             elif id(module) not in self._known:
                 self._known.add(id(module))
-                self._made_for(module.__dict__.get("config"))
+                positions = positions_of(module.__dict__.get("config"))
+                if positions is not None:
+                    embeddings = (e for e in module.modules() if isinstance(e, torch.nn.Embedding))
+                    self._of.update((id(each), positions) for each in embeddings)
 
-    def _given(self, given: Any) -> None:
+    def _note(self, embedding: torch.nn.Embedding, given: Any) -> None:
         ids = given[0] if given else None
         if isinstance(ids, torch.Tensor) and ids.dim() == 2:
-            self._longest = max(self._longest or 0, int(ids.shape[1]))
-
-    def _made_for(self, config: Any) -> None:
-        positions = positions_of(config)
-        # The model and its parts say the same; of two models the smaller counts.
-        if positions is not None:
-            self._positions = min(positions, self._positions or positions)
+            positions = self._of.get(id(embedding))
+            self._given[positions] = max(self._given.get(positions, 0), int(ids.shape[1]))
 
 
 def positions_of(config: Any) -> int | None:
     """The positions that a model of this configuration is made for; ``None``: it does not say."""
     with contextlib.suppress(Exception):  # an object of the user's, whatever it raises
         text = getattr(config, "get_text_config", lambda: config)()
-        found = (getattr(text, name, None) for name in _POSITIONS)
-        return next((each for each in found if type(each) is int and each > 0), None)
+        # T5's are relative, as many as there are tokens; that field is only in its files.
+        is_relative = hasattr(text, "relative_attention_num_buckets")
+        names = (name for name in _POSITIONS if not (is_relative and name == "n_positions"))
+        found = (getattr(text, name, None) for name in names)
+        positions = next((each for each in found if type(each) is int and each > 0), None)
+        return None if positions is None else max(positions, _scaled(text, positions))
     return None
+
+
+def _scaled(config: Any, positions: int) -> int:
+    """As many as a scaling of rotary positions makes of them."""
+    scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(scaling, dict):
+        return positions
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if kind not in _SCALED or not isinstance(factor, int | float):
+        return positions
+    before = scaling.get("original_max_position_embeddings")
+    if not isinstance(before, int):
+        # Where that is not said, yarn's positions are those with the factor.
+        before = positions if kind != "yarn" else 0
+    return int(before * factor)

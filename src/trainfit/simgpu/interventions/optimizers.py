@@ -100,6 +100,8 @@ class ReplaceOptimizer(Intervention):
     title: ClassVar[str]
     #: Value of the argument ``optim``; empty where there is none.
     optim: ClassVar[str] = ""
+    #: Else how a trainer is given the class and its arguments.
+    kind_and_arguments: ClassVar[tuple[str, str]] = ("", "")
 
     def __init__(self, targets: tuple[str, ...] = ()) -> None:
         super().__init__(targets)
@@ -124,7 +126,8 @@ class ReplaceOptimizer(Intervention):
             return self.no(f"{kinds} made no step, so its state size is unknown")
         if _STATE_BYTES[self.title] >= present - _SAME_BYTES:
             return self.no(f"{self.title} keeps at least as much state as {kinds}")
-        return Applicability(self.name, True, places=lines_of(self.scene), detail=kinds)
+        targets = told_trainers(self.scene, self.optim, *self.kind_and_arguments)
+        return Applicability(self.name, True, "", targets, lines_of(self.scene), kinds)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene
@@ -186,6 +189,7 @@ class Sgd(ReplaceOptimizer):
 class Momentum(ReplaceOptimizer):
     name = "momentum"
     title = "SGD with momentum"
+    kind_and_arguments = ("torch.optim.SGD", "momentum=0.9")
 
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, momentum=0.9)
@@ -194,6 +198,7 @@ class Momentum(ReplaceOptimizer):
 class Adam(ReplaceOptimizer):
     name = "adam"
     title = "Adam"
+    kind_and_arguments = ("torch.optim.Adam", "")
 
     def make(self, optimizer: Any, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.Adam(groups)
@@ -226,8 +231,12 @@ class EightBit(ReplaceOptimizer):
                 kind = described(made.optimizer)
                 return self.no(f"there is no {self.version} version of {kind}")
         names = (str(self.version_of(made.optimizer)) for made in self.scene.optimizers)
-        kinds = dict.fromkeys(names)
-        return Applicability(self.name, True, places=lines_of(self.scene), detail=", ".join(kinds))
+        kinds = ", ".join(dict.fromkeys(names))
+        # Its name for AdamW's; those of others differ between versions of Transformers.
+        optim = self.optim if kinds == "AdamW8bit" else ""
+        targets = told_trainers(self.scene, optim, f"bitsandbytes.optim.{kinds}", "")
+        targets = tuple(f"{each} (pip install bitsandbytes)" for each in targets)
+        return Applicability(self.name, True, "", targets, lines_of(self.scene), kinds)
 
     def version_of(self, optimizer: Any) -> str | None:
         """The class in ``bitsandbytes.optim`` that takes its place; ``None``: there is none."""
@@ -247,7 +256,12 @@ class EightBit(ReplaceOptimizer):
             same = {k: v for k, v in optimizer.param_groups[0].items() if k in known}
             made: torch.optim.Optimizer = kind(**{**same, "params": groups})
             return made
-        wide = self._embeddings() if self.trainers else ()
+        is_trainers = any(
+            made.trainer is not None
+            for made in self.scene.optimizers
+            if made.optimizer is optimizer
+        )
+        wide = self._embeddings() if is_trainers else ()
         return EightBitOptimizer(groups, EIGHT_BIT[name], wide)
 
     def _embeddings(self) -> set[int]:
@@ -275,9 +289,8 @@ class Paged(EightBit):
             return found
         detail = f"there, bitsandbytes.optim.{found.detail}(…) with the same arguments"
         places = found.places
-        if self.trainers:
-            detail = f'in its arguments: optim="{PAGED}"'
-            places = tuple(filter(None, self.trainers))
+        if told := told_trainers(self.scene, self.optim, "", ""):
+            (detail,), places = told, tuple(filter(None, self.trainers))
         detail = f"{detail} (pip install bitsandbytes)"
         return Applicability(self.name, True, places=places, detail=detail)
 
@@ -315,7 +328,9 @@ class Fused(Intervention):
             return self.no(f"{kinds} is already fused, or has no fused version")
         lines = dict.fromkeys(made.place for made in able if made.place)
         kinds = ", ".join(dict.fromkeys(made.kind for made in able))
-        return Applicability(self.name, True, places=tuple(lines), detail=kinds)
+        optim = "adamw_torch_fused" if kinds == "AdamW" else ""
+        targets = told_trainers(self.scene, optim, f"torch.optim.{kinds}", "fused=True")
+        return Applicability(self.name, True, "", targets, tuple(lines), kinds)
 
     def apply(self, scene: Scene) -> None:
         scene.on_optimizer.append(self._fuse)
@@ -340,6 +355,22 @@ class Fused(Intervention):
 
         optimizer.step = types.MethodType(fused_step, optimizer)
         self.changed += 1
+
+
+def told_trainers(scene: Scene, optim: str, kind: str, arguments: str) -> tuple[str, ...]:
+    """What to write where Transformers' ``Trainer`` chooses the optimizer; empty where the script
+    does. ``optim`` is its argument's value, or else ``kind`` a class with ``arguments``."""
+    trainers = [made.trainer for made in scene.optimizers]
+    if not trainers or None in trainers:
+        return ()
+    if optim:
+        return (f'in the trainer\'s arguments: optim="{optim}"',)
+    given = ("lr=…", *filter(None, (arguments,)))
+    if "optimizer_cls_and_kwargs" in inspect.signature(type(trainers[0]).__init__).parameters:
+        made = f"optimizer_cls_and_kwargs=({kind}, dict({', '.join(given)}))"
+    else:  # before Transformers 4.47
+        made = f"optimizers=({kind}({', '.join(('model.parameters()', *given))}), None)"
+    return (f"where the trainer is made: {made}",)
 
 
 def lines_of(scene: Scene) -> tuple[str, ...]:

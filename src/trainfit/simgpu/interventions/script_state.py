@@ -136,11 +136,15 @@ _TRAINER: Final = "transformers.trainer"
 
 
 class MadeOptimizer:
-    """An optimizer of the script, and the line that made it."""
+    """An optimizer of the script, the line that made it, and Transformers' ``Trainer`` that chose
+    it by its arguments (``None``: the script did, also where it gives it to a trainer)."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, place: str | None) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, place: str | None, trainer: Any = None
+    ) -> None:
         self.optimizer = optimizer
         self.place = place
+        self.trainer = trainer
 
     @property
     def kind(self) -> str:
@@ -177,6 +181,7 @@ class Scene:
         self._stack: list[torch.nn.Module] = []
         self._handles: list[Any] = []
         self._own = False
+        self._trainer: Any = None
         self._calls = self._calls_with_grad = 0
 
     # -- use -----------------------------------------------------------------------------
@@ -243,9 +248,25 @@ class Scene:
         def seen(module: ModuleType) -> None:
             self.patches.hook(module.Trainer, "__init__", functools.partial(_looked_at, look))
 
+        self._on_trainers(seen)
+
+    def _on_trainers(self, seen: Callable[[ModuleType], None]) -> None:
         hook = ImportHook(_TRAINER, seen)
         hook.install()
         self.at_end.append(hook.remove)
+
+    def _choosing(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        """A trainer's own choice of an optimizer: a subclass's is the script's."""
+
+        @functools.wraps(create)
+        def create_optimizer(trainer: Any, *args: Any, **named: Any) -> Any:
+            self._trainer = trainer
+            try:
+                return create(trainer, *args, **named)
+            finally:
+                self._trainer = None
+
+        return create_optimizer
 
     def _watch_optimizers(self, patches: PatchSet) -> None:
         construct = torch.optim.Optimizer.__init__
@@ -262,12 +283,18 @@ class Scene:
             for change in scene.on_parameters:
                 given = change(given)
             construct(optimizer, given, defaults)
-            made = MadeOptimizer(optimizer, place)
+            made = MadeOptimizer(optimizer, place, scene._trainer)
             scene.optimizers.append(made)
             for callback in scene.on_optimizer:
                 callback(made)
 
         patches.set(torch.optim.Optimizer, "__init__", __init__)
+
+        def seen(module: ModuleType) -> None:
+            if hasattr(module.Trainer, "create_optimizer"):
+                patches.hook(module.Trainer, "create_optimizer", scene._choosing)
+
+        self._on_trainers(seen)
 
     def _watch_batches(self, patches: PatchSet) -> None:
         iterator = LoaderIterator
