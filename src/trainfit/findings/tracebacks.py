@@ -33,6 +33,8 @@ NO_MEMORY: Final = re.compile(
     r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
     r"|failed to map segment from shared object"
 )
+#: Of an import (ModuleNotFoundError).
+NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 _WORKER: Final = re.compile(r"worker process (\d+)")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 #: Python's own library, of whatever installation.
@@ -113,6 +115,12 @@ class ParsedException:
         users = [frame for frame in self.frames if frame.is_user]
         packages = [frame for frame in self.frames if frame.package not in ("", "torch")]
         return next(reversed(users or packages), None)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the user's line; this one where no line is the user's."""
+        here, culprit = Path.cwd(), self.culprit
+        return here / Path(culprit.path).parent if culprit and culprit.is_user else here
 
 
 def parse(error_type: str, message: str, text: str) -> ParsedException:
@@ -319,7 +327,7 @@ def library(stack: ThreadStack, known: Mapping[str, object]) -> str:
         if module in known:
             return module
         if frame.is_user:
-            named = _named(frame)
+            named = modules_named(frame)
             return next((name for name in named if name in known), "")
     return ""
 
@@ -342,7 +350,7 @@ def _module(frame: Frame) -> str:
     return "logging" if frame.path.endswith("/logging/__init__.py") else ""
 
 
-def _named(frame: Frame) -> list[str]:
+def modules_named(frame: Frame) -> list[str]:
     """Top-level modules that the names in a line stand for."""
     aliases = _aliases(frame.path)
     words = re.findall(r"[A-Za-z_]\w*", frame.code)
