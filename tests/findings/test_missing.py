@@ -25,7 +25,7 @@ def absent(module: str, folder: Path) -> Finding:
         ("ignite", "pip install pytorch-ignite"),
         ("clip", "pip install git+https://github.com/openai/CLIP.git"),
         ("gym", "gymnasium in its place"),
-        ("tensorflow", "pip install 'tensorflow>=1.8,<2' (setup.py names it)"),
+        ("tensorflow", "pip install 'tensorflow>=1.8,<2' (setup.py names it;"),
         ("addict_x", "pip install addict_x (requirements.txt names it)"),
         ("utilities", "no list of requirements here names it"),
     ],

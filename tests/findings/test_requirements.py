@@ -127,4 +127,4 @@ def test_a_version_that_is_taken_for_a_number(
         "if float(rich.__version__[:3]) < 0.7:\n    from rich import _no_such\n",
     )
     assert fault is not None
-    assert fault.title == "`float(rich.__version__[:3]) < 0.7` takes rich 0.20.1 for 0.2"
+    assert fault.title == "`float(rich.__version__[:3]) < 0.7` compares 0.2, and rich is 0.20.1"

@@ -156,6 +156,17 @@ def exception_in(text: str) -> tuple[str, str]:
     return found
 
 
+def printed_traceback(output: str) -> str:
+    """The last traceback in what a process printed, with what it was raised from; empty without
+    one. Frameworks that start a user's function (Hydra) print its exception and exit."""
+    begin = output.rfind(_HEADING)
+    while (before := output.rfind(_HEADING, 0, max(begin, 0))) >= 0:
+        if not _CHAINED.search(output, before, begin):
+            break
+        begin = before
+    return output[begin:] if begin >= 0 else ""
+
+
 def raised_from(text: str) -> Iterator[tuple[str, str, str]]:
     """Type, message and traceback of the exceptions that the last one of a printed traceback was
     raised from, the nearest first: libraries say at the end that something could not be imported.

@@ -1,4 +1,5 @@
-"""Packages that were compiled for another PyTorch, CUDA or NumPy; a GPU that PyTorch does not see.
+"""Packages that were compiled for another PyTorch, CUDA or NumPy; a GPU or a terminal that is
+not there.
 
 Of the last, why it is so is a matter of the machine, at which `trainfit doctor` looks.
 """
@@ -90,6 +91,27 @@ def gpu_not_seen(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"PyTorch cannot use the GPU: {found[0].removesuffix(': ')}",
         "",
         "`trainfit doctor --only gpu` says why, and the command that fixes it",
+    )
+
+
+#: `stty size` of a script that has no terminal prints nothing; posix.get_terminal_size: ENOTTY.
+_ASKS_TERMINAL: Final = re.compile(r"\bstty\b|\bget_terminal_size\b|\btcgetattr\b|TIOCGWINSZ")
+_WITHOUT_TERMINAL: Final = re.compile(
+    r"not enough values to unpack \(expected 2, got 0\)|Inappropriate ioctl for device"
+)
+
+
+def no_terminal(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """The size of a terminal is asked for by a command that was started without one."""
+    line = raised.culprit.code if raised.culprit is not None else ""
+    if not _ASKS_TERMINAL.search(line) or not _WITHOUT_TERMINAL.search(raised.message):
+        return None
+    return failure_finding(
+        "no_terminal",
+        "The script asks for the size of its terminal, and this command was started without one",
+        "",
+        "start it in a terminal (in a job: script -qc 'the command' /dev/null); or in the script "
+        "shutil.get_terminal_size(), which is 80 by 24 without one",
     )
 
 

@@ -121,7 +121,8 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         return _finding(title, f"pip install git+{_ADDRESSES[name]}")
     package = _DISTRIBUTIONS.get(name, name)
     if asked is not None and asked.version:
-        return _finding(title, f"pip install '{package}{asked.version}' ({asked.file} names it)")
+        wanted = f"pip install '{package}{asked.version}' ({asked.file} names it; "
+        return _finding(title, f"{wanted}with an older Python where pip finds no such version)")
     if asked is not None or package != name:
         named = f" ({asked.file} names it)" if asked is not None else ""
         return _finding(title, f"pip install {package}{named}")

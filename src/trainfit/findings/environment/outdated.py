@@ -137,6 +137,14 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
             "the version that the line names, in an environment of its own; or remove the line, "
             "and change what has another name in the installed one",
         )
+    if _STEP_OF_FIVE.search(raised.message) and _calls(raised, "step"):
+        return failure_finding(
+            "outdated",
+            "An environment's step() gives five values since gym 0.26 (gymnasium)",
+            "",
+            "observation, reward, terminated, truncated, info = env.step(action); done = "
+            "terminated or truncated; and reset() gives observation, info",
+        )
     lacks = _NAME_GONE.search(raised.message)
     if lacks is not None and "circular import" not in raised.message:
         return _other_version(lacks[2].partition(".")[0], f"{lacks[2]}.{lacks[1]}", raised)
@@ -151,6 +159,16 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
     name = module.partition(".")[0]
     is_part = module != name and _is_installed(name)
     return _other_version(name, module, raised) if is_part else None
+
+
+#: gym/core.py and gymnasium/core.py: observation, reward, terminated, truncated, info.
+_STEP_OF_FIVE: Final = re.compile(r"too many values to unpack \(expected 4(?:, got 5)?\)")
+
+
+def _calls(raised: ParsedException, method: str) -> bool:
+    """Does the user's line call a method of this name?"""
+    line = raised.culprit.code if raised.culprit is not None else ""
+    return re.search(rf"\.{method}\s*\(", line) is not None
 
 
 #: Of an installed package: Python says in which file it looked.
@@ -189,7 +207,7 @@ def _excluded(asked: Unmet, why: str = "") -> Finding:
 #: A call that does not fit the signature of what is called (Python/ceval.c, Objects/call.c).
 _SIGNATURE: Final = re.compile(
     r"(?:(\w+)\.)?(\w+)\(\) (?:got an unexpected keyword argument|got multiple values for"
-    r"|missing \d+ required|takes (?:no|from|at most|exactly|\d+)\b)"
+    r"|missing \d+ required|[a-z]+ (?:no|from|at most|exactly|\d+)\b[\w ]*\barguments?\b)"
 )
 _OF_MODULE: Final = re.compile(r"module '([\w]+)[\w.]*' has no attribute")
 
@@ -253,7 +271,7 @@ def _compared_as_number(raised: ParsedException, package: str) -> Finding | None
         version = installed_version(package)
         return failure_finding(
             "outdated",
-            f"`{found[0]}` takes {package} {version} for {version[: int(found[2])]}",
+            f"`{found[0]}` compares {version[: int(found[2])]}, and {package} is {version}",
             "",
             f"compare numbers: tuple(int(n) for n in {package}.__version__.split('.')[:2]) with "
             "(0, 7) for 0.7; here, remove the branch for old versions",

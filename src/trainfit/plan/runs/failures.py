@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.failure import of_failure
-from trainfit.findings.tracebacks import ParsedException, parse
+from trainfit.findings.failure import of_exception, of_failure
+from trainfit.findings.tracebacks import ParsedException, parse, printed_traceback
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
@@ -154,6 +154,8 @@ def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | N
     settings = loader.settings if loader is not None else None
     if outcome.status == "timeout" and not outcome.steps:
         return _cause_of_hang(outcome, output, settings)
+    if outcome.status == "exited" and (printed := printed_traceback(output)):
+        return of_exception(printed, settings)
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
     return cause_of_error(outcome.message, outcome.traceback, output, settings)
