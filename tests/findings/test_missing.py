@@ -58,3 +58,17 @@ def test_what_a_setup_builds_is_built(
     assert fault.title == f"{module} is made when its package is installed, by {setup}"
     where = setup.rpartition("/")[0] or "."
     assert fault.fix.action == f"pip install --no-build-isolation -e {where}"
+
+
+def test_the_repository_around_the_folder_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """robomimic is run from robomimic/scripts, two folders below its setup.py."""
+    (tmp_path / "setup.py").write_text("setup(name='lib')\n")
+    scripts = tmp_path / "lib" / "scripts"
+    scripts.mkdir(parents=True)
+    (tmp_path / "lib" / "__init__.py").touch()
+    monkeypatch.chdir(scripts)
+    fault = absent("lib", scripts)
+    assert fault.title == "lib lies in ../.., where Python does not look"
+    assert fault.fix.action == "pip install -e ../.., or PYTHONPATH=../.. before the command"

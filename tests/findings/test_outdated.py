@@ -62,6 +62,14 @@ def an_environment() -> object:
     return state, reward, done, more
 
 
+def a_sampler() -> object:
+    class Endless(torch.utils.data.Sampler[int]):
+        def __init__(self, data: list[int]) -> None:
+            super().__init__(data)  # type: ignore[call-arg]
+
+    return Endless([1])
+
+
 def torch_six() -> object:
     from torch._six import inf  # type: ignore[import-not-found]
 
@@ -85,6 +93,7 @@ def torch_six() -> object:
         (a_collection, "collections.abc"),
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
+        (a_sampler, "super().__init__() without an argument"),
         (an_environment, "terminated or truncated"),
     ],
 )

@@ -94,6 +94,18 @@ def test_a_script_that_is_told_to_stay_on_the_cpu(
     assert fix in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("refused", "meant"),
+    [("--dataset-name stl10", "-dataset-name"), ("--batchSize=4", "--batch-size"), ("--c", "")],
+)
+def test_an_option_that_is_spelled_otherwise(tmp_path: Path, refused: str, meant: str) -> None:
+    usage = "usage: run.py [-h] [-dataset-name {stl10,cifar10}]\n        [--batch-size N]\n"
+    output = f"{usage}run.py: error: unrecognized arguments: {refused}\n"
+    text = said(tmp_path, "exited", "exit code 2", output=output)
+    assert (f"its parser calls the option {meant}, not --" in text) is bool(meant)
+    assert ("its own message is below" in text) is (not meant)
+
+
 def test_an_exception_that_a_framework_prints_before_it_exits(tmp_path: Path) -> None:
     """Hydra's, with what it says around it; a traceback that the script went on after is none of
     another cause."""

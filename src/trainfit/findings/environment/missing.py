@@ -169,16 +169,20 @@ def _made_by(setup: Path) -> Iterator[str]:
 
 #: What pip installs a folder by.
 _BUILDS: Final = ("setup.py", "pyproject.toml")
+#: Folders above a script's that may be the repository's own.
+_OUTER: Final = 3
 
 
 def _folder_with(name: str, raised: ParsedException) -> Path | None:
     """The folder of the user's code that has this module, as seen from here: this one, one that a
-    file of the traceback lies in, or one below this one that is to be installed; else ``None``."""
+    file of the traceback lies in, or one near them that is to be installed; else ``None``."""
     here = Path.cwd()
     files = [here / frame.path for frame in reversed(raised.frames) if frame.is_user]
     above = [each for file in files for each in file.parents if each.is_relative_to(here)]
     below = sorted(build.parent for each in _BUILDS for build in here.glob(f"*/{each}"))
-    for folder in (here, *above, *below, here / "src"):
+    outer = [each for inner in (here, raised.folder) for each in list(inner.parents)[:_OUTER]]
+    built = [each for each in outer if any((each / build).is_file() for build in _BUILDS)]
+    for folder in (here, *above, *below, here / "src", *built):
         if (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py")):
-            return folder.relative_to(here)
+            return Path(os.path.relpath(folder))
     return None

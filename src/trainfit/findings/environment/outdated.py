@@ -145,6 +145,13 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
             "observation, reward, terminated, truncated, info = env.step(action); done = "
             "terminated or truncated; and reset() gives observation, info",
         )
+    if raised.message.startswith("object.__init__() ") and _is_of_class(raised, "Sampler"):
+        return failure_finding(
+            "outdated",
+            "PyTorch's Sampler has no argument data_source any longer",
+            "",
+            "super().__init__() without an argument, in the sampler's own __init__",
+        )
     lacks = _NAME_GONE.search(raised.message)
     if lacks is not None and "circular import" not in raised.message:
         return _other_version(lacks[2].partition(".")[0], f"{lacks[2]}.{lacks[1]}", raised)
@@ -169,6 +176,14 @@ def _calls(raised: ParsedException, method: str) -> bool:
     """Does the user's line call a method of this name?"""
     line = raised.culprit.code if raised.culprit is not None else ""
     return re.search(rf"\.{method}\s*\(", line) is not None
+
+
+def _is_of_class(raised: ParsedException, base: str) -> bool:
+    """Does the user's line stand in a class whose base is called so?"""
+    culprit = raised.culprit
+    lines = linecache.getlines(culprit.path)[: culprit.line] if culprit is not None else []
+    heads = (line for line in reversed(lines) if re.match(r"\s*class\b", line))
+    return re.search(rf"\(.*\b{base}\b", next(heads, "")) is not None
 
 
 #: Of an installed package: Python says in which file it looked.
