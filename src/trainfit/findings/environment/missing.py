@@ -95,13 +95,13 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     if raised.type != "ModuleNotFoundError" or found is None:
         return None
     module = found[1]
-    name, _, part = module.partition(".")
+    name = module.partition(".")[0]
     if (setup := _built_by(module, raised)) is not None:
         return _finding(
             f"{module} is made when its package is installed, by {setup}",
             f"pip install --no-build-isolation -e {os.path.dirname(setup) or '.'}",
         )
-    if part:
+    if module != name:
         return None
     asked = asked_for(name, raised.folder)
     if name in _NOT_BROUGHT:
