@@ -99,3 +99,24 @@ def test_a_checkpoint_of_a_gpu() -> None:
 )
 def test_what_is_not_known_is_not_explained(said: str) -> None:
     assert of_exception(raised(said, "train.py", f"{SITE}/other/__init__.py")) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "_, width = os.popen('stty size', 'r').read().split()",
+            "ValueError: not enough values to unpack (expected 2, got 0)",
+        ),
+        (
+            "width = os.get_terminal_size().columns",
+            "OSError: [Errno 25] Inappropriate ioctl for device",
+        ),
+    ],
+)
+def test_a_terminal_that_is_not_there(line: str, said: str) -> None:
+    trace = f'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    {line}\n{said}\n'
+    fault = of_exception(trace)
+    assert fault is not None and fault.kind == "no_terminal" and fault.kind in KINDS
+    assert "shutil.get_terminal_size()" in fault.fix.action
+    assert of_exception(trace.replace(line, "a, b = ''.split()")) is None

@@ -494,6 +494,14 @@ def unnamed_columns() -> None:  # transformers/trainer.py
     raise ValueError("No columns in the dataset match the model's forward method signature: (x).")
 
 
+def no_address() -> None:  # aiohttp/client_exceptions.py, of fsspec
+    raise OSError("Cannot connect to host github.com:443 ssl:default [Name or service not known]")
+
+
+def no_address_of_httpx() -> None:
+    raise OSError("[Errno -2] Name or service not known")
+
+
 def no_padding() -> None:  # transformers/tokenization_utils_base.py
     raise ValueError("Asking to pad but the tokenizer does not have a padding token. Please …")
 
@@ -503,6 +511,8 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
     [
         (no_hub, "hub_unreachable", "hf download"),
         (no_server, "server_unreachable", "where there is a network"),
+        (no_address, "server_unreachable", "where there is a network"),
+        (no_address_of_httpx, "server_unreachable", "where there is a network"),
         (gated, "hub_refused", "hf auth login"),
         (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),

@@ -53,6 +53,23 @@ def a_verbose_schedule() -> object:
     return torch.optim.lr_scheduler.StepLR(weights, 1, verbose=True)  # type: ignore[call-arg]
 
 
+def an_environment() -> object:
+    class Environment:
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, int]]:
+            return action, 0.0, False, False, {}
+
+    state, reward, done, more = Environment().step(1)  # type: ignore[misc]
+    return state, reward, done, more
+
+
+def a_sampler() -> object:
+    class Endless(torch.utils.data.Sampler[int]):
+        def __init__(self, data: list[int]) -> None:
+            super().__init__(data)  # type: ignore[call-arg]
+
+    return Endless([1])
+
+
 def torch_six() -> object:
     from torch._six import inf  # type: ignore[import-not-found]
 
@@ -76,6 +93,8 @@ def torch_six() -> object:
         (a_collection, "collections.abc"),
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
+        (a_sampler, "super().__init__() without an argument"),
+        (an_environment, "terminated or truncated"),
     ],
 )
 def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:

@@ -98,6 +98,20 @@ def test_a_childs_refusal_is_understood_and_nothing_else() -> None:
     tested.check(None, "")
 
 
+def test_a_pytorch_older_than_the_oldest_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(AttributeError), tested.tells_parent():
+        _ = torch.ops.aten.mm.no_such_overload
+    monkeypatch.setattr(torch, "__version__", "2.7.0+cu126")
+    with pytest.raises(SystemExit) as ended, tested.tells_parent():
+        _ = torch.ops.aten.mm.no_such_overload
+    code = ended.value.code
+    assert isinstance(code, int)
+    with pytest.raises(RefusedError, match=r"PyTorch 2\.7\.0\+cu126 is older than 2\.8"):
+        tested.check(code, capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("verb", [["simulate", "--gpu", "RTX 4090"], ["loader"]])
 def test_a_command_says_in_one_line_what_is_missing(verb: list[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TAKES)

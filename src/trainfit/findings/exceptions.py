@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from trainfit.findings import (
-    environment,
     fixes,
     gpu_errors,
     habits,
@@ -15,6 +14,7 @@ from trainfit.findings import (
     tensor_errors,
     training_errors,
 )
+from trainfit.findings.environment import mismatch, missing, outdated
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -289,11 +289,14 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _unscaled,
     _port,
     _notebook,
-    environment.mismatch,
-    environment.gpu_not_seen,
+    mismatch.mismatch,
+    mismatch.gpu_not_seen,
+    mismatch.no_terminal,
     script_errors.too_long,
     training_errors.known,
-    environment.outdated,
+    outdated.outdated,
+    missing.missing,
     tensor_errors.known,
     script_errors.known,
+    outdated.excluded,
 )

@@ -37,7 +37,7 @@ KINDS: Final = (
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
-    *("package_mismatch", "package_missing", "outdated", "gpu_not_seen"),
+    *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
     *("notebook_line", "script_error"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,

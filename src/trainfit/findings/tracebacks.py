@@ -33,6 +33,8 @@ NO_MEMORY: Final = re.compile(
     r"|MemoryError|\[Errno 12\]|Unable to allocate [\d.]+ \w+ for an array|std::bad_alloc"
     r"|failed to map segment from shared object"
 )
+#: Of an import (ModuleNotFoundError).
+NO_MODULE: Final = re.compile(r"No module named '([\w.]+)'")
 _WORKER: Final = re.compile(r"worker process (\d+)")
 _FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 #: Python's own library, of whatever installation.
@@ -114,6 +116,12 @@ class ParsedException:
         packages = [frame for frame in self.frames if frame.package not in ("", "torch")]
         return next(reversed(users or packages), None)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the user's line; this one where no line is the user's."""
+        here, culprit = Path.cwd(), self.culprit
+        return here / Path(culprit.path).parent if culprit and culprit.is_user else here
+
 
 def parse(error_type: str, message: str, text: str) -> ParsedException:
     """What was raised, from an exception's type, message and traceback.
@@ -146,6 +154,17 @@ def exception_in(text: str) -> tuple[str, str]:
         if _CAUGHT.match(found[1]):
             return found[0], "\n\n".join([found[1], *blocks[number + 1 :]]).strip()
     return found
+
+
+def printed_traceback(output: str) -> str:
+    """The last traceback in what a process printed, with what it was raised from; empty without
+    one. Frameworks that start a user's function (Hydra) print its exception and exit."""
+    begin = output.rfind(_HEADING)
+    while (before := output.rfind(_HEADING, 0, max(begin, 0))) >= 0:
+        if not _CHAINED.search(output, before, begin):
+            break
+        begin = before
+    return output[begin:] if begin >= 0 else ""
 
 
 def raised_from(text: str) -> Iterator[tuple[str, str, str]]:
@@ -319,7 +338,7 @@ def library(stack: ThreadStack, known: Mapping[str, object]) -> str:
         if module in known:
             return module
         if frame.is_user:
-            named = _named(frame)
+            named = modules_named(frame)
             return next((name for name in named if name in known), "")
     return ""
 
@@ -342,7 +361,7 @@ def _module(frame: Frame) -> str:
     return "logging" if frame.path.endswith("/logging/__init__.py") else ""
 
 
-def _named(frame: Frame) -> list[str]:
+def modules_named(frame: Frame) -> list[str]:
     """Top-level modules that the names in a line stand for."""
     aliases = _aliases(frame.path)
     words = re.findall(r"[A-Za-z_]\w*", frame.code)

@@ -396,13 +396,16 @@ _KNOWN: Final = (
         "The hub does not give this model: it is gated, private, or has another name",
         "accept its terms on its page, then `hf auth login` (or HF_TOKEN); check the name",
     ),
-    # urllib/request.py, urllib3 (requests): no address, or no way to it
+    # urllib/request.py, urllib3 (requests), aiohttp, socket.getaddrinfo (httpx): no address, or no
+    # way to it
     KnownError(
         "server_unreachable",
         re.compile(
             r"(?:urlopen error|HTTPS?Connection)[\s\S]*?(?:Name or service not known"
             r"|[Nn]ame resolution|No address associated with hostname|Network is unreachable"
             r"|Connection timed out|Connection refused)"
+            r"|\[Errno -\d+\] (?:Name or service not known|Temporary failure in name resolution"
+            r"|No address associated with hostname)|Cannot connect to host \S+"
         ),
         "A server that the script asks cannot be reached from this machine",
         "what it downloads: run that part once where there is a network, and copy the files to "

@@ -515,7 +515,7 @@ def batch_reasons(result: PlanResult, best: int, limits: BatchLimits) -> Iterato
     elif best == data_set:
         yield "the whole data set"
     elif memory is None or best >= memory:
-        yield f"largest batch {_margin(result)}"
+        yield f"{largest_words(best, limits)} {_margin(result)}"
     elif limits.trains is not None:
         yield f"smallest that trains {percent(KNEE)} as fast as any at this noise scale"
     else:
@@ -543,6 +543,13 @@ def option_text(option: BatchOption) -> str:
         f"{text}; learning rate × {option.rate_factor:.3g} by the {option.rate_rule} rule for "
         f"{name} ({option.rate_source})"
     )
+
+
+def largest_words(batch: int, limits: BatchLimits | None) -> str:
+    """What the largest batch is called that leaves the margin: perhaps none above was simulated."""
+    if limits is not None and limits.at_least and not limits.is_data_set(batch):
+        return "largest batch that was simulated, and"
+    return "largest batch"
 
 
 def _margin(result: PlanResult) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 from trainfit.results.files.errors import TrainfitError
 from trainfit.version import __version__
@@ -81,12 +81,26 @@ class RefusedError(TrainfitError):
 
 @contextlib.contextmanager
 def tells_parent() -> Iterator[None]:
-    """End this process with what :func:`check` understands where a name is missing."""
+    """End this process with what :func:`check` understands where a name is missing, or where
+    PyTorch is older than the oldest that has all."""
     try:
         yield
     except MissingNameError as error:
-        print(f"{_MARK}{error}", file=sys.stderr, flush=True)
-        sys.exit(_CODE)
+        _refuse(str(error))
+    except (AttributeError, ImportError) as error:  # a public name that came later
+        version = getattr(sys.modules.get("torch"), "__version__", "")
+        if not version or release(version) >= release(OLDEST):
+            raise
+        _refuse(
+            f"PyTorch {version} is older than {OLDEST}, the oldest that trainfit runs with "
+            f"({error}): install PyTorch {OLDEST} to {NEWEST} for the Python that runs the script, "
+            "in an environment of its own where the script needs the older one"
+        )
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"{_MARK}{why}", file=sys.stderr, flush=True)
+    sys.exit(_CODE)
 
 
 def check(code: int | None, output: str) -> None:

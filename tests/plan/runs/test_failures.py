@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.runs.failures import ScriptError, require_step
+from trainfit.plan.runs.failures import ScriptError, cause_of, require_step
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import Status, TraceOutcome
@@ -92,3 +92,35 @@ def test_a_script_that_is_told_to_stay_on_the_cpu(
     with pytest.raises(ScriptError, match="none of them on the GPU") as caught:
         require_step(Trace(outcome, None, ""), parse_command(["python", str(script)]))
     assert fix in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("refused", "meant"),
+    [("--dataset-name stl10", "-dataset-name"), ("--batchSize=4", "--batch-size"), ("--c", "")],
+)
+def test_an_option_that_is_spelled_otherwise(tmp_path: Path, refused: str, meant: str) -> None:
+    usage = "usage: run.py [-h] [-dataset-name {stl10,cifar10}]\n        [--batch-size N]\n"
+    output = f"{usage}run.py: error: unrecognized arguments: {refused}\n"
+    text = said(tmp_path, "exited", "exit code 2", output=output)
+    assert (f"its parser calls the option {meant}, not --" in text) is bool(meant)
+    assert ("its own message is below" in text) is (not meant)
+
+
+def test_an_exception_that_a_framework_prints_before_it_exits(tmp_path: Path) -> None:
+    """Hydra's, with what it says around it; a traceback that the script went on after is none of
+    another cause."""
+    output = (
+        "Epoch: 1\nError executing job with overrides: []\nTraceback (most recent call last):\n"
+        '  File "work.py", line 3, in <module>\n    import diffusers\n'
+        "ModuleNotFoundError: No module named 'diffusers'\n\n"
+        "The above exception was the direct cause of the following exception:\n\n"
+        'Traceback (most recent call last):\n  File "train.py", line 30, in main\n'
+        "    cls = hydra.utils.get_class(cfg._target_)\n"
+        "ImportError: Error loading 'work.Workspace':\n"
+        "Are you sure that 'work' is importable?\n\n"
+        "Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n"
+    )
+    outcome = TraceOutcome(status="exited", steps=0, seconds=1.0, message="exit code 1")
+    cause = cause_of(outcome, output)
+    assert cause is not None and cause.title.startswith("diffusers is not installed")
+    assert cause_of(outcome, "usage: train.py [-h]\nerror: unknown option: --x\n") is None

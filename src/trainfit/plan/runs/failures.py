@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.failure import of_failure
-from trainfit.findings.tracebacks import ParsedException, parse
+from trainfit.findings.failure import of_exception, of_failure
+from trainfit.findings.tracebacks import ParsedException, parse, printed_traceback
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
@@ -154,6 +154,8 @@ def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | N
     settings = loader.settings if loader is not None else None
     if outcome.status == "timeout" and not outcome.steps:
         return _cause_of_hang(outcome, output, settings)
+    if outcome.status == "exited" and (printed := printed_traceback(output)):
+        return of_exception(printed, settings)
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
     context = outcome.context if isinstance(outcome, TraceOutcome) else ContextSeen()
@@ -246,7 +248,8 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
         )
     hint = _of_processes(outcome.message, command.gpus)
     if outcome.status == "exited":
-        hint = hint or _of_launch(output, command.gpus) or exit_hint(outcome, output, command)
+        hint = hint or _of_launch(output, command.gpus) or _spelled_otherwise(output)
+        hint = hint or exit_hint(outcome, output, command)
     else:
         hint = hint or remedy(outcome, output)
     return f"{what} {after}, before its first optimizer step; {hint}"
@@ -322,6 +325,28 @@ def _of_launch(output: str, gpus: int) -> str:
         f"know: begin the command with `torchrun --nproc-per-node={gpus}`; where it needs "
         'args.local_rank, give its parser "--local-rank" next to "--local_rank"'
     )
+
+
+#: argparse, and what its usage has of options.
+_UNRECOGNIZED: Final = re.compile(r"error: unrecognized arguments: ([^\n]*)")
+_FLAG: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+
+
+def _spelled_otherwise(output: str) -> str:
+    """The option that a script's parser has in place of one that it refuses, where they differ in
+    dashes, underscores and capitals alone; empty where there is none."""
+    refused = _UNRECOGNIZED.search(output)
+    if refused is None:
+        return ""
+    known = {_bare(flag): flag for flag in _FLAG.findall(output[: refused.start()])}
+    for flag in _FLAG.findall(refused[1]):
+        if (meant := known.get(_bare(flag))) is not None:
+            return f"its parser calls the option {meant}, not {flag}"
+    return ""
+
+
+def _bare(flag: str) -> str:
+    return re.sub(r"[-_]", "", flag).lower()
 
 
 def what_happened(outcome: TraceOutcome) -> str:

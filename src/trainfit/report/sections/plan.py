@@ -61,7 +61,7 @@ from trainfit.results.configuration import BatchCheck, BatchLimits, Configuratio
 from trainfit.results.files.contents import Note
 from trainfit.results.findings import Finding
 from trainfit.results.gpus import NO_TENSOR_CORES
-from trainfit.results.plan import Inference, JobDetail, PlanResult, run_rate
+from trainfit.results.plan import Inference, JobDetail, PlanResult, largest_words, run_rate
 from trainfit.results.speed import KNEE, StepSpeed
 from trainfit.results.text import count, duration, percent, rate, size, times
 
@@ -428,7 +428,7 @@ def _why(best: int, limits: BatchLimits | None, margin: str) -> str:
     if limits is not None and limits.reason:
         return limits.reason
     if limits is None or limits.memory is None or best >= limits.memory:
-        return f"largest batch {margin}"
+        return f"{largest_words(best, limits)} {margin}"
     if best == limits.data_set:
         return "the whole data set"
     if limits.trains is not None:

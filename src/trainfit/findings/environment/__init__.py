@@ -1,0 +1,1 @@
+"""What an environment lacks: packages that are missing, do not match, or are of another version."""

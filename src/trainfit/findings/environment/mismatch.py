@@ -1,0 +1,127 @@
+"""Packages that were compiled for another PyTorch, CUDA or NumPy; a GPU or a terminal that is
+not there.
+
+Of the last, why it is so is a matter of the machine, at which `trainfit doctor` looks.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from trainfit.findings.facts import FailureContext
+from trainfit.findings.tracebacks import ParsedException
+from trainfit.results.findings import Finding, failure_finding
+
+#: torch/_library (torchvision's extension was not loaded), torchvision/extension.py.
+_TORCHVISION: Final = re.compile(
+    r"operator torchvision::\w+ does not exist|Couldn't load custom C\+\+ ops"
+    r"|PyTorch and torchvision were compiled with different CUDA"
+)
+#: The loader of shared libraries (ld.so), of a symbol of C++ in one of PyTorch's namespaces.
+_SYMBOL: Final = re.compile(r"undefined symbol: \S*(?:c10|2at|5torch|torch3|THP|aoti_torch)\S*")
+#: The same, of one of CUDA's libraries with its version.
+_CUDA_LIBRARY: Final = re.compile(
+    r"lib(?:cudart|cublas(?:Lt)?|cudnn\w*|cufft|curand|cusolver|cusparse(?:Lt)?|nccl|nvrtc|nvJitLink)"
+    r"\.so\.(\d+)[^:\n]*: cannot open shared object file"
+)
+_LIBRARY: Final = re.compile(r"(?:site|dist)-packages/([A-Za-z_][A-Za-z0-9_]*)/")
+#: NumPy's C API (numpy/__init__.cython-30.pxd, numpy/_core/multiarray).
+_NUMPY: Final = re.compile(
+    r"numpy\.(?:dtype|ndarray|ufunc) size changed|compiled using NumPy 1\.x cannot be run"
+    r"|numpy\.core\.multiarray failed to import|_ARRAY_API not found"
+)
+#: torch/cuda/__init__.py and c10/cuda/CUDAFunctions.cpp, the driver's own words, and
+#: torch/serialization.py.
+_NO_GPU: Final = re.compile(
+    r"Torch not compiled with CUDA enabled|Found no NVIDIA driver|NVIDIA driver on your system is "
+    r"too old|[Nn]o CUDA GPUs are available|no kernel image is available|no CUDA-capable device"
+    r"|CUDA driver version is insufficient|forward compatibility was attempted"
+    r"|system not yet initialized|CUDA unknown error|CUDA initialization: "
+    r"|device(?:\(s\)|s)? (?:is|are)(?:/are)? busy or unavailable"
+)
+_OF_A_GPU: Final = "Attempting to deserialize object on a CUDA device"
+
+
+def mismatch(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A package that was compiled for another PyTorch, CUDA or NumPy than is installed."""
+    said = raised.message
+    if _TORCHVISION.search(said):
+        return _mismatch(
+            "torchvision does not match the installed PyTorch: its operators do not load",
+            "`trainfit doctor --only torchvision` gives the command that installs the one that "
+            "matches, and its undo",
+        )
+    package = _package(raised)
+    if _SYMBOL.search(said):
+        return _mismatch(
+            f"{package} was compiled for another version of PyTorch than the installed one",
+            f"install the build of {package} for this PyTorch, or build it here: pip install "
+            "--force-reinstall --no-deps --no-cache-dir --no-build-isolation with its name",
+        )
+    if found := _CUDA_LIBRARY.search(said):
+        return _mismatch(
+            f"{package} was compiled for CUDA {found[1]}, whose libraries are not installed here",
+            f"install the build of {package} for the CUDA of this PyTorch "
+            "(`python -c 'import torch; print(torch.version.cuda)'`)",
+        )
+    if _NUMPY.search(said):
+        return _mismatch(
+            f"{package} was compiled for another major version of NumPy than the installed one",
+            f"install a newer {package}; or, where there is none, pip install 'numpy<2'",
+        )
+    return None
+
+
+def gpu_not_seen(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """PyTorch cannot use a GPU that the script asks for."""
+    if _OF_A_GPU in raised.message:
+        return failure_finding(
+            "gpu_not_seen",
+            "A checkpoint with tensors of a GPU is loaded where PyTorch sees no GPU",
+            "",
+            "torch.load(…, map_location=device) with the device that is used here; if there "
+            "should be a GPU, `trainfit doctor --only gpu` says why PyTorch does not see it",
+        )
+    found = _NO_GPU.search(raised.message)
+    if found is None:
+        return None
+    return failure_finding(
+        "gpu_not_seen",
+        f"PyTorch cannot use the GPU: {found[0].removesuffix(': ')}",
+        "",
+        "`trainfit doctor --only gpu` says why, and the command that fixes it",
+    )
+
+
+#: `stty size` of a script that has no terminal prints nothing; posix.get_terminal_size: ENOTTY.
+_ASKS_TERMINAL: Final = re.compile(r"\bstty\b|\bget_terminal_size\b|\btcgetattr\b|TIOCGWINSZ")
+_WITHOUT_TERMINAL: Final = re.compile(
+    r"not enough values to unpack \(expected 2, got 0\)|Inappropriate ioctl for device"
+)
+
+
+def no_terminal(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """The size of a terminal is asked for by a command that was started without one."""
+    line = raised.culprit.code if raised.culprit is not None else ""
+    if not _ASKS_TERMINAL.search(line) or not _WITHOUT_TERMINAL.search(raised.message):
+        return None
+    return failure_finding(
+        "no_terminal",
+        "The script asks for the size of its terminal, and this command was started without one",
+        "",
+        "start it in a terminal (in a job: script -qc 'the command' /dev/null); or in the script "
+        "shutil.get_terminal_size(), which is 80 by 24 without one",
+    )
+
+
+def _mismatch(title: str, fix: str) -> Finding:
+    return failure_finding("package_mismatch", title, "", fix)
+
+
+def _package(raised: ParsedException) -> str:
+    """The package whose library the message names, or whose module was imported last."""
+    named = [found[1] for found in _LIBRARY.finditer(raised.message)]
+    imported = [each.package for each in reversed(raised.frames)]
+    names = [name for name in (*named, *imported) if name not in ("", "torch", "numpy")]
+    return names[0] if names else "a package"

@@ -1,0 +1,188 @@
+"""Packages that are missing: what pip calls them, what stands in their place, what builds them.
+
+pip finds a package by its name alone, and other people's packages have the names of some modules:
+those that are known are named by their own, and of others is said where their name stands.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trainfit.findings.environment.requirements import asked_for
+from trainfit.findings.facts import FailureContext
+from trainfit.findings.tracebacks import NO_MODULE, ParsedException
+from trainfit.results.findings import Finding, failure_finding
+
+#: Modules that are installed under another name.
+_DISTRIBUTIONS: Final = {
+    "absl": "absl-py",
+    "attr": "attrs",
+    "Bio": "biopython",
+    "bs4": "beautifulsoup4",
+    "Crypto": "pycryptodome",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "faiss": "faiss-cpu",
+    "ffmpeg": "ffmpeg-python",
+    "fitz": "PyMuPDF",
+    "git": "GitPython",
+    "haiku": "dm-haiku",
+    "hydra": "hydra-core",
+    "ignite": "pytorch-ignite",
+    "magic": "python-magic",
+    "mpl_toolkits": "matplotlib",
+    "OpenGL": "PyOpenGL",
+    "open_clip": "open_clip_torch",
+    "openslide": "openslide-python",
+    "parselmouth": "praat-parselmouth",
+    "PIL": "pillow",
+    "pkg_resources": "'setuptools<81'",
+    "pl_bolts": "lightning-bolts",
+    "pytorch_grad_cam": "grad-cam",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "skvideo": "sk-video",
+    "tree": "dm-tree",
+    "umap": "umap-learn",
+    "warp": "warp-lang",
+    "yaml": "PyYAML",
+    "zmq": "pyzmq",
+}
+#: Of repositories that pip installs by their address: on PyPI, if at all, is something else.
+_ADDRESSES: Final = {
+    "clip": "https://github.com/openai/CLIP.git",
+    "d4rl": "https://github.com/Farama-Foundation/D4RL.git",
+    "detectron2": "https://github.com/facebookresearch/detectron2.git",
+    "panopticapi": "https://github.com/cocodataset/panopticapi.git",
+    "pytorch3d": "https://github.com/facebookresearch/pytorch3d.git",
+    "r3m": "https://github.com/facebookresearch/r3m.git",
+    "segment_anything": "https://github.com/facebookresearch/segment-anything.git",
+    "tinycudann": "https://github.com/NVlabs/tiny-cuda-nn.git#subdirectory=bindings/torch",
+}
+#: Packages that pip does not bring: why, and what stands in their place.
+_NOT_BROUGHT: Final = {
+    "warpctc_pytorch": (
+        "is built from source",
+        "torch.nn.CTCLoss is PyTorch's own; it wants log_softmax(…) of the outputs, and blank=0",
+    ),
+    "apex": (
+        "is built from source",
+        "torch.autocast and torch.amp.GradScaler are PyTorch's own, AdamW(fused=True), and "
+        "nn.parallel.DistributedDataParallel",
+    ),
+    "gym": (
+        "is made no longer (0.26 was the last)",
+        "gymnasium in its place: reset() gives two values, step() five; or the gym that the "
+        "requirements name, in an environment of its own",
+    ),
+    "torchtext": (
+        "is made no longer (0.18 was the last, for PyTorch 2.3)",
+        "a plain Dataset and a collate_fn that pads; or the versions that the script names, in an "
+        "environment of their own",
+    ),
+}
+
+
+def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A module that Python does not find, and that is of no installed package."""
+    found = NO_MODULE.search(raised.message)
+    if raised.type != "ModuleNotFoundError" or found is None:
+        return None
+    module = found[1]
+    name = module.partition(".")[0]
+    if (setup := _built_by(module, raised)) is not None:
+        return _finding(
+            f"{module} is made when its package is installed, by {setup}",
+            f"pip install --no-build-isolation -e {os.path.dirname(setup) or '.'}",
+        )
+    if module != name:
+        return None
+    asked = asked_for(name, raised.folder)
+    if name in _NOT_BROUGHT:
+        why, instead = _NOT_BROUGHT[name]
+        return _finding(f"{name} is not installed, and {why}", instead)
+    if (folder := _folder_with(name, raised)) is not None:
+        where = str(folder)
+        place = "this folder" if where == "." else where
+        built = any((folder / each).is_file() for each in _BUILDS)
+        install = f"pip install -e {where}, or " if built else ""
+        return _finding(
+            f"{name} lies in {place}, where Python does not look",
+            f"{install}PYTHONPATH={where} before the command",
+        )
+    title = f"{name} is not installed for the Python that runs the script"
+    if name in _ADDRESSES:
+        return _finding(title, f"pip install git+{_ADDRESSES[name]}")
+    package = _DISTRIBUTIONS.get(name, name)
+    if asked is not None and asked.version:
+        wanted = f"pip install '{package}{asked.version}' ({asked.file} names it; "
+        return _finding(title, f"{wanted}with an older Python where pip finds no such version)")
+    if asked is not None or package != name:
+        named = f" ({asked.file} names it)" if asked is not None else ""
+        return _finding(title, f"pip install {package}{named}")
+    return _finding(
+        title,
+        f"pip install {name}, if that is the package that the script's README means: no list of "
+        "requirements here names it; or the option that does without it",
+    )
+
+
+def _finding(title: str, fix: str) -> Finding:
+    return failure_finding("package_missing", title, "", fix)
+
+
+#: CUDAExtension("name", …) of setup.py, and a file that it writes ("package/version.py").
+_MADE: Final = re.compile(
+    r"Extension\(\s*(?:name\s*=\s*)?[\"'](?P<extension>[\w.]+)[\"']|[\"'](?P<file>[\w/]+)\.py[\"']"
+)
+
+
+def _built_by(module: str, raised: ParsedException) -> str | None:
+    """The setup.py of this repository that makes a module; ``None`` where none does."""
+    here = Path.cwd()
+    above = [each for each in raised.folder.parents if each.is_relative_to(here)]
+    for folder in dict.fromkeys((here, raised.folder, *above)):
+        for pattern in ("setup.py", "*/setup.py", "*/*/setup.py"):
+            for setup in sorted(folder.glob(pattern)):
+                if module in _made_by(setup):
+                    return os.path.relpath(setup)
+    return None
+
+
+def _made_by(setup: Path) -> Iterator[str]:
+    try:
+        text = setup.read_text(errors="replace")
+    except OSError:
+        return
+    for each in _MADE.finditer(text):
+        if each["extension"]:
+            yield from (each["extension"], each["extension"].rpartition(".")[2])
+        elif not (setup.parent / f"{each['file']}.py").is_file():
+            yield each["file"].replace("/", ".")
+
+
+#: What pip installs a folder by.
+_BUILDS: Final = ("setup.py", "pyproject.toml")
+#: Folders above a script's that may be the repository's own.
+_OUTER: Final = 3
+
+
+def _folder_with(name: str, raised: ParsedException) -> Path | None:
+    """The folder of the user's code that has this module, as seen from here: this one, one that a
+    file of the traceback lies in, or one near them that is to be installed; else ``None``."""
+    here = Path.cwd()
+    files = [here / frame.path for frame in reversed(raised.frames) if frame.is_user]
+    above = [each for file in files for each in file.parents if each.is_relative_to(here)]
+    below = sorted(build.parent for each in _BUILDS for build in here.glob(f"*/{each}"))
+    outer = [each for inner in (here, raised.folder) for each in list(inner.parents)[:_OUTER]]
+    built = [each for each in outer if any((each / build).is_file() for build in _BUILDS)]
+    for folder in (here, *above, *below, here / "src", *built):
+        if (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py")):
+            return Path(os.path.relpath(folder))
+    return None

@@ -1,0 +1,74 @@
+"""Packages that are missing: what is offered for each, by what the repository says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainfit.findings.failure import KINDS, of_exception
+from trainfit.results.findings import Finding
+
+
+def absent(module: str, folder: Path) -> Finding:
+    said = f"ModuleNotFoundError: No module named '{module}'"
+    frames = f'  File "{folder / "train.py"}", line 1, in <module>\n    import {module}\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{frames}{said}\n")
+    assert fault is not None and fault.kind == "package_missing" and fault.kind in KINDS
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("module", "fix"),
+    [
+        ("hydra", "pip install hydra-core"),
+        ("ignite", "pip install pytorch-ignite"),
+        ("clip", "pip install git+https://github.com/openai/CLIP.git"),
+        ("gym", "gymnasium in its place"),
+        ("tensorflow", "pip install 'tensorflow>=1.8,<2' (setup.py names it;"),
+        ("addict_x", "pip install addict_x (requirements.txt names it)"),
+        ("utilities", "no list of requirements here names it"),
+    ],
+)
+def test_pip_is_told_what_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "setup.py").write_text("setup(install_requires=['tensorflow>=1.8,<2', 'tqdm'])\n")
+    (tmp_path / "requirements.txt").write_text("numpy\naddict_x  # of the configuration\n")
+    assert fix in absent(module, tmp_path).fix.action
+
+
+@pytest.mark.parametrize(
+    ("module", "setup", "text"),
+    [
+        ("lib.version", "setup.py", "VERSION = 'lib/version.py'\n"),
+        ("MultiScaleOps", "models/ops/setup.py", "ext = CUDAExtension(\n  'MultiScaleOps', [])\n"),
+        ("lib.ops.nms_ext", "setup.py", "CppExtension(name='lib.ops.nms_ext', sources=[])\n"),
+    ],
+)
+def test_what_a_setup_builds_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, setup: str, text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / setup
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    fault = absent(module, tmp_path)
+    assert fault.title == f"{module} is made when its package is installed, by {setup}"
+    where = setup.rpartition("/")[0] or "."
+    assert fault.fix.action == f"pip install --no-build-isolation -e {where}"
+
+
+def test_the_repository_around_the_folder_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """robomimic is run from robomimic/scripts, two folders below its setup.py."""
+    (tmp_path / "setup.py").write_text("setup(name='lib')\n")
+    scripts = tmp_path / "lib" / "scripts"
+    scripts.mkdir(parents=True)
+    (tmp_path / "lib" / "__init__.py").touch()
+    monkeypatch.chdir(scripts)
+    fault = absent("lib", scripts)
+    assert fault.title == "lib lies in ../.., where Python does not look"
+    assert fault.fix.action == "pip install -e ../.., or PYTHONPATH=../.. before the command"
