@@ -52,7 +52,9 @@ def _findings(
 ) -> tuple[Finding, ...]:
     patches = PatchSet()
     observer = LearningObserver(user_frame, counts_in_place=device == "cpu")
-    told = () if simulation is None else (simulation.on_arithmetic, simulation.on_view)
+    told = ()
+    if simulation is not None:
+        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
     remove = install(lambda: observer, patches, *told)
     try:
         for model in models:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings import fixes, habits
-from trainfit.findings.loss_functions import of_lost_eps, of_misfit
+from trainfit.findings import fixes, habits, misuse
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, Severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
@@ -267,9 +266,10 @@ def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
 
 def _loss(facts: LearningFacts) -> Iterator[Finding]:
     if facts.misfit is not None:
-        yield of_misfit(facts.misfit)
+        yield misuse.of_misfit(facts.misfit)
     if facts.eps_lost is not None:
-        yield of_lost_eps(*facts.eps_lost)
+        yield misuse.of_lost_eps(*facts.eps_lost)
+    yield from map(misuse.of_misuse, facts.misuses)
 
 
 def _restarted(facts: LearningFacts) -> Iterator[Finding]:
@@ -608,7 +608,7 @@ KINDS: Final = (
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
-    "denormals",
+    *("denormals", *misuse.KINDS),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
