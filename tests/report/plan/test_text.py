@@ -166,6 +166,9 @@ def test_what_does_not_learn_is_in_the_first_line() -> None:
         dataclasses.replace(fault, kind="hidden_syncs"),
     ):
         assert "learn" not in answer(dataclasses.replace(PLAN, findings=(other,)))
+    run = dataclasses.replace(SUMMARY, findings=(fault,))
+    assert "does not learn as it is meant to" in recording_subject(run).headline.text
+    assert "learn" not in recording_subject(SUMMARY).headline.text
 
 
 def test_a_present_batch_size_that_does_not_fit() -> None:

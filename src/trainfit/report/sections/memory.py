@@ -25,6 +25,7 @@ from trainfit.report.notes import (
     generation_notes,
     profile_note,
     protection_notes,
+    spoilt_text,
 )
 from trainfit.report.sections.memory_charts import (
     kind_title,
@@ -226,7 +227,8 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     """Does it fit, what its memory is of, and how it goes on from step to step."""
     need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
     full = summary.out_of_memory
-    figures = f"{size(need)} of {size(there)}{_of_what(summary)}."
+    spoilt = spoilt_text(summary.findings)
+    figures = f"{size(need)} of {size(there)}{spoilt}{_of_what(summary)}."
     others = summary.other_processes_bytes
     fits = full is None and need <= there
     what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
