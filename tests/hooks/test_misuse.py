@@ -139,6 +139,50 @@ def test_a_term_of_the_loss_that_is_cut_off(simulated: Found) -> None:
     assert simulated(lambda run: run.steps(net(), loss)) == ()
 
 
+def test_a_graph_that_goes_back_through_all_steps(simulated: Found) -> None:
+    def of(after: Callable[[nn.Module], Callable[[], Any]]) -> tuple[Finding, ...]:
+        def training(run: Run) -> None:
+            model = net().to(run.device)
+            run.steps(model, F.cross_entropy, after(model))
+
+        return simulated(training)
+
+    def average(*, grad: bool) -> Callable[[nn.Module], Callable[[], Any]]:
+        def made(model: nn.Module) -> Callable[[], Any]:
+            averages = {name: each.clone() for name, each in model.named_parameters()}
+
+            @torch.set_grad_enabled(grad)
+            def update() -> None:
+                for name, each in model.named_parameters():
+                    averages[name] = 0.9 * averages[name] + 0.1 * each
+
+            return update
+
+        return made
+
+    (finding,) = of(average(grad=True))
+    assert finding.kind == "graph_grows" and _is_here(finding)
+    assert of(average(grad=False)) == ()
+
+    def losses(*, graph: bool) -> tuple[Finding, ...]:
+        total = torch.zeros((), device="cuda")
+
+        def loss(out: Tensor, y: Tensor) -> Tensor:
+            nonlocal total
+            value = F.cross_entropy(out, y)
+            total = total + (value if graph else value.detach())
+            return value
+
+        return simulated(lambda run: run.steps(net(), loss))
+
+    assert [each.kind for each in losses(graph=True)] == ["graph_grows"]
+    assert losses(graph=False) == ()
+    # A tensor that is computed once, before all steps, and used in each; nobody trains it.
+    once = nn.Parameter(torch.ones(4)).cuda()
+    found = simulated(lambda run: run.steps(net(), lambda o, y: F.cross_entropy(o + once, y)))
+    assert [each.kind for each in found] == ["not_registered"]
+
+
 def test_a_loss_that_is_averaged_before_its_mask(simulated: Found) -> None:
     mask = torch.ones(8)
 

@@ -197,6 +197,22 @@ def _cut_off(found: Misuse) -> Finding:
     )
 
 
+def _grows(found: Misuse) -> Finding:
+    return Finding(
+        "graph_grows",
+        "warning",
+        "What is computed here has a graph that goes back through all steps: it grows with each",
+        (),
+        "it is computed of what the step before computed, and so on: the host's memory grows, and "
+        "the GPU's where a node keeps a tensor",
+        (
+            Fix("with torch.no_grad(): around averages of parameters (an EMA)"),
+            Fix("`.detach()` of what one step gives to the next, `.item()` of losses"),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
 def _averaged(found: Misuse) -> Finding:
     (shape,) = found.told
     return Finding(
@@ -318,6 +334,7 @@ def _not_frozen(found: Misuse) -> Finding:
 _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "term_cut_off": _cut_off,
     "loss_averaged": _averaged,
+    "graph_grows": _grows,
     "gradient_flat": _flat,
     "own_state": _own_state,
     "clips_nothing": _clips_nothing,

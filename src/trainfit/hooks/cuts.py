@@ -1,4 +1,4 @@
-"""Tensors that a script cut off from what computed them, and what it computes of these.
+"""Tensors that a script cut off from what computed them, and those whose graph goes on for ever.
 
 argmax, a comparison, a cast to whole numbers, ``.data`` and ``detach()`` give tensors without a
 graph. They and what comes of them carry a mark, by which a term of a loss is known that trains
@@ -60,3 +60,23 @@ def _name(func: Any) -> str:
     if name == "__get__":  # of a property of tensors
         name = getattr(getattr(func, "__self__", None), "__name__", "")
     return name
+
+
+# ---
+# Graphs that go back to earlier steps.
+
+_MADE: Final = "_trainfit_made"
+
+
+def steps_back(args: Any, result: Any, now: int) -> int:
+    """Through how many steps the graph of a result goes back, which is made in step ``now``: 1 for
+    what is computed of a tensor of an earlier step, 2 if that was, in turn, and so on."""
+    if not isinstance(result, torch.Tensor) or result.grad_fn is None:
+        return 0
+    back = 0
+    for each in _tensors(args):
+        if each.grad_fn is not None and (made := getattr(each, _MADE, None)) is not None:
+            step, before = made
+            back = max(back, before + (step < now))
+    setattr(result, _MADE, (now, back))
+    return back

@@ -425,6 +425,8 @@ class LearningObserver:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
         seen = self._seen.get(optimizer)
+        if seen is self._all[0]:
+            self.misuse.stepped()
         if seen is not None and seen.will_be_due():
             seen.remember(optimizer)
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
@@ -449,6 +451,8 @@ class LearningObserver:
             self.awake = True  # the next one of this optimizer is looked at
             return
         seen.steps += 1
+        if seen is self._all[0]:
+            self.misuse.stepped()
         self.awake = seen.is_next_due
         self._begun = None  # how many batches it gave is not known
 

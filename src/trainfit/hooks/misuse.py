@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.cuts import cut_of, follow
+from trainfit.hooks.cuts import cut_of, follow, steps_back
 from trainfit.hooks.losses import shape_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
@@ -30,6 +30,9 @@ _LOSSES: Final = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCros
 _FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
 #: Nodes of a graph up to which it is followed.
 _MOST_NODES: Final = 20_000
+#: Steps that a graph goes back through, after which it is told: a tensor may be made once, before
+#: all of them.
+_STEPS_BACK: Final = 2
 #: Passes over samples as if they were time steps, after which it is told.
 _PASSES: Final = 2
 
@@ -40,6 +43,7 @@ class MisuseObserver:
     def __init__(self, place: Callable[[], str | None]) -> None:
         self._place = place
         self._found: dict[str, Misuse] = {}
+        self._steps = 0
         #: The iterator that gradients were clipped of last.
         self._clipped: Any = None
         self._batch_sizes: set[int] = set()
@@ -87,6 +91,12 @@ class MisuseObserver:
     def gave(self, func: Any, args: Any, result: Any) -> None:
         """A function of PyTorch gave a result."""
         follow(func, args, result, self._place)
+        if torch.is_grad_enabled() and steps_back(args, result, self._steps) >= _STEPS_BACK:
+            self._note("graph_grows")
+
+    def stepped(self) -> None:
+        """The first of the optimizers has made a step."""
+        self._steps += 1
 
     def backward(self, root: Any) -> None:
         """A backward pass begins from a tensor."""
