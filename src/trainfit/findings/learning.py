@@ -132,12 +132,15 @@ def _unregistered(facts: LearningFacts) -> Iterator[Finding]:
         (Evidence("not trained", count(len(found), "tensor")),),
         "each forward pass makes new ones, with other random numbers"
         if made_again
-        else "layers in a Python list or dict are no part of a module: parameters(), state_dict() "
-        "and to(device) leave them out",
+        else "layers in a Python list or dict are no part of a module, nor is "
+        "nn.Parameter(x).to(device), a copy: parameters() and state_dict() leave them out",
         (
             Fix("make layers once, in __init__ (self.fc = nn.Linear(…)), and call them in forward")
             if made_again
-            else Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),
+            else Fix(
+                "keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList, one "
+                "that is moved as nn.Parameter(x.to(device))"
+            ),
         ),
         confidence="likely",
     )
