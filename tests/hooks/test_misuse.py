@@ -4,6 +4,7 @@ those that have it."""
 from __future__ import annotations
 
 import copy
+import io
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,6 +138,22 @@ def test_a_term_of_the_loss_that_is_cut_off(simulated: Found) -> None:
         return value
 
     assert simulated(lambda run: run.steps(net(), loss)) == ()
+
+
+def test_what_a_script_saves_has_no_marks(simulated: Found) -> None:
+    def training(run: Run) -> None:
+        model = net()
+
+        def loss(out: Tensor, y: Tensor) -> Tensor:
+            file = io.BytesIO()
+            torch.save({"model": model.state_dict(), "classes": out.argmax(1)}, file)
+            file.seek(0)
+            assert torch.load(file)["classes"].shape == (8,)
+            return F.cross_entropy(out, y)
+
+        run.steps(model, loss)
+
+    assert simulated(training) == ()
 
 
 def test_a_graph_that_goes_back_through_all_steps(simulated: Found) -> None:

@@ -7,16 +7,17 @@ nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-_MARK: Final = "_trainfit_cut"
 #: What gives a tensor without a graph by its nature.
 _NEVER: Final = {"grad"}
 #: What is written where no graph is wanted.
 _MEANT: Final = {"detach", "data"}
+_T = TypeVar("_T")
 
 
 class Cut(NamedTuple):
@@ -28,22 +29,37 @@ class Cut(NamedTuple):
     is_meant: bool
 
 
-def cut_of(tensor: torch.Tensor) -> Cut | None:
-    """How a tensor came to have no graph, though it was computed of one that has."""
-    return getattr(tensor, _MARK, None)
+class Marks(Generic[_T]):
+    """What is known of tensors, as long as they live. The tensors have nothing of it: a script may
+    save or copy them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], _T]] = {}
+
+    def of(self, tensor: torch.Tensor) -> _T | None:
+        """What a tensor was marked with."""
+        reference, mark = self._known.get(id(tensor), (None, None))
+        return mark if reference is not None and reference() is tensor else None
+
+    def put(self, tensor: torch.Tensor, mark: _T) -> None:
+        """Mark a tensor."""
+        key, known = id(tensor), self._known
+        known[key] = weakref.ref(tensor, lambda _: known.pop(key, None)), mark
 
 
-def follow(func: Any, args: Any, result: Any, place: Callable[[], str | None]) -> None:
+def follow(
+    cuts: Marks[Cut], func: Any, args: Any, result: Any, place: Callable[[], str | None]
+) -> None:
     """Mark what a function of PyTorch gave, if it was cut off or computed of what was."""
     if not isinstance(result, torch.Tensor) or result.requires_grad:
         return
     for each in _tensors(args):
-        known = cut_of(each)
+        known = cuts.of(each)
         if known is not None:
-            setattr(result, _MARK, known)
+            cuts.put(result, known)
             return
         if each.requires_grad and torch.is_grad_enabled() and (name := _name(func)) not in _NEVER:
-            setattr(result, _MARK, Cut(name, place(), name in _MEANT and not result.dim()))
+            cuts.put(result, Cut(name, place(), name in _MEANT and not result.dim()))
             return
 
 
@@ -65,18 +81,16 @@ def _name(func: Any) -> str:
 # ---
 # Graphs that go back to earlier steps.
 
-_MADE: Final = "_trainfit_made"
 
-
-def steps_back(args: Any, result: Any, now: int) -> int:
+def steps_back(made: Marks[tuple[int, int]], args: Any, result: Any, now: int) -> int:
     """Through how many steps the graph of a result goes back, which is made in step ``now``: 1 for
     what is computed of a tensor of an earlier step, 2 if that was, in turn, and so on."""
     if not isinstance(result, torch.Tensor) or result.grad_fn is None:
         return 0
     back = 0
     for each in _tensors(args):
-        if each.grad_fn is not None and (made := getattr(each, _MADE, None)) is not None:
-            step, before = made
+        if each.grad_fn is not None and (known := made.of(each)) is not None:
+            step, before = known
             back = max(back, before + (step < now))
-    setattr(result, _MADE, (now, back))
+    made.put(result, (now, back))
     return back

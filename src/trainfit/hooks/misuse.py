@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.cuts import cut_of, follow, steps_back
+from trainfit.hooks.cuts import Cut, Marks, follow, steps_back
 from trainfit.hooks.losses import shape_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
@@ -44,6 +44,9 @@ class MisuseObserver:
         self._place = place
         self._found: dict[str, Misuse] = {}
         self._steps = 0
+        self._cuts: Marks[Cut] = Marks()
+        #: In which step tensors were made, and through how many steps their graph goes back.
+        self._made: Marks[tuple[int, int]] = Marks()
         #: The iterator that gradients were clipped of last.
         self._clipped: Any = None
         self._batch_sizes: set[int] = set()
@@ -84,14 +87,16 @@ class MisuseObserver:
             if made.startswith(_LOSSES):
                 self._note("loss_averaged", shape_of(other))
         elif name.startswith(("Add", "Sub", "Rsub")) and not other.dim():
-            cut = cut_of(other)
+            cut = self._cuts.of(other)
             if cut is not None and not cut.is_meant:
                 node.metadata[_MARK] = cut.operator, cut.place, self._place()
 
     def gave(self, func: Any, args: Any, result: Any) -> None:
         """A function of PyTorch gave a result."""
-        follow(func, args, result, self._place)
-        if torch.is_grad_enabled() and steps_back(args, result, self._steps) >= _STEPS_BACK:
+        follow(self._cuts, func, args, result, self._place)
+        if not torch.is_grad_enabled():
+            return
+        if steps_back(self._made, args, result, self._steps) >= _STEPS_BACK:
             self._note("graph_grows")
 
     def stepped(self) -> None:
