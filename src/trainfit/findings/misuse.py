@@ -301,8 +301,8 @@ def _samples_as_steps(found: Misuse) -> Finding:
     return Finding(
         "samples_as_steps",
         "warning",
-        f"{name} takes samples for time steps: its input is {shape}, the batch first, and its "
-        "batch_first is False",
+        f"{name} goes over samples as if they were time steps: its input is {shape}, "
+        "the batch first, and its batch_first is False",
         (Evidence("input", shape),),
         "without batch_first the first dimension is time: each sample sees those of its batch, and "
         "the result depends on how they are put together",

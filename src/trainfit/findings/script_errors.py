@@ -61,7 +61,9 @@ _KNOWN: Final = (
     ),
     KnownError(
         "forward_arguments",
-        re.compile(r"\bforward\(\) (?:takes \d|missing \d|got (?:an unexpected|multiple values))"),
+        re.compile(
+            r"\bforward\(\) (?:take\w+ \d|missing \d|got (?:an unexpected|multiple values))"
+        ),
         "A module is called with other arguments than its forward() has",
         "the same arguments at the call and in def forward(self, …), in their order; "
         "nn.Sequential hands one on; leave columns out that the model does not know",

@@ -292,7 +292,7 @@ _KNOWN: Final = (
     KnownError(
         "matmul_dimensions",
         re.compile(r"mat2 must be a matrix|batch[12] must be a 3D tensor|1D tensors expected, but"),
-        "A matrix product gets tensors of another number of dimensions",
+        "A matmul gets tensors of another number of dimensions",
         "torch.matmul (@) multiplies vectors, matrices and batches of them; torch.mm is for "
         "matrices, torch.bmm for tensors with three dimensions",
     ),
