@@ -3,10 +3,12 @@ and others that look alike."""
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +78,33 @@ def unused_gradient() -> None:
     torch.autograd.grad((x * 2).sum(), torch.ones(1))
 
 
+class Halves(torch.autograd.Function):
+    """Gives one gradient of two, or one of another shape."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return one.sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def part_of_weight() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    with torch.no_grad():
+        part = weight[0]
+    part += 1
+
+
+def attended(**masks: torch.Tensor) -> None:
+    x = torch.zeros(2, 3, 4)
+    nn.MultiheadAttention(4, 2, batch_first=True)(x, x, x, **masks)
+
+
+ONES = torch.ones(2, 2, requires_grad=True)
+NAN = torch.tensor([float("nan"), 1.0])
+
 REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("classes_dimension", lambda: F.cross_entropy(torch.zeros(4, 20, 7), classes(4, 20))),
     ("target_type", lambda: F.cross_entropy(torch.zeros(2, 3, 4, 4), classes(2, 1, 4, 4))),
@@ -106,6 +135,58 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("whole_numbers", lambda: (torch.zeros(3) == 0).mean()),
     ("whole_numbers", lambda: torch.zeros(3).long().requires_grad_()),
     ("type_unsupported", lambda: torch.linalg.inv(torch.eye(2).bfloat16())),
+    ("nothing_to_join", lambda: torch.stack([])),
+    ("nothing_to_join", lambda: torch.cat([])),
+    ("numbers_joined", lambda: torch.cat([torch.tensor(1.0)])),
+    ("expand_size", lambda: torch.zeros(2, 3).__setitem__(slice(0, 1), torch.zeros(2, 3))),
+    ("matmul_dimensions", lambda: torch.mm(torch.zeros(2, 3), torch.zeros(3))),
+    ("matmul_dimensions", lambda: torch.bmm(torch.zeros(2, 3), torch.zeros(3, 2))),
+    ("matmul_sizes", lambda: torch.bmm(torch.zeros(2, 3, 4), torch.zeros(2, 3, 4))),
+    ("einsum_letters", lambda: torch.einsum("bi,bj->bk", torch.zeros(2, 2), torch.zeros(2, 2))),
+    ("not_invertible", lambda: torch.linalg.cholesky(-torch.eye(2))),
+    ("topk_range", lambda: torch.zeros(3).topk(5)),
+    ("index_shape", lambda: torch.zeros(2, 3).gather(1, classes(2))),
+    ("mask_shape", lambda: torch.zeros(2, 3)[torch.ones(3, 3).bool()]),
+    ("half_overflow", lambda: torch.zeros(2).half().masked_fill(torch.ones(2).bool(), -1e9)),
+    ("no_distribution", lambda: torch.multinomial(NAN, 1)),
+    ("no_distribution", lambda: torch.distributions.Normal(NAN, 1.0)),
+    ("class_weights", lambda: F.cross_entropy(torch.zeros(1, 3), classes(1), torch.ones(2))),
+    ("class_weights", lambda: nn.CrossEntropyLoss(weight=[1.0, 2.0])),  # type: ignore[arg-type]
+    ("attention_mask", lambda: attended(attn_mask=torch.zeros(2, 3, 3))),
+    ("attention_mask", lambda: attended(key_padding_mask=torch.zeros(3, 2))),
+    ("heads", lambda: nn.MultiheadAttention(100, 8)),
+    ("channels_divisible", lambda: nn.GroupNorm(32, 48)),
+    ("channels_divisible", lambda: F.pixel_shuffle(torch.zeros(1, 3, 2, 2), 2)),
+    ("normalized_size", lambda: nn.LayerNorm(4)(torch.zeros(2, 3))),
+    ("normalized_size", lambda: nn.BatchNorm2d(4)(torch.zeros(2, 3, 1, 1))),
+    ("recurrent_input", lambda: nn.LSTM(4, 4)(torch.zeros(2, 1, 3))),
+    ("recurrent_input", lambda: nn.LSTM(4, 4)(torch.zeros(2, 1, 4), (ONES, ONES))),
+    ("bool_arithmetic", lambda: 1 - torch.ones(2).bool()),
+    ("flag_of_result", lambda: setattr(ONES * 2, "requires_grad", False)),
+    ("custom_backward", lambda: Halves.apply(ONES).sum().backward()),
+    ("custom_backward", lambda: Halves.apply(ONES, ONES * 2).sum().backward()),
+    ("view_in_place", part_of_weight),
+    ("dimensions_differ", lambda: F.interpolate(torch.zeros(1, 2, 3), 6, mode="bilinear")),
+    ("dimensions_differ", lambda: F.max_pool2d(torch.zeros(4, 8), 2)),
+    ("no_such_dimension", lambda: torch.zeros(2, 3).permute(0, 2, 1)),
+    ("assigned_parameter", lambda: setattr(LINEAR, "weight", torch.zeros(2, 4))),
+    ("not_a_module", lambda: nn.Sequential(nn.Linear(2, 2), F.relu)),  # type: ignore[arg-type]
+    ("forward_arguments", lambda: nn.Sequential(LINEAR)(ONES, ONES)),
+    ("state_wanted", lambda: LINEAR.load_state_dict("model.pt")),  # type: ignore[arg-type]
+    ("loader_indexed", lambda: DataLoader(SAMPLES)[0]),  # type: ignore[index]
+    ("split_lengths", lambda: torch.utils.data.random_split(SAMPLES, [1, 2])),
+    ("state_of_optimizer", lambda: torch.optim.SGD([ONES]).load_state_dict({"model": 1})),
+    ("schedule_of", lambda: torch.optim.lr_scheduler.StepLR(LINEAR, 1)),  # type: ignore[arg-type]
+    ("schedule_length",
+     lambda: torch.optim.lr_scheduler.OneCycleLR(torch.optim.SGD([ONES], 0.1), 0.1)),
+    ("method_not_called", lambda: f"{ONES.sum().item:.3f}"),
+    ("method_not_called", lambda: 0.0 + ONES.sum().item),  # type: ignore[operator]
+    ("method_not_called", lambda: torch.optim.SGD(LINEAR.parameters)),  # type: ignore[arg-type]
+    ("text_for_number", lambda: torch.optim.SGD([ONES], lr="1e-3")),  # type: ignore[arg-type]
+    ("parts_unpacked", lambda: [x for x, y in DataLoader(SAMPLES)]),
+    ("few_samples", lambda: random.sample([1], 2)),
+    ("ragged_array", lambda: np.array([[1, 2], [3]])),
+    ("not_an_array", lambda: torch.from_numpy([1])),
     ("no_probabilities", lambda: F.binary_cross_entropy(torch.full((2,), 3.0), torch.zeros(2))),
     ("nan_in_backward", nan_found),
     ("view_in_place", changed_part),
@@ -211,6 +292,8 @@ def of_its_own() -> None:
         of_its_own,
         lambda: len(3),  # type: ignore[arg-type]
         lambda: "cat".size,  # type: ignore[attr-defined]
+        lambda: sorted([1, "a"]),  # type: ignore[list-item]
+        lambda: "1" < 2.0,  # type: ignore[operator]
         lambda: [].append_all,  # type: ignore[attr-defined]
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers_report import on_one_line, whole
-from trainfit.lint.api import read_script
+from trainfit.lint.api import read_script, uncalled_in
 from trainfit.lint.imports import UnreadableScriptError
 from trainfit.report.sections.doctor import script_subject
 from trainfit.results.doctor import ScriptReport
@@ -591,6 +591,23 @@ def test_iterators_that_are_restarted(tmp_path: Path) -> None:
     )
     assert rules(tmp_path, begun) == []
     assert rules(tmp_path, HEAD + LOOP + "x, y = next(iter(loader))\n") == []
+
+
+def test_a_method_that_is_not_called(tmp_path: Path) -> None:
+    for name in ("optimizer.step", "optimizer.zero_grad", "loss.backward", "self.model.train"):
+        (found,) = report(tmp_path, HEAD + f"def step(self):\n    {name}\n").findings
+        assert found.kind == "not-called" and found.severity == "critical"
+        assert found.fix.action == f"{name}()" and found.place is not None
+        assert uncalled_in(tmp_path / "script.py")[0].place == found.place
+    for text in (
+        "step = optimizer.step\n",
+        "model.weight\n",
+        "optimizer.step()\n",
+        "model.train;f()\n",
+    ):
+        expected = ["not-called"] if "train" in text else []
+        assert rules(tmp_path, HEAD + text) == expected
+    assert uncalled_in(tmp_path / "none.py") == ()
 
 
 def test_a_state_that_is_not_copied(tmp_path: Path) -> None:

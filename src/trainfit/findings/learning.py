@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings import fixes, habits
-from trainfit.findings.loss_functions import of_lost_eps, of_misfit
+from trainfit.findings import fixes, habits, misuse
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, Severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
@@ -133,12 +132,15 @@ def _unregistered(facts: LearningFacts) -> Iterator[Finding]:
         (Evidence("not trained", count(len(found), "tensor")),),
         "each forward pass makes new ones, with other random numbers"
         if made_again
-        else "layers in a Python list or dict are no part of a module: parameters(), state_dict() "
-        "and to(device) leave them out",
+        else "layers in a Python list or dict are no part of a module, nor is "
+        "nn.Parameter(x).to(device), a copy: parameters() and state_dict() leave them out",
         (
             Fix("make layers once, in __init__ (self.fc = nn.Linear(…)), and call them in forward")
             if made_again
-            else Fix("keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList"),
+            else Fix(
+                "keep layers in nn.ModuleList or nn.ModuleDict, tensors in nn.ParameterList, one "
+                "that is moved as nn.Parameter(x.to(device))"
+            ),
         ),
         confidence="likely",
     )
@@ -267,9 +269,10 @@ def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
 
 def _loss(facts: LearningFacts) -> Iterator[Finding]:
     if facts.misfit is not None:
-        yield of_misfit(facts.misfit)
+        yield misuse.of_misfit(facts.misfit)
     if facts.eps_lost is not None:
-        yield of_lost_eps(*facts.eps_lost)
+        yield misuse.of_lost_eps(*facts.eps_lost)
+    yield from map(misuse.of_misuse, facts.misuses)
 
 
 def _restarted(facts: LearningFacts) -> Iterator[Finding]:
@@ -609,7 +612,7 @@ KINDS: Final = (
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
-    "denormals",
+    *("denormals", *misuse.KINDS),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),

@@ -7,12 +7,14 @@ run's peak.
 from __future__ import annotations
 
 import dataclasses
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from trainfit.findings.habits import FRAGMENTED
 from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.runs.trace import FailedRequest
 from trainfit.results.text import count, percent, size
 
 #: A cause is named from this share of the allocated memory on.
@@ -421,6 +423,72 @@ KINDS: Final[Mapping[str, str]] = {
     "before_history": "older: no stack",
     "no_stack": "no stack",
 }
+
+
+#: A result this many times what it is computed of is one of all pairs, or of each class.
+_BLOWN_UP: Final = 16
+_ROW_BY_ROW: Final = (
+    "compute it for some rows after another, and keep of each what is needed (top k)"
+)
+#: How operators that make such results do without.
+_WITHOUT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("sub", "pow", "mul", "add", "div", "abs", "maximum", "minimum", "eq", "where", "clone"),
+        "torch.cdist(x, y), or norms and x @ y.T, which have one number for each pair and not one "
+        "for each feature of it, too",
+    ),
+    **dict.fromkeys(
+        ("mm", "bmm", "baddbmm"),
+        "of logits a chunked or fused cross-entropy, of attention scaled_dot_product_attention",
+    ),
+    **dict.fromkeys(
+        ("cdist_forward", "euclidean_dist", "pairwise_distance", "repeat"), _ROW_BY_ROW
+    ),
+    **dict.fromkeys(
+        ("one_hot", "scatter"),
+        "class indices in place of one-hot vectors: cross_entropy and Embedding use them",
+    ),
+}
+
+
+def of_request(request: FailedRequest, place: Place | None) -> Iterator[Finding]:
+    """The cause that a single request for too much memory shows by itself."""
+    instead = _WITHOUT.get(request.operator)
+    if instead is None or request.nbytes < _BLOWN_UP * request.input_bytes:
+        return
+    more = request.nbytes / request.input_bytes
+    yield Finding(
+        "result_blown_up",
+        "critical",
+        f"{size(request.nbytes)} at once for one result of {request.operator}: {more:.0f} times "
+        "what it is computed of",
+        (
+            Evidence("asked for", request.nbytes, "bytes"),
+            Evidence("computed of", " and ".join(request.inputs)),
+        ),
+        "each number of one tensor meets each of another (broadcast, expand, all pairs, a place "
+        "for each class): the result has as many numbers as their sizes multiplied",
+        tuple(map(Fix, dict.fromkeys((instead, _ROW_BY_ROW)))),
+        place=place,
+    )
+
+
+#: PyTorch's words, of what was asked for and what is free.
+_ASKED: Final = re.compile(
+    r"^(?:(?P<place>[^\s:]+:\d+): )?[\s\S]*Tried to allocate (?P<asked>[\d.]+ \w+)\."
+    r"[\s\S]*?of which (?P<free>[\d.]+ \w+) is free"
+)
+
+
+def asked_in_vain(message: str) -> str:
+    """What an out-of-memory message says, in short: "train.py:7 asks for 2.00 GiB, and 1.10 GiB are
+    free"; empty where it says something else."""
+    found = _ASKED.search(message)
+    if found is None:
+        return ""
+    return (
+        f"{found['place'] or 'the script'} asks for {found['asked']}, and {found['free']} are free"
+    )
 
 
 def needed_and_there(message: str) -> str:

@@ -46,6 +46,48 @@ _KNOWN: Final = (
         "The file is a whole checkpoint, with the model's state as one part of it",
         'model.load_state_dict(checkpoint["state_dict"]), by the name that the message lists',
     ),
+    KnownError(
+        "assigned_parameter",
+        re.compile(r"cannot assign '[^']+' as (?:parameter|child module)"),
+        "A tensor is put in the place of a parameter",
+        "with torch.no_grad(): layer.weight.copy_(values); or nn.Parameter(values)",
+    ),
+    KnownError(
+        "not_a_module",
+        re.compile(r"is not a Module subclass"),
+        "nn.Sequential or nn.ModuleList gets something that is no layer",
+        "a layer that was made: nn.ReLU(), neither F.relu nor nn.ReLU; in nn.Sequential a module "
+        "of your own for anything else",
+    ),
+    KnownError(
+        "forward_arguments",
+        re.compile(
+            r"\bforward\(\) (?:take\w+ \d|missing \d|got (?:an unexpected|multiple values))"
+        ),
+        "A module is called with other arguments than its forward() has",
+        "the same arguments at the call and in def forward(self, …), in their order; "
+        "nn.Sequential hands one on; leave columns out that the model does not know",
+    ),
+    KnownError(
+        "state_wanted",
+        re.compile(r"Expected state_dict to be dict-like, got <class"),
+        "load_state_dict gets a path or a model, and wants a state",
+        "model.load_state_dict(torch.load(path)); where the file has a whole model, its "
+        ".state_dict()",
+    ),
+    # torch/utils/data/dataloader.py
+    KnownError(
+        "loader_indexed",
+        re.compile(r"'\w*DataLoader' object is not (?:subscriptable|an iterator)"),
+        "A DataLoader is used like a list or an iterator",
+        "for batch in loader; next(iter(loader)) for a single batch, dataset[i] for one sample",
+    ),
+    KnownError(
+        "split_lengths",
+        re.compile(r"Sum of input lengths does not equal the length of the input dataset"),
+        "random_split is asked for parts that do not add up to the data set",
+        "n = int(0.8 * len(data)); random_split(data, [n, len(data) - n]), or [0.8, 0.2]",
+    ),
     # torch/utils/data/dataloader.py
     KnownError(
         "loader_options",
@@ -74,6 +116,26 @@ _KNOWN: Final = (
         "The optimizer is given something else than parameters",
         "one list of parameters: [*a.parameters(), *b.parameters()]; a tensor of your own as "
         "nn.Parameter(x.to(device)), not nn.Parameter(x).to(device), which is a copy",
+    ),
+    KnownError(
+        "state_of_optimizer",
+        re.compile(r"^'param_groups'$"),
+        "The optimizer is given another state than one of an optimizer",
+        'optimizer.load_state_dict(checkpoint["optimizer"]), by the name that it was saved under',
+    ),
+    # torch/optim/lr_scheduler.py
+    KnownError(
+        "schedule_of",
+        re.compile(r"\w+ is not an Optimizer$"),
+        "A schedule is made for something else than an optimizer",
+        "StepLR(optimizer, …), not of the model or its parameters",
+    ),
+    KnownError(
+        "schedule_length",
+        re.compile(r"You must define either total_steps OR \(epochs AND steps_per_epoch\)"),
+        "OneCycleLR is not told how long the training is",
+        "OneCycleLR(optimizer, max_lr, epochs=epochs, steps_per_epoch=len(loader)), stepped after "
+        "each batch",
     ),
     # multiprocessing/context.py
     KnownError(
@@ -109,6 +171,44 @@ _KNOWN: Final = (
         "A transform gets another kind of image than it is for",
         "ToTensor() once, Normalize after it; Image.fromarray(array) before transforms of PIL "
         "images",
+    ),
+    # Objects/typeobject.c and the like: of Python itself
+    KnownError(
+        "method_not_called",
+        re.compile(
+            r"passed to (?:builtin_function_or_method|method)\.__format__"
+            r"|unsupported operand type\(s\) for [^\n]*'(?:builtin_function_or_method|method)'"
+            r"|'(?:builtin_function_or_method|method)' object is not (?:iterable|subscriptable)"
+        ),
+        "A method is used without being called",
+        "with parentheses: loss.item(), model.parameters(), x.size(0)",
+    ),
+    KnownError(
+        "parts_unpacked",
+        re.compile(r"(?:not enough|too many) values to unpack \(expected"),
+        "A value has another number of parts than there are names for them",
+        "print(len(batch)): x, y = batch of a data set that returns two, (x,) = batch of "
+        "TensorDataset(x); enumerate(loader) gives the number first",
+    ),
+    KnownError(
+        "few_samples",
+        re.compile(r"Sample larger than population or is negative"),
+        "More samples are drawn than there are",
+        "wait until the buffer has a batch: if len(buffer) < batch_size: continue",
+    ),
+    # numpy/_core/src/multiarray/array_coercion.c, torch/csrc/utils/tensor_numpy.cpp
+    KnownError(
+        "ragged_array",
+        re.compile(r"The requested array has an inhomogeneous shape"),
+        "An array is to be made of rows with different lengths",
+        "pad them to one length, or keep a list: [torch.tensor(row) for row in rows]",
+    ),
+    KnownError(
+        "not_an_array",
+        re.compile(r"expected np\.ndarray \(got \w+\)"),
+        "torch.from_numpy gets something else than an array",
+        "torch.tensor(x) of lists and numbers, torch.from_numpy(np.stack(arrays)) of a list of "
+        "arrays",
     ),
     # transformers/trainer.py, tokenization_utils_base.py
     KnownError(
@@ -259,10 +359,14 @@ _NO_INDEX: Final = "index out of range in self"
 _ROW_LABEL: Final = "row_label"
 _NO_LENGTH: Final = "no_length"
 _HAS_NO_LENGTH: Final = re.compile(r"object of type '\w+' has no len\(\)")
+_TEXT_FOR_NUMBER: Final = "text_for_number"
+_COMPARED: Final = re.compile(
+    r"'[<>]=?' not supported between instances of '(?:str' and 'float|float' and 'str)'"
+)
 #: Their kinds.
 KINDS: Final = (
     *dict.fromkeys(each.kind for each in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
-    *(_ROW_LABEL, _NO_LENGTH, _TOO_LONG),
+    *(_ROW_LABEL, _NO_LENGTH, _TOO_LONG, _TEXT_FOR_NUMBER),
 )
 
 
@@ -283,6 +387,14 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "",
             "def __len__(self) next to __getitem__; a stream of samples is an IterableDataset, "
             "which is not shuffled and counted",
+        )
+    if _COMPARED.search(raised.message) and _in_package(raised, "torch"):
+        return failure_finding(
+            _TEXT_FOR_NUMBER,
+            "A number was given as text",
+            "",
+            "float(config[…]): YAML reads 1e-3 as text (1.0e-3 is a number); type=float of "
+            "argparse",
         )
     met = first_met((*_KNOWN, *_OF_LANGUAGE_MODELS), raised.message)
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)

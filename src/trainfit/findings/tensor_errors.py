@@ -126,6 +126,8 @@ _KNOWN: Final = (
             r"expected \d+D(?: or \d+D)? input \(got \d+D input\)"
             r"|Expected \d+D \(unbatched\) or \d+D \(batched\) input"
             r"|input must have \d+ dimensions, got \d+"
+            r"|non-empty [^\n]*\(batch mode\) tensor expected for input"
+            r"|Got \dD input, but \w+ mode needs \dD input"
         ),
         "A layer gets a tensor of another number of dimensions",
         "BatchNorm1d after linear layers, BatchNorm2d after convolutions; x.unsqueeze(0) of one "
@@ -134,7 +136,10 @@ _KNOWN: Final = (
     # aten/src/ATen/WrapDimUtils.h (c10/core/WrapDimMinimal.cpp)
     KnownError(
         "no_such_dimension",
-        re.compile(r"Dimension out of range \(expected to be in range of"),
+        re.compile(
+            r"Dimension out of range \(expected to be in range of"
+            r"|number of dimensions in the tensor input does not match the length of the desired"
+        ),
         "A tensor has fewer dimensions than this line expects",
         "squeeze() also removes the batch's dimension where a batch (the last one) has one sample: "
         "squeeze(1) or flatten(1); unsqueeze(0) makes a batch of one sample",
@@ -233,7 +238,10 @@ _KNOWN: Final = (
     # torch/csrc/autograd/VariableTypeUtils.h
     KnownError(
         "view_in_place",
-        re.compile(r"is a view and is being modified inplace"),
+        re.compile(
+            r"is a view and is being modified inplace"
+            r"|A view was created in no_grad mode and is being modified inplace"
+        ),
         "A part of a tensor (unbind, split, chunk) is changed in place",
         "x = x + y instead of x += y, or .clone() of the part before it is changed",
     ),
@@ -255,10 +263,187 @@ _KNOWN: Final = (
         "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment for matmuls; else "
         "torch.use_deterministic_algorithms(True, warn_only=True)",
     ),
+    # aten/src/ATen/native/TensorShape.cpp
+    KnownError(
+        "nothing_to_join",
+        re.compile(r"stack expects a non-empty TensorList|expected a non-empty list of Tensors"),
+        "torch.stack or torch.cat gets an empty list",
+        "look at what fills the list: a loop without a batch (drop_last=True with fewer samples "
+        "than one batch), a branch or a hook that never appended",
+    ),
+    KnownError(
+        "numbers_joined",
+        re.compile(r"zero-dimensional tensor \(at position \d+\) cannot be concatenated"),
+        "torch.cat gets single numbers",
+        "torch.stack(losses), which makes a dimension for them",
+    ),
+    KnownError(
+        "expand_size",
+        re.compile(
+            r"The expanded size of the tensor \(\d+\) must match the existing size"
+            r"|shape mismatch: value tensor of shape \["
+        ),
+        "A tensor is put in a place of another size",
+        "look at both shapes at this line: x[…] = y wants y in the shape of x[…]; expand() "
+        "enlarges dimensions of size 1 only (unsqueeze first); tokens beyond a model's positions "
+        "(truncation=True, max_length=…)",
+    ),
+    # aten/src/ATen/native/LinearAlgebra.cpp, Linear.cpp
+    KnownError(
+        "matmul_dimensions",
+        re.compile(r"mat2 must be a matrix|batch[12] must be a 3D tensor|1D tensors expected, but"),
+        "A matmul gets tensors of another number of dimensions",
+        "torch.matmul (@) multiplies vectors, matrices and batches of them; torch.mm is for "
+        "matrices, torch.bmm for tensors with three dimensions",
+    ),
+    KnownError(
+        "matmul_sizes",
+        re.compile(r"Expected size for first two dimensions of batch2 tensor to be"),
+        "Two batches of matrices do not fit each other",
+        "(batch, n, k) times (batch, k, m): keys.transpose(1, 2) in attention",
+    ),
+    KnownError(
+        "einsum_letters",
+        re.compile(r"einsum\(\): "),
+        "The letters of einsum do not fit its tensors",
+        "one letter for each dimension, the same one for the same size, and those of the result in "
+        "one of the inputs",
+    ),
+    KnownError(
+        "not_invertible",
+        re.compile(
+            r"input is not positive-definite|the input matrix is singular"
+            r"|algorithm failed to converge because the input matrix"
+        ),
+        "A matrix cannot be factorized: it is singular, not positive, or has NaN",
+        "add 1e-6 * torch.eye(n, device=x.device), compute in float64; look for NaN before it",
+    ),
+    # aten/src/ATen/native/Sorting.cpp, TensorAdvancedIndexing.cpp
+    KnownError(
+        "topk_range",
+        re.compile(r"selected (?:index|number) k out of range"),
+        "topk asks for more than there are",
+        "k = min(k, x.size(-1)): a model with fewer classes, a batch with fewer samples",
+    ),
+    KnownError(
+        "index_shape",
+        re.compile(
+            r"Index tensor must have the same number of dimensions as"
+            r"|Expected index \[[\d, ]*\] to be (?:no larger|smaller) than"
+        ),
+        "gather or scatter gets an index of another shape than its tensor",
+        "an index with as many dimensions: q.gather(1, actions.unsqueeze(1)).squeeze(1)",
+    ),
+    KnownError(
+        "mask_shape",
+        re.compile(r"The shape of the mask \[[\d, ]*\] at index \d+ does not match"),
+        "A mask has another shape than the tensor that it is for",
+        "make the mask of this tensor, with the same slices and the same padding",
+    ),
+    # c10/util/Exception.h, aten/src/ATen/native/Fill.cpp
+    KnownError(
+        "half_overflow",
+        re.compile(r"value cannot be converted to type (?:at|c10)::(?:Half|BFloat16) without"),
+        "A number is beyond float16's largest, 65504",
+        'float("-inf") or torch.finfo(x.dtype).min in place of -1e9 in a mask',
+    ),
+    # aten/src/ATen/native/Distributions.cpp, torch/distributions/distribution.py
+    KnownError(
+        "no_distribution",
+        re.compile(
+            r"probability tensor contains either `?inf`?, `?nan`? or element < 0"
+            r"|Expected parameter \w+ \([\s\S]*to satisfy the constraint"
+        ),
+        "A distribution is to be made of NaN, infinite or negative numbers",
+        "find the first NaN (torch.autograd.set_detect_anomaly(True) for a while): a learning rate "
+        "too high, log or division at 0, exp that overflows; logits= in place of probs=, "
+        "scale=F.softplus(x) + 1e-5",
+    ),
+    # aten/src/ATen/native/LossNLL.cpp
+    KnownError(
+        "class_weights",
+        re.compile(
+            r"weight tensor should be defined either for all|cannot assign '[^']+' object to buffer"
+        ),
+        "A loss gets weights of its classes in another form than it wants",
+        "weight=torch.tensor([…], dtype=torch.float, device=device), one number for each output of "
+        "the last layer",
+    ),
+    # torch/nn/functional.py, torch/nn/modules/activation.py
+    KnownError(
+        "attention_mask",
+        re.compile(
+            r"The shape of the [23]D attn_mask is|Expected key_padd\w+_mask\.shape"
+            r"|key_padding_mask should be"
+        ),
+        "Attention gets a mask of another shape than it wants",
+        "attn_mask as (length, length) for all samples, or (batch × heads, length, length): "
+        "mask.repeat_interleave(heads, dim=0); padding as key_padding_mask=(batch, length), True "
+        "where it is",
+    ),
+    KnownError(
+        "heads",
+        re.compile(
+            r"(?:embed_dim|hidden_size|d_model|dim) must be divisible by (?:the )?num"
+            r"|hidden size \(\d+\) is not a multiple of the number of attention"
+        ),
+        "The model's width is no multiple of the number of its heads",
+        "a number of heads that divides the width (100: 4, 5 or 10), or another width",
+    ),
+    KnownError(
+        "channels_divisible",
+        re.compile(
+            r"must be divisible by (?:num_)?groups"
+            r"|'channel' dimension to be divisible by the square"
+        ),
+        "The number of channels is no multiple of what it is split into",
+        "groups that divide the channels (8 of 48, not 32); PixelShuffle wants upscale_factor² "
+        "times the channels that it gives",
+    ),
+    KnownError(
+        "normalized_size",
+        re.compile(r"Given normalized_shape=\[|running_mean should contain \d+ elements not \d+"),
+        "A normalization is made for another number of features than it gets",
+        "BatchNorm2d(channels of its input), which are dimension 1; LayerNorm(size of the last "
+        "dimension), or x.permute(…) before it",
+    ),
+    # torch/nn/modules/rnn.py
+    KnownError(
+        "recurrent_input",
+        re.compile(
+            r"input\.size\(-1\) must be equal to input_size"
+            r"|For (?:un)?batched [23]-D input, hx"
+        ),
+        "A recurrent layer gets an input or a hidden state of another shape",
+        "input_size as wide as the last dimension; the hidden state as (layers × directions, "
+        "batch, hidden), with batch_first=True, too",
+    ),
+    # aten/src/ATen/native/BinaryOps.h
+    KnownError(
+        "bool_arithmetic",
+        re.compile(r"with (?:two )?(?:a )?bool tensors? is not supported"),
+        "Truth values are subtracted",
+        "~mask in place of 1 - mask; mask.float() to compute with it",
+    ),
+    # torch/csrc/autograd/python_variable.cpp, engine.cpp, custom_function.cpp
+    KnownError(
+        "flag_of_result",
+        re.compile(r"you can only change requires_grad flags of leaf variables"),
+        "requires_grad is set on a tensor that was computed",
+        "x.detach() for a tensor without a graph; to freeze, set it on parameters: "
+        "module.requires_grad_(False)",
+    ),
+    KnownError(
+        "custom_backward",
+        re.compile(r"returned an (?:incorrect number of gradients|invalid gradient at index)"),
+        "backward() of a Function of your own does not give one gradient for each input",
+        "as many results as forward() has inputs after ctx (None for what needs none), each in its "
+        "input's shape",
+    ),
     # torch/csrc/utils/tensor_new.cpp
     KnownError(
         "text_as_numbers",
-        re.compile(r"too many dimensions 'str'"),
+        re.compile(r"too many dimensions 'str'|new\(\): invalid data type 'str'"),
         "A tensor is to be made of text",
         "number the classes ({name: i for i, name in enumerate(sorted(names))}); text through a "
         "tokenizer",

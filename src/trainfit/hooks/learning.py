@@ -32,6 +32,7 @@ from trainfit.hooks.losses import (
     scale_of_loss,
     shape_of,
 )
+from trainfit.hooks.misuse import MisuseObserver
 from trainfit.hooks.optimizer_looks import (
     FIRST_LOOKS,
     ObservedOptimizer,
@@ -150,6 +151,8 @@ class LearningObserver:
         self._not_split: str | None = None
         self._order = EpochOrder()
         self._misfit: LossMisfit | None = None
+        self.misuse = MisuseObserver(place)
+        """What has no effect, or another than it is meant to have."""
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
         #: A number that was added to float16, where it is 0, and the line.
@@ -180,6 +183,7 @@ class LearningObserver:
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
         self._order.begins(loader, sum(each.steps for each in self._all))
+        self.misuse.iterated(loader)
         place = self._place() or ""
         is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
         costs = is_same or getattr(loader, "num_workers", 0) > 0
@@ -219,6 +223,8 @@ class LearningObserver:
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
             if self._trained_before and self._leaves is None:
                 self._leaves = leaves_of(root.grad_fn)
+        if self._trained_before:
+            self.misuse.backward(root)
         if with_graph and self._graphs_at is None:
             self._graphs_at = self._place() or ""
 
@@ -259,6 +265,7 @@ class LearningObserver:
         """A sum, a difference or a product was computed."""
         if self._eps_lost is None and is_lost(left, right):
             self._eps_lost = right, self._place() or ""
+        self.misuse.computed(left, right, result)
         if self._misfit is None and mark_broadcast(left, right, result, self._place):
             self._is_broadcast = True
 
@@ -274,9 +281,10 @@ class LearningObserver:
             if found is not None:
                 self._misfit = dataclasses.replace(found, place=self._place())
 
-    def clipping(self, limit: Any = None) -> None:
-        """Gradients are clipped to a limit, by norm or value (a huge one: they are only
+    def clipping(self, tensors: Any = None, limit: Any = None) -> None:
+        """Gradients of tensors are clipped to a limit, by norm or value (a huge one: they are only
         measured)."""
+        self.misuse.clipping(tensors)
         self._changed += 1
         if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
             self._clipping = self._place() or ""
@@ -387,6 +395,9 @@ class LearningObserver:
         """Are there gradients that no optimizer uses? Those that shard parameters compute with
         others than they have."""
         called = [model for known in self._models if (model := known()) is not None]
+        self.misuse.trained(
+            called, {key: had for seen in self._all for key, had in seen.had.items()}
+        )
         if called and ranks() == 1:
             used = {key for seen in self._all for key in seen.had}
             self._gradients = unused_gradients(called, used)
@@ -429,6 +440,8 @@ class LearningObserver:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
         seen = self._seen.get(optimizer)
+        if seen is self._all[0]:
+            self.misuse.stepped()
         if seen is not None and seen.will_be_due():
             seen.remember(optimizer)
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
@@ -453,6 +466,8 @@ class LearningObserver:
             self.awake = True  # the next one of this optimizer is looked at
             return
         seen.steps += 1
+        if seen is self._all[0]:
+            self.misuse.stepped()
         self.awake = seen.is_next_due
         self._begun = None  # how many batches it gave is not known
 
@@ -513,6 +528,7 @@ class LearningObserver:
             if all_known and looked
             else None,
             misfit=self._misfit,
+            misuses=self.misuse.found(names),
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,

@@ -28,6 +28,9 @@ from trainfit.torch_private.data_loading import LoaderIterator
 _Tell = Callable[..., None]
 #: What begins a schedule, those of other schedules as well.
 _SCHEDULERS = lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler
+#: Those that take a dimension by themselves; layers that go over steps.
+_SOFTMAX = "softmax", "log_softmax"
+_RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
 def install(
@@ -35,12 +38,13 @@ def install(
     patches: PatchSet,
     on_arithmetic: Callable[[Callable[..., None]], None] = lambda _: None,
     on_view: Callable[[Callable[..., None]], None] = lambda _: None,
+    on_result: Callable[[Callable[..., None]], None] = lambda _: None,
 ) -> Callable[[], None]:
     """Hook from now on, until ``patches`` is restored and what is returned is called.
 
     ``observed`` gives the observer: a process that was forked off has another. A simulated device
-    tells what it is given by ``on_arithmetic`` of sums, differences and products, and what by
-    ``on_view`` of tensors and their views.
+    tells what it is given by ``on_arithmetic`` of sums, differences and products, what by
+    ``on_view`` of tensors and their views, what by ``on_result`` of functions and their results.
     """
     tell = _Careful(observed)
     scaler = grad_scaler.GradScaler
@@ -52,13 +56,17 @@ def install(
         (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
         (scaler, "get_scale", _of_scaler(LearningObserver.steps_scaler), True),
         (clip_grad, "clip_grad_norm_", _clipping, False),
-        (clip_grad, "clip_grad_value_", lambda it, *_, **__: it.clipping(), False),
+        (clip_grad, "clip_grad_value_", lambda it, of=None, *_, **__: it.clipping(of), False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (LoaderIterator, "__next__", LearningObserver.fed, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
+        *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
+        *((kind, "forward", _recurring, False) for kind in _RECURRENT),
+        (torch.nn.MultiheadAttention, "forward", _attending, False),
+        (torch.nn.Module, "load_state_dict", _loading, True),
         (DistributedSampler, "set_epoch", lambda it, *_, **__: it.numbered(), True),
         (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
@@ -76,8 +84,13 @@ def install(
         if observed().awake:
             tell(LearningObserver.viewed, *tensors)
 
+    def gave(*tensors: Any) -> None:
+        if observed().awake:
+            tell(_gave, *tensors)
+
     on_arithmetic(computed)
     on_view(viewed)
+    on_result(gave)
 
     def stepping(optimizer: Any, *_: Any) -> None:
         if observed().awake:
@@ -112,9 +125,42 @@ def _backward(
 
 
 def _clipping(
-    observer: LearningObserver, _: Any = None, max_norm: Any = None, *__: Any, **___: Any
+    observer: LearningObserver,
+    parameters: Any = None,
+    max_norm: Any = None,
+    *_: Any,
+    **__: Any,
 ) -> None:
-    observer.clipping(max_norm)
+    observer.clipping(parameters, max_norm)
+
+
+def _gave(observer: LearningObserver, func: Any, args: Any, result: Any) -> None:
+    observer.misuse.gave(func, args, result)
+
+
+def _activating(
+    name: str, observer: LearningObserver, input: Any = None, dim: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.activating(name, input, dim)
+
+
+def _recurring(
+    observer: LearningObserver, module: Any, input: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.recurring(module, input)
+
+
+def _attending(
+    observer: LearningObserver, module: Any, query: Any = None, key: Any = None, *_: Any, **__: Any
+) -> None:
+    if query is key:
+        observer.misuse.recurring(module, query)
+
+
+def _loading(
+    observer: LearningObserver, module: Any, state_dict: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.loading(module, state_dict)
 
 
 def _comparing(

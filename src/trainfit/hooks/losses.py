@@ -36,6 +36,8 @@ _NEEDS: Final = {
     "kl_div": "log_softmax",
     "binary_cross_entropy": "sigmoid",
 }
+#: Functions of which dimension 1 is that of the classes.
+_OF_CLASSES: Final = "nll_loss", "cross_entropy"
 #: Nodes of layers, whose output may be any number. (A product without a bias may be a mean of
 #: probabilities.)
 _UNBOUNDED: Final = ("Addmm", "Linear", "Convolution", "Relu", "LeakyRelu")
@@ -57,8 +59,10 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     made = node.name() if node is not None else ""
     if _is_of_one_class(name, output.shape, node, made):
         return LossMisfit(name, shapes=(shape_of(output),))
-    if name == "nll_loss" and _goes_elsewhere(output):
-        return LossMisfit(name, shapes=(shape_of(output),), activation=_NEEDS[name])
+    if name in _OF_CLASSES and _goes_elsewhere(output):
+        return LossMisfit(name, shapes=(shape_of(output),), activation="log_softmax")
+    if name == "nll_loss" and made.startswith("LogBackward") and _is_of_softmax(node):
+        return LossMisfit(name, activation="log")
     activation = next((each for each in _WANTS.get(name, ()) if made.startswith(each)), None)
     if activation is not None:
         return LossMisfit(name, activation=activation.lower())
@@ -143,6 +147,11 @@ def _is_of_one_class(name: str, output: Sequence[int], node: Any, made: str) -> 
     if name == "cross_entropy":  # takes it itself, over the second dimension
         return len(output) > 1 and output[1] == 1 and output[0] > 1
     return made.startswith(("Softmax", "LogSoftmax")) and softmax_over(node) == 1
+
+
+def _is_of_softmax(log: Any) -> bool:
+    (node, _), *_ = log.next_functions
+    return node is not None and node.name().startswith("Softmax")
 
 
 def _goes_elsewhere(output: torch.Tensor) -> bool:

@@ -41,7 +41,18 @@ RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
     step_rules.retain_graph,
     step_rules.iterator_restarted,
     step_rules.state_not_copied,
+    step_rules.not_called,
 )
+
+
+def uncalled_in(path: Path) -> tuple[Finding, ...]:
+    """Methods that a script, or a file of its own that it imports, names without calling them; none
+    where it cannot be read."""
+    try:
+        files, _ = read_files(path)
+    except UnreadableError:
+        return ()
+    return tuple(found for file in files for found in step_rules.uncalled(file.source))
 
 
 def read_script(path: Path) -> ScriptReport:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.habits import RESTARTED_ITERATOR
+from trainfit.lint.imports import Source
 from trainfit.lint.index import (
     Index,
     Loop,
@@ -19,7 +20,7 @@ from trainfit.lint.index import (
 )
 from trainfit.lint.project import Project
 from trainfit.lint.values import Value
-from trainfit.results.findings import Finding
+from trainfit.results.findings import Finding, Fix, Place
 
 
 def retain_graph(project: Project) -> Iterator[Finding]:
@@ -119,6 +120,37 @@ def state_not_copied(project: Project) -> Iterator[Finding]:
                     "what is kept here, and at the end it is the last state, not the best.",
                     f"{kept} = copy.deepcopy({text})",
                 )
+
+
+#: Methods that are only ever called: to name one alone does nothing.
+_CALLED: Final = {
+    *("backward", "empty_cache", "eval", "set_epoch", "step", "synchronize", "train", "unscale_"),
+    *("update", "wait_for_everyone", "zero_", "zero_grad"),
+}
+
+
+def not_called(project: Project) -> Iterator[Finding]:
+    """optimizer.step without parentheses, as a statement."""
+    for index in project.indexes:
+        yield from uncalled(index.file.source)
+
+
+def uncalled(source: Source) -> Iterator[Finding]:
+    """Statements of a file that name a method of these and do not call it."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Attribute):
+            continue
+        if node.value.attr in _CALLED:
+            text, line = source.text(node.value), source.line(node.lineno).rstrip()
+            yield Finding(
+                "not-called",
+                "critical",
+                f"{text} is not called: a line without parentheses does nothing",
+                (),
+                "the line names the method and does not run it.",
+                (Fix(f"{text}()"),),
+                place=Place(source.name, node.lineno, source.column(node), line),
+            )
 
 
 def _is_state(node: ast.expr) -> bool:

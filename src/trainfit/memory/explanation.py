@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import MOSTLY, needed_and_there, of_full_memory
+from trainfit.findings.out_of_memory import MOSTLY, of_full_memory
 from trainfit.memory.affine import NotAffineError
 from trainfit.memory.capacity import Device, batch_law, context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
@@ -203,6 +203,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         notes=tuple(_notes(first)),
         assumptions=dict(header["assumptions"]),
         findings=_findings(recording, shown, fits=limited.fits and full is None),
+        out_of_memory=full,
     )
 
 
@@ -307,9 +308,7 @@ def _phases(recording: Recording, points: int) -> tuple[str, ...]:
 
 
 def _notes(first: Source) -> list[str]:
-    header, notes = first.recording.header, []
-    if header.get("out_of_memory"):
-        notes.append(f"does not fit: {needed_and_there(str(header['out_of_memory']))}")
+    notes = []
     if first.recording.steps == 0:
         notes.append("no optimizer step was completed: the peak covers what ran until then")
     return notes

@@ -51,7 +51,13 @@ from trainfit.plan.notes import (
 )
 from trainfit.plan.runs.agreement import Agreement, agreement
 from trainfit.plan.runs.agreement import start as start_comparison
-from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_later, with_stand_ins
+from trainfit.plan.runs.failures import (
+    NotSimulated,
+    ScriptError,
+    fails_later,
+    uncalled_of,
+    with_stand_ins,
+)
 from trainfit.plan.runs.option_proof import accumulates
 from trainfit.plan.runs.options import CommandOptions, require_named
 from trainfit.plan.runs.processes import WarmProcesses
@@ -490,6 +496,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     outcome = job.first.outcome
     found = (
         *fails_later(job.first, job.command),
+        *uncalled_of(job.command),
         *of_learning(outcome.learning),
         *unscaled(present.hazards, outcome),
     )

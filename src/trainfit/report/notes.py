@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Final
 
+from trainfit.findings.learning import KINDS as LEARNING
 from trainfit.report.blocks import WHOLE, Item, Items, Tone, items, rows
 from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete
@@ -121,6 +122,12 @@ _TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "in
 #: How much more dispensable than critical ones are a finding with its place and fix, and its cause.
 _LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 0, "info": 34}
 _CAUSE_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
+
+
+def spoilt_text(findings: Iterable[Finding]) -> str:
+    """That a fault of learning was found: who reads the first line alone is not to start it."""
+    wrong = any(each.is_critical and each.kind in LEARNING for each in findings)
+    return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""
 
 
 def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:

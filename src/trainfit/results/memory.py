@@ -374,7 +374,8 @@ class MemoryReport:
     ``second_file`` what that writes.
     ``timeline`` are the peaks of equal parts of the last whole step, ``timeline_phases`` the
     phase of each. ``step`` is what an optimizer step consists of, ``findings`` say what should not
-    be in the memory at its peak.
+    be in the memory at its peak. ``out_of_memory`` is the message of the simulated GPU where the
+    run ended by it.
     """
 
     file: str
@@ -400,6 +401,7 @@ class MemoryReport:
     assumptions: Mapping[str, int]
     step: StepMakeup | None = None
     findings: tuple[Finding, ...] = ()
+    out_of_memory: str | None = None
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -34,7 +34,7 @@ from trainfit.scripts import sandbox
 from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.option_parsers import with_constants
 from trainfit.simgpu.cuda.clocks import LONGEST
-from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.simgpu.device.errors import REQUEST, UnsupportedOperatorError
 from trainfit.simgpu.device.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.patching import PatchSet
 
@@ -235,6 +235,7 @@ def _failure(error: BaseException) -> ScriptOutcome:
         traceback=script_traceback(error),
         location=line_of_user(error.__traceback__),
         own_fault=own_fault(error, (__file__, runpy.__file__)),
+        request=getattr(error, REQUEST, None),
     )
     for cause in causes(error):
         if isinstance(cause, UnsupportedOperatorError):

@@ -173,6 +173,7 @@ class Runner:
                 self._patches,
                 self._simulation.on_arithmetic,
                 self._simulation.on_view,
+                self._simulation.on_result,
             )
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)

@@ -214,6 +214,10 @@ class Simulation:
         """Call it with a tensor and its view, or copy of another shape, that the script makes."""
         self.engine.on_view = callback
 
+    def on_result(self, callback: Callable[[Any, Any, Any], None]) -> None:
+        """Call it with a function, its arguments and the tensor on the device that it gave."""
+        self.engine.on_result = callback
+
     def on_step(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(steps)`` after each training step."""
         self._on_step.append(callback)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -191,15 +191,17 @@ def _watched_apply(
 
     Some modules keep a tensor computed from their parameters: ``torch.nn.utils.weight_norm``
     does, until its hook recomputes it in each forward call. Its graph holds on to the
-    parameters, which could not change their device then; so it is let go first.
+    parameters, which could not change their device then; so it is let go first. One that is
+    computed from others keeps its graph (``nn.Parameter(x).to(device)``).
     """
 
     @functools.wraps(apply)
     def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = {id(each) for each in module.parameters(recurse=False)}
         computed = [
             name
             for name, value in vars(module).items()
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None
+            if isinstance(value, torch.Tensor) and _is_computed_of(value.grad_fn, own)
         ]
         for name in computed:
             vars(module)[name] = vars(module)[name].detach()
@@ -208,6 +210,21 @@ def _watched_apply(
         return result
 
     return _apply
+
+
+def _is_computed_of(node: Any, tensors: Collection[int]) -> bool:
+    """Does a graph end in one of these tensors, given by identity?"""
+    known, waiting = {node}, [node]
+    while tensors and waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if id(getattr(node, "variable", None)) in tensors:
+            return True
+        following = {each for each, _ in node.next_functions} - known
+        known |= following
+        waiting += following
+    return False
 
 
 def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

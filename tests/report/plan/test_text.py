@@ -166,6 +166,9 @@ def test_what_does_not_learn_is_in_the_first_line() -> None:
         dataclasses.replace(fault, kind="hidden_syncs"),
     ):
         assert "learn" not in answer(dataclasses.replace(PLAN, findings=(other,)))
+    run = dataclasses.replace(SUMMARY, findings=(fault,))
+    assert "does not learn as it is meant to" in recording_subject(run).headline.text
+    assert "learn" not in recording_subject(SUMMARY).headline.text
 
 
 def test_a_present_batch_size_that_does_not_fit() -> None:
@@ -295,6 +298,13 @@ def test_a_recording_that_ran_out_of_memory() -> None:
     text = screen(recording_subject(full))
     assert "\n  a.py:3: CUDA out of memory. Tried to allocate 2.00 GiB.\n" in text
     assert "over the last step" not in text
+    message = (
+        "a.py:3: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+        "total capacity of 15.00 GiB of which 1.10 GiB is free. If reserved but"
+    )
+    full = dataclasses.replace(full, out_of_memory=message)
+    text = screen(recording_subject(full))
+    assert text.startswith("Does not fit: a.py:3 asks for 2.00 GiB, and 1.10 GiB are free.\n")
 
 
 def test_a_recording_as_json() -> None:

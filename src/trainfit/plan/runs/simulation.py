@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.learning import of_learning
+from trainfit.findings.out_of_memory import of_request
 from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command
@@ -21,17 +22,19 @@ from trainfit.plan.runs.failures import (
     require_step,
     script_output,
     shortfall,
+    uncalled_of,
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.files.command_line import line_of
 from trainfit.results.files.decoding import as_json
+from trainfit.results.findings import Finding, Place
 from trainfit.results.gpus import DeviceConstants
 from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
-from trainfit.results.runs.trace import LoaderOverride
+from trainfit.results.runs.trace import LoaderOverride, TraceOutcome
 
 
 def simulate_command(
@@ -129,6 +132,11 @@ def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
     return LoaderOverride(loader.index, batch_size)
 
 
+def _of_full_gpu(outcome: TraceOutcome) -> Iterator[Finding]:
+    if outcome.request is not None:
+        yield from of_request(outcome.request, Place.parse(outcome.location))
+
+
 def _described(
     recording: Recording,
     trace: Trace,
@@ -146,7 +154,12 @@ def _described(
         header["protection"] = json.loads(as_json(protection))
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
-    findings = (*of_learning(trace.outcome.learning), *of_habits(recording.makeup))
+    findings = (
+        *uncalled_of(command),
+        *of_learning(trace.outcome.learning),
+        *of_habits(recording.makeup),
+        *_of_full_gpu(trace.outcome),
+    )
     header["findings"] = [json.loads(as_json(each)) for each in findings]
     if warning := trace.outcome.context.warning():
         header["notes"] = [warning, *(header.get("notes") or ())]

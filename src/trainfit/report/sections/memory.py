@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from trainfit.findings.out_of_memory import needed_and_there
+from trainfit.findings.out_of_memory import asked_in_vain, needed_and_there
 from trainfit.report.blocks import (
     Facts,
     Headline,
@@ -25,6 +25,7 @@ from trainfit.report.notes import (
     generation_notes,
     profile_note,
     protection_notes,
+    spoilt_text,
 )
 from trainfit.report.sections.memory_charts import (
     kind_title,
@@ -226,7 +227,8 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     """Does it fit, what its memory is of, and how it goes on from step to step."""
     need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
     full = summary.out_of_memory
-    figures = f"{size(need)} of {size(there)}{_of_what(summary)}."
+    spoilt = spoilt_text(summary.findings)
+    figures = f"{size(need)} of {size(there)}{spoilt}{_of_what(summary)}."
     others = summary.other_processes_bytes
     fits = full is None and need <= there
     what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
@@ -243,7 +245,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         Headline(
             kind="Simulated run",
             tone="good" if fits else "bad",
-            text=f"Fits: {figures}" if fits else f"Does not fit: needs {figures}",
+            text=f"Fits: {figures}" if fits else _not_fitting(full, figures),
             limit=needed_and_there(full) if full else "",
             subject=f"{summary.file} on {summary.gpu}",
             tiles=(
@@ -275,6 +277,12 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         ),
         tuple(_recording_notes(summary)),
     )  # fmt: skip
+
+
+def _not_fitting(out_of_memory: str | None, figures: str) -> str:
+    """What the memory was asked for in vain, or what it would have to be."""
+    asked = asked_in_vain(out_of_memory or "")
+    return f"Does not fit: {asked}." if asked else f"Does not fit: needs {figures}"
 
 
 def _of_what(summary: RecordingSummary) -> str:
@@ -311,7 +319,8 @@ def memory_subject(report: MemoryReport) -> Subject:
     """Does it fit, when is the peak, what is it of, what stays, and how it grows with the batch."""
     batch = f" at batch size {report.batch_size}" if report.batch_size is not None else ""
     need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}."
-    text = f"Fits: {need}" if report.fits else f"Does not fit: needs {need}"
+    full = report.out_of_memory
+    text = f"Fits: {need}" if report.fits else _not_fitting(full, need)
     law = report.batches
     largest = law.largest_batch if law is not None and law.law != "none" else None
     if largest is not None:
@@ -344,7 +353,7 @@ def memory_subject(report: MemoryReport) -> Subject:
                 ),
                 quantities(report.memory),
             ),
-            *section("Why", finding_items(report.findings, detail=3)),
+            *section("Why", finding_items(report.findings, detail=3 if report.fits else 1)),
             *section("Largest allocations at the peak", _allocations(report)),
             *peak_sections(peak.by_kind_bytes, peak.by_module_bytes, report.gpu_memory_bytes),
             *section("Allocated over the last step", Output(timeline) if timeline else None),

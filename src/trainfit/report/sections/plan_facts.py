@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
-from trainfit.findings.learning import KINDS as LEARNING
 from trainfit.report.blocks import Facts
 from trainfit.report.blocks import facts as facts_of
 from trainfit.report.changes import change_text, left_out_text, removed_text, threads_text
 from trainfit.report.lengths import solved_text
-from trainfit.report.notes import protection_notes
+from trainfit.report.notes import protection_notes, spoilt_text
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
@@ -84,7 +83,9 @@ def _fits(result: PlanResult) -> str:
         there += f" (the {end.title}; training {need})"
         need = size(end.device_bytes or 0)
     if now.fits:
-        more = f"{largest_text(result.shapes)}{_spoilt(result)}{_not_looked_at(result)}"
+        more = (
+            f"{largest_text(result.shapes)}{spoilt_text(result.findings)}{_not_looked_at(result)}"
+        )
         return f"Fits: {need} of {there}{at}{more}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
@@ -93,12 +94,6 @@ def _fits(result: PlanResult) -> str:
 def _subject(result: PlanResult, kind: str) -> str:
     """Of the finding of a kind; empty where there is none."""
     return next((each.subject for each in result.findings if each.kind == kind), "")
-
-
-def _spoilt(result: PlanResult) -> str:
-    """That a fault of learning was found: who reads the first line alone is not to start it."""
-    wrong = any(each.is_critical and each.kind in LEARNING for each in result.findings)
-    return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""
 
 
 def _last_batch(result: PlanResult) -> str:

@@ -96,6 +96,22 @@ class LossMisfit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Misuse:
+    """A call, a layer or a term of the loss that has not the effect that it is meant to have.
+
+    Attributes
+    ----------
+    kind: Of its finding.
+    told: Names and shapes that the finding gives, in its order.
+    place: The user's line, "file:line".
+    """
+
+    kind: str
+    told: tuple[str, ...] = ()
+    place: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class LearningFacts:
     """Of all optimizer steps that were looked at.
 
@@ -134,6 +150,7 @@ class LearningFacts:
     passed_by: Of several ranks, the class of the model that is called within its
         DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
+    misuses: What has no effect, or another than it is meant to have, the first of each kind.
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
     scaler_on_half: A GradScaler was used on parameters that are float16 themselves.
@@ -187,6 +204,7 @@ class LearningFacts:
     same_order: str | None = None
     passed_by: str | None = None
     misfit: LossMisfit | None = None
+    misuses: tuple[Misuse, ...] = ()
     clipped_late: str | None = None
     clipped_scaled: str | None = None
     scaler_on_half: bool = False

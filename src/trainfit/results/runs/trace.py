@@ -343,6 +343,17 @@ class OwnFault:
 
 
 @dataclasses.dataclass(frozen=True)
+class FailedRequest:
+    """Memory that an operator asked the simulated GPU for in vain, and the tensors that it got:
+    their shapes, and the bytes that they are kept in."""
+
+    operator: str
+    nbytes: int
+    inputs: tuple[str, ...] = ()
+    input_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class ScriptOutcome(Exchanged):
     """What became of a run of a script, simulated or real.
 
@@ -354,6 +365,7 @@ class ScriptOutcome(Exchanged):
         location: the script's line ("file:line").
         own_fault: the failure is trainfit's (``None``: it is not).
         stacks: of its threads and workers at the time limit, as ``faulthandler`` writes them.
+        request: what the simulated GPU had no memory for.
     """
 
     status: Status
@@ -364,6 +376,7 @@ class ScriptOutcome(Exchanged):
     location: str | None = None
     own_fault: OwnFault | None = None
     stacks: str = ""
+    request: FailedRequest | None = None
 
 
 @dataclasses.dataclass(frozen=True)

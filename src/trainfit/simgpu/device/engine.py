@@ -350,7 +350,7 @@ class Engine(Hooks):
         except OutOfDeviceMemory as error:
             self.copied = []
             self.in_optimizer = 0  # a step that memory ended has no end of its own
-            raise out_of_memory(error) from None
+            raise out_of_memory(error, func, args) from None
         if info.random:
             self.on_random()
         # Its arguments are known to be good now.

@@ -5,8 +5,10 @@ Commands name these errors too: PyTorch is imported by who raises one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
 
+from trainfit.results.runs.trace import FailedRequest
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 
 if TYPE_CHECKING:
@@ -77,13 +79,20 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.2f} GiB"
 
 
-def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
-    """PyTorch's exception for the allocator's; same message as the CUDA build's."""
+#: Where an out-of-memory exception keeps what was computed when the memory was full.
+REQUEST: Final = "trainfit_request"
+
+
+def out_of_memory(
+    error: OutOfDeviceMemory, func: Any = None, args: Iterable[Any] = ()
+) -> torch.OutOfMemoryError:
+    """PyTorch's exception for the allocator's, while an operator runs; same message as the CUDA
+    build's."""
     import torch
 
     limit = error.allowed_bytes
     allowed = "" if limit is None else f"{format_size(limit)} allowed; "
-    return torch.OutOfMemoryError(
+    raised = torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {format_size(error.requested_bytes)}. "
         f"GPU {error.gpu} has a total capacity of {format_size(error.capacity_bytes)} "
         f"of which {format_size(error.free_bytes)} is free. "
@@ -97,3 +106,13 @@ def out_of_memory(error: OutOfDeviceMemory) -> torch.OutOfMemoryError:
         "See documentation for Memory Management  "
         "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
+    if func is not None:
+        given = [each for each in args if isinstance(each, torch.Tensor)]
+        request = FailedRequest(
+            str(func).removeprefix("aten.").partition(".")[0].strip("_"),
+            error.requested_bytes,
+            tuple("×".join(map(str, each.shape)) or "scalar" for each in given),
+            sum(each.untyped_storage().nbytes() for each in given),
+        )
+        setattr(raised, REQUEST, request)
+    return raised

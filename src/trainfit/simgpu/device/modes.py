@@ -104,7 +104,10 @@ class FunctionMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entered = _any_on_device(types) and self._engine.enter()
         try:
-            return self._call(func, args, kwargs)
+            result = self._call(func, args, kwargs)
+            if isinstance(result, DeviceTensor):
+                self._engine.on_result(func, args, result)
+            return result
         finally:
             if entered:
                 self._engine.leave()

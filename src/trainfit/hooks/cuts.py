@@ -1,0 +1,96 @@
+"""Tensors that a script cut off from what computed them, and those whose graph goes on for ever.
+
+argmax, a comparison, a cast to whole numbers, ``.data`` and ``detach()`` give tensors without a
+graph. They and what comes of them carry a mark, by which a term of a loss is known that trains
+nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import torch
+
+#: What gives a tensor without a graph by its nature.
+_NEVER: Final = {"grad"}
+#: What is written where no graph is wanted.
+_MEANT: Final = {"detach", "data"}
+_T = TypeVar("_T")
+
+
+class Cut(NamedTuple):
+    """Where a graph was cut, by which operator, and whether that was asked for: detach() of a
+    single number, such as a term of a loss."""
+
+    operator: str
+    place: str | None
+    is_meant: bool
+
+
+class Marks(Generic[_T]):
+    """What is known of tensors, as long as they live. The tensors have nothing of it: a script may
+    save or copy them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], _T]] = {}
+
+    def of(self, tensor: torch.Tensor) -> _T | None:
+        """What a tensor was marked with."""
+        reference, mark = self._known.get(id(tensor), (None, None))
+        return mark if reference is not None and reference() is tensor else None
+
+    def put(self, tensor: torch.Tensor, mark: _T) -> None:
+        """Mark a tensor."""
+        key, known = id(tensor), self._known
+        known[key] = weakref.ref(tensor, lambda _: known.pop(key, None)), mark
+
+
+def follow(
+    cuts: Marks[Cut], func: Any, args: Any, result: Any, place: Callable[[], str | None]
+) -> None:
+    """Mark what a function of PyTorch gave, if it was cut off or computed of what was."""
+    if not isinstance(result, torch.Tensor) or result.requires_grad:
+        return
+    for each in _tensors(args):
+        known = cuts.of(each)
+        if known is not None:
+            cuts.put(result, known)
+            return
+        if each.requires_grad and torch.is_grad_enabled() and (name := _name(func)) not in _NEVER:
+            cuts.put(result, Cut(name, place(), name in _MEANT and not result.dim()))
+            return
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    found = []
+    for each in args:
+        parts = each if isinstance(each, list | tuple) else (each,)
+        found += [part for part in parts if isinstance(part, torch.Tensor)]
+    return found
+
+
+def _name(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name == "__get__":  # of a property of tensors
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name
+
+
+# ---
+# Graphs that go back to earlier steps.
+
+
+def steps_back(made: Marks[tuple[int, int]], args: Any, result: Any, now: int) -> int:
+    """Through how many steps the graph of a result goes back, which is made in step ``now``: 1 for
+    what is computed of a tensor of an earlier step, 2 if that was, in turn, and so on."""
+    if not isinstance(result, torch.Tensor) or result.grad_fn is None:
+        return 0
+    back = 0
+    for each in _tensors(args):
+        if each.grad_fn is not None and (known := made.of(each)) is not None:
+            step, before = known
+            back = max(back, before + (step < now))
+    made.put(result, (now, back))
+    return back

@@ -1,0 +1,236 @@
+"""Sees calls, layers and terms of a loss without the effect that they are meant to have.
+
+Each is certain from objects and shapes alone, or told as likely; no value is read.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import GeneratorType
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.cuts import Cut, Marks, follow, steps_back
+from trainfit.hooks.losses import shape_of
+from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.tensors import storage_key
+
+#: Names that are told.
+_NAMES: Final = 3
+#: Where a node keeps what was cut off from a term that it adds; it goes with the node.
+_MARK: Final = "trainfit_cut"
+#: Nodes of a loss that pass its terms on.
+_TERMS: Final = ("Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "View", "Squeeze", "ToCopy")
+_MOST_TERMS: Final = 100
+#: Nodes of loss functions that give one number for all samples.
+_LOSSES: Final = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
+#: Nodes whose derivative is 0 everywhere.
+_FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
+#: Nodes of a graph up to which it is followed.
+_MOST_NODES: Final = 20_000
+#: Steps that a graph goes back through, after which it is told: a tensor may be made once, before
+#: all of them.
+_STEPS_BACK: Final = 2
+#: Passes over samples as if they were time steps, after which it is told.
+_PASSES: Final = 2
+
+
+class MisuseObserver:
+    """Collects :class:`Misuse`; ``place`` gives the user's line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._found: dict[str, Misuse] = {}
+        self._steps = 0
+        self._cuts: Marks[Cut] = Marks()
+        #: In which step tensors were made, and through how many steps their graph goes back.
+        self._made: Marks[tuple[int, int]] = Marks()
+        #: The iterator that gradients were clipped of last.
+        self._clipped: Any = None
+        self._batch_sizes: set[int] = set()
+        self._over_samples = 0
+        #: Leaves that each backward pass so far reaches by flat nodes only: parameters by identity.
+        self._flat: dict[int, Any] | None = None
+        self._flat_by = ""
+
+    def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
+        """What was seen; ``names`` are those of parameters, by identity."""
+        leaves = self._flat or {}
+        if not leaves:
+            return tuple(self._found.values())
+        known = [name for key, name in names.items() if key in leaves]
+        flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
+        told = self._flat_by, str(len(flat)), *flat[:_NAMES]
+        return *self._found.values(), Misuse("gradient_flat", told)
+
+    def _note(self, kind: str, *told: str, place: str | None = None) -> None:
+        if kind not in self._found:
+            self._found[kind] = Misuse(kind, told, place or self._place())
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def computed(self, left: Any, right: Any, result: Any) -> None:
+        """A sum, a difference or a product was computed."""
+        if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+            return
+        if left.requires_grad == right.requires_grad:
+            return
+        graph, other = (left, right) if left.requires_grad else (right, left)
+        node = result.grad_fn
+        if node is None or graph.dim():
+            return
+        name = node.name()
+        if name.startswith("Mul") and other.numel() > 1:
+            made = graph.grad_fn.name() if graph.grad_fn is not None else ""
+            if made.startswith(_LOSSES):
+                self._note("loss_averaged", shape_of(other))
+        elif name.startswith(("Add", "Sub", "Rsub")) and not other.dim():
+            cut = self._cuts.of(other)
+            if cut is not None and not cut.is_meant:
+                node.metadata[_MARK] = cut.operator, cut.place, self._place()
+
+    def gave(self, func: Any, args: Any, result: Any) -> None:
+        """A function of PyTorch gave a result."""
+        follow(self._cuts, func, args, result, self._place)
+        if not torch.is_grad_enabled():
+            return
+        if steps_back(self._made, args, result, self._steps) >= _STEPS_BACK:
+            self._note("graph_grows")
+
+    def stepped(self) -> None:
+        """The first of the optimizers has made a step."""
+        self._steps += 1
+
+    def backward(self, root: Any) -> None:
+        """A backward pass begins from a tensor."""
+        node = getattr(root, "grad_fn", None)
+        if "term_cut_off" not in self._found and (cut := _cut_in(node)) is not None:
+            operator, cut_at, place = cut
+            self._note("term_cut_off", operator, cut_at or "", place=place)
+        self._look_at_flat(node)
+
+    def _look_at_flat(self, node: Any) -> None:
+        if self._flat is not None and not self._flat:
+            return
+        everything, flat_by = _leaves(node, through_flat=True)
+        if everything is None or (self._flat is None and not flat_by):
+            self._flat = {} if everything is None else self._flat
+            return
+        live, _ = _leaves(node, through_flat=False)
+        if self._flat is None:
+            self._flat, self._flat_by = everything, flat_by
+        self._flat = {key: leaf for key, leaf in self._flat.items() if key not in (live or {})}
+
+    def loading(self, module: Any, state: Any) -> None:
+        """``module.load_state_dict(state)`` is called."""
+        if isinstance(state, Mapping) and state and _is_own(module, state):
+            self._note("own_state", type(module).__name__)
+
+    def clipping(self, tensors: Any) -> None:
+        """Gradients of ``tensors`` are about to be clipped."""
+        if not isinstance(tensors, Iterator):
+            return
+        is_over = isinstance(tensors, GeneratorType) and (
+            inspect.getgeneratorstate(tensors) == inspect.GEN_CLOSED
+        )
+        if is_over or tensors is self._clipped:
+            self._note("clips_nothing")
+        self._clipped = tensors
+
+    def activating(self, name: str, x: Any, dim: Any) -> None:
+        """A softmax is about to be computed, over ``dim``; ``None``: none is given."""
+        if dim is not None or not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return
+        if x.dim() == 3 and x.shape[0] > 1:
+            self._note("softmax_over_samples", name, shape_of(x))
+
+    def iterated(self, loader: Any) -> None:
+        """A DataLoader begins to be gone over."""
+        if isinstance(size := getattr(loader, "batch_size", None), int) and size > 1:
+            self._batch_sizes.add(size)
+
+    def recurring(self, module: Any, x: Any) -> None:
+        """A recurrent layer, or attention to itself, is about to go over ``x``."""
+        if module.batch_first or not module.training or not isinstance(x, torch.Tensor):
+            return
+        if x.dim() != 3 or not torch.is_grad_enabled() or x.shape[0] not in self._batch_sizes:
+            return
+        if x.shape[1] < 2 or any(x.shape[1] % size == 0 for size in self._batch_sizes):
+            return
+        self._over_samples += 1
+        if self._over_samples >= _PASSES:
+            self._note("samples_as_steps", type(module).__name__, shape_of(x))
+
+    def trained(self, models: Iterable[Any], had: Mapping[int, bool]) -> None:
+        """Optimizers gave these parameters a gradient, by identity, in models that were called."""
+        names = [
+            (name or type(part).__name__, part)
+            for model in models
+            for name, part in model.named_modules()
+            if vars(part).get("requires_grad") is False
+        ]
+        vain = [
+            name for name, part in names if any(had.get(id(each)) for each in part.parameters())
+        ]
+        if vain and "freeze_ignored" not in self._found:
+            told = str(len(vain)), *vain[:_NAMES]
+            self._found["freeze_ignored"] = Misuse("freeze_ignored", told)
+
+
+def _is_own(module: Any, state: Mapping[str, Any]) -> bool:
+    """Are all tensors of a state those that the module has already?"""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+    return bool(tensors) and all(
+        name in own and own[name].shape == each.shape and _storage(own[name]) == _storage(each)
+        for name, each in tensors.items()
+        if each.numel()
+    )
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    return storage_key(tensor.untyped_storage()), tensor.storage_offset()
+
+
+def _cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
+    """What was cut off from the first term of a loss that has no graph though it was computed of
+    what has one."""
+    waiting, known = [node], {node}
+    while waiting and len(known) <= _MOST_TERMS:
+        node = waiting.pop()
+        if node is None or not node.name().startswith(_TERMS):
+            continue
+        marked: tuple[str, str | None, str | None] | None = node.metadata.get(_MARK)
+        if marked is not None:
+            return marked
+        following = [each for each, _ in node.next_functions if each not in known]
+        known.update(following)
+        waiting += following
+    return None
+
+
+def _leaves(node: Any, *, through_flat: bool) -> tuple[dict[int, Any] | None, str]:
+    """The parameters that a graph ends in, and the operator of a flat node on the way; ``None``: it
+    is too large."""
+    found: dict[int, Any] = {}
+    known, waiting, flat = {node}, [node], ""
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        operator = node.name().split("Backward")[0]
+        if operator in _FLAT:
+            flat = operator.lower()
+            if not through_flat:
+                continue
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.nn.Parameter):
+            found[id(leaf)] = leaf
+        following = {each for each, _ in node.next_functions} - known
+        known |= following
+        waiting += following
+        if len(known) > _MOST_NODES:
+            return None, ""
+    return found, flat
