@@ -191,7 +191,7 @@ def _is_own(module: Any, state: Mapping[str, Any]) -> bool:
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    return storage_key(tensor.untyped_storage()), tensor.storage_offset()
+    return storage_key(tensor.untyped_storage()), int(tensor.storage_offset())
 
 
 def _cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
