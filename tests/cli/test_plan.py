@@ -321,7 +321,7 @@ def test_an_option_that_the_script_does_not_know(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     line = error_line(done)
     assert "exit code 2" in line
-    assert "check the option with {batch_size}" in line
+    assert "its parser calls the option --batch_size, not --batchsize" in line
     assert "train.py: error: unrecognized arguments: --batchsize=8" in done.stderr
 
 

@@ -30,7 +30,7 @@ def cause(error: str, line: str = "raise", **seen: int) -> Finding | None:
     [
         (
             "ValueError: Cannot handle batch sizes > 1 if no padding token is defined.",
-            "no_padding_token",
+            "classifier_padding",
             "model.config.pad_token_id",
         ),
         (
@@ -140,6 +140,7 @@ def test_a_text_that_is_too_long(error: str, line: str, seen: dict[str, int]) ->
 
 
 def test_other_sizes_and_indices_are_no_long_text() -> None:
-    assert cause(EXPANDED, "x.expand(4, 1024)") is None
+    wide = cause(EXPANDED, "x.expand(4, 1024)")
+    assert wide is not None and wide.kind == "expand_size"
     found = cause("IndexError: index out of range in self", "", tokens=100, positions=512)
     assert found is not None and found.kind == "index_out_of_range"

@@ -250,7 +250,7 @@ _OF_LANGUAGE_MODELS: Final = (
     ),
     # modeling_layers.py
     KnownError(
-        "no_padding_token",
+        "classifier_padding",
         re.compile(r"Cannot handle batch sizes > 1 if no padding token is defined"),
         "The classifier looks for the last token before the padding, and knows no padding token",
         "model.config.pad_token_id = tokenizer.pad_token_id (set tokenizer.pad_token first, to "

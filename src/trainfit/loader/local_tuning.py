@@ -7,22 +7,19 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from torch.utils.data import DataLoader, Dataset
+from typing import Final
 
 from trainfit.hardware.machine.limits import misread, misread_lines
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
-from trainfit.loader import tuning
+from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.measure.machine_limits import loader_machine, unknowns
 from trainfit.loader.measure.processes import Progress
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.probe import SECONDS, probe_workload
-from trainfit.loader.threads import GOVERNS, SEVERAL, cores, starts_threads, why_none
-from trainfit.loader.tuner import CONFIRM
-from trainfit.results.dataloader import Candidate, LoaderSettings, Probe, steady
+from trainfit.loader.threads import GOVERNS, SEVERAL, starts_threads
+from trainfit.loader.tuning import tune
+from trainfit.results.dataloader import Candidate, LoaderSettings, steady
 from trainfit.results.loader import (
     BUSY,
     Basis,
@@ -31,7 +28,6 @@ from trainfit.results.loader import (
     SettingReason,
     VariableAdvice,
 )
-from trainfit.results.runs.measurement import AS_FAST, Consumer
 from trainfit.results.runs.spec import TuningSpec
 from trainfit.results.text import byte_rate, count, duration, percent, rate
 
@@ -396,7 +392,7 @@ def tune_here(
     """
     machine = survey(System())
     ranks = spec.ranks
-    result = tuning.tune(
+    result = tune(
         workload,
         loader_machine(machine, ranks),
         spec,
@@ -427,60 +423,3 @@ def _present(
         return "command" if name in command_sets else "shell"
 
     return {name: VariableValue(value, setter(name, value)) for name, value in os.environ.items()}
-
-
-# ---
-# The public calls: ``trainfit.loader.probe`` and ``trainfit.loader.tune``.
-
-
-def probe(
-    source: DataLoader[Any] | Dataset[Any],
-    *,
-    batch_size: int | None = 1,
-    seconds: float = SECONDS,
-    progress: Progress | None = None,
-) -> Probe:
-    """What batches of a DataLoader, or of a data set with this batch size, cost here.
-
-    It takes about so many seconds and changes neither the loader nor the data. Batches are made
-    in processes of its own, at the end some in this one, too (as without workers). Call it under
-    ``if __name__ == "__main__":``.
-
-    Raises :class:`~trainfit.loader.measure.workload.LoaderError` for what is neither.
-    """
-    workload = Workload.of(source, batch_size)
-    return probe_workload(workload, loader_machine(survey(System())), seconds, progress).probe
-
-
-def tune(
-    source: DataLoader[Any] | Dataset[Any],
-    *,
-    step_s: float = 0.0,
-    batch_size: int | None = 1,
-    seconds: float = SECONDS,
-    confirm: int = CONFIRM,
-    max_workers: int | None = None,
-    any_order: bool = False,
-    ranks: int = 1,
-    progress: Progress | None = None,
-) -> LoaderResult:
-    """The settings that suit a DataLoader (or a data set) whose batches a step takes ``step_s``
-    seconds to train on; 0: as fast as the loader can.
-
-    As ``trainfit loader`` does for a script. ``ranks`` processes share the machine; with
-    ``any_order`` batches may come in another order than the sampler's.
-    """
-    workload = Workload.of(source, batch_size)
-    return tune_here(
-        workload,
-        TuningSpec(
-            Consumer(step_s, source="given" if step_s else AS_FAST),
-            seconds=seconds,
-            confirm=confirm,
-            max_workers=max_workers,
-            any_order=any_order,
-            ranks=ranks,
-        ),
-        loader=workload.name,
-        progress=progress,
-    )

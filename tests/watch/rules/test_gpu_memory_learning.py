@@ -16,12 +16,13 @@ from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
 from trainfit.watch.measures import ledger, robust_slope
-from trainfit.watch.rules import gpu, growth, host, memory, ranks, training, uneven_gpus
+from trainfit.watch.rules import gpu, growth, memory, ranks, training, uneven_gpus
+from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.view import RunView
 
 GIB = 2**30
 RULES = (
-    *(*gpu.RULES, *ranks.RULES, *uneven_gpus.RULES, *memory.RULES, *host.RULES, *growth.RULES),
+    *(*gpu.RULES, *ranks.RULES, *uneven_gpus.RULES, *memory.RULES, HOST_MEMORY, *growth.RULES),
     *training.RULES,
 )
 CARD = WatchedGpu("NVIDIA A100", "", 40 * GIB, (8, 0), 312e12)

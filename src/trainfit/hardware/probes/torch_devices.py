@@ -79,7 +79,7 @@ def _kernels(torch: Any, devices: int) -> str:
 
 def _cudnn(torch: Any) -> str:
     """What asking for cuDNN's version raises: another one was found than PyTorch is built with."""
-    words = _raised(torch.backends.cudnn.version)
+    words = _raised(lambda: torch.backends.cudnn.version())
     return words if "cuDNN version incompatibility" in words else ""
 
 

@@ -41,7 +41,7 @@ from trainfit.simgpu.operators.kernel_rules import (
 )
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import ImportHook, PatchSet
-from trainfit.torch_private import modules as private
+from trainfit.torch_private import modules
 from trainfit.torch_private.tensors import local_part
 
 # ---
@@ -72,15 +72,15 @@ def watch_states(patches: PatchSet) -> ImportHook:
         @functools.wraps(original)
         def keys_of_ranks(*args: Any, **kwargs: Any) -> Any:
             keys, own = original(*args, **kwargs)
-            return sorted({*keys, *private.keys_of_other_ranks(original, args, kwargs)}), own
+            return sorted({*keys, *modules.keys_of_other_ranks(original, args, kwargs)}), own
 
         return keys_of_ranks
 
     def seen(module: ModuleType) -> None:
-        if hasattr(module, private.KEYS_OF_STATES):
-            patches.hook(module, private.KEYS_OF_STATES, hook)
+        if hasattr(module, modules.KEYS_OF_STATES):
+            patches.hook(module, modules.KEYS_OF_STATES, hook)
 
-    return ImportHook(private.OPTIMIZER_STATES, seen)
+    return ImportHook(modules.OPTIMIZER_STATES, seen)
 
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.

@@ -218,8 +218,10 @@ def _fills(fetching: Fetching, usable: float) -> bool:
     do the run's threads take turns?"""
     rank = fetching.rank
     busy = fetching.cores.saturated if fetching.cores else (fetching.workers or 0) >= usable
-    # Workers that mostly wait fill no core, however many the training could use.
-    demand = 0.0 if fetching.waits and fetching.others_press else fetching.cores_needed or 0.0
+    # Workers that mostly wait fill no core, however many the training could use; where batches are
+    # ready all the same, it is the main process that gets none.
+    fills_none = fetching.waits and fetching.others_press and not fetching.queued_while_waiting
+    demand = 0.0 if fills_none else fetching.cores_needed or 0.0
     return busy and (_crowded(rank, usable) or demand > usable)
 
 
