@@ -29,8 +29,8 @@ BIN := .venv/bin
 NEWEST := .venv-newest/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
-# For two cores: a fifth of the time they wait for child processes. 0: in one process.
-PYTEST_WORKERS ?= 3
+# For two cores: a quarter of the time a worker waits for processes, timers and hung drivers. 0: in one process.
+PYTEST_WORKERS ?= 4
 
 TESTS ?= tests
 # requirements/torch-$(TORCH).txt

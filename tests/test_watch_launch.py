@@ -299,6 +299,7 @@ def test_loops_of_libraries(tmp_path: Path, loop: str, library: str) -> None:
     assert (rank.steps["forward_s"] > 0).all() and (rank.steps["backward_s"] > 0).all()
 
 
+@pytest.mark.slow
 def test_two_trainings_of_one_command_are_two_runs(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys\n"

@@ -119,6 +119,7 @@ def test_text_that_does_not_stand_there_once_is_no_fix() -> None:
         case(replace="x = 1", by="x = 2").fixed_script("x = 1\nx = 1\n")
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cases.toml").write_text(TABLE)
     (tmp_path / "habit.py").write_text(SCRIPT)

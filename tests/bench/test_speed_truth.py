@@ -78,6 +78,7 @@ def test_a_core_that_was_measured_counts(folder: Path, result: dict[str, Any]) -
     assert found.predicted_s > 10
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_ends_a_job_and_is_no_failure() -> None:
     with trainfit.simulate("custom:1.5GiB"):
         job = Job(case("mlp", 8))

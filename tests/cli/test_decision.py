@@ -75,6 +75,7 @@ for step in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_rays_whose_points_the_model_is_given_in_chunks(tmp_path: Path) -> None:
     """A NeRF's: 256 samples in each step, and no batch size, it was."""

@@ -29,6 +29,7 @@ def copies() -> dict[str, Any]:
     return planned("copies")
 
 
+@pytest.mark.slow
 def test_data_parallel_is_told_with_figures(copies: dict[str, Any]) -> None:
     gpus = copies["gpus"]
     assert gpus["replicated"]

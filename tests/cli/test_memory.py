@@ -50,6 +50,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # -- explaining ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_recordings_explained(recorded: Path) -> None:
     done = trainfit("memory", "b16.trainfit", "b64.trainfit", "--json", cwd=recorded)
     assert done.returncode == 0, done.stderr

@@ -88,6 +88,7 @@ def test_a_callable(folder: Path) -> None:
     assert shown.returncode == 0 and shown.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_setup_returns_is_the_argument(folder: Path, imports: None) -> None:
     done = paced_here(
         "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
@@ -98,6 +99,7 @@ def test_what_a_setup_returns_is_the_argument(folder: Path, imports: None) -> No
     assert found.rates[0].calls.p50 > 50e-6
 
 
+@pytest.mark.slow
 def test_a_rehearsal_gets_the_callables_argument(folder: Path, imports: None) -> None:
     done = paced_here(
         "policy.py:with_model", "--setup", "policy.py:load", "--hz", "100",
@@ -145,6 +147,7 @@ def test_a_rate_that_cannot_be_reached(folder: Path, imports: None) -> None:
     assert re.search(r"40 Hz cannot be held: a call needs [\d.]+ ms", done.stdout)
 
 
+@pytest.mark.slow
 def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(
     folder: Path, imports: None
 ) -> None:

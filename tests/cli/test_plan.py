@@ -186,6 +186,7 @@ def test_a_plan_agrees_with_simulate(result: dict[str, Any], tmp_path: Path) -> 
 # -- where the batch size comes from -----------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unconfirmed")
 def test_without_placeholders_the_loader_of_the_first_step_is_varied(tmp_path: Path) -> None:
     script = tmp_path / "plain.py"
@@ -554,6 +555,7 @@ class Answered(io.TextIOWrapper):
         return super().write(text)
 
 
+@pytest.mark.slow
 def test_a_slow_script_has_an_answer_before_its_run_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

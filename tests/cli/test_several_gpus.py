@@ -35,6 +35,7 @@ def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return json_of(done)
 
 
+@pytest.mark.slow
 def test_the_collectives_of_a_step_are_those_of_ddp(result: dict[str, Any]) -> None:
     ranks = result["ranks"]
     assert ranks["count"] == 4
@@ -176,6 +177,7 @@ def test_lightning_starts_no_other_ranks(tmp_path: Path) -> None:
     assert json_of(done)["steps"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_several_machines_over_their_network(tmp_path: Path, result: dict[str, Any]) -> None:
     own = ("--gpu", "2x(4x RTX 4090), 1x 1Gb/s", "--json", *OWN)

@@ -366,6 +366,7 @@ def test_without_a_gpu_and_without_a_name(tmp_path: Path) -> None:
 # -- interrupted -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_run_has_is_kept(tmp_path: Path) -> None:
     """`timeout` sends SIGTERM to the process and to its group."""
     write(tmp_path, f"{STEPS}step(); step(); open('two', 'w')\nimport time; time.sleep(600)\n")

@@ -143,6 +143,7 @@ def test_a_sweep_is_run_kept_and_goes_on(folder: Path) -> None:
     assert json.loads((folder / "out.json").read_text())["format"] == "trainfit-sweep"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_plan_of_several_gpus_is_a_cell_with_its_price(folder: Path) -> None:
     script = Path(__file__).resolve().parents[1] / "training_scripts" / "ddp.py"
@@ -165,6 +166,7 @@ def test_a_plan_of_several_gpus_is_a_cell_with_its_price(folder: Path) -> None:
     assert two["launch"].startswith("torchrun --nproc_per_node=2 ")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_loses_nothing(folder: Path) -> None:
     write(folder, 16, 32)
     process = started(folder, "--jobs", "2", "--json")

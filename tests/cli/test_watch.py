@@ -113,6 +113,7 @@ for step in range(60):
 """
 
 
+@pytest.mark.slow
 def test_the_noise_scale_is_measured_and_changes_no_loss(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_TRAIN)
     alone = io.StringIO()

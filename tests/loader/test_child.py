@@ -70,6 +70,7 @@ def write(folder: Path, name: str, text: str) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_the_loader_is_measured_as_in_the_scripts_own_process(
     tuned: Callable[..., LoaderResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +216,7 @@ def data(tmp_path: Path) -> RunSpec:
     return RunSpec(loading=LoaderSpec(place=place))
 
 
+@pytest.mark.slow
 def test_a_callable_in_a_commands_place(tuned: Callable[..., LoaderResult], data: RunSpec) -> None:
     result = tuned(options=data, STUB_METHODS="spawn")
     assert facts(result)["batches"] == {"spawn": ["Tensor", "cpu", [16, 4]]}

@@ -23,6 +23,7 @@ for (x,) in torch.utils.data.DataLoader(data, batch):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_memory_is_that_of_the_rank_that_needs_the_most(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -97,6 +97,7 @@ def test_every_way_to_look_at_arguments(look: object) -> None:
     assert looks == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", [None, pytest.param("on", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("script", "words"),

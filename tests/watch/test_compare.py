@@ -115,6 +115,7 @@ def test_equal_runs_are_seldom_told_apart_and_those_of_5_percent_mostly() -> Non
     assert found >= 0.9 * PAIRS
 
 
+@pytest.mark.slow
 def test_runs_that_differ_among_themselves_are_not_told_apart() -> None:
     """Each run is as fast as it happens to be; single steps alone would find a difference."""
     random = np.random.default_rng(3)

@@ -140,6 +140,7 @@ print(sys.flags, sys.gettrace(), threading.active_count())
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_training_is_compiled_as_without_us(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(COMPILED)
     words = [sys.executable, "compiled.py", "--epochs=1"]

@@ -34,7 +34,7 @@ from trainfit.results.runs.measurement import Consumer
 PRESENT = LoaderSettings(0)
 #: An example simulates dozens of settings, which takes a second: fewer where they are the same
 #: each time (``make test``), more where they are by chance.
-EXAMPLES = 4 if settings.default.derandomize else 20
+EXAMPLES = 2 if settings.default.derandomize else 20
 
 
 def fitted(
@@ -101,6 +101,7 @@ def test_what_cannot_be_chosen_is_run_for_fewer_batches(fastest: float, seconds:
     assert run_seconds(4.0, fastest / 10, 200.0) == pytest.approx(10 * seconds, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_quota_counts_and_not_the_affinity() -> None:
     """4 CPUs, of which a cgroup gives 1.5."""
     model = dataclasses.replace(fitted(4), cores=Cores((1.0,) * 4, quota=1.5))
@@ -154,6 +155,7 @@ def test_pageable_copies_speak_for_pinning() -> None:
 # --- Threads of libraries -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(
     cores=st.integers(1, 4),
@@ -193,6 +195,7 @@ def test_as_good_without_a_variable_it_stays_unset() -> None:
     assert all(s.library_threads is None for s in choice.candidates if not s.num_workers)
 
 
+@pytest.mark.slow
 def test_held_settings_are_confirmed_and_refitted_by_their_own_model() -> None:
     """They are 1.5 times as fast by the model, and half as fast as that in truth."""
     free, held = fitted(mean_s=0.03), fitted(mean_s=0.02)

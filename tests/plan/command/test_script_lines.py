@@ -89,6 +89,7 @@ fit(torch.nn.Linear(8, 1), data, batch_size=32)
 """
 
 
+@pytest.mark.slow
 def test_a_librarys_fit_is_the_line_to_change(tmp_path: Path) -> None:
     """A DataLoader(…) that is nowhere in the user's file was named."""
     library = tmp_path / "site-packages"

@@ -419,6 +419,7 @@ for _ in range(4):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("follows", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("brief")
 def test_options_that_nobody_wrote_are_filled_if_they_do_what_they_say(

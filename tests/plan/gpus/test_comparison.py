@@ -292,6 +292,7 @@ def test_prices_are_read(tmp_path: Path) -> None:
 # --- The command ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_is_within_its_width_and_names_every_gpu(job: Job) -> None:
     prices = Prices("USD", {gpu.key: 0.5 for gpu in catalogue()})
     subject = comparison_subject(compare_gpus(job, catalogue(), prices))

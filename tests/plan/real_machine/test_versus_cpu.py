@@ -41,6 +41,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> PlanResult:
     return dataclasses.replace(result, notes=(done.stdout,))  # what was printed, for the tests
 
 
+@pytest.mark.slow
 def test_a_script_that_chooses_its_device_is_measured(planned: PlanResult) -> None:
     found = planned.versus_cpu
     assert found is not None and not found.why

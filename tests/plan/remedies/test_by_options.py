@@ -41,6 +41,7 @@ def test_options_of_the_script_are_tried_and_said_in_the_command() -> None:
     assert found["sgd"]["status"] == "simulated"
 
 
+@pytest.mark.slow
 def test_no_other_optimizer_where_its_states_are_few() -> None:
     found = remedies("--max-length=2048", "--use-peft", "--attention=eager")
     for name in ("sgd", "momentum", "paged-optimizer"):

@@ -28,6 +28,7 @@ def cached(plan: Any) -> list[str]:
     return [note for note in plan["notes"] if "cached blocks" in note]
 
 
+@pytest.mark.slow
 def test_the_plan_says_why_far_larger_batch_sizes_fit() -> None:
     (note,), now = cached(planned()), planned()["now"]
     most = now["limits"]["memory"]

@@ -48,6 +48,7 @@ def test_growth_is_told_from_the_runs_so_far() -> None:
     assert HostRam(lambda: None).shortage(8) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief")
 def test_a_search_ends_before_the_ram_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

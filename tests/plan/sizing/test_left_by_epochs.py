@@ -66,6 +66,7 @@ def test_what_each_epoch_leaves_and_where() -> None:
     assert left_by_epochs(recorded(kept="first"), 2) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     ("keep", "grows"),

@@ -38,6 +38,7 @@ def needs(sizes: Any, batch: int) -> dict[int, int]:
     return {p["value"]: p["device_bytes"] for p in sizes["points"] if p["batch_size"] == batch}
 
 
+@pytest.mark.slow
 def test_attention_that_is_materialised_grows_with_the_square() -> None:
     sizes = planned("--max-length=512", "--attention=eager")["sizes"]
     assert (sizes["shown"], sizes["present"], sizes["growth"]) == ("--max-length", 512, "quadratic")
@@ -62,6 +63,7 @@ def test_flash_attention_grows_in_proportion() -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_the_model_allows_ends_the_search() -> None:
     sizes = planned("--max-length={seq_len:256}", "--positions=1000")["sizes"]
     assert (sizes["largest"], sizes["limit"]) == (1000, 1000)
@@ -74,6 +76,7 @@ def test_what_the_data_set_allows_ends_the_search() -> None:
     assert sizes["limit"] == 300 and "300 tokens" in sizes["limit_reason"]
 
 
+@pytest.mark.slow
 def test_a_marked_length_has_its_table_without_a_search() -> None:
     result = planned("--max-length={block_size:256}", "--positions=200", solve="")
     sizes = result["sizes"]

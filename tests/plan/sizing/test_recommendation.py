@@ -462,6 +462,7 @@ def recorded(batch: int, width: int, layers: int) -> Recording:
     return simulation.recording
 
 
+@pytest.mark.slow
 @settings(max_examples=3, deadline=None)
 @given(st.sampled_from([32, 64, 256]), st.integers(1, 4))
 def test_the_curve_does_not_depend_on_the_pair(width: int, layers: int) -> None:

@@ -62,6 +62,7 @@ def test_a_script_that_fails_with_the_sample_that_is_left(
     assert "but the last batch of an epoch fails." in answer(result)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.usefixtures("brief_with_ends")
 def test_a_state_of_the_batch_size_does_not_match_what_is_left(tmp_path: Path) -> None:

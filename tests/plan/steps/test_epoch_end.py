@@ -57,6 +57,7 @@ def test_predictions_kept(tmp_path: Path, workers: int) -> None:
     assert end["kept_at"].endswith("train.py:18")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_too_many_kept(tmp_path: Path) -> None:
     text = _EVALUATION.format(kept="model(x.cuda()).double().repeat(1, 4)", workers=0)
@@ -74,6 +75,7 @@ _AFTER = """kept = []
     {after}"""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_what_comes_after_the_evaluations_loop(tmp_path: Path) -> None:
     """Kept, and once more as one tensor."""
@@ -83,6 +85,7 @@ def test_what_comes_after_the_evaluations_loop(tmp_path: Path) -> None:
     assert end["allocated_bytes"] == pytest.approx(2 * 20_000 * 10_000 * 4, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
     """Each sample with each other, which grows with the square of the evaluation's length: two of
@@ -163,6 +166,7 @@ def test_the_evaluation_limits_the_recommended_batch_size(tmp_path: Path) -> Non
     assert f"--batch-size={best}" in found["launch"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_a_smaller_batch_size_where_the_evaluation_does_not_fit(tmp_path: Path) -> None:
     found = _compared(tmp_path, arguments=("--batch-size", "512"))
@@ -171,6 +175,7 @@ def test_a_smaller_batch_size_where_the_evaluation_does_not_fit(tmp_path: Path) 
     assert f"--batch-size {found['now']['recommended_batch']}" in found["launch"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_an_evaluation_with_a_batch_size_of_its_own(tmp_path: Path) -> None:
     """It needs 2.6 GB whatever the training's batch size is."""
@@ -188,6 +193,7 @@ _OF_SIZES = """model.eval()
     model.train()"""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_the_largest_sample_of_the_evaluation(tmp_path: Path) -> None:
     """Sixteen of a hundred are run, and the last of all has 2,001 rows."""

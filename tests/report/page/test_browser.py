@@ -117,6 +117,7 @@ def test_every_chart_is_drawn_without_an_error_or_a_request(
     assert right <= width
 
 
+@pytest.mark.slow
 def test_screenshots_are_kept(either: Opened) -> None:
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     path = SCREENSHOTS / f"{either.page.viewport_size['width']}.jpg"

@@ -95,6 +95,7 @@ def test_a_page_without_a_chart_has_no_library() -> None:
     assert len(Elements(text).scripts) == 1
 
 
+@pytest.mark.slow
 def test_a_recording_of_many_allocations_is_a_small_page_that_keeps_its_peak() -> None:
     recording = large_recording(200_000)
     recording.check()

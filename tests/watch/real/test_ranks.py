@@ -109,6 +109,7 @@ def test_the_slow_rank_its_cause_and_who_waits_are_told(
     assert [ranks[n]["samples_per_step"] for n in (0, 1)] == [2, 8 if "more" in how else 2]
 
 
+@pytest.mark.slow
 def test_alike_ranks_have_no_straggler_and_calls_are_counted(folder: Path) -> None:
     document = watched(folder, "manual")
     headers = document["header"]["communication"]

@@ -86,6 +86,7 @@ def test_a_gpu_that_waits_for_batches(tmp_path: Path) -> None:
     assert not {"thermal_throttling", "power_throttling", "clocks_set"} & set(kinds(result))
 
 
+@pytest.mark.slow
 def test_memory_that_grows_until_it_is_full(tmp_path: Path) -> None:
     result = watched(tmp_path, SimulatedGpu((COOL,)), "--gpu=0.02 --leak=4 --steps=120")
     found = finding(result, "memory_growth")
