@@ -39,7 +39,9 @@ def _ran(folder: Path, text: str, *, by_number: bool = True, end: int = 2) -> li
 
 
 _EPOCHS = """
+import contextlib
 def main(epochs=40):
+    number = epochs
     for epoch in {over}:
         for batch in range(1000):
             step()
@@ -51,13 +53,33 @@ did.append("tested")
 
 
 @pytest.mark.parametrize("over", ["range(epochs)", "tqdm(range(epochs), leave=False)"])
-@pytest.mark.parametrize("after", ["did.append('after')", ""])
+@pytest.mark.parametrize(
+    "after", ["did.append('after')", "", "with contextlib.nullcontext(): did.append('after')"]
+)
 def test_the_last_epoch_and_what_follows_it(tmp_path: Path, over: str, after: str) -> None:
     """The first epoch, the last one, and the end, also where a function ends with the loop."""
     text = _EPOCHS.replace("{over}", over).replace("{after}", after)
     rest = ["after"] * bool(after) + ["tested"]
     assert _ran(tmp_path, text) == [("evaluated", 0), ("evaluated", 39), *rest]
     assert _ran(tmp_path, text, by_number=False) == [("evaluated", 0), *rest]
+
+
+@pytest.mark.parametrize("before", ["model = 1", "", "models = [each for each in 'ab']"])
+def test_an_evaluation_within_a_context(before: str, tmp_path: Path) -> None:
+    """CPython has the line of a ``with`` twice, once where it ends; see ``loops._jumps``."""
+    text = f"""
+    import contextlib
+    batches = range(3)
+    for epoch in range(40):
+        {before}
+        for batch in batches:
+            step()
+        with contextlib.nullcontext():
+            did.append(("evaluated", epoch))
+    with contextlib.nullcontext("context") as given:
+        did.append(given)
+    """
+    assert _ran(tmp_path, text) == [("evaluated", 0), ("evaluated", 39), "context"]
 
 
 def test_of_one_loop(tmp_path: Path) -> None:

@@ -100,8 +100,9 @@ class LastEpoch:
                 self._taken[frame] = loop, values[-1]
         elif loop.iterates is None and isinstance(values, range) and loop.take is not None:
             _set(frame, loop, values.stop)
-        elif loop.after is not None:
-            frame.f_lineno = loop.after  # type: ignore[misc]  # of the frame that is traced
+        elif loop.after:
+            for line in loop.after:
+                frame.f_lineno = line  # type: ignore[misc]  # of the frame that is traced
         elif loop.calls in frame.f_code.co_names:
             _gives_nothing(frame.f_globals, loop.calls)
             frame.f_lineno = loop.head[0]  # type: ignore[misc]  # it is made again, of nothing

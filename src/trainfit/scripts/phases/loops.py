@@ -23,6 +23,8 @@ _PLAIN: Final = (
     *(ast.UnaryOp, ast.unaryop, ast.keyword, ast.Subscript, ast.List, ast.Tuple, ast.Store),
 )
 _CALLED: Final = ("range", "len", "int", "min", "max", "enumerate", "zip", "list", "reversed")
+#: Statements that no other one is within.
+_SIMPLE: Final = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 #: Progress bars, whose first argument is the range.
 _BARS: Final = ("tqdm", "track")
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -65,9 +67,10 @@ class Loop:
     its body. ``over`` gives what it goes over, where that is a range, a list or the like, or what a
     ``while`` counts to (else ``None``, as that gives), ``iterates`` is its source (``None``: it is
     a ``while``). ``take`` assigns the value of ``_trainfit_value`` to its variables (``None``: it
-    has none). ``after`` is the line that comes next in the same block or one around it (``None``:
-    there is none, or a ``with`` ends in between), ``calls`` the function that makes what it goes
-    over. ``by_number`` is the line at which something in it goes by its variables.
+    has none). ``after`` is the line that comes next in the same block or one around it, as the
+    lines to jump to in turn (none: there is none, or it cannot be gone to), ``calls`` the function
+    that makes what it goes over. ``by_number`` is the line at which something in it goes by its
+    variables.
     """
 
     head: tuple[int, int]
@@ -76,7 +79,7 @@ class Loop:
     over: CodeType | None
     iterates: ast.expr | None
     take: CodeType | None
-    after: int | None
+    after: tuple[int, ...]
     calls: str
     by_number: int | None
 
@@ -248,24 +251,47 @@ def _scopes(filename: str) -> tuple[_Scope, ...]:
     return tuple(found)
 
 
-def _within(body: Sequence[ast.stmt], filename: str, after: int | None = None) -> Iterator[Loop]:
-    """Loops of these statements, of which ``after`` is the next line."""
+def _within(body: Sequence[ast.stmt], filename: str, after: tuple[int, ...] = ()) -> Iterator[Loop]:
+    """Loops of these statements, after which the jumps ``after`` go to the next line."""
     for place, node in enumerate(body):
         if isinstance(node, _SCOPES):
             continue
-        then = body[place + 1].lineno if place + 1 < len(body) else after
+        then = _jumps(body, place + 1) if place + 1 < len(body) else after
         if isinstance(node, ast.For | ast.While):
-            yield _loop(node, filename, node.orelse[0].lineno if node.orelse else then)
-            then = None if not node.orelse else then
+            yield _loop(node, filename, _jumps(node.orelse, 0) if node.orelse else then)
+            then = () if not node.orelse else then
         # A jump out of them would leave a context open.
-        inner = None if isinstance(node, ast.For | ast.While | ast.With | ast.Try) else then
+        inner = () if isinstance(node, ast.For | ast.While | ast.With | ast.Try) else then
         for name in ("body", "orelse", "finalbody"):
             yield from _within(getattr(node, name, ()) or (), filename, inner)
         for case in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
             yield from _within(case.body, filename, inner)
 
 
-def _loop(node: ast.For | ast.While, filename: str, after: int | None) -> Loop:
+def _jumps(body: Sequence[ast.stmt], place: int) -> tuple[int, ...]:
+    """The lines to jump to out of a loop, so as to go on with the statement ``body[place]``.
+
+    From Python 3.11 on the end of a ``with`` has its first line, too: CPython jumps there out of
+    a loop, whose iterator it takes for the context's ``__exit__``. From another line of the block
+    there is no iterator that could be taken for it.
+    """
+    line = body[place].lineno
+    if not isinstance(body[place], ast.With | ast.AsyncWith):
+        return (line,)
+    plain = [each.lineno for each in body if isinstance(each, _SIMPLE) and _is_one_line(each)]
+    first = min(plain, key=lambda each: abs(each - line), default=None)
+    return () if first is None else (first, line)
+
+
+def _is_one_line(node: ast.stmt) -> bool:
+    """Has the line of a statement no loop of its own (a comprehension)?"""
+    return node.lineno == node.end_lineno and not any(
+        isinstance(each, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp)
+        for each in ast.walk(node)
+    )
+
+
+def _loop(node: ast.For | ast.While, filename: str, after: tuple[int, ...]) -> Loop:
     last = node.body[-1].end_lineno or 0
     goes_over = node.iter if isinstance(node, ast.For) else node.test
     head = node.lineno, goes_over.end_lineno or node.lineno
