@@ -35,7 +35,6 @@ _REQUIREMENT: Final = re.compile(
 _UNPINNED: Final = re.compile(rf"\s*(?P<name>{_NAME})(?:\[[^\]]*\])?\s*(?:[#;].*)?$")
 #: conda's "- pytorch=1.7.1=py3.8_cuda11.0", where one "=" means "and what begins with it".
 _OF_CONDA: Final = re.compile(rf"^\s*-\s*(?:[\w-]+::)?(?P<name>{_NAME})=(?P<version>\d[\w.]*)")
-_ONE: Final = re.compile(r"(?P<operator>===?|~=|>=|<=|!=|<|>)\s*v?(?P<version>\d[\w.+!-]*\*?)")
 #: Text in a list of Python or of a page: what stands in quotes, what pip is told.
 _QUOTED: Final = re.compile(r"[\"']([^\"'\n]+)[\"']")
 #: Packages that conda and pip call otherwise.
@@ -77,39 +76,21 @@ def asked_for(package: str, folder: Path) -> Asked | None:
 
 
 def meets(installed: str, asked: str) -> bool:
-    """Does a version meet all clauses of a specifier? A clause that cannot be read is met."""
-    return all(
-        _meets(installed, clause["operator"], clause["version"]) for clause in _ONE.finditer(asked)
-    )
+    """Does a version meet all clauses of a specifier? One that cannot be read is met."""
+    # A watched run's own environment may not have it, and does not need it.
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import InvalidVersion
 
-
-def _meets(installed: str, operator: str, version: str) -> bool:
-    begins = version.endswith(".*")
-    have, want = _numbers(installed), _numbers(version.removesuffix(".*"))
-    if not have or not want:
+    try:
+        return SpecifierSet(asked).contains(installed, prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
         return True
-    size = max(len(have), len(want))
-    same = have[: len(want)] == want if begins else _padded(have, size) == _padded(want, size)
-    if operator in ("==", "==="):
-        return same
-    if operator == "!=":
-        return not same
-    if operator == "~=":
-        return _padded(have, size) >= _padded(want, size) and have[: len(want) - 1] == want[:-1]
-    left, right = _padded(have, size), _padded(want, size)
-    return {">=": left >= right, "<=": left <= right, ">": left > right, "<": left < right}[
-        operator
-    ]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The release of a version, without what marks a build: of 2.1.0+cu118, of 1.0rc2."""
     found = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(each) for each in found[0].split(".")) if found else ()
-
-
-def _padded(numbers: tuple[int, ...], size: int) -> tuple[int, ...]:
-    return numbers + (0,) * (size - len(numbers))
 
 
 def _plain(name: str) -> str:
