@@ -117,6 +117,11 @@ class ParsedException:
         return next(reversed(users or packages), None)
 
     @property
+    def code(self) -> str:
+        """The text of the culprit's line; empty where it is not known."""
+        return self.culprit.code if self.culprit is not None else ""
+
+    @property
     def folder(self) -> Path:
         """The folder of the user's line; this one where no line is the user's."""
         here, culprit = Path.cwd(), self.culprit

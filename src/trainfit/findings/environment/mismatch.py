@@ -103,8 +103,7 @@ _WITHOUT_TERMINAL: Final = re.compile(
 
 def no_terminal(raised: ParsedException, _: FailureContext) -> Finding | None:
     """The size of a terminal is asked for by a command that was started without one."""
-    line = raised.culprit.code if raised.culprit is not None else ""
-    if not _ASKS_TERMINAL.search(line) or not _WITHOUT_TERMINAL.search(raised.message):
+    if not _ASKS_TERMINAL.search(raised.code) or not _WITHOUT_TERMINAL.search(raised.message):
         return None
     return failure_finding(
         "no_terminal",

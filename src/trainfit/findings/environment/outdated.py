@@ -174,16 +174,19 @@ _STEP_OF_FIVE: Final = re.compile(r"too many values to unpack \(expected 4(?:, g
 
 def _calls(raised: ParsedException, method: str) -> bool:
     """Does the user's line call a method of this name?"""
-    line = raised.culprit.code if raised.culprit is not None else ""
-    return re.search(rf"\.{method}\s*\(", line) is not None
+    return re.search(rf"\.{method}\s*\(", raised.code) is not None
 
 
 def _is_of_class(raised: ParsedException, base: str) -> bool:
     """Does the user's line stand in a class whose base is called so?"""
-    culprit = raised.culprit
-    lines = linecache.getlines(culprit.path)[: culprit.line] if culprit is not None else []
-    heads = (line for line in reversed(lines) if re.match(r"\s*class\b", line))
+    heads = (line for line in reversed(_lines_up_to(raised)) if re.match(r"\s*class\b", line))
     return re.search(rf"\(.*\b{base}\b", next(heads, "")) is not None
+
+
+def _lines_up_to(raised: ParsedException) -> list[str]:
+    """The lines of the user's file up to the one that is the user's."""
+    culprit = raised.culprit
+    return linecache.getlines(culprit.path)[: culprit.line] if culprit is not None else []
 
 
 #: Of an installed package: Python says in which file it looked.
@@ -277,9 +280,7 @@ _AS_NUMBER: Final = re.compile(r"float\(\s*(\w+)\.__version__\[:\s*(\d)\s*\]\s*\
 
 def _compared_as_number(raised: ParsedException, package: str) -> Finding | None:
     """A version that the script takes for a number: 0.20 is then before 0.7."""
-    culprit = raised.culprit
-    lines = linecache.getlines(culprit.path)[: culprit.line] if culprit is not None else []
-    for line in reversed(lines[-_BEFORE:]):
+    for line in reversed(_lines_up_to(raised)[-_BEFORE:]):
         found = _AS_NUMBER.search(line)
         if found is None or found[1] != package:
             continue
@@ -308,6 +309,5 @@ _VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")
 
 def _asked_version(raised: ParsedException) -> str:
     """The package of whose version the line that raised makes sure; empty: of none."""
-    line = raised.culprit.code.strip() if raised.culprit is not None else ""
-    found = _VERSION_ASKED.search(line)
+    found = _VERSION_ASKED.search(raised.code.strip())
     return found[1] if found is not None else ""
