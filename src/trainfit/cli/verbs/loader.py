@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from trainfit.cli.automation import gated
 from trainfit.cli.common import (
@@ -18,9 +20,11 @@ from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.dataloader.measurement import rehearse_command, tune_command
 from trainfit.plan.runs.failures import ScriptError
+from trainfit.report.blocks import Subject
 from trainfit.report.sections.loader import loader_subject
 from trainfit.report.sections.rehearsal import rehearsal_subject
 from trainfit.results.loader import LoaderResult
+from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.runs.spec import LoaderSpec, RehearsalSpec, RunSpec, TuningSpec
 from trainfit.results.text import short
@@ -41,15 +45,25 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             parsed, loader_run(options), progress, sandbox=sandbox_request(options)
         )
     result = tuned.result
-    needed.saw(result.torch)
-    print_subject(result, options, loader_subject)
-    if output is not None:
-        result.save(output)
-    name_report(output, json=options.json)
+    _tell(result, options, loader_subject, output)
     if tuned.interrupt is not None:
         raise tuned.interrupt
     _check_ran(result)
     return gated(options, result, 0)
+
+
+def _tell(
+    result: LoaderResult | Rehearsal,
+    options: argparse.Namespace,
+    subject: Callable[[Any], Subject],
+    output: Path | None,
+) -> None:
+    """Print a result, and save it where that is asked for."""
+    needed.saw(result.torch)
+    print_subject(result, options, subject)
+    if output is not None:
+        result.save(output)
+    name_report(output, json=options.json)
 
 
 def _check_ran(result: LoaderResult) -> None:
@@ -143,11 +157,7 @@ def run_rehearse(options: argparse.Namespace, command: Sequence[str]) -> int:
             parsed, spec, rehearsal, progress, compare, sandbox_request(options)
         )
     result = rehearsed.result
-    needed.saw(result.torch)
-    print_subject(result, options, rehearsal_subject)
-    if output is not None:
-        result.save(output)
-    name_report(output, json=options.json)
+    _tell(result, options, rehearsal_subject, output)
     if rehearsed.interrupt is not None:
         raise rehearsed.interrupt
     return gated(options, result, 0 if result.ended == "duration" else 2)
