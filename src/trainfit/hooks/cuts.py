@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
@@ -48,12 +48,16 @@ class Marks(Generic[_T]):
 
 
 def follow(
-    cuts: Marks[Cut], func: Any, args: Any, result: Any, place: Callable[[], str | None]
+    cuts: Marks[Cut],
+    func: Any,
+    given: Sequence[torch.Tensor],
+    result: torch.Tensor,
+    place: Callable[[], str | None],
 ) -> None:
     """Mark what a function of PyTorch gave, if it was cut off or computed of what was."""
-    if not isinstance(result, torch.Tensor) or result.requires_grad:
+    if result.requires_grad:
         return
-    for each in _tensors(args):
+    for each in given:
         known = cuts.of(each)
         if known is not None:
             cuts.put(result, known)
@@ -63,7 +67,8 @@ def follow(
             return
 
 
-def _tensors(args: Any) -> list[torch.Tensor]:
+def tensors_among(args: Any) -> list[torch.Tensor]:
+    """The tensors that a function is given, those of a list included."""
     found = []
     for each in args:
         parts = each if isinstance(each, list | tuple) else (each,)
@@ -82,13 +87,15 @@ def _name(func: Any) -> str:
 # Graphs that go back to earlier steps.
 
 
-def steps_back(made: Marks[tuple[int, int]], args: Any, result: Any, now: int) -> int:
+def steps_back(
+    made: Marks[tuple[int, int]], given: Sequence[torch.Tensor], result: torch.Tensor, now: int
+) -> int:
     """Through how many steps the graph of a result goes back, which is made in step ``now``: 1 for
     what is computed of a tensor of an earlier step, 2 if that was, in turn, and so on."""
-    if not isinstance(result, torch.Tensor) or result.grad_fn is None:
+    if result.grad_fn is None:
         return 0
     back = 0
-    for each in _tensors(args):
+    for each in given:
         if each.grad_fn is not None and (known := made.of(each)) is not None:
             step, before = known
             back = max(back, before + (step < now))

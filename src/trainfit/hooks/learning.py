@@ -151,7 +151,7 @@ class LearningObserver:
         self._not_split: str | None = None
         self._order = EpochOrder()
         self._misfit: LossMisfit | None = None
-        self.misuse = MisuseObserver(place)
+        self.misuse = MisuseObserver(place, lambda: self._all[0].steps if self._all else 0)
         """What has no effect, or another than it is meant to have."""
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
@@ -440,8 +440,6 @@ class LearningObserver:
     def stepped(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
         seen = self._seen.get(optimizer)
-        if seen is self._all[0]:
-            self.misuse.stepped()
         if seen is not None and seen.will_be_due():
             seen.remember(optimizer)
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
@@ -466,8 +464,6 @@ class LearningObserver:
             self.awake = True  # the next one of this optimizer is looked at
             return
         seen.steps += 1
-        if seen is self._all[0]:
-            self.misuse.stepped()
         self.awake = seen.is_next_due
         self._begun = None  # how many batches it gave is not known
 

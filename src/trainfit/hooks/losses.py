@@ -4,7 +4,7 @@ function gets what it is for. No value is read."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -232,23 +232,38 @@ class Leaf(NamedTuple):
     parameter: weakref.ref[Any]
 
 
-def leaves_of(node: Any) -> dict[int, Leaf] | None:
-    """The parameters that a graph ends in, by identity; ``None``: it is too large for a look."""
-    found: dict[int, Leaf] = {}
-    known, waiting = {node}, [node]
+def nodes_of(root: Any, ends: Callable[[Any], bool] = lambda _: False) -> list[Any] | None:
+    """The nodes of a graph, none beyond those where it ``ends``; ``None``: it is too large for a
+    look."""
+    found: list[Any] = []
+    known, waiting = {root}, [root]
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.nn.Parameter):
-            found[id(leaf)] = Leaf(shape_of(leaf), weakref.ref(leaf))
+        found.append(node)
+        if ends(node):
+            continue
         following = {each for each, _ in node.next_functions} - known
         known |= following
         waiting += following
         if len(known) > _NODES:
             return None
     return found
+
+
+def parameters_of(nodes: Iterable[Any]) -> list[torch.nn.Parameter]:
+    """The parameters that these nodes of a graph stand for."""
+    leaves = (getattr(node, "variable", None) for node in nodes)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)]
+
+
+def leaves_of(node: Any) -> dict[int, Leaf] | None:
+    """The parameters that a graph ends in, by identity; ``None``: it is too large for a look."""
+    nodes = nodes_of(node)
+    if nodes is None:
+        return None
+    return {id(leaf): Leaf(shape_of(leaf), weakref.ref(leaf)) for leaf in parameters_of(nodes)}
 
 
 def has_graph(output: Any) -> bool:

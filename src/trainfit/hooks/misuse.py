@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.cuts import Cut, Marks, follow, steps_back
-from trainfit.hooks.losses import shape_of
+from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
 
@@ -28,8 +28,6 @@ _MOST_TERMS: Final = 100
 _LOSSES: Final = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 #: Nodes whose derivative is 0 everywhere.
 _FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
-#: Nodes of a graph up to which it is followed.
-_MOST_NODES: Final = 20_000
 #: Steps that a graph goes back through, after which it is told: a tensor may be made once, before
 #: all of them.
 _STEPS_BACK: Final = 2
@@ -38,12 +36,12 @@ _PASSES: Final = 2
 
 
 class MisuseObserver:
-    """Collects :class:`Misuse`; ``place`` gives the user's line that is running."""
+    """Collects :class:`Misuse`; ``place`` gives the user's line that is running, ``steps`` how many
+    the first of the optimizers has begun."""
 
-    def __init__(self, place: Callable[[], str | None]) -> None:
-        self._place = place
+    def __init__(self, place: Callable[[], str | None], steps: Callable[[], int]) -> None:
+        self._place, self._steps = place, steps
         self._found: dict[str, Misuse] = {}
-        self._steps = 0
         self._cuts: Marks[Cut] = Marks()
         #: In which step tensors were made, and through how many steps their graph goes back.
         self._made: Marks[tuple[int, int]] = Marks()
@@ -93,15 +91,14 @@ class MisuseObserver:
 
     def gave(self, func: Any, args: Any, result: Any) -> None:
         """A function of PyTorch gave a result."""
-        follow(self._cuts, func, args, result, self._place)
+        if not isinstance(result, torch.Tensor):
+            return
+        given = tensors_among(args)
+        follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
             return
-        if steps_back(self._made, args, result, self._steps) >= _STEPS_BACK:
+        if steps_back(self._made, given, result, self._steps()) >= _STEPS_BACK:
             self._note("graph_grows")
-
-    def stepped(self) -> None:
-        """The first of the optimizers has made a step."""
-        self._steps += 1
 
     def backward(self, root: Any) -> None:
         """A backward pass begins from a tensor."""
@@ -114,14 +111,17 @@ class MisuseObserver:
     def _look_at_flat(self, node: Any) -> None:
         if self._flat is not None and not self._flat:
             return
-        everything, flat_by = _leaves(node, through_flat=True)
-        if everything is None or (self._flat is None and not flat_by):
-            self._flat = {} if everything is None else self._flat
+        everything = nodes_of(node)
+        if everything is None:
+            self._flat = {}
             return
-        live, _ = _leaves(node, through_flat=False)
         if self._flat is None:
-            self._flat, self._flat_by = everything, flat_by
-        self._flat = {key: leaf for key, leaf in self._flat.items() if key not in (live or {})}
+            flat_by = [_operator(each).lower() for each in everything if _is_flat(each)]
+            if not flat_by:
+                return
+            self._flat, self._flat_by = _by_identity(everything), flat_by[-1]
+        live = _by_identity(nodes_of(node, ends=_is_flat) or ())
+        self._flat = {key: leaf for key, leaf in self._flat.items() if key not in live}
 
     def loading(self, module: Any, state: Any) -> None:
         """``module.load_state_dict(state)`` is called."""
@@ -211,26 +211,14 @@ def _cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
     return None
 
 
-def _leaves(node: Any, *, through_flat: bool) -> tuple[dict[int, Any] | None, str]:
-    """The parameters that a graph ends in, and the operator of a flat node on the way; ``None``: it
-    is too large."""
-    found: dict[int, Any] = {}
-    known, waiting, flat = {node}, [node], ""
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        operator = node.name().split("Backward")[0]
-        if operator in _FLAT:
-            flat = operator.lower()
-            if not through_flat:
-                continue
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.nn.Parameter):
-            found[id(leaf)] = leaf
-        following = {each for each, _ in node.next_functions} - known
-        known |= following
-        waiting += following
-        if len(known) > _MOST_NODES:
-            return None, ""
-    return found, flat
+def _operator(node: Any) -> str:
+    name: str = node.name()
+    return name.split("Backward")[0]
+
+
+def _is_flat(node: Any) -> bool:
+    return _operator(node) in _FLAT
+
+
+def _by_identity(nodes: Iterable[Any]) -> dict[int, Any]:
+    return {id(leaf): leaf for leaf in parameters_of(nodes)}
