@@ -159,6 +159,17 @@ def no_gradient(device: str) -> None:
         optimizer.zero_grad()
 
 
+def held_by_other_ranks(device: str) -> None:
+    """As FSDP leaves the parameters of which this rank has no part."""
+    here = nn.Linear(16, 1).to(device)
+    elsewhere = nn.Parameter(torch.empty(0, device=device))
+    optimizer = torch.optim.SGD([*here.parameters(), elsewhere], 0.1)
+    for _ in range(3):
+        here(data(device)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def detached(device: str) -> None:
     first, second = nn.Linear(16, 16).to(device), nn.Linear(16, 1).to(device)
     optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
@@ -647,6 +658,7 @@ MORE_HEALTHY = (
     *(several_classes, iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
     *(unscaled_by_hand, scaled_for_a_fused_optimizer),
     iterated_by_short_epochs,
+    held_by_other_ranks,
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)
 

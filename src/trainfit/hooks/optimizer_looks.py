@@ -118,11 +118,12 @@ class ObservedOptimizer:
         return all(key in tensors for key in self.had)
 
     def without(self) -> list[tuple[int, str]]:
-        """Tensors that need a gradient and never had one."""
+        """Tensors that need a gradient and never had one; those without a number are of parameters
+        that other ranks hold (FSDP)."""
         return [
             (key, self._shapes[key][0])
             for key, had in self.had.items()
-            if not had and self._shapes[key][2]
+            if not had and self._shapes[key][2] and self._shapes[key][1]
         ]
 
     def trained(self) -> list[tuple[int, str]]:

@@ -50,3 +50,10 @@ def test_a_seed_that_worker_init_fn_sets() -> None:
 
 def test_workers_that_have_all_ended_are_not_short_of_shards() -> None:
     assert kinds(judged(WorkerCopies(empty=2, workers=2))) == []
+
+
+@pytest.mark.parametrize(("input_s", "first"), [(0.02, "generator_copied"), (0.5, "input_bound")])
+def test_random_numbers_that_repeat_come_before_a_small_wait(input_s: float, first: str) -> None:
+    copies = WorkerCopies(by_workers=("dataset.rng",), workers=2)
+    result = judge(run(header={"copies": copies, "loaders": loader()}, input_s=input_s))
+    assert kinds(result)[0] == first and {"generator_copied", "input_bound"} <= set(kinds(result))
