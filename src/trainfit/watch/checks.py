@@ -39,6 +39,12 @@ def too_few_samples(kind: str, what: str) -> Unknown:
     return Unknown(kind, reason, "the sampler, and a run of a few seconds")
 
 
+def are_enough_samples(rows: Table) -> bool:
+    """Of the machine, of what the kernel adds up from one sample to the next."""
+    covered = float(np.nansum(rows["interval_s"], dtype=np.float64))
+    return len(rows) >= thresholds.LEAST_SAMPLES or covered >= thresholds.LEAST_COVERED_S
+
+
 def share_of(rank: RankView, lost: NDArray[np.float64]) -> float:
     """Of the steady steps' time, what is lost; 0 to 1."""
     return min(1.0, float(np.nansum(lost)) / rank.seconds) if rank.seconds else 0.0
@@ -100,7 +106,8 @@ def cores(rank: RankView) -> Cores | None:
     """``None``: not known, or too few samples."""
     usable = usable_cores(rank.header)
     every, ours = median(rank.machine["cores_busy"]), median(rank.machine["cores_ours"])
-    if usable is None or len(known(rank.machine["cores_busy"])) < thresholds.LEAST_SAMPLES:
+    rows = rank.machine[np.isfinite(rank.machine["cores_busy"])]
+    if usable is None or not are_enough_samples(rows):
         return None
     quota, affinity = rank.header.quota_cores, rank.header.usable_cores
     is_quota = quota is not None and (affinity is None or quota < affinity)

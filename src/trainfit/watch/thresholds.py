@@ -13,6 +13,9 @@ from trainfit.results.watch import LEAST_STEPS as LEAST_STEPS
 #: Samples of the machine or a GPU at least: of a run's first seconds in half a second, later in 10
 #: to 20. NVML averages over up to 1 s.
 LEAST_SAMPLES: Final = 10
+#: Where they are fewer, seconds that samples cover of what the kernel adds up (cores, waits): on a
+#: full machine the sampler reads every few seconds, and what lies between is measured, too.
+LEAST_COVERED_S: Final = 2.0
 #: Of what is read twice a second at most (each process, memory): three seconds.
 LEAST_SLOW_SAMPLES: Final = 6
 #: Of how long threads waited for cores, which the kernel adds up: what lies between two readings is

@@ -180,3 +180,32 @@ def test_batches_that_the_training_makes_cost_more_by_their_cpu_time(is_work: bo
     waits = core_waits(0.6, 0.1)
     found = disturbed(waits, made, cpu, input_s=made, cpu_s=cpu + 0.02, header=header)
     assert ("growing_steps" in kinds(judge(found))) == is_work
+
+
+def test_a_batch_that_the_training_makes_itself_waits_for_a_core_as_all_of_its_work() -> None:
+    """2 ms of work for a batch, 20 ms until it is there; the thread has no core for 0.6 of the
+    time and sleeps for none of the rest."""
+    waits = core_waits(0.6, 0.0, cores=0.4)
+    one = {"header": {"loaders": loader(num_workers=0)}, "input_s": 0.02, "cpu_s": 0.05}
+    own = disturbed(waits, 0.02, 0.002, **one)
+    fetching = Fetching(RunView(clean(own)).judged)
+    assert fetching.share_alone == pytest.approx(0.045, abs=0.02)
+    # Where it sleeps, what it waits for in a batch is its own.
+    asleep = disturbed(core_waits(0.05, 0.0, cores=0.05), 0.02, 0.002, **one | {"cpu_s": 0.006})
+    assert Fetching(RunView(clean(asleep)).judged).share_alone > 0.12
+
+
+@pytest.mark.parametrize("every", [40, 1])
+def test_few_samples_that_cover_seconds_tell_of_the_cores(every: int) -> None:
+    """On a full machine the sampler reads every few seconds."""
+    record = disturbed(core_waits(0.6, 0.9)[:1], 0.004, 0.002, input_s=0.03)
+    machine = record.machine[: 2 if every > 1 else 5].copy()
+    machine["interval_s"] *= every
+    machine["time_s"] = np.linspace(12, 14, len(machine))
+    waits = record.core_waits.copy()
+    waits["time_s"] = 13.0
+    record = dataclasses.replace(record, machine=machine, core_waits=waits)
+    found = CoreWaits(RunView(clean(record)).judged)
+    assert (found.by_others, found.main_thread) == (
+        (pytest.approx(0.7), pytest.approx(0.6)) if every > 1 else (None, None)
+    )

@@ -15,7 +15,7 @@ import numpy as np
 from trainfit.results.runs.tables import Table
 from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import Seconds
-from trainfit.watch.view import RankView
+from trainfit.watch.view import RankView, known, median
 
 _TRAINING, _WORKER = 0, 1
 
@@ -32,7 +32,7 @@ class CoreWaits:
         without a core, the part that is theirs."""
         rows = self.rank.machine
         rows = rows[np.isfinite(rows["cores_busy"]) & np.isfinite(rows["cores_ours"])]
-        if len(rows) < thresholds.LEAST_SAMPLES:
+        if not checks.are_enough_samples(rows):
             return None
         busy, ours = (float(np.mean(rows[name])) for name in ("cores_busy", "cores_ours"))
         return max(0.0, 1 - ours / busy) if busy > 0 else 0.0
@@ -40,7 +40,7 @@ class CoreWaits:
     @functools.cached_property
     def main_thread(self) -> float | None:
         """Of the time, that in which the training's main thread was ready and had no core."""
-        return _mean(self._of(_TRAINING), "main_thread")
+        return self._mean(self._of(_TRAINING), "main_thread")
 
     @property
     def held_up_by_others(self) -> float | None:
@@ -76,10 +76,20 @@ class CoreWaits:
         return rows
 
     def _stretch(self, rows: Table) -> float | None:
-        waits, cpu = _mean(rows, "threads"), _mean(rows, "cpu_cores")
+        waits, cpu = self._mean(rows, "threads"), self._mean(rows, "cpu_cores")
         if waits is None or not cpu or self.by_others is None:
             return None
         return 1 + self.by_others * waits / cpu
+
+    def _mean(self, rows: Table, column: str) -> float | None:
+        """Over the samples of a process; ``None``: they are too few, and cover too little."""
+        values = rows[column][np.isfinite(rows[column])]
+        # Processes are read at most as often as the machine.
+        covered = len(values) * (median(self.rank.machine["interval_s"]) or 0.0)
+        is_enough = (
+            len(values) >= thresholds.LEAST_WAIT_SAMPLES or covered >= thresholds.LEAST_COVERED_S
+        )
+        return float(np.mean(values)) if is_enough and len(values) else None
 
     # --- Batches ----------------------------------------------------------------------------------
     @functools.cached_property
@@ -91,7 +101,7 @@ class CoreWaits:
         found = np.asarray(fetches["fetch_s"], dtype=np.float64)
         off = np.maximum(0.0, found - np.asarray(fetches["cpu_s"], dtype=np.float64))
         for worker in np.unique(fetches["pid"]):
-            waits = _mean(rows[rows["pid"] == worker], "main_thread")
+            waits = self._mean(rows[rows["pid"] == worker], "main_thread")
             if waits is None:
                 return None
             own = fetches["pid"] == worker
@@ -131,11 +141,26 @@ class CoreWaits:
         )
         return (least - every_s + handed) / (least + handed)
 
+    def input_share_in_turn(self, every_s: float, waited_s: float) -> float | None:
+        """The same where the training makes its batches itself, which take ``waited_s`` each: its
+        thread waits for a core there as it does elsewhere, by its time off the cores."""
+        training, waits = self.training_stretch, self.main_thread
+        off_s = self.rank.seconds - float(np.nansum(self.rank.steps["cpu_s"], dtype=np.float64))
+        cpu_s = known(self.rank.fetches["cpu_s"])
+        if training is None or waits is None or off_s <= 0 or not len(cpu_s):
+            return None
+        if not checks.has_gpu(self.rank):
+            every_s /= training
+        of_others = min(1.0, waits * self.rank.seconds / off_s)
+        alone_s = waited_s - max(0.0, waited_s - float(np.mean(cpu_s))) * of_others
+        return alone_s / (every_s + alone_s)
+
     def _cpu_s(self, role: int) -> float:
         """CPU seconds of a step in all of these processes together."""
         rows = self._of(role)
         cores = sum(
-            _mean(rows[rows["pid"] == each], "cpu_cores") or 0.0 for each in np.unique(rows["pid"])
+            self._mean(rows[rows["pid"] == each], "cpu_cores") or 0.0
+            for each in np.unique(rows["pid"])
         )
         return cores * self.rank.seconds / max(1, len(self.rank.steps))
 
@@ -144,9 +169,3 @@ class CoreWaits:
         queued = self.rank.steps["queued"]
         told = queued >= 0
         return float(np.mean(np.where(queued >= 1, waited_s, 0.0)[told])) if told.any() else 0.0
-
-
-def _mean(rows: Table, column: str) -> float | None:
-    """Over the samples."""
-    values = rows[column][np.isfinite(rows[column])]
-    return float(np.mean(values)) if len(values) >= thresholds.LEAST_WAIT_SAMPLES else None

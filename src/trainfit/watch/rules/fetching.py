@@ -447,11 +447,14 @@ class Fetching:
         cores have done what all of this needs; those that were ready come as much sooner as other
         programs hold up whoever gives them.
         """
-        if not self.workers or not self.others_press or not self.batch_every_s:
-            return None
-        if self.is_uneven or (self.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
+        if self.workers is None or not self.others_press or not self.batch_every_s:
             return None
         per_step = self.batches_per_step
+        if not self.workers:
+            each_s = float(np.mean(self.waited)) / per_step
+            return self.core_waits.input_share_in_turn(self.batch_every_s, each_s)
+        if self.is_uneven or (self.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
+            return None
         return self.core_waits.input_share(self.batch_every_s, self.waited / per_step, per_step)
 
     @property

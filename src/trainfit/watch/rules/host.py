@@ -35,7 +35,7 @@ def _find_cgroup_throttling(view: RunView) -> Iterator[Finding | Unknown]:
     machine, quota = rank.machine, rank.header.quota_cores
     rows = machine[(machine["cgroup_periods"] >= 0) & (machine["cgroup_throttled"] >= 0)]
     periods = float(np.sum(rows["cgroup_periods"], dtype=np.float64))
-    if not periods or len(rows) < thresholds.LEAST_SAMPLES:
+    if not periods or not checks.are_enough_samples(rows):
         if quota is not None:
             yield Unknown(
                 _CGROUP_THROTTLING_KIND,
@@ -99,7 +99,7 @@ def _find_cpu_contention(view: RunView) -> Iterator[Finding | Unknown]:
         return
     machine, usable = rank.machine, checks.usable_cores(rank.header)
     rows = machine[np.isfinite(machine["cores_busy"]) & np.isfinite(machine["cores_ours"])]
-    if usable is None or len(rows) < thresholds.LEAST_SAMPLES:
+    if usable is None or not checks.are_enough_samples(rows):
         yield Unknown(
             _CPU_CONTENTION_KIND,
             f"fewer than {thresholds.LEAST_SAMPLES} samples of the cores",
