@@ -201,6 +201,7 @@ def simulated(folder: Path, imports: str, body: str, *options: str) -> Any:
     return command("plan", *words, cwd=folder)
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_script_that_fails_without_a_package_gets_its_stand_in(tmp_path: Path) -> None:
     attend = "flash_attn_func(weight, weight, weight)"
     done = simulated(tmp_path, "from flash_attn import flash_attn_func", attend)
@@ -218,6 +219,8 @@ except ImportError:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 def test_a_script_that_goes_on_without_a_package_does_so_here(tmp_path: Path) -> None:
     done = simulated(tmp_path, FALLBACK, "attend(weight, weight, weight)")
     said = " ".join(done.stdout.split())
