@@ -430,6 +430,7 @@ def test_headroom_out_of_range(value: str, tmp_path: Path) -> None:
 # -- being interrupted -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "code"),
     # `timeout` sends SIGTERM to the process and to its group.
