@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 HERE = Path(__file__).parent
 CONFTEST = """
 from forked_workers import ForkedWorkers
@@ -87,7 +85,6 @@ def test_the_first_failure_ends_all(tmp_path: Path) -> None:
     assert code == 2 and "1 failed" in said and "stopping after 1 failures" in said, said
 
 
-@pytest.mark.slow
 def test_a_file_that_cannot_be_collected(tmp_path: Path) -> None:
     (tmp_path / "test_bad.py").write_text("import absent_module_of_nobody\n")
     (tmp_path / "test_good.py").write_text("def test(): pass\n")

@@ -169,6 +169,7 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(
     assert nothing.stdout.startswith("Nothing was measured: give --duration 52.\n")
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
     words = [sys.executable, "-m", "trainfit", "pace", "policy.py:act", "--hz", "50"]
     process = subprocess.Popen(

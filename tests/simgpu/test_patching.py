@@ -210,7 +210,7 @@ class Off:
     live = False
 
 
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_of_the_calls_of_cuda_shows(patches: PatchSet, late: bool) -> None:
     """On a build of PyTorch for the CPU they are hooked in no other test of this."""
     cuda_hooks.install(Off(), patches, late)  # type: ignore[arg-type]

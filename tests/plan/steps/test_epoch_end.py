@@ -259,7 +259,7 @@ _BY_HAND = """for step in range(100_000):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
-    [pytest.param(_ENDLESS, marks=pytest.mark.slow, id="sampler"),
+    [pytest.param(_ENDLESS, id="sampler"),
      pytest.param(_BY_HAND, id="no loader")],
 )  # fmt: skip
 @pytest.mark.usefixtures("brief_with_ends")
