@@ -66,8 +66,8 @@ test-newest:
 	$(NEWEST)/python -m tests.newest.touched
 
 test-slow: .venv/.dev-ready
-	$(PYTEST) -q -m slow
-	$(PYTEST) -q -m "hypothesis and not slow" --hypothesis-profile chance
+	$(PYTEST) -q -m "slow and not hypothesis"
+	$(PYTEST) -q -m hypothesis --hypothesis-profile chance
 
 test-real: .venv-real/.ready
 	.venv-real/bin/python -m pytest -q tests/real $(if $(FAMILY),-k "$(FAMILY)")

@@ -161,6 +161,7 @@ def test_ratios_leave_out_what_did_not_run() -> None:
     assert figures.ratios([{**run_well, "plans": [plan]}], "", "cpu") == [1.0]
 
 
+@pytest.mark.slow
 def test_the_instrument_counts_a_bare_run(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -190,6 +190,7 @@ def test_polling(tmp_path: Path) -> None:
         assert command.wait() == 137 == command.poll()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_to_leaves_the_training_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code = f"import os; os.rmdir({str(folder)!r}); open({str(folder)!r}, 'w').close()\n"
@@ -311,6 +312,7 @@ def test_two_trainings_of_one_command_are_two_runs(tmp_path: Path) -> None:
     assert len(load_run(other).ranks[0].steps) == 6
 
 
+@pytest.mark.slow
 def test_in_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from helpers_cases import slow_but
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
 
@@ -253,10 +255,8 @@ def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
     assert asked.out.strip() == str(place.clone / "src/trainfit/__init__.py")
 
 
-# What the guide of memory types is simulated three times; tests/cli/test_memory.py has its verb.
-@pytest.mark.parametrize(
-    "page", ["gpus", "doctor", "batch", pytest.param("memory", marks=pytest.mark.slow)]
-)
+# What the other guides type is simulated, or starts a process each; tests/cli has their verbs.
+@pytest.mark.parametrize("page", slow_but(["gpus", "doctor", "batch", "memory"], "doctor", "batch"))
 def test_quick_commands_of_the_guides(bench: Any, place: Any, page: str) -> None:
     walk = bench.walk.Walk(
         place, wanted=lambda text: text.startswith(QUICK) and "plan.json" not in text

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers_cases import some_of
 from trainfit.findings.facts import Failure
 from trainfit.loader.measure.records import Run
 from trainfit.results.dataloader import LoaderSettings
@@ -354,6 +355,7 @@ def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
     assert figures().regret_percent(only, figures().OURS) == 100.0
 
 
+@pytest.mark.slow
 def test_one_real_run_of_the_shared_decoder_by_two_workers(tmp_path: Path) -> None:
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
     tool = StandIn(lambda _: 1.0, ONE)
@@ -425,7 +427,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", some_of(SHAPES, 4))
 def test_batches_have_their_shape_and_are_finite(name: str, tmp_path: Path) -> None:
     case = importlib.import_module("_loader_workloads").BY_NAME[name]
     if case.needs and importlib.util.find_spec(case.needs) is None:

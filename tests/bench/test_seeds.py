@@ -59,6 +59,7 @@ def test_commands_parse_and_name_scripts_that_are_there(bench: Any, page: str) -
         assert all((ROOT / word.partition(":")[0]).is_file() for word in scripts), name
 
 
+@pytest.mark.slow
 def test_a_recorded_machine_still_answers_and_a_broken_command_does_not(
     bench: Any, tmp_path: Path
 ) -> None:

@@ -55,6 +55,7 @@ def steps_of(gpu: str, factor: float = 1.0) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_constants_are_found_again_and_hold_for_other_models() -> None:
     fitting = importlib.import_module("_speed_fit")
     steps = steps_of("RTX 3090")

@@ -46,6 +46,7 @@ def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_file_of_step_times_is_read(folder: Path) -> None:
     truth = read_truth(folder / "steps-mlp-fp32.json.gz")
     assert isinstance(truth, TimedSteps)

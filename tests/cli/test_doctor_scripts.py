@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from helpers_cli import ROOT, environment, json_of, trainfit
+from helpers_machines import MACHINES
 
 PARALLEL = "model = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n"
 ALONE = ("doctor", "--only", "script", "--script")
@@ -53,7 +54,7 @@ def test_a_script_that_cannot_be_read_hides_no_finding(folder: Path) -> None:
 
 def test_with_the_machine_they_are_one_result(folder: Path) -> None:
     words = ["doctor", "--only", "files", "--json", "--script", "net.py", "train.py"]
-    done = trainfit(*words, cwd=folder)
+    done = trainfit(*words, "--machine", MACHINES / "workstation.json", cwd=folder)
     assert done.returncode == 1
     script = json_of(done)["script"]
     assert script["script"] == "net.py and 1 more script" and len(script["findings"]) == 2

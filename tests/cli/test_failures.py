@@ -132,6 +132,7 @@ for (x,) in DataLoader(data, 8, num_workers=1, multiprocessing_context="spawn"):
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_main_guard(tmp_path: Path) -> None:
     result, _ = watched(tmp_path, UNGUARDED)
     assert result.findings[0].kind == "no_main_guard"
@@ -157,6 +158,7 @@ with socket.socket() as taken:
 """
 
 
+@pytest.mark.slow
 def test_watch_tells_of_a_failure_before_any_training(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, PORT)
     assert result.findings[0].kind == "port_in_use"
@@ -190,6 +192,7 @@ def test_a_failure_after_some_steps(tmp_path: Path) -> None:
     assert "mixed precision is only partly on" in done.stderr and "autocast" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_error_is_told_and_not_explained(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, HALVES, "{}['no']")
     (failed,) = (each for each in result.findings if each.severity == "critical")

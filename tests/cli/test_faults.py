@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers_cases import slow_but
 from helpers_cli import ROOT, environment, error_line, trainfit
+from helpers_machines import MACHINES
 from trainfit.cli import bug_report
 from trainfit.cli.verbs import doctor
 from trainfit.version import ISSUES, __version__
@@ -60,8 +62,8 @@ def test_of_the_simulated_device(script: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "verb",
-    # All kinds of run tell of a fault by the same code.
-    ["simulate --gpu T4", pytest.param("loader --step-time 1ms --", marks=pytest.mark.slow)],
+    # All kinds of run tell of a fault by the same code, and this one imports the least.
+    slow_but(["simulate --gpu T4", LOADER := "loader --step-time 1ms --"], LOADER),
 )
 def test_before_the_script_runs(verb: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\ntorch.zeros(3).cuda()\n")
@@ -86,7 +88,7 @@ def test_of_a_verb(
     monkeypatch.setattr(doctor, "diagnose", fails)
     from trainfit.cli.main import main
 
-    assert main(["doctor"]) == 70
+    assert main(["doctor", "--machine", str(MACHINES / "workstation.json")]) == 70
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and "KeyError: 'one\\ntwo' at trainfit/cli/verbs/doctor.py:" in said[0]
     (file,) = (tmp_path / "trainfit" / "errors").iterdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers_cli import called_here, error_line, trainfit
+from helpers_cli import called_here, environment, error_line, trainfit
+from trainfit.hardware.machine.system import System
 from trainfit.results.pace import PaceResult
 
 POLICY = """
@@ -72,9 +72,9 @@ def paced_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return called_here(["pace", *words], cwd)
 
 
-def test_a_callable(folder: Path) -> None:
-    done = trainfit(
-        "pace", "policy.py:act", "--hz", "50,100", "--duration", "1s", "--output", "pace.json",
+def test_a_callable(folder: Path, imports: None) -> None:
+    done = paced_here(
+        "policy.py:act", "--hz", "50,100", "--duration", "1s", "--output", "pace.json",
         "--no-attribution", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -111,12 +111,12 @@ def test_a_rehearsal_gets_the_callables_argument(folder: Path, imports: None) ->
     assert re.search(r"\n +fix +--fix rehearse: a rehearsal call right before", done.stdout)
 
 
-def test_a_command_that_answers_line_by_line(folder: Path) -> None:
+def test_a_command_that_answers_line_by_line(folder: Path, imports: None) -> None:
     (folder / "server.py").write_text(
         "import sys\nfor line in sys.stdin:\n    sum(range(20000))\n    print('done', flush=True)\n"
     )
-    done = trainfit(
-        "pace", "--hz", "100", "--duration", "1", "--json", "--no-attribution", "--",
+    done = paced_here(
+        "--hz", "100", "--duration", "1", "--json", "--no-attribution", "--",
         sys.executable, "server.py", cwd=folder,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -169,12 +169,12 @@ def test_each_rate_of_a_chunked_policy_has_its_row_or_the_reason(
     assert nothing.stdout.startswith("Nothing was measured: give --duration 52.\n")
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
     words = [sys.executable, "-m", "trainfit", "pace", "policy.py:act", "--hz", "50"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         [*words, "--duration", "60", "--output", "pace.json"],
-        cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # Who runs the tests in the background ignores Ctrl-C, which children inherit.
     )  # fmt: skip
     until = time.monotonic() + 300
@@ -253,22 +253,25 @@ def test_ticks_of_a_users_loop(folder: Path) -> None:
         "except KeyError:\n"
         "    print('came through')\n"
     )
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRAINFIT_PACE_OUTPUT": "seen.json"
-    }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "loop.py"], cwd=folder, env=environment, capture_output=True, text=True
-    )
+        [sys.executable, "loop.py"], cwd=folder, capture_output=True, text=True,
+        env=environment(TRAINFIT_PACE_OUTPUT="seen.json"),
+    )  # fmt: skip
     assert done.returncode == 0 and "came through" in done.stdout, done.stderr
     assert "trainfit: arm? at 100 Hz:" in done.stderr and "\x1b" not in done.stderr
     (rate,) = PaceResult.load(folder / "seen.json").rates
     assert rate.calls.count == 36 and rate.calls.p50 >= 0.002
 
 
-def test_the_python_function(folder: Path) -> None:
+def test_the_python_function(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import trainfit as package
 
+    asked: list[str] = []
+    probe = System.probe
+    monkeypatch.setattr(System, "probe", lambda *words: (asked.append(words[1]), probe(*words))[1])
     found = package.pace(lambda: sum(range(5000)), hz=[200], seconds=0.5)
     assert isinstance(found, PaceResult) and found.rates[0].hz == 200
+    # What no figure of it needs is not asked: PyTorch is imported for it, in another process.
+    assert asked and "torch_devices" not in asked
     with pytest.raises(ValueError, match="above 0"):
         package.pace(print, hz=[])

@@ -430,10 +430,11 @@ def test_headroom_out_of_range(value: str, tmp_path: Path) -> None:
 # -- being interrupted -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "code"),
     # `timeout` sends SIGTERM to the process and to its group.
-    [pytest.param([signal.SIGINT], 130, marks=pytest.mark.slow), ([signal.SIGTERM] * 2, 143)],
+    [([signal.SIGINT], 130), ([signal.SIGTERM] * 2, 143)],
     ids=["Ctrl-C", "SIGTERM"],
 )
 def test_an_interrupt_keeps_what_was_simulated(

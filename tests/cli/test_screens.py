@@ -96,7 +96,7 @@ def shown(
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, pytest.param(120, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", SCREENS, ids=_ids)
 def test_a_default_screen_has_25_lines_that_fit(
     words: Sequence[str],

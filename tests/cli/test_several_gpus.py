@@ -114,8 +114,12 @@ def test_numbers_of_gpus_that_cannot_be(
     "launcher",
     [
         ("torchrun", "--nproc_per_node=4"),
-        ("python", "-m", "torch.distributed.run", "--nproc-per-node", "4"),
-        ("accelerate", "launch", "--num_processes", "4"),
+        # How their words are read is told in plan/command/test_launchers.py.
+        pytest.param(
+            ("python", "-m", "torch.distributed.run", "--nproc-per-node", "4"),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(("accelerate", "launch", "--num_processes", "4"), marks=pytest.mark.slow),
     ],
     ids=lambda words: words[0],
 )

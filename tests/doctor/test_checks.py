@@ -326,7 +326,7 @@ def sound(check: Check) -> None:
 BASES = [made(), made(gpus=[gpu(), gpu(1)]), *(made(**changes) for _, _, changes in BAD)]
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.data())
 def test_no_check_raises_whatever_is_absent_or_cannot_be_told(data: st.DataObject) -> None:
     base = data.draw(st.sampled_from(BASES))
@@ -364,7 +364,7 @@ JUNK = st.text(min_size=1, max_size=300)
 NUMBERS = st.one_of(st.integers(0, 1 << 63), st.sampled_from([0, 1, 2, 1 << 40]))
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.data())
 def test_no_check_raises_whatever_the_values_are(data: st.DataObject) -> None:
     base = data.draw(st.sampled_from(BASES))

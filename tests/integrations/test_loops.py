@@ -12,16 +12,15 @@ from typing import Any
 
 import pytest
 
+from helpers_cases import slow_but
 from helpers_cli import environment
 from trainfit.results.runs.watched import load_run
 
 SCRIPT = Path(__file__).with_name("loops.py")
-#: Of the same library's two names, and of what imports most, `make test-slow` has one each.
-LOOPS = [
-    "lightning.pytorch",
-    "accelerate",
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pytorch_lightning", "transformers")),
-]
+#: What imports little; `make test-slow` has the others, test_watched_training.py what they share.
+LOOPS = slow_but(
+    ["lightning.pytorch", "accelerate", "pytorch_lightning", "transformers"], "accelerate"
+)
 
 
 def trained(

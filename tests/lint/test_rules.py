@@ -775,7 +775,7 @@ def mutated(draw: st.DrawFn) -> str:
     return "\n".join(lines)
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(text=mutated())
 def test_no_source_raises_anything_else(
     tmp_path_factory: pytest.TempPathFactory, text: str

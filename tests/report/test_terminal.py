@@ -76,7 +76,7 @@ def test_a_table_gives_way_from_its_end() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 80, pytest.param(120, marks=pytest.mark.slow)])
 def test_no_text_of_a_user_controls_the_terminal_or_leaves_the_screen(
     name: str, width: int
 ) -> None:

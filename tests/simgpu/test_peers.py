@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from helpers_cases import slow_but, some_of
+
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
@@ -197,6 +199,7 @@ def test_lightning_finds_our_batch_size(
         assert our_answer >= found > 0.85 * our_answer
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_lightning_trains_and_validates(precision: str, tmp_path: Path) -> None:
@@ -304,8 +307,8 @@ class Sentences(torch.utils.data.Dataset[Any]):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"bf16": True},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"bf16": True}, marks=pytest.mark.slow),
         {"fp16": True},
         {"gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 1},
     ],
@@ -404,27 +407,31 @@ def train_image_model(model: nn.Module, size: int, bf16: bool) -> None:
 )
 @pytest.mark.parametrize(
     "architecture",
-    [
-        "resnet50",
-        "vit_small_patch16_224",
-        "swin_tiny_patch4_window7_224",
-        "convnext_tiny",
-        "efficientnet_b0",
-        "levit_128s",
-        "mobilenetv3_large_100",
-    ],
+    slow_but(
+        [
+            "resnet50",
+            "vit_small_patch16_224",
+            "swin_tiny_patch4_window7_224",
+            "convnext_tiny",
+            "efficientnet_b0",
+            "levit_128s",
+            "mobilenetv3_large_100",
+        ],
+        *("resnet50", "vit_small_patch16_224", "levit_128s"),
+    ),
 )
 def test_timm(architecture: str, bf16: bool) -> None:
     timm = pytest.importorskip("timm")
     train_image_model(timm.create_model(architecture), 224, bf16)
 
 
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("bf16", some_of([False, True], 1))
 def test_torchvision_resnet18(bf16: bool) -> None:
     models = pytest.importorskip("torchvision.models")
     train_image_model(models.resnet18(), 224, bf16)
 
 
+@pytest.mark.slow
 def test_torchvision_detection() -> None:
     """Needs torchvision's own operators, which its extension defines where it loads."""
     detection = pytest.importorskip("torchvision.models.detection")

@@ -14,6 +14,7 @@ import torch
 from torch.utils import data
 
 import trainfit
+from helpers_cases import slow_but
 from tests.helpers_cli import SCRIPTS
 from trainfit.cli.main import main
 from trainfit.torch_private import cuda
@@ -112,7 +113,11 @@ def test_a_pytorch_older_than_the_oldest_is_refused(
         tested.check(code, capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("verb", [["simulate", "--gpu", "RTX 4090"], ["loader"]])
+@pytest.mark.parametrize(
+    "verb",
+    # Both tell of it by the same code.
+    slow_but([["simulate", "--gpu", "RTX 4090"], ["loader"]], ["simulate", "--gpu", "RTX 4090"]),
+)
 def test_a_command_says_in_one_line_what_is_missing(verb: list[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(TAKES)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

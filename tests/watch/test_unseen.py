@@ -84,8 +84,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     "methods",
-    # What is sent is the same by the last two.
-    [("fork", "spawn"), pytest.param(("forkserver",), marks=pytest.mark.slow)],
+    # What is sent is the same by the last two, and less is sent by the first.
+    [
+        ("spawn",),
+        *(pytest.param((each,), marks=pytest.mark.slow) for each in ("fork", "forkserver")),
+    ],
 )
 def test_other_processes_can_be_sent_what_is_hooked(
     methods: tuple[str, ...], tmp_path: Path

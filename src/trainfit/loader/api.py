@@ -36,7 +36,9 @@ def probe(
     Raises :class:`~trainfit.loader.measure.workload.LoaderError` for what is neither.
     """
     workload = Workload.of(source, batch_size)
-    return probe_workload(workload, loader_machine(survey(System())), seconds, progress).probe
+    return probe_workload(
+        workload, loader_machine(survey(System(), imports_torch=False)), seconds, progress
+    ).probe
 
 
 def tune(

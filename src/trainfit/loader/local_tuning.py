@@ -390,7 +390,7 @@ def tune_here(
     ``command_sets`` are the variables that the user's command sets, ``started_with`` is the
     environment before a script could change it (by default, as it is now).
     """
-    machine = survey(System())
+    machine = survey(System(), imports_torch=False)
     ranks = spec.ranks
     result = tune(
         workload,

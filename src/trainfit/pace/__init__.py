@@ -48,7 +48,7 @@ def pace(
         raise ValueError("rates and seconds must be above 0")
     options = Options(rates, float(seconds), fix=fix)
     name = getattr(function, "__qualname__", type(function).__name__)
-    facts = power_facts(survey(System()))
+    facts = power_facts(survey(System(), imports_torch=False))
     return measure(Function(function, rehearse), RealHost(), options, target=name, machine=facts)
 
 

@@ -340,6 +340,7 @@ def main() -> None:
 
     compiled.import_compiler()
     compiled.remove_import_folder()
+    importlib.import_module("numpy.ma")  # np.unique looks at it in each run
     # Nor are they looked through by a collection in a run, which would copy the pages they share.
     gc.freeze()
     gc.enable()

@@ -127,6 +127,7 @@ def test_cases_are_chosen_by_pattern(patterns: list[str], count: int | None) -> 
     assert len(found) == (len(cases.all_cases()) if count is None else count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["mlp", "convnext_tiny",
@@ -337,6 +338,7 @@ def test_families_are_listed_alone_and_by_pattern(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.split() == ["pyg-gat-b1"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = run("--out", tmp_path, cwd=tmp_path)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware.gpu.local_gpu import process_bytes
@@ -774,7 +774,6 @@ def changed(kept: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=80)
 @given(answer=NVML_ANSWERS, address=st.sampled_from(["0000:01:00.0", "0000:41:00.0"]))
 def test_no_answer_of_nvml_is_too_strange(answer: Any, address: str) -> None:
     document = {"files": gpu_files(address), "probes": {"nvml_gpus": answer}}
@@ -788,7 +787,6 @@ def test_no_answer_of_nvml_is_too_strange(answer: Any, address: str) -> None:
         f"{values(gpu)}".encode()  # nothing that cannot be shown
 
 
-@settings(max_examples=50)
 @given(data=st.data())
 def test_no_answer_to_the_stack_is_too_strange(data: st.DataObject) -> None:
     document = workstation()
@@ -858,6 +856,7 @@ def test_a_hanging_nvml_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.Mon
     assert not any(gpu.used_bytes.is_known for gpu in read_gpus(system).value or ())
 
 
+@pytest.mark.slow
 def test_this_machine_replays_as_it_was_read(tmp_path: Path) -> None:
     recorder = Recorder()
     read = read_cuda_stack(recorder), read_gpus(recorder)

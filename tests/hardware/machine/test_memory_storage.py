@@ -505,7 +505,7 @@ def test_the_readers_ask_for_the_files_that_are_spoiled_below() -> None:
 
 
 @given(st.dictionaries(st.sampled_from(ASKED), GARBAGE, min_size=1, max_size=12))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=2 * settings.default.max_examples)
 def test_whatever_the_files_hold_no_reader_raises(changes: dict[str, Any]) -> None:
     whole = {path: content for path, content in SMALL.items() if path not in changes}
     spoiled = {path: content for path, content in changes.items() if content is not None}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers_cases import some_of
 from helpers_costs import lognormal_costs
 from helpers_probe import GIB, MIB, machine, probe
 from trainfit.loader.bottleneck import limit
@@ -240,8 +241,8 @@ def test_spawned_workers() -> None:
     assert "start_method" not in unmeasured
 
 
-@pytest.mark.parametrize("step_s", [0.0, 0.015, 0.05])
-@pytest.mark.parametrize("workers", [0, 1, 4, 16])
+@pytest.mark.parametrize("step_s", [pytest.param(0.0, marks=pytest.mark.slow), 0.015, 0.05])
+@pytest.mark.parametrize("workers", some_of([0, 1, 4, 16], 2))
 def test_no_promise_beyond_the_gpu(step_s: float, workers: int) -> None:
     found = advised(
         load(wait_s=0.05), LoaderSettings(workers), step_s, parts=DECODED, samples=1000,

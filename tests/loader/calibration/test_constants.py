@@ -12,6 +12,7 @@ import math
 import numpy as np
 import pytest
 
+from helpers_cases import slow_but
 from trainfit.hardware.machine.core_speed import CoreSpeed
 from trainfit.loader.measure.constants import fit
 from trainfit.loader.measure.events import Cores
@@ -199,7 +200,7 @@ def test_a_worker_that_has_not_settled_costs_nothing() -> None:
     assert len(short.fetched) == 2  # the first never counts, others do where there are no more
 
 
-@pytest.mark.parametrize("later_s", [0.0, 0.004])
+@pytest.mark.parametrize("later_s", slow_but([0.0, 0.004], 0.004))
 def test_what_takes_longer_to_arrive_while_cores_are_crowded_is_read(later_s: float) -> None:
     """Of batches that the main thread waited for: from their end to the taking over."""
     over = LoaderSettings(4, 2)
@@ -245,7 +246,7 @@ def test_costs_and_hand_off_are_read() -> None:
     assert fitted.start_s == pytest.approx(0.1, rel=0.6)
 
 
-@pytest.mark.parametrize("contention", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("contention", slow_but([0.0, 0.1, 0.4], 0.1))
 def test_contention_comes_out(contention: float) -> None:
     cores = Cores((1.0, 1.0), contention=contention)
     fitted = fit(readings(truth(cores).with_contention(contention)), Cores((1.0, 1.0)))
@@ -254,7 +255,7 @@ def test_contention_comes_out(contention: float) -> None:
     assert fitted.locked_share == 0
 
 
-@pytest.mark.parametrize("sharing", [0.0, 0.2])
+@pytest.mark.parametrize("sharing", slow_but([0.0, 0.2], 0.2))
 def test_what_taking_turns_costs_comes_out(sharing: float) -> None:
     fitted = fit(readings(truth(Cores((1.0, 1.0), sharing=sharing))), Cores((1.0, 1.0)))
     assert fitted is not None

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 import helpers_facts as facts
+from helpers_cases import some_of
 from helpers_costs import lognormal_costs
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.machine_limits import loader_machine, model_cores
@@ -165,7 +166,7 @@ def test_a_share_of_a_batch_is_under_the_lock(share: float) -> None:
 
 # --- A quota ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("threads_of_one_core", [False, True])
-@pytest.mark.parametrize("step_s", [0.0, 0.04])
+@pytest.mark.parametrize("step_s", some_of([0.0, 0.04], 1))
 def test_four_workers_are_never_the_smallest_under_a_quota(
     threads_of_one_core: bool, step_s: float
 ) -> None:

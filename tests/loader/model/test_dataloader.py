@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers_cases import slow_but
 from helpers_costs import lognormal_costs
 from trainfit.loader.measure.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
 from trainfit.loader.measure.model import BatchCost, Load, Outcome, Transfer, simulate
@@ -300,12 +301,15 @@ def test_a_busy_worker_answers_late() -> None:
 # --- Published curves -------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("variation", "losses"),
-    [
-        (0.1, (-1.5, -0.3, -0.1)),
-        (0.3, (-10, -2, -0.8)),
+    slow_but(
+        [
+            (0.1, (-1.5, -0.3, -0.1)),
+            (0.3, (-10, -2, -0.8)),
+            (0.6, (-27, -7, -2.7)),
+            (1.0, (-44, -17, -5.6)),
+        ],
         (0.6, (-27, -7, -2.7)),
-        (1.0, (-44, -17, -5.6)),
-    ],
+    ),
 )
 def test_what_uneven_batches_cost(variation: float, losses: tuple[float, ...]) -> None:
     """8 workers and a user who are equally fast: per cent below the smaller of their rates."""

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from helpers_cases import some_of
 from trainfit.hardware.machine.storage import mount_of, read_mounts
 from trainfit.hardware.machine.system import System
 from trainfit.loader.measure import data_files, processes
@@ -395,11 +396,14 @@ def measured(dataset: Any, **words: Any) -> StorageCost:
     return made
 
 
-@pytest.mark.parametrize("kind", [_Files, _Streamed])
+@pytest.mark.parametrize("kind", some_of([_Files, _Streamed], 1))
 def test_a_file_for_each_sample(tmp_path: Path, kind: Any) -> None:
     paths = [settled(tmp_path / f"{index}.raw", 1 << 16) for index in range(16)]
     content = [path.read_bytes() for path in paths]
+    before, opened = open, functools.partial(io.open, paths[0])
     made = measured(kind(paths), available_bytes=8 << 16)
+    assert open is before, "the hook stays in the fork"
+    opened().close()
     if on_disk(tmp_path):
         assert made.cold_s is not None, made.reason
         assert made.read_bytes == pytest.approx(4 << 16, rel=0.5)
@@ -441,11 +445,3 @@ class _Raises(_Files):
 def test_a_data_set_that_fails_is_no_cost(tmp_path: Path) -> None:
     dataset = _Raises([tmp_path / "x"] * 8)
     assert measure_storage(Workload(DataLoader(dataset, 2)), 0.2) is None
-
-
-def test_the_hook_stays_in_the_fork(tmp_path: Path) -> None:
-    opened = functools.partial(io.open, settled(tmp_path / "x", 10))
-    before = open
-    measured(_Files([tmp_path / "x"] * 8))
-    assert open is before
-    opened().close()

@@ -240,6 +240,7 @@ def test_the_rule_gives_the_note_on_acts_figure_for_an_encoder_layer() -> None:
     assert results / (2 * batch) == pytest.approx(note + more, rel=0.001)
 
 
+@pytest.mark.slow
 def test_the_note_on_vgg16_does_not_add_up() -> None:
     """``(0.138 * 4 + 0.096 * 2 * 32) * 4 ~= 6.4 GB``: it is 26.8, and 6.7 without the last 4,
     which counts bytes a second time: 96 million are bytes, not numbers, of an image."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import trainfit
+from helpers_cases import slow_but
 from trainfit.memory import capacity
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.capacity import LARGEST, fits, largest_batch
@@ -94,7 +95,7 @@ def test_any_mlp(widths: list[int], batches: list[int]) -> None:
     assert_exact({batch: record(model, (widths[0],), batch) for batch in batches})
 
 
-@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize("amp", slow_but([False, True], True))
 @pytest.mark.parametrize(
     ("make", "sample"), [(cnn, (3, 16, 16)), (transformer, (10, 16))], ids=["cnn", "transformer"]
 )
@@ -107,6 +108,7 @@ def test_between_and_below_the_recorded_sizes_and_in_any_order() -> None:
         assert_exact({batch: record(cnn, (3, 12, 12), batch) for batch in batches})
 
 
+@pytest.mark.slow
 def test_the_same_on_a_gpu_that_takes_other_kernels() -> None:
     recordings = {b: record(transformer, (10, 16), b, True, gpu="Tesla T4") for b in (4, 6, 11)}
     assert_exact(recordings)

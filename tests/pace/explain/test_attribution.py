@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from helpers_cases import some_of
 from helpers_pace import (
     ACT,
     C_STATES,
@@ -28,7 +29,7 @@ from trainfit.pace.host import Kernels
 from trainfit.pace.statistics import Sample
 from trainfit.results.pace import Arm
 
-SEEDS = range(3)
+SEEDS = some_of(range(3), 1)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -53,7 +54,7 @@ def test_a_healthy_machine_has_no_cause(work: SimulatedWork, seed: int) -> None:
     assert found.attribution is None and found.advice == ()
 
 
-@pytest.mark.parametrize(("name", "traits", "work", "pair"), PAIRS)
+@pytest.mark.parametrize(("name", "traits", "work", "pair"), some_of(PAIRS, 5))
 def test_two_causes_are_both_found(
     name: str, traits: MachineTraits, work: SimulatedWork, pair: frozenset[str]
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import clock_here, idle_seconds, throttle_count
 from trainfit.pace.host import PROBE_S, Clocks, NoDevice, Observer, RealHost
@@ -118,7 +119,7 @@ def test_a_device_that_pytorch_uses() -> None:
             raise KeyError("the user's")
 
 
-def test_what_holds_clocks_is_said(tmp_path: Path) -> None:
+def test_what_holds_clocks_is_said() -> None:
     import helpers_machines as machines
     from trainfit.hardware.machine.survey import survey
 
@@ -127,5 +128,5 @@ def test_what_holds_clocks_is_said(tmp_path: Path) -> None:
     facts = power_facts(survey(machines.machine(laptop)))
     assert "intel_pstate" in facts["cpufreq"] or "amd" in facts["cpufreq"]
     assert facts["idle states"]
-    blind = power_facts(survey(System(tmp_path, {})))
+    blind = power_facts(survey(RecordedSystem({})))
     assert blind["cpufreq"].startswith("not visible: ")

@@ -317,6 +317,7 @@ def test_the_precision_that_fsdp_computes_in_is_seen(tmp_path: Path, kind: str) 
     assert (outcome.autocast, outcome.half) == (None, "bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unconfirmed")
 def test_what_fsdp_computes_in_already_is_not_recommended(tmp_path: Path) -> None:
     words = ("plan", "--no-loader", "--gpu=2x RTX 4090", "--explain", "--")

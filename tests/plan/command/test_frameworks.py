@@ -8,13 +8,14 @@ import re
 
 import pytest
 
+from helpers_cases import slow_but
 from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.results.runs.steps import Framework
 
 MODULES = {"Transformers": "transformers", "Lightning": "lightning", "Accelerate": "accelerate"}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", slow_but(MODULES, "Transformers", "Accelerate"))
 def test_the_libraries_have_these_arguments(name: Framework) -> None:
     try:
         module = importlib.import_module(MODULES[name])

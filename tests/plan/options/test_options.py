@@ -187,6 +187,7 @@ def test_what_is_not_said_is_added_behind_where_it_changes(
     assert parser.parse_args(filled).num_workers == workers
 
 
+@pytest.mark.usefixtures("warm")
 def test_added_words_are_the_scripts_behind_a_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

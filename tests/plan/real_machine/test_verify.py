@@ -396,6 +396,7 @@ def real_run(folder: Path, extra: str = "", steps: int = 4, wanted: int = 3) -> 
     return machine.run(command, wanted, 120.0)
 
 
+@pytest.mark.usefixtures("warm_measuring")
 def test_a_run_is_measured_without_disturbing_it(tmp_path: Path) -> None:
     outcome, output = real_run(tmp_path)
     assert (outcome.status, outcome.steps) == ("finished", 3)

@@ -30,6 +30,7 @@ def remedies(*words: str) -> dict[str, Any]:
     return {each["name"]: each for each in json.loads(said.stdout)["remedies"]["items"]}
 
 
+@pytest.mark.slow
 def test_options_of_the_script_are_tried_and_said_in_the_command() -> None:
     found = remedies("--max-length=512", "--width=512")
     assert "--use-peft" in found["lora"]["launch"]

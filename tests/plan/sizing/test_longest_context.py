@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers_cases import some_of
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.memory.affine import AffineStream, OtherCourseError
 from trainfit.memory.replay import Stream
@@ -48,7 +49,7 @@ def model_of(gib: float) -> MemoryModel:
     return MemoryModel(gpu, AllocatorSettings(), 0.0, ())
 
 
-@pytest.mark.parametrize("gib", [1.0, 3.0])
+@pytest.mark.parametrize("gib", some_of([1.0, 3.0], 1))
 def test_the_longest_context_is_the_last_that_fits(gib: float) -> None:
     model, machine = model_of(gib), machine_of(GPU)
     found = generation(whole(recorded(2, 17, 5)), machine, model, 2)

@@ -98,6 +98,7 @@ def test_a_matrix_of_all_pairs_is_named(tmp_path: Path) -> None:
     assert cause["evidence"][0]["value"] == pytest.approx(2 * 20_000**2 * 4, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_nothing_kept(tmp_path: Path) -> None:
     end = _planned(tmp_path, _EVALUATION.format(kept="model(x.cuda()).cpu()", workers=0))[
@@ -154,6 +155,7 @@ def _compared(folder: Path, *, fixed: bool = False, arguments: tuple[str, ...] =
     return json_of(trainfit(*command, script, *arguments, cwd=folder))
 
 
+@pytest.mark.usefixtures("brief_with_ends")
 def test_the_evaluation_limits_the_recommended_batch_size(tmp_path: Path) -> None:
     found = _compared(tmp_path, arguments=("--batch-size={batch_size:8}",))
     best, limits = found["now"]["recommended_batch"], found["now"]["limits"]
@@ -254,9 +256,10 @@ _BY_HAND = """for step in range(100_000):
     x, y = train[torch.randint(len(train), (a.batch_size,))]"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
-    [pytest.param(_ENDLESS, marks=pytest.mark.slow, id="sampler"),
+    [pytest.param(_ENDLESS, id="sampler"),
      pytest.param(_BY_HAND, id="no loader")],
 )  # fmt: skip
 @pytest.mark.usefixtures("brief_with_ends")

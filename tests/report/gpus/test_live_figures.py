@@ -246,7 +246,7 @@ def any_gpu(draw: st.DrawFn) -> Gpu:
     return gpu(draw(st.integers(0, 15)), **facts)
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.lists(any_gpu(), max_size=3))
 def test_any_facts_give_a_text(gpus: list[Gpu]) -> None:
     text = gpus_now_text(tuple(gpus))

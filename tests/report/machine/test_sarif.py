@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from helpers_cli import trainfit
+from helpers_machines import MACHINES
 from trainfit.report.writers.sarif import sarif_text
 from trainfit.results.doctor import ScriptReport
 from trainfit.results.findings import Finding, Fix, Place
@@ -153,7 +154,8 @@ def test_a_stored_diagnosis_is_shown_as_such(tmp_path: Path) -> None:
         "import torch\nm = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n"
     )
     words = ["doctor", "--only", "files", "--script", "x.py", "--output", "d.json"]
-    assert trainfit(*words, cwd=tmp_path).returncode == 1
+    machine = MACHINES / "workstation.json"
+    assert trainfit(*words, "--machine", machine, cwd=tmp_path).returncode == 1
     shown = trainfit("show", "d.json", "--format", "sarif", cwd=tmp_path)
     direct = trainfit("doctor", "--format", "sarif", "--script", "x.py", cwd=tmp_path)
     assert checked(shown.stdout) == checked(direct.stdout)

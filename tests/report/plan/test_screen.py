@@ -490,7 +490,11 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=120)
 _BATCH = st.none() | st.integers(0, 1 << 16)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(st.data())
 def test_any_result_fits_on_the_screen(data: st.DataObject) -> None:
     notes = data.draw(

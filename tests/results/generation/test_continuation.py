@@ -125,7 +125,7 @@ def text_of(recording: Recording) -> GeneratedText:
     return text
 
 
-@pytest.mark.parametrize("calls", [26, 28, 120])
+@pytest.mark.parametrize("calls", [26, pytest.param(28, marks=pytest.mark.slow), 120])
 @pytest.mark.parametrize("kind", [Growing, Padded, Kept])
 def test_it_is_as_if_all_calls_were_simulated(kind: type[torch.nn.Module], calls: int) -> None:
     short, full = record(kind, 25, calls_left=calls - 25), record(kind, calls)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers_cases import some_of
 from helpers_sandbox import Ran, run_protected
 from trainfit.results.runs.script import SandboxRequest
 
@@ -81,7 +82,7 @@ LIBRARIES = {
 }
 
 
-@pytest.mark.parametrize("name", LIBRARIES)
+@pytest.mark.parametrize("name", some_of(LIBRARIES, 3))
 def test_arguments_do_not_switch_them_on(name: str, tmp_path: Path) -> None:
     text, code = LIBRARIES[name]
     library(tmp_path, name, text)

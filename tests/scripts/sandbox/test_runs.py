@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,19 @@ def traced(work: Path, request: SandboxRequest, *, warm: bool = False) -> TraceO
             return tracer.trace().outcome
 
 
-def test_plan_changes_nothing(work: Path) -> None:
+@pytest.mark.parametrize("runs", ["brief", pytest.param("all of a plan's", marks=pytest.mark.slow)])
+def test_plan_changes_nothing(
+    work: Path, runs: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = tree(work)
     words = ["--gpu", "RTX 4090", "--steps", "2", "--json", "--", "python", "train.py"]
     temporary = work.with_name("temporary")
     temporary.mkdir()
-    done = trainfit("plan", *words, "{batch_size:8}", cwd=work, TMPDIR=str(temporary))
+    of_its_process = {"TMPDIR": str(temporary)}
+    if runs == "brief":  # in this process
+        request.getfixturevalue(runs)
+        monkeypatch.setattr(tempfile, "tempdir", of_its_process.pop("TMPDIR"))
+    done = trainfit("plan", *words, "{batch_size:8}", cwd=work, **of_its_process)
     assert done.returncode == 0, done.stderr
     assert tree(work) == before
     assert not [*temporary.glob("tmp*")]  # PyTorch's folder for compiled code is every process's
@@ -94,16 +102,17 @@ def test_simulate_shows_what_would_have_been_written(work: Path) -> None:
 
 
 # Of processes of their own test_files.py says it, kind by kind of file.
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
-    "warm", [pytest.param(False, marks=pytest.mark.slow, id="own process"),
-             pytest.param(True, id="forked")],
+    "forks", [pytest.param(False, marks=pytest.mark.slow, id="own process"),
+              pytest.param(True, id="forked")],
 )  # fmt: skip
 def test_where_no_overlay_can_be_had(
-    warm: bool, work: Path, monkeypatch: pytest.MonkeyPatch
+    forks: bool, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(work)
     before = tree(work)
-    outcome = traced(work, SandboxRequest(kinds=("redirection",)), warm=warm)
+    outcome = traced(work, SandboxRequest(kinds=("redirection",)), warm=forks)
     assert (outcome.status, outcome.steps) == ("finished", 3), outcome
     assert tree(work) == before
     assert outcome.protection is not None and outcome.protection.kind == "redirection"

@@ -25,7 +25,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder import recorder as recorder_module
 
 #: Batches of each loop, and samples of a batch.
-BATCHES, SIZE = 60, 4
+BATCHES, SIZE = 20, 4
 
 
 def batches() -> DataLoader[Any]:
@@ -245,6 +245,7 @@ def test_a_real_run_without_an_optimizer(loop: Callable[[str], None], tmp_path: 
     assert real(loop, tmp_path) == BATCHES - 8 + (loop is by_grad)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_a_wgan_is_simulated_and_watched_by_its_periods(tmp_path: Path) -> None:
     script = tmp_path / "gan.py"

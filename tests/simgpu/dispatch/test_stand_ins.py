@@ -195,15 +195,18 @@ for _ in range(4):
 """
 
 
-def simulated(folder: Path, imports: str, body: str, *options: str) -> Any:
+def simulated(folder: Path, verb: str, imports: str, body: str, *options: str) -> Any:
     (folder / "train.py").write_text(SCRIPT.format(imports=imports, body=body))
-    words = ("--gpu", "RTX 4090", "--no-loader", "--explain", *options, "--", "python", "train.py")
-    return command("plan", *words, cwd=folder)
+    own = ("--no-loader",) if verb == "plan" else ()
+    words = (*own, "--gpu", "RTX 4090", "--explain", *options, "--", "python", "train.py")
+    return command(verb, *words, cwd=folder)
 
 
-def test_a_script_that_fails_without_a_package_gets_its_stand_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verb", ["simulate", pytest.param("plan", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("brief")
+def test_a_script_that_fails_without_a_package_gets_its_stand_in(tmp_path: Path, verb: str) -> None:
     attend = "flash_attn_func(weight, weight, weight)"
-    done = simulated(tmp_path, "from flash_attn import flash_attn_func", attend)
+    done = simulated(tmp_path, verb, "from flash_attn import flash_attn_func", attend)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "flash_attn is not installed here, a stand-in took its place" in said
@@ -218,16 +221,18 @@ except ImportError:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief")
 def test_a_script_that_goes_on_without_a_package_does_so_here(tmp_path: Path) -> None:
-    done = simulated(tmp_path, FALLBACK, "attend(weight, weight, weight)")
+    done = simulated(tmp_path, "plan", FALLBACK, "attend(weight, weight, weight)")
     said = " ".join(done.stdout.split())
     assert "a stand-in took its place" not in said
     assert "add --assume-installed flash_attn" in said
     options = ("--assume-installed", "flash-attn")
-    done = simulated(tmp_path, FALLBACK, "attend(weight, weight, weight)", *options)
+    done = simulated(tmp_path, "plan", FALLBACK, "attend(weight, weight, weight)", *options)
     assert "a stand-in took its place" in " ".join(done.stdout.split()), done.stderr
 
 
 def test_only_known_packages_can_be_assumed(tmp_path: Path) -> None:
-    done = simulated(tmp_path, "", "weight", "--assume-installed", "apex")
+    done = simulated(tmp_path, "plan", "", "weight", "--assume-installed", "apex")
     assert done.returncode == 2 and "there is no stand-in for 'apex'" in done.stderr

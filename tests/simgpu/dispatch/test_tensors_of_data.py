@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import trainfit
+from helpers_cases import slow_but
 from trainfit.simgpu.device.tensor import current_engine, plain
 
 DATA: dict[str, Any] = {
@@ -71,7 +72,11 @@ def _in_a_thread(call: Callable[[], None]) -> None:
 WHERE = pytest.mark.parametrize("where", [_directly, _without_gradients, _in_a_thread])
 
 
-@WHERE
+@pytest.mark.parametrize(
+    "where",
+    # Each is tried with other data and makers below.
+    slow_but([_directly, _without_gradients, _in_a_thread], _directly),
+)
 @pytest.mark.parametrize("maker", MAKERS)
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.filterwarnings("ignore:To copy construct")

@@ -129,7 +129,11 @@ def train(model: nn.Module) -> None:
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("script", [train_torchvision, train_registered, train_timm])
+@pytest.mark.parametrize(
+    "script",
+    # The first is trained below, too.
+    [pytest.param(train_torchvision, marks=pytest.mark.slow), train_registered, train_timm],
+)
 def test_a_smaller_model_is_found_and_made(script: Any) -> None:
     needed("torchvision", *["timm"] * (script is train_timm))
     survey = run(script, survey=True)

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils import checkpoint as checkpointing
 
 import trainfit
+from helpers_cases import slow_but
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.operators.overrides import WHOLE_ON_CUDA
 from trainfit.simgpu.session import Simulation
@@ -66,7 +67,10 @@ def optimizer_variants() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    optimizer_variants(),
+    slow_but(
+        optimizer_variants(),
+        *(each for each in optimizer_variants() if not each[1] or each[0] in ("Adam", "SGD")),
+    ),
     ids=[f"{name}-{'-'.join(options) or 'plain'}" for name, options in optimizer_variants()],
 )
 def test_every_optimizer_steps(sim: Simulation, name: str, options: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.torch_version import TorchVersion
 
 import trainfit
+from helpers_cases import some_of
 from trainfit.memory.affine import AffineStream
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.allocator.workspaces import MODELS, workspace_bytes
@@ -249,7 +250,7 @@ def operators(sim: Simulation) -> set[str]:
     return {recording.strings[name] for name in recording.op_name.tolist()}
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("kind", some_of([nn.LSTM, nn.GRU, nn.RNN], 1))
 @pytest.mark.parametrize(
     "options",
     [

@@ -73,22 +73,15 @@ def straggler(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+# By made-up rows rules/test_each_rank.py has the same of the rule, recorder's tests of its rows.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
         (("sleep",), "its data: most of the difference is its DataLoader, with as many samples"),
-        pytest.param(
-            *(("sleep", "manual"), "its data: most of the difference is its DataLoader"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(("more",), "its data: it has more samples in a step than the others"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *(("length",), "its computation: most of the difference is the forward pass"),
-            marks=pytest.mark.slow,
-        ),
+        (("sleep", "manual"), "its data: most of the difference is its DataLoader"),
+        (("more",), "its data: it has more samples in a step than the others"),
+        (("length",), "its computation: most of the difference is the forward pass"),
     ],
     ids=["sleep", "manual", "more", "length"],
 )

@@ -26,10 +26,11 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "who"),
     [("worker", "a DataLoader worker"),
-     pytest.param("main", "the main thread", marks=pytest.mark.slow)],
+     ("main", "the main thread")],
 )  # fmt: skip
 def test_a_standstill_is_said_live_and_at_the_end(where: str, who: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "trainfit", "watch", "--plain", "--folder", tmp_path / "run"]

@@ -45,7 +45,7 @@ def number(result: WatchResult, kind: str, what: str) -> float:
 
 
 # --- Nothing is wrong -----------------------------------------------------------------------------
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=settings.default.max_examples // 2)
 @given(st.integers(0, 10**6), st.booleans(), st.integers(80, 400))
 def test_nothing_is_found_in_a_healthy_run(seed: int, on_gpu: bool, steps: int) -> None:
     made = run(step_rows(steps, on_gpu=on_gpu, seed=seed)) if on_gpu else run_on_cpu(steps)
@@ -66,7 +66,7 @@ def test_waiting_while_the_gpu_has_work_costs_nothing() -> None:
     assert not judge(run(**SLOW, gpu_gap_s=0.0005, gpu_s=0.149)).findings
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=2 * settings.default.max_examples)
 @given(runs())
 def test_judge_takes_any_table(made: Any) -> None:
     result = judge(made)

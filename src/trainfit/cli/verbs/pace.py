@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     name = options.target or " ".join(command)
     wanted = Options(options.hz, options.duration, not options.no_attribution, options.fix)
     try:
-        facts = power_facts(survey(System()))
+        facts = power_facts(survey(System(), imports_torch=False))
         with shown_progress() as shown:
             began = time.monotonic()
 

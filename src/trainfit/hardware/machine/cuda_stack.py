@@ -6,7 +6,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
-from typing import Any
+from typing import Any, Final
 
 from trainfit.hardware.machine import parsing
 from trainfit.hardware.machine.nvml import (
@@ -264,13 +264,16 @@ _UNIT_STATES = {"active": "running", "inactive": "stopped", "activating": "start
 _NO_SUCH_UNIT = 4  # LSB's exit code of a status: the program is not known
 
 
-def read_cuda_stack(system: System) -> CudaStack:
-    """Every layer from the bus upwards; takes at most some 17 s, whatever hangs."""
+def read_cuda_stack(system: System, imports_torch: bool = True) -> CudaStack:
+    """Every layer from the bus upwards; takes at most some 17 s, whatever hangs.
+
+    With ``imports_torch`` PyTorch is asked, too, in a process that imports it: seconds of a core.
+    """
     torch = read_build(system, "torch")
     nvml = begin(ask_nvml, system)
     smi = begin(_nvidia_smi, system)
     cuda = begin(system.probe, "cuda_driver", _CUDA_SECONDS)
-    probed = begin(_torch_probe, system, torch, nvml)
+    probed = begin(_torch_probe, system, torch, nvml) if imports_torch else None
     fabric = begin(_fabric_manager, system)
     driver = kernel_driver(system)
     answer = cuda.result()
@@ -291,7 +294,7 @@ def read_cuda_stack(system: System) -> CudaStack:
         fabric_manager=fabric.result(),
         visible_devices=_visible_devices(system),
         torch=torch,
-        torch_probe=probed.result(),
+        torch_probe=_NOT_ASKED if probed is None else probed.result(),
         torchvision=read_build(system, "torchvision"),
         bad_fork=system.bad_fork(),
     )
@@ -383,6 +386,9 @@ def _fabric_manager(system: System) -> Fact[str]:
 # --- PyTorch --------------------------------------------------------------------------------------
 
 
+_NOT_ASKED: Final[Fact[TorchProbe]] = cannot_tell("PyTorch in a fresh process", "it was not asked")
+
+
 def _visible_devices(system: System) -> Fact[str]:
     value = parsing.text(system.environment.get("CUDA_VISIBLE_DEVICES"))
     if value is None:
@@ -393,7 +399,7 @@ def _visible_devices(system: System) -> Fact[str]:
 def _torch_probe(
     system: System, build: Fact[TorchBuild], nvml: Future[Fact[Mapping[str, Any]]]
 ) -> Fact[TorchProbe]:
-    source = "PyTorch in a fresh process"
+    source = _NOT_ASKED.source
     if build.is_absent:
         return absent(source, build.reason)
     if build.value is not None and build.value.cuda is None and build.value.hip is None:

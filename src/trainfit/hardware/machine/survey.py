@@ -39,7 +39,13 @@ _K = TypeVar("_K")
 TIME_LIMIT_S = 18.0
 
 
-def survey(system: System, data: str | None = None, seconds: float = TIME_LIMIT_S) -> Machine:
+def survey(
+    system: System,
+    data: str | None = None,
+    seconds: float = TIME_LIMIT_S,
+    *,
+    imports_torch: bool = True,
+) -> Machine:
     """Read everything.
 
     Args:
@@ -47,9 +53,10 @@ def survey(system: System, data: str | None = None, seconds: float = TIME_LIMIT_
         data: a file or folder whose storage is looked at and whose read rate is measured;
             without it the current folder's storage, unmeasured.
         seconds: after this time, what has not answered is unknown.
+        imports_torch: whether PyTorch is imported in a process of its own, to ask what it sees.
     """
     answers: Mapping[str, Future[Any]] = {
-        "cuda": begin(read_cuda_stack, system),
+        "cuda": begin(read_cuda_stack, system, imports_torch),
         "gpus": begin(read_gpus, system),
         "storage": begin(read_storage, system, data),
         "cpu": begin(read_cpu, system),
