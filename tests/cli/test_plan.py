@@ -569,3 +569,28 @@ def test_a_slow_script_has_an_answer_before_its_run_is_over(
     said = next(line for line in err.splitlines() if "first answer" in line)
     assert said.startswith("trainfit: first answer: fits, ") and "at batch size 8" in said
     assert out.startswith("Fits: ") and "first answer" not in out
+
+
+class Interrupted(Answered):
+    """Standard error of a plan that is ended when the first answer is written."""
+
+    def write(self, text: str) -> int:
+        if "first answer" in text:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
+
+
+@pytest.mark.slow
+def test_an_interrupt_after_the_first_answer_leaves_a_plan_of_what_its_run_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stderr", Interrupted(tmp_path / "never"))
+    words = [*GPU, "--allow-writes", "--json", "--", "python", "slow.py", "{batch_size:8}"]
+    with warm_runs():
+        assert main(["plan", *words]) == 143
+    found = json.loads(capsys.readouterr().out)
+    assert found["interrupted"] and found["now"]["fits"] and found["steps"] == 2
+    assert found["now"]["memory"]["allocated_bytes"] >= 4 * (64 * 64 + 64)
+    assert found["notes"][0].startswith("interrupted: ")
