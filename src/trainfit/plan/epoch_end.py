@@ -348,7 +348,8 @@ def _fails_when_cut(trace: Trace, cut: LoaderCut) -> str:
     is_short = cut.others < _WHOLE[0] and is_longer(coverage, cut)
     if outcome.status != "failed" or not is_short:
         return ""
-    return f"of {cut.others} of its batches, for all of them take too long: {what_happened(outcome)}"
+    what = what_happened(outcome)
+    return f"of {cut.others} of its batches, for all of them take too long: {what}"
 
 
 def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:
