@@ -149,9 +149,12 @@ def course_of(frame: FrameType | None) -> Course:
     frames = frames_of_user(frame)
     around = [(each, loop) for each in frames for loop in loops_around(each)]
     after = by_number = None
-    # What follows in a function that a loop calls for a step is of the step.
-    inner = max((place for place, each in enumerate(frames) if loops_around(each)), default=None)
-    outside = _outside_callback(frame, frames) if inner is None else inner + 1
+    # What follows in a function that a loop calls for a step is of the step, and in one that has no
+    # more than the loop over the data, and is called by another loop, of an epoch's end.
+    *outer, inner = [-1, *(place for place, each in enumerate(frames) if loops_around(each))]
+    outside = _outside_callback(frame, frames) if inner < 0 else inner + 1
+    if len(outer) > 1 and len(loops_around(frames[inner])) == 1:
+        outside = outer[-1] + 1
     for each in reversed(frames[:outside]):
         line = _after(each)
         if line is not None and after is None:
