@@ -18,7 +18,7 @@ import pytest
 
 from helpers_cli import ROOT, SCRIPTS, environment, error_line, json_of, trainfit
 from helpers_warm import warm_runs
-from trainfit.cli.main import main
+from trainfit.cli.main import _terminate_as_interrupt, main
 
 MACHINES = ("--gpu", "2x(2x T4), 1x 10Gb/s", "--")
 GPU = ("--gpu", "custom:2GiB")
@@ -482,7 +482,23 @@ def test_an_interrupt_keeps_what_was_simulated(
         assert not Path("/proc", pid.name.removeprefix("pid-")).exists()
 
 
-# The test above interrupts, too, and looks for the children.
+def test_an_interrupt_and_its_echo_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout -s INT` sends it to the process and to its group; typed once more it is an end."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores it
+    try:
+        with _terminate_as_interrupt([]):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr("trainfit.cli.main._ECHO_S", 0.0)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+# A test above interrupts, too, and looks for the children.
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
