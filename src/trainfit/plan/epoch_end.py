@@ -254,11 +254,11 @@ class _Evaluations:
         try:
             asked, (cut, traces, last) = cut, self._runs(batch, spec, cut, lengths)
             if why := _fails_when_cut(traces[0], cut):
-                there, whole, more = self._runs(batch, spec, asked, _WHOLE)
-                if whole[0].outcome.status == "timeout":
+                there, runs, more = self._runs(batch, spec, asked, _WHOLE)
+                if runs[0].outcome.status == "timeout":
                     return EpochEnd("not simulated", why, batch_size=batch), last
-                self._is_whole = _went_on(whole[0])
-                cut, traces, last, lengths = there, whole, more, _WHOLE
+                self._is_whole = _went_on(runs[0])
+                cut, traces, last, lengths = there, runs, more, _WHOLE
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         lengths = lengths[: len(traces)]
