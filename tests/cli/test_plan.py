@@ -18,7 +18,7 @@ import pytest
 
 from helpers_cli import ROOT, SCRIPTS, environment, error_line, json_of, trainfit
 from helpers_warm import warm_runs
-from trainfit.cli.main import main
+from trainfit.cli.main import _terminate_as_interrupt, main
 
 MACHINES = ("--gpu", "2x(2x T4), 1x 10Gb/s", "--")
 GPU = ("--gpu", "custom:2GiB")
@@ -483,7 +483,23 @@ def test_an_interrupt_keeps_what_was_simulated(
         assert not Path("/proc", pid.name.removeprefix("pid-")).exists()
 
 
-# The test above interrupts, too, and looks for the children.
+def test_an_interrupt_and_its_echo_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout -s INT` sends it to the process and to its group; typed once more it is an end."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # xdist ignores it
+    try:
+        with _terminate_as_interrupt([]):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            monkeypatch.setattr("trainfit.cli.main._ECHO_S", 0.0)
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, former)
+
+
+# A test above interrupts, too, and looks for the children.
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(
@@ -570,3 +586,28 @@ def test_a_slow_script_has_an_answer_before_its_run_is_over(
     said = next(line for line in err.splitlines() if "first answer" in line)
     assert said.startswith("trainfit: first answer: fits, ") and "at batch size 8" in said
     assert out.startswith("Fits: ") and "first answer" not in out
+
+
+class Interrupted(Answered):
+    """Standard error of a plan that is ended when the first answer is written."""
+
+    def write(self, text: str) -> int:
+        if "first answer" in text:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
+
+
+@pytest.mark.slow
+def test_an_interrupt_after_the_first_answer_leaves_a_plan_of_what_its_run_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stderr", Interrupted(tmp_path / "never"))
+    words = [*GPU, "--allow-writes", "--json", "--", "python", "slow.py", "{batch_size:8}"]
+    with warm_runs():
+        assert main(["plan", *words]) == 143
+    found = json.loads(capsys.readouterr().out)
+    assert found["interrupted"] and found["now"]["fits"] and found["steps"] == 2
+    assert found["now"]["memory"]["allocated_bytes"] >= 4 * (64 * 64 + 64)
+    assert found["notes"][0].startswith("interrupted: ")

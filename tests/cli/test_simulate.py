@@ -185,6 +185,15 @@ FAILURES = {
          "set batch_size=5 or less for the DataLoader at {script}:11"],
         [],
     ),
+    "too little data for a schedule": (
+        "from torch.utils.data import DataLoader\n"
+        "loader = DataLoader(torch.randn(5, 64), 8, drop_last=True)\n"
+        "rate = 1 / len(loader)\n",
+        ["the script failed at {script}:11 (ZeroDivisionError: division by zero)",
+         "the data set has 5 samples, fewer than one batch of 8 with drop_last",
+         "set batch_size=5 or less for the DataLoader at {script}:10"],
+        ["ZeroDivisionError: division by zero"],
+    ),
     "sys.exit": (
         "import sys; sys.exit('no data in /data')\n",
         ["the script exited with exit code 1 (no data in /data) after"],

@@ -502,6 +502,14 @@ def no_address_of_httpx() -> None:
     raise OSError("[Errno -2] Name or service not known")
 
 
+def no_files() -> None:  # torchvision/datasets/voc.py
+    raise RuntimeError("Dataset not found or corrupted. You can use download=True to download it")
+
+
+def no_classes() -> None:  # torchvision/datasets/folder.py
+    raise FileNotFoundError("Couldn't find any class folder in images.")
+
+
 def no_padding() -> None:  # transformers/tokenization_utils_base.py
     raise ValueError("Asking to pad but the tokenizer does not have a padding token. Please …")
 
@@ -514,6 +522,8 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
         (no_address, "server_unreachable", "where there is a network"),
         (no_address_of_httpx, "server_unreachable", "where there is a network"),
         (gated, "hub_refused", "hf auth login"),
+        (no_files, "no_data_set", "VOCdevkit/VOC2012"),
+        (no_classes, "no_data_set", "FOLDER/cat/1.jpg"),
         (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),
         (used_twice, "graph_used_twice", "detach()"),

@@ -110,6 +110,7 @@ def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:
         ("skimage", "skimage is not installed", "pip install scikit-image"),
         ("warpctc_pytorch", "warpctc_pytorch is not installed", "torch.nn.CTCLoss"),
         ("torchtext", "torchtext is not installed, and is made no longer", "collate_fn"),
+        ("gdal", "gdal is not installed, and is no module of its own", "from osgeo import gdal"),
         ("beside_the_scripts", "beside_the_scripts lies in this folder", "PYTHONPATH=."),
     ],
 )

@@ -16,6 +16,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
@@ -27,6 +28,8 @@ from trainfit.torch_private import needed
 
 #: Verbs that run the user's code in this process: what it has not yet written may be in a cycle.
 _USERS_CODE = ("pace",)
+#: Seconds within which a second SIGINT is the first one's, sent to a process and to its group.
+_ECHO_S = 1.0
 #: Columns of text that goes to a pipe or a file.
 _PIPE_COLUMNS = 80
 
@@ -139,23 +142,35 @@ def _terminate_as_interrupt(seen: list[int]) -> Iterator[None]:
     """Let SIGTERM do what Ctrl-C does: end child processes, print what is known. ``seen`` gets it.
 
     Only the first: `timeout` sends it to the process and to its group, Slurm to each process, and
-    what is known is to be printed all the same.
+    what is known is to be printed all the same. Likewise of SIGINT, but that who types it once more
+    later wants an end.
     """
+    interrupted: list[float] = []
 
-    def handler(number: int, frame: FrameType | None) -> None:
+    def terminate(number: int, frame: FrameType | None) -> None:
         seen.append(number)
         if len(seen) == 1:
             raise KeyboardInterrupt
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if interrupted and now - interrupted[-1] < _ECHO_S:
+            return
+        interrupted.append(now)
+        raise KeyboardInterrupt
+
     try:
-        former = signal.signal(signal.SIGTERM, handler)
+        former = {signal.SIGTERM: signal.signal(signal.SIGTERM, terminate)}
     except ValueError:  # not in the main thread
         yield
         return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+        former[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _accept_any_text() -> None:

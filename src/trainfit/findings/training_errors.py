@@ -373,6 +373,21 @@ _KNOWN: Final = (
         "before the training; ImageFile.LOAD_TRUNCATED_IMAGES = True reads what is there of a "
         "truncated image",
     ),
+    # torchvision/datasets
+    KnownError(
+        "no_data_set",
+        re.compile(r"Dataset not found(?: or corrupted)?\. You (?:can|may) use download=True"),
+        "torchvision does not find the data set in the folder that it is given, or finds other "
+        "files than the published ones",
+        "correct the path: its root is the folder above the data set's own (MNIST/raw, "
+        "VOCdevkit/VOC2012); or download=True once, where there is a network",
+    ),
+    KnownError(
+        "no_data_set",
+        re.compile(r"Couldn't find any class folder in|Found no valid file for the classes"),
+        "ImageFolder finds no image: it wants a folder for each class",
+        "give it the folder above those of the classes: FOLDER/cat/1.jpg, FOLDER/dog/2.jpg",
+    ),
     # transformers/utils/hub.py, huggingface_hub/errors.py
     KnownError(
         "hub_unreachable",
@@ -439,7 +454,7 @@ _KNOWN: Final = (
 #: Their kinds.
 KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
 #: Of these the message itself says what it is about.
-_TOLD: Final = ("label_out_of_range", "unreadable_file", "no_folder")
+_TOLD: Final = ("label_out_of_range", "unreadable_file", "no_folder", "no_data_set")
 _LONGEST: Final = 100
 
 

@@ -46,6 +46,8 @@ _STEPS, _EPOCHS = 2, 3
 _LENGTHS: Final = (8, 16)
 #: A third, where something grows by more than in proportion to them.
 _THIRD: Final = 32
+#: All of them, for a script that does not bear less: it compares what it got with the data set.
+_WHOLE: Final = (1 << 40,)
 #: Seconds for a look at the samples of the evaluation's data set: its last batch is the largest.
 _LOOK_S: Final = 2.5
 #: Seconds for each of the runs.
@@ -114,6 +116,8 @@ class _Evaluations:
         self._first: EpochEnd | None = None
         #: May what follows the last epoch need most?
         self._looks_on = True
+        #: Does the script fail in an evaluation that is cut short, and in a whole one not?
+        self._is_whole = False
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.
@@ -164,7 +168,8 @@ class _Evaluations:
             goes_on = _went_on(first) and is_longer(first.outcome.coverage, each)
             others = specs[1:] if goes_on else []
             tried[each] = [first, *(self._job.runs.attempt(batch, one) for one in others)]
-            if all(map(_went_on, tried[each])) or _waited_in_vain(first, each):
+            is_told = _waited_in_vain(first, each) or _fails_when_cut(first, each)
+            if all(map(_went_on, tried[each])) or is_told:
                 break
         runs = tried[each]
         found: tuple[Finding, ...] = ()
@@ -178,7 +183,8 @@ class _Evaluations:
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
         """What needs most between the steps and after them at a batch size, and what fills the
         memory where that does not fit."""
-        end, findings = self._of_epoch(batch, spec, lengths)
+        end, findings = self._of_epoch(batch, spec, _WHOLE if self._is_whole else lengths)
+        lengths = _WHOLE if self._is_whole else lengths
         self._first = self._first or end
         coverage = self._job.first.outcome.coverage
         if coverage is None or not self._looks_on or not (coverage.after or coverage.by_number):
@@ -246,7 +252,13 @@ class _Evaluations:
         cut = _cut(job, batch)
         index = cut.index
         try:
-            cut, traces, last = self._runs(batch, spec, cut, lengths)
+            asked, (cut, traces, last) = cut, self._runs(batch, spec, cut, lengths)
+            if why := _fails_when_cut(traces[0], cut):
+                there, runs, more = self._runs(batch, spec, asked, _WHOLE)
+                if runs[0].outcome.status == "timeout":
+                    return EpochEnd("not simulated", why, batch_size=batch), last
+                self._is_whole = _went_on(runs[0])
+                cut, traces, last, lengths = there, runs, more, _WHOLE
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         lengths = lengths[: len(traces)]
@@ -314,19 +326,30 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     by_hand = cut.index is None and not cut.to_end
     steps = _STEPS * (_ROUNDS if cut.to_end else _EPOCHS)
     what = "the end of its run" if cut.to_end else "the end of its epoch"
+    batches = others if others < _WHOLE[0] else "all"
     return dataclasses.replace(
         spec,
         cut=dataclasses.replace(cut, others=others),
         steps=_MOST_STEPS if by_hand else steps,
         time_limit_s=_END_LIMIT_S if cut.to_end else _LIMIT_S,
         steps_limit_s=_BY_HAND_S if by_hand else 0.0,
-        title="up to its evaluation" if by_hand else f"{what} ({others} batches)",
+        title="up to its evaluation" if by_hand else f"{what} ({batches} batches)",
     )
 
 
 def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:
     """Did an end of an epoch that no DataLoader tells of not come within its time?"""
     return cut.index is None and trace.outcome.status == "timeout"
+
+
+def _fails_when_cut(trace: Trace, cut: LoaderCut) -> str:
+    """That a script fails in an evaluation of which it got a part; empty where it does not."""
+    outcome, coverage = trace.outcome, trace.outcome.coverage
+    is_short = cut.others < _WHOLE[0] and is_longer(coverage, cut)
+    if outcome.status != "failed" or not is_short:
+        return ""
+    what = what_happened(outcome)
+    return f"of {cut.others} of its batches, for all of them take too long: {what}"
 
 
 def is_longer(coverage: Coverage | None, cut: LoaderCut) -> bool:

@@ -43,13 +43,13 @@ def pattern_notes(pattern: StepPattern | None) -> list[str]:
     if pattern.course == "irregular":
         return [_irregular(pattern)]
     if pattern.steps < 3:
-        seen = count(pattern.steps, "optimizer step")
+        seen = count(pattern.steps, pattern.unit)
         return [
             f"{seen} cannot show whether memory settles: the figures are for the simulated steps; "
             "simulate at least 3"
         ]
     return [
-        f"{count(pattern.steps, 'optimizer step')} that differ cannot show whether memory "
+        f"{count(pattern.steps, pattern.unit)} that differ cannot show whether memory "
         "settles, grows or varies: the figures are for these; more can, where the script makes "
         "more (--steps)"
     ]

@@ -347,13 +347,14 @@ class LoaderTracker:
         samples = sum(fed_by.fed) if fed_by is not None else 0
         return fetched if fetched is not None or not samples else self.waited_s / samples
 
-    def without_batches(self) -> LoaderInfo | None:
-        """The last that was iterated but gave nothing, having fewer samples than one batch."""
-        for made in reversed(self._made):
-            known = made.known
+    def without_batches(self, *, iterated: bool = True) -> LoaderInfo | None:
+        """The last that was iterated but gave nothing, having fewer samples than one batch; or the
+        first that was not ``iterated`` and has none to give."""
+        for made in reversed(self._made) if iterated else self._made:
+            known = made.known if iterated else self._describe(made)
             if known is None or made.batches or not known.samples or not known.batch_size:
                 continue
-            if known.samples < known.batch_size:
+            if known.samples < known.batch_size and (iterated or known.drops_last):
                 return known
         return None
 

@@ -550,6 +550,8 @@ class Runner:
         found = self._loaders.feeding()
         if not self._simulation.steps and self._interventions.optimizers:
             found = self._loaders.without_batches() or found
+        if status == "failed" and not self._simulation.steps:
+            found = found or self._loaders.without_batches(iterated=False)
         if status == "timeout" and not self._simulation.steps:
             found = found or self._loaders.waiting()
         seconds = self._spec.look_at_samples_s

@@ -126,6 +126,24 @@ def test_a_second_length_only_of_what_the_first_cut_short(
     assert not is_longer(None, LoaderCut(loader, batches=2, others=8))
 
 
+_COUNTED = """model.eval()
+    seen = 0
+    with torch.no_grad():
+        for (x,) in DataLoader(val, batch_size=64):
+            seen += len(model(x.cuda()))
+    model.train()
+    assert seen == len(val), "some are missing\""""
+
+
+@pytest.mark.usefixtures("brief_with_ends")
+def test_an_evaluation_that_counts_its_samples_is_whole(tmp_path: Path) -> None:
+    """As torchvision's references do: cut short, it fails, which the script itself does not."""
+    found = _planned(tmp_path, _COUNTED)
+    end = found["epoch_end"]
+    assert (end["evaluation"], end["batches"], end["batch_bytes"]) == ("simulated", 313, 0)
+    assert end["fits"] and not end["unseen"] and not found["findings"]
+
+
 #: Each sample of a batch is compared with a gallery: 20 MB a sample, of which training has none.
 _COMPARED = """model.eval()
     with torch.no_grad():

@@ -124,6 +124,10 @@ def test_whether_the_recommended_batch_was_simulated(check: BatchCheck | None, w
         ),
         (StepPattern("unknown", 1, (1,), (1,)), "1 optimizer step cannot show whether memory"),
         (StepPattern("unknown", 3, (1,), (1,)), "3 optimizer steps that differ cannot show"),
+        (
+            StepPattern("unknown", 4, (1,), (1,), unit="model call"),
+            "4 model calls that differ cannot show",
+        ),
     ],
     ids=lambda value: getattr(value, "course", ""),
 )

@@ -8,7 +8,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 
 from helpers_cli import json_of, trainfit
-from trainfit.scripts.sandbox.network import AbsentWeights, _load, _names
+from trainfit.scripts.sandbox.network import AbsentWeights, _load, _load_into, _names
 
 SCRIPT = """
 import torch
@@ -58,3 +58,19 @@ def test_a_file_that_the_server_does_not_have_fails_as_it_would() -> None:
     with pytest.raises(HTTPError):
         _names(missing)("nobody/nothing:main")
     assert _names(offline)("nobody/nothing:main") == []
+
+
+class LocalEntryNotFoundError(FileNotFoundError):
+    """As of huggingface_hub."""
+
+
+def test_timms_weights_that_the_hub_cannot_give() -> None:
+    def offline(model: object, strict: bool) -> None:
+        raise LocalEntryNotFoundError("cannot find the requested files in the local cache")
+
+    def other(model: object) -> None:
+        raise FileNotFoundError("weights.pth")
+
+    assert _load_into(offline)(object(), strict=True) is None
+    with pytest.raises(FileNotFoundError, match=r"weights.pth"):
+        _load_into(other)(object())

@@ -14,7 +14,7 @@ from torch import distributed, nn
 
 import trainfit
 from trainfit.results.runs.recording import KINDS
-from trainfit.simgpu.device.errors import SeveralGpusError
+from trainfit.simgpu.device.errors import SeveralGpusError, UnsupportedOperatorError
 
 BLOCK = 2 * 256 * 1024 * 4  # bytes of the parameters of block()
 
@@ -278,6 +278,32 @@ def test_of_processes_that_become_ranks_the_simulated_one_runs_here(tmp_path: Pa
         torch.multiprocessing.start_processes(lambda rank: ran.append(rank + 5), nprocs=2)
     assert (tmp_path / "x").exists()
     assert ran == [0, 5]
+
+
+def test_one_process_that_becomes_a_rank_runs_here_on_one_gpu() -> None:
+    ran: list[int] = []
+    with trainfit.simulate("RTX 4090"):
+        torch.multiprocessing.Process(target=rank_of, args=(0, 1, ran)).start()
+    assert ran == [0]
+
+
+def work_beside(rank: int, model: nn.Module, file: Path) -> None:
+    if rank == 0:
+        model(torch.zeros(1, 4, device=next(model.parameters()).device)).sum().backward()
+    file.touch()
+
+
+def test_processes_that_train_on_one_gpu_are_refused_by_name(tmp_path: Path) -> None:
+    """As in pytorch/examples' mnist_hogwild; one that is given nothing of the GPU starts."""
+    context, file = torch.multiprocessing.get_context("fork"), tmp_path / "x"
+    with trainfit.simulate("RTX 4090"):
+        model = nn.Linear(4, 4).cuda()
+        with pytest.raises(UnsupportedOperatorError, match=r"\(work_beside\).*in place of start"):
+            context.Process(target=work_beside, args=(0, model, file)).start()
+        helper = context.Process(target=work_beside, args=(1, nn.Linear(4, 4), file))
+        helper.start()
+        helper.join()
+    assert file.exists()
 
 
 def test_an_overflow_check_over_unknown_gradients_finds_none(gpu: Any) -> None:

@@ -712,6 +712,15 @@ def test_compiled_callables_that_nobody_calls_are_no_news(sim: Simulation) -> No
     assert "torch.compile" not in assumptions(sim)
 
 
+def test_random_integers_go_when_they_are_let_go(sim: Simulation) -> None:
+    """As the time steps of a diffusion model, drawn for each batch."""
+    before = torch.cuda.memory_allocated()
+    drawn = torch.randint(0, 1000, (32,), device="cuda")
+    assert torch.cuda.memory_allocated() > before
+    del drawn
+    assert torch.cuda.memory_allocated() == before
+
+
 def test_compiled_callables_are_named_once_with_the_line_that_calls_them(sim: Simulation) -> None:
     model = mlp()
     model.compile()

@@ -76,6 +76,11 @@ _NOT_BROUGHT: Final = {
         "torch.autocast and torch.amp.GradScaler are PyTorch's own, AdamW(fused=True), and "
         "nn.parallel.DistributedDataParallel",
     ),
+    "gdal": (
+        "is no module of its own in today's GDAL",
+        "from osgeo import gdal in its place (conda install -c conda-forge gdal; pip builds it for "
+        "the system's libgdal)",
+    ),
     "gym": (
         "is made no longer (0.26 was the last)",
         "gymnasium in its place: reset() gives two values, step() five; or the gym that the "

@@ -240,8 +240,8 @@ def last_lines(output: str) -> str:
 def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     what, after = what_happened(outcome), f"after {duration(outcome.seconds)}"
     too_small = _without_batches(outcome, command)
-    if too_small:
-        return too_small
+    if too_small and outcome.status == "ended":
+        return f"no optimizer step: {too_small}"
     if outcome.status == "ended":
         fix = "plan a command that trains, with enough data for one batch"
         if outcome.module_calls and not outcome.gpu_operators:
@@ -257,15 +257,24 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     if outcome.status == "exited":
         hint = hint or _of_launch(output, command.gpus) or _spelled_otherwise(output)
         hint = hint or exit_hint(outcome, output, command)
+    elif _OF_NO_BATCH.search(outcome.message):
+        hint = hint or too_small or remedy(outcome, output)
     else:
         hint = hint or remedy(outcome, output)
     return f"{what} {after}, before its first optimizer step; {hint}"
 
 
+#: What a script says of a DataLoader that has no batch: something is divided by their number, a
+#: schedule is made of it, or what a loop over them assigns is read behind it.
+_OF_NO_BATCH: Final = re.compile(
+    r"^(?:ZeroDivisionError|UnboundLocalError|StopIteration)\b|\btotal_steps\b.*\bgot 0\b"
+)
+
+
 def _without_batches(outcome: TraceOutcome, command: Command) -> str:
     """That the data set has less than one batch, and what to type; empty where that is not so."""
     loader = outcome.loader
-    if outcome.status != "ended" or loader is None or loader.batches:
+    if outcome.status not in ("ended", "failed") or loader is None or loader.batches:
         return ""
     samples, batch = loader.samples, loader.batch_size
     if not samples or not batch or samples >= batch:
@@ -275,8 +284,8 @@ def _without_batches(outcome: TraceOutcome, command: Command) -> str:
     if "batch_size" in command.present:
         fix = f"write {{batch_size:{samples}}} (or less) into the command"
     return (
-        f"no optimizer step: the data set has {count(samples, 'sample')}, fewer than one batch of "
-        f"{batch} with drop_last; {fix}"
+        f"the data set has {count(samples, 'sample')}, fewer than one batch of {batch} with "
+        f"drop_last; {fix}"
     )
 
 

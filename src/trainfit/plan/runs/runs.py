@@ -97,9 +97,14 @@ class Runs:
         return self._only_finished
 
     def only_finished(self) -> None:
-        """Hand out from now on only what is there already, and end the runs that go on."""
+        """Hand out from now on only what is there already, and end the runs that go on; the first
+        one tells what it has, where it told something before."""
         self._only_finished = True
         self._tracer.stop()
+        for future in self._futures.values():
+            future.cancel()
+        while not all(future.done() for future in self._futures.values()):
+            time.sleep(_TICK_S)
 
     def _finished(self, batch: int | None, spec: RunSpec) -> Trace:
         future = self._futures.get((batch, spec))

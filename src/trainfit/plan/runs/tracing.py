@@ -148,7 +148,8 @@ class Tracer:
         self._command = command
 
     def stop(self) -> None:
-        """End the runs that are going on; they and all later ones raise :class:`Stopped`."""
+        """End the runs that are going on: one of which something was told (``early``) with what it
+        has; the others, and all later ones, raise :class:`Stopped`."""
         self._stopped.set()
 
     def trace(
@@ -382,7 +383,7 @@ def _child(
     """Wait for a run of which ``folder`` holds request and outcome; raises :class:`Stopped`,
     and :class:`ProtectionError` or :class:`tested.RefusedError` where it was not made."""
     try:
-        code = _wait(process, folder / OUTCOME_FILE, limit_s, stopped, look)
+        code = _wait(process, folder, limit_s, stopped, look)
     finally:
         process.end()
     seconds = time.monotonic() - started
@@ -399,19 +400,24 @@ def _asked_when_interrupted(
     look: Callable[[], None],
 ) -> KeyboardInterrupt | None:
     """Wait for a run; upon the user's interrupt, for what it then tells of itself."""
-    outcome = folder / OUTCOME_FILE
     try:
-        _wait(process, outcome, limit_s, stopped, look)
+        _wait(process, folder, limit_s, stopped, look)
     except KeyboardInterrupt as interrupt:
-        (folder / INTERRUPT_FILE).touch()
-        deadline = time.monotonic() + _INTERRUPT_S
-        while process.poll() is None and time.monotonic() < deadline and not outcome.is_file():
-            time.sleep(_TICK_S)
-        if not outcome.is_file():
+        if not _tells_what_it_has(process, folder):
             process.end()
             raise
         return interrupt
     return None
+
+
+def _tells_what_it_has(process: Process, folder: Path) -> bool:
+    """Ask a run to end with what it has, and wait for that; did it?"""
+    outcome = folder / OUTCOME_FILE
+    (folder / INTERRUPT_FILE).touch()
+    deadline = time.monotonic() + _INTERRUPT_S
+    while process.poll() is None and time.monotonic() < deadline and not outcome.is_file():
+        time.sleep(_TICK_S)
+    return outcome.is_file()
 
 
 def protection_of(folder: Path) -> Protection | None:
@@ -424,16 +430,20 @@ def protection_of(folder: Path) -> Protection | None:
 
 def _wait(
     process: Process,
-    outcome: Path,
+    folder: Path,
     limit_s: float,
     stopped: threading.Event,
     look: Callable[[], None],
 ) -> int | None:
-    """Until the process ends; not for long once the outcome is written."""
+    """Until the process ends; not for long once the outcome is written. One that is stopped is
+    asked for what it has where something of it was told already, else it raises."""
+    outcome = folder / OUTCOME_FILE
     deadline = time.monotonic() + limit_s + _OVERTIME_S
     while (code := process.poll()) is None and time.monotonic() < deadline:
         time.sleep(_TICK_S)  # not on the event: see `result_of`
         if stopped.is_set():
+            if (folder / EARLY_FILE).is_file() and _tells_what_it_has(process, folder):
+                return process.poll()
             raise Stopped
         look()
         if outcome.is_file():

@@ -30,6 +30,8 @@ _BARS: Final = ("tqdm", "track")
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: What can be gone over once more without a change.
 _AGAIN: Final = (range, list, tuple, int)
+#: Packages whose functions are called to make a step of an optimizer.
+_OF_STEP: Final = ("accelerate", "torch", "trainfit")
 #: The most rounds of a loop whose last one is looked for.
 _MOST: Final = 1_000_000
 #: Calls that need no memory of the GPU's, by their names' last word.
@@ -147,9 +149,13 @@ def course_of(frame: FrameType | None) -> Course:
     frames = frames_of_user(frame)
     around = [(each, loop) for each in frames for loop in loops_around(each)]
     after = by_number = None
-    # What follows in a function that a loop calls for a step is of the step.
-    inner = max((place for place, each in enumerate(frames) if loops_around(each)), default=None)
-    for each in reversed(frames if inner is None else frames[: inner + 1]):
+    # What follows in a function that a loop calls for a step is of the step, and in one that has no
+    # more than the loop over the data, and is called by another loop, of an epoch's end.
+    *outer, inner = [-1, *(place for place, each in enumerate(frames) if loops_around(each))]
+    outside = _outside_callback(frame, frames) if inner < 0 else inner + 1
+    if len(outer) > 1 and len(loops_around(frames[inner])) == 1:
+        outside = outer[-1] + 1
+    for each in reversed(frames[:outside]):
         line = _after(each)
         if line is not None and after is None:
             after = f"{each.f_code.co_filename}:{line}"
@@ -158,6 +164,21 @@ def course_of(frame: FrameType | None) -> Course:
         if loop.by_number and rounds is not None and len(rounds) > 1:
             by_number = by_number or f"{each.f_code.co_filename}:{loop.by_number}"
     return Course(after, by_number)
+
+
+def _outside_callback(frame: FrameType | None, frames: Sequence[FrameType]) -> int:
+    """How many of the user's ``frames`` are outside the function that a library's loop calls for a
+    step (Ignite's engine); all of them where a library makes the step."""
+    called = None
+    while frame is not None and is_library(frame.f_code.co_filename):
+        called, frame = frame, frame.f_back
+    name = "torch" if called is None else str(called.f_globals.get("__name__"))
+    if name.partition(".")[0] not in _OF_STEP:
+        return len(frames)
+    while frame is not None and not is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    further = set(map(id, frames_of_user(frame)))
+    return sum(id(each) in further for each in frames) or len(frames)
 
 
 def values_of(loop: Loop, frame: FrameType) -> Sequence[Any] | None:

@@ -51,14 +51,38 @@ def _load(download: Callable[..., Any]) -> Callable[..., Any]:
         except HTTPError:
             raise  # the server answered: there is no such file for the user either
         except URLError:
-            name = os.path.basename(urlparse(url).path)
-            note(
-                f"{name} could not be downloaded here: the model keeps the weights that it was "
-                "made with, which changes neither memory nor time"
-            )
+            _note_absent(os.path.basename(urlparse(url).path))
             return AbsentWeights()
 
     return loaded
+
+
+def _note_absent(what: str) -> None:
+    note(
+        f"{what} could not be downloaded here: the model keeps the weights that it was "
+        "made with, which changes neither memory nor time"
+    )
+
+
+#: What huggingface_hub raises where its server is not reached and its cache lacks the file.
+_NOT_REACHED: Final = {"LocalEntryNotFoundError", "OfflineModeIsEnabled"}
+
+
+def _load_into(load: Callable[..., Any]) -> Callable[..., Any]:
+    """timm's ``load_pretrained``, which gets the model's weights from the hub and loads them."""
+
+    @functools.wraps(load)
+    def load_pretrained(model: Any, *args: Any, **more: Any) -> Any:
+        try:
+            return load(model, *args, **more)
+        except Exception as error:
+            if _NOT_REACHED.isdisjoint(each.__name__ for each in type(error).__mro__):
+                raise
+            known = getattr(model, "pretrained_cfg", None) or {}
+            _note_absent(f"weights of {known.get('architecture') or type(model).__name__}")
+            return None
+
+    return load_pretrained
 
 
 def _keep(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +116,10 @@ def _downloads(module: Any) -> None:
     _patches.hook(module, "list", _names)
 
 
+def _builder(module: Any) -> None:
+    _patches.hook(module, "load_pretrained", _load_into)
+
+
 def _modules(module: Any) -> None:
     _patches.hook(module.Module, "load_state_dict", _keep)
 
@@ -100,6 +128,7 @@ def _modules(module: Any) -> None:
 WEIGHT_PATCHES: Final[dict[str, Callable[[Any], None]]] = {
     "torch.hub": _downloads,
     "torch.nn.modules.module": _modules,
+    "timm.models._builder": _builder,
 }
 
 

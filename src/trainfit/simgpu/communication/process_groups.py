@@ -246,8 +246,9 @@ class Collectives:
         rebuild = private.REBUILD_BUCKETS.now
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
         patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
-        gpu = self._engine.gpu
-        StartedRanks(self._peers.rank, gpu.count * gpu.machines, require_gpus).install(patches)
+        StartedRanks(
+            self._peers.rank, require_gpus, trained=lambda: self._recorder.step > 0
+        ).install(patches)
         objects = _objects_of_rank(module.broadcast_object_list)
         for owner in (distributed, module):
             patches.set(owner, "broadcast_object_list", objects)

@@ -1,5 +1,6 @@
 """Ranks that a script starts as processes of ``multiprocessing``: the simulated one runs in this
 process, for a fresh one has no simulated GPU; the others, which would wait for it, are not started.
+Processes that train on the script's own GPU without being ranks (Hogwild) are refused by name.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.simgpu.device.user_location import is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
 
 #: By a call of this a process becomes a rank.
 _JOINS: Final = "init_process_group"
+#: By a call of this it trains.
+_TRAINS: Final = "backward"
 #: Calls from one function of the script to another that are followed to find it.
 _DEPTH: Final = 5
 
@@ -63,10 +67,13 @@ class _Ended:
 
 class StartedRanks:
     """Installs what starts processes. ``rank`` is the one that runs here; ``require`` is told how
-    many there are, in words, too, and refuses those without a GPU."""
+    many there are, in words, too, and refuses those without a GPU; ``trained`` says whether this
+    process has made a step."""
 
-    def __init__(self, rank: int, gpus: int, require: Callable[[int, str], None]) -> None:
-        self._rank, self._gpus, self._require = rank, gpus, require
+    def __init__(
+        self, rank: int, require: Callable[[int, str], None], trained: Callable[[], bool]
+    ) -> None:
+        self._rank, self._require, self._trained = rank, require, trained
         self._started = 0
 
     def install(self, patches: PatchSet) -> None:
@@ -75,8 +82,7 @@ class StartedRanks:
             for name in ("spawn", "start_processes"):
                 if hasattr(owner, name):
                     patches.set(owner, name, self._several(name))
-        if self._gpus > 1:
-            patches.hook(multiprocessing.process.BaseProcess, "start", self._one)
+        patches.hook(multiprocessing.process.BaseProcess, "start", self._one)
 
     def _several(self, name: str) -> Callable[..., Any]:
         def start(
@@ -96,7 +102,10 @@ class StartedRanks:
     def _one(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def start(process: Any) -> None:
-            if not _joins(process):
+            names = _named_by(process)
+            if _JOINS not in names:
+                if _TRAINS in names and not self._trained() and _is_given_gpu(process):
+                    raise _trains_beside(process)
                 original(process)
                 return
             number, self._started = self._started, self._started + 1
@@ -108,12 +117,13 @@ class StartedRanks:
         return start
 
 
-def _joins(process: Any) -> bool:
-    """Does what this process would run become a rank? Known by the functions of the script that it
-    calls, as far as they can be seen: they call ``init_process_group``."""
+def _named_by(process: Any) -> set[str]:
+    """What the functions of the script name that this process would run, as far as they can be
+    seen: whether it becomes a rank, and whether it trains."""
     target = getattr(process, "_target", None) or type(process).run
     while isinstance(target, functools.partial):
         target = target.func
+    named: set[str] = set()
     seen: set[CodeType] = set()
     level = [(_plain(target), type(getattr(target, "__self__", process)))]
     for _ in range(_DEPTH):
@@ -124,13 +134,40 @@ def _joins(process: Any) -> bool:
                 continue
             seen.add(code)
             names = set(_names(code))
-            if _JOINS in names:
-                return True
+            named |= names
             held = function.__globals__
             found = (getattr(owner, name, None) or held.get(name) for name in sorted(names))
             following += [_called(each, owner) for each in found if _of_script(each)]
         level = following
-    return False
+    return named
+
+
+def _is_given_gpu(process: Any) -> bool:
+    """Is one of its arguments on the GPU, or the GPU itself?"""
+    given = (*getattr(process, "_args", ()), *getattr(process, "_kwargs", {}).values())
+    return any(_is_on_gpu(each) for each in given)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return any(each.is_cuda for each in value.parameters())
+    if isinstance(value, torch.Tensor):
+        return bool(value.is_cuda)
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+def _trains_beside(process: Any) -> UnsupportedOperatorError:
+    """A process that trains next to others on one GPU, none of which is the script's own."""
+    name = getattr(getattr(process, "_target", None), "__name__", "") or "run"
+    return UnsupportedOperatorError(
+        f"the training of a process that the script starts ({name})",
+        user_frame(),
+        "not simulated",
+        "trainfit sees the GPU memory of the script's own process, and each of these has a CUDA "
+        "context, gradients and an optimizer of its own in addition; plan a copy of the script "
+        f"that calls {name}(…) itself in place of start(), and count its memory once for each "
+        "process",
+    )
 
 
 def _plain(function: Any) -> Any:

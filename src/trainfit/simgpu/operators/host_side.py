@@ -373,8 +373,9 @@ def random_integers(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """The largest that may come: sizes that are drawn on the GPU need the most memory so."""
     result = engine.generic(engine.info(func), args, kwargs)
     if type(result) is SimulatedTensor:
-        most = by_name(func, args, kwargs)["high"] - 1
-        engine.values.tell(result, lambda: torch.full((), most, dtype=result.dtype, device=CPU))
+        # What is kept with a tensor does not hold it: it goes when the script lets it go.
+        most, dtype = by_name(func, args, kwargs)["high"] - 1, result.dtype
+        engine.values.tell(result, lambda: torch.full((), most, dtype=dtype, device=CPU))
     return result
 
 
