@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LEAST_HALF, LossMisfit, Misuse
-from trainfit.results.text import count
+from trainfit.results.text import count, size
 
 
 def of_misfit(found: LossMisfit) -> Finding:
@@ -331,6 +331,45 @@ def _not_frozen(found: Misuse) -> Finding:
     )
 
 
+def _one_hot(found: Misuse) -> Finding:
+    shape, nbytes = found.told
+    return Finding(
+        "one_hot",
+        "warning",
+        f"One-hot vectors of {shape} are {size(int(nbytes))}: a number for each class of each "
+        "position, of which one is 1",
+        (Evidence("one-hot", int(nbytes), "bytes"),),
+        "one_hot gives numbers of 8 bytes, and .float() makes a copy of them",
+        (
+            Fix(
+                "class indices instead: cross_entropy(logits, target), Embedding or weight[target] "
+                "for a product with them; logits.gather(-1, target[..., None]) for one of them"
+            ),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _one_layer(found: Misuse) -> Finding:
+    name, times = found.told
+    return Finding(
+        "one_layer",
+        "warning",
+        f"{times} layers are one and the same {name}: they share their weights",
+        (Evidence("entries", f"{times}, one object"),),
+        "[layer] * n repeats the layer, it makes no others: the model has the parameters of one, "
+        "through which its result passes several times",
+        (
+            Fix(
+                f"a {name} of its own for each: [{name}(…) for _ in range({times})]; "
+                "copy.deepcopy(layer) for a given one"
+            ),
+            Fix("if one is meant: a single attribute, called in a loop"),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
 _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "term_cut_off": _cut_off,
     "loss_averaged": _averaged,
@@ -341,6 +380,8 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "softmax_over_samples": _over_samples,
     "samples_as_steps": _samples_as_steps,
     "freeze_ignored": _not_frozen,
+    "one_hot": _one_hot,
+    "one_layer": _one_layer,
 }
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

@@ -67,6 +67,9 @@ def install(
         *((kind, "forward", _recurring, False) for kind in _RECURRENT),
         (torch.nn.MultiheadAttention, "forward", _attending, False),
         (torch.nn.Module, "load_state_dict", _loading, True),
+        (torch.nn.ModuleList, "__init__", _listing, True),
+        (torch.nn.Sequential, "__init__", _chaining, True),
+        (functional, "one_hot", _one_hot, False),
         (DistributedSampler, "set_epoch", lambda it, *_, **__: it.numbered(), True),
         (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
@@ -161,6 +164,22 @@ def _loading(
     observer: LearningObserver, module: Any, state_dict: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.misuse.loading(module, state_dict)
+
+
+def _listing(
+    observer: LearningObserver, container: Any, modules: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.listing(modules)
+
+
+def _chaining(observer: LearningObserver, container: Any, *modules: Any, **__: Any) -> None:
+    observer.misuse.listing(modules)
+
+
+def _one_hot(
+    observer: LearningObserver, tensor: Any = None, num_classes: Any = -1, *_: Any, **__: Any
+) -> None:
+    observer.misuse.one_hot_of(tensor, num_classes)
 
 
 def _comparing(

@@ -6,6 +6,7 @@ Each is certain from objects and shapes alone, or told as likely; no value is re
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import GeneratorType
 from typing import Any, Final
@@ -14,6 +15,7 @@ import torch
 
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.repeats import Repeats
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
 
@@ -33,6 +35,9 @@ _FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
 _STEPS_BACK: Final = 2
 #: Passes over samples as if they were time steps, after which it is told.
 _PASSES: Final = 2
+#: Bytes of one-hot vectors, a whole number of 8 bytes for each class, that are worth a word.
+_ONE_HOT: Final = 256 << 20
+_WHOLE: Final = 8
 
 
 class MisuseObserver:
@@ -52,6 +57,7 @@ class MisuseObserver:
         #: Leaves that each backward pass so far reaches by flat nodes only: parameters by identity.
         self._flat: dict[int, Any] | None = None
         self._flat_by = ""
+        self._repeats = Repeats()
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -93,6 +99,8 @@ class MisuseObserver:
         """A function of PyTorch gave a result."""
         if not isinstance(result, torch.Tensor):
             return
+        if func is torch.Tensor.scatter_ and args[3:] == (1,):
+            self.one_hot(args[0].shape, args[0].itemsize, args[0].is_cuda)
         given = tensors_among(args)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
@@ -100,9 +108,25 @@ class MisuseObserver:
         if steps_back(self._made, given, result, self._steps()) >= _STEPS_BACK:
             self._note("graph_grows")
 
+    def one_hot(self, shape: Iterable[int], width: int, on_gpu: bool) -> None:
+        """One-hot vectors are about to be made, of so many bytes for each class."""
+        sizes = list(shape)
+        nbytes = math.prod(sizes) * width
+        if on_gpu and nbytes >= _ONE_HOT:
+            self._note("one_hot", "×".join(map(str, sizes)), str(nbytes))
+
+    def one_hot_of(self, classes: Any, number: Any) -> None:
+        """``one_hot(classes, number)`` is called."""
+        if isinstance(classes, torch.Tensor) and isinstance(number, int) and number > 0:
+            self.one_hot((*classes.shape, number), _WHOLE, classes.is_cuda)
+
     def backward(self, root: Any) -> None:
         """A backward pass begins from a tensor."""
         node = getattr(root, "grad_fn", None)
+        if self._repeats and "one_layer" not in self._found:
+            again = self._repeats.stacked(nodes_of(node) or ())
+            if again is not None:
+                self._note("one_layer", again.name, str(again.times), place=again.place)
         if "term_cut_off" not in self._found and (cut := _cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
@@ -122,6 +146,10 @@ class MisuseObserver:
             self._flat, self._flat_by = _by_identity(everything), flat_by[-1]
         live = _by_identity(nodes_of(node, ends=_is_flat) or ())
         self._flat = {key: leaf for key, leaf in self._flat.items() if key not in live}
+
+    def listing(self, layers: Any) -> None:
+        """A container of layers is about to be made."""
+        self._repeats.made(layers, self._place)
 
     def loading(self, module: Any, state: Any) -> None:
         """``module.load_state_dict(state)`` is called."""
