@@ -113,8 +113,16 @@ for step in range(10):
 @pytest.mark.parametrize(
     ("made", "push", "left"),
     [
-        ("[]", "self.kept.append(one)\n        if len(self.kept) > self.size: self.kept.pop(0)", 30),
-        ("[]", "if self.size <= len(self.kept): del self.kept[0]\n        self.kept.append(one)", 30),
+        (
+            "[]",
+            "self.kept.append(one)\n        if len(self.kept) > self.size: self.kept.pop(0)",
+            30,
+        ),
+        (
+            "[]",
+            "if self.size <= len(self.kept): del self.kept[0]\n        self.kept.append(one)",
+            30,
+        ),
         (
             "[]",
             "if len(self.kept) < self.size * 2: self.kept.append(None)\n"

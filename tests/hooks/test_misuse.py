@@ -450,9 +450,7 @@ def test_large_one_hot_vectors_on_the_gpu(simulated: Found) -> None:
             return F.cross_entropy(out, y) + 0 * out.sum() * target.flatten()[0]
 
         return [
-            each
-            for each in simulated(lambda run: run.steps(net(), loss))
-            if each.kind == "one_hot"
+            each for each in simulated(lambda run: run.steps(net(), loss)) if each.kind == "one_hot"
         ]
 
     def scattered(y: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""How many more elements a script's code lets a list have: ``if len(memory) > 1000: memory.pop(0)``,
-or ``if len(self.memory) < self.capacity: self.memory.append(…)``.
+"""How many more elements a script's code lets a list have: ``if len(memory) > 1000:
+memory.pop(0)``, or ``if len(self.memory) < self.capacity: self.memory.append(…)``.
 
 The code is read, none of it runs: a limit is a number, a variable, or an attribute of what holds
 the list.
@@ -157,9 +157,9 @@ class _Code:
                     continue
                 is_least, limit = found
                 adding, other = (test.orelse, test.body) if is_least else (test.body, test.orelse)
-                if self._adds and all(self._within(add, adding) for add in self._adds):
-                    yield limit
-                elif is_least and self._shrinks(other) and self._follows(test):
+                if (self._adds and all(self._within(add, adding) for add in self._adds)) or (
+                    is_least and self._shrinks(other) and self._follows(test)
+                ):
                     yield limit
         for statement, limit in self._cuts:
             if self._follows(statement):
@@ -222,7 +222,8 @@ class _Code:
         function, loops = self._surroundings(statement)
         is_whole = isinstance(statement, ast.While | ast.Assign)
         return bool(self._adds) and all(
-            (is_whole or self._calls(add, _ONE_MORE)) and self._surroundings(add) == (function, loops)
+            (is_whole or self._calls(add, _ONE_MORE))
+            and self._surroundings(add) == (function, loops)
             for add in self._adds
         )
 

@@ -55,7 +55,7 @@ from trainfit.plan.runs.failures import (
     NotSimulated,
     ScriptError,
     fails_later,
-    uncalled_of,
+    mistakes_of,
     with_stand_ins,
 )
 from trainfit.plan.runs.option_proof import accumulates
@@ -496,7 +496,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     outcome = job.first.outcome
     found = (
         *fails_later(job.first, job.command),
-        *uncalled_of(job.command),
+        *mistakes_of(job.command),
         *of_learning(outcome.learning),
         *unscaled(present.hazards, outcome),
     )

@@ -19,10 +19,10 @@ from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
     is_inference,
+    mistakes_of,
     require_step,
     script_output,
     shortfall,
-    uncalled_of,
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
@@ -155,7 +155,7 @@ def _described(
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
     findings = (
-        *uncalled_of(command),
+        *mistakes_of(command),
         *of_learning(trace.outcome.learning),
         *of_habits(recording.makeup),
         *_of_full_gpu(trace.outcome),
