@@ -500,7 +500,7 @@ def _on_context(found: Misuse) -> Finding:
     name, attribute = found.told
     return Finding(
         "result_on_context",
-        "critical",
+        "warning",
         f"{name} keeps its result as ctx.{attribute}: its memory is never freed, and grows with "
         "each step",
         (),

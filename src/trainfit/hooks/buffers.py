@@ -46,9 +46,9 @@ def largest_buffer() -> Buffer | None:
     for nbytes, each in others[:_LISTS]:
         if max(bounded, default=(0,))[0] >= nbytes:
             break
-        if left := room_left(each):
+        if room := room_left(each):
             elements = sum(one is not None for one in itertools.islice(each, _ELEMENTS))
-            bounded.append(Buffer(nbytes, elements, left))
+            bounded.append(Buffer(nbytes, elements, room))
     return max(bounded, default=None)
 
 

@@ -58,7 +58,8 @@ def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
         if not isinstance(node, torch.autograd.function.BackwardCFunction):
             continue
         for name, value in vars(node).items():
-            if isinstance(value, torch.Tensor) and value.grad_fn is node:
+            made_by: Any = value.grad_fn if isinstance(value, torch.Tensor) else None
+            if made_by is node:
                 forward = getattr(getattr(type(node), "_forward_cls", None), "forward", None)
                 code = getattr(forward, "__code__", None)
                 place = None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

@@ -229,7 +229,7 @@ class _Code:
 
     def _surroundings(self, node: ast.AST) -> tuple[ast.AST | None, list[ast.AST]]:
         """The function that a node is in, and the loops there."""
-        loops = []
+        loops: list[ast.AST] = []
         around = self._around.get(node)
         while around is not None and not isinstance(around, _FUNCTIONS):
             if isinstance(around, _LOOPS):

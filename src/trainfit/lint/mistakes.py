@@ -20,6 +20,8 @@ _CALLED: Final = {
 _ITERATORS: Final = {"iter", "map", "filter", "zip", "enumerate"}
 _LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
+#: The kind of what makes all samples of a data set get the same random numbers.
+SAME_NUMBERS: Final = "same-random-numbers"
 _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 
@@ -55,7 +57,7 @@ def _used_up(source: Source) -> Iterator[Finding]:
         if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Name) or _leaves(loop):
             continue
         scope, loops = _surroundings(loop, around)
-        made = [node for node in ast.walk(scope) if _binds(node, loop.iter.id)]
+        made = list(_bindings(scope, loop.iter.id))
         if not loops or len(made) != 1 or not _is_iterator(made[0]):
             continue
         made_in, made_within = _surroundings(made[0], around)
@@ -93,17 +95,16 @@ def _surroundings(
     return outer, loops
 
 
-def _binds(node: ast.AST, name: str) -> bool:
-    """Does a statement give a variable its value?"""
-    if isinstance(node, ast.Global | ast.Nonlocal):
-        return name in node.names
-    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-    return isinstance(node, ast.stmt | ast.NamedExpr) and any(
-        isinstance(each, ast.Name) and each.id == name
-        for target in targets
-        if target is not None
-        for each in ast.walk(target)
-    )
+def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt | ast.NamedExpr]:
+    """What gives a variable its value."""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.stmt | ast.NamedExpr):
+            continue
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        named = (each for target in targets if target is not None for each in ast.walk(target))
+        outer = isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
+        if outer or any(isinstance(each, ast.Name) and each.id == name for each in named):
+            yield node
 
 
 def _is_iterator(node: ast.AST) -> bool:
@@ -134,7 +135,7 @@ def _seeded(source: Source) -> Iterator[Finding]:
                 yield _finding(
                     source,
                     call,
-                    "same-random-numbers",
+                    SAME_NUMBERS,
                     f"{source.text(call)} in {owner.name}: every sample gets the same random "
                     "numbers, in every epoch",
                     "what is drawn after it (crops, noise, masks) is the same for all samples.",

@@ -85,6 +85,7 @@ from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size
+from trainfit.speed.loops import loops_on_gpu
 
 Say = Callable[[str], None]
 
@@ -451,6 +452,7 @@ def _built(
         findings=_distinct(
             *_findings(job, present),
             *of_habits(job.recording.makeup),
+            *loops_on_gpu(job.recording),
             *of_gpus(gpus, present.configuration.step_s),
             *stages.findings(),
             *others_agree.findings,

@@ -35,6 +35,7 @@ from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderOverride, TraceOutcome
+from trainfit.speed.loops import loops_on_gpu
 
 
 def simulate_command(
@@ -158,6 +159,7 @@ def _described(
         *mistakes_of(command),
         *of_learning(trace.outcome.learning),
         *of_habits(recording.makeup),
+        *loops_on_gpu(recording),
         *_of_full_gpu(trace.outcome),
     )
     header["findings"] = [json.loads(as_json(each)) for each in findings]

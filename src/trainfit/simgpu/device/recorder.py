@@ -230,7 +230,9 @@ class Recorder:
         if self.step < _STEPS_OF_DATA or not len(forward):
             return np.zeros(len(phase), dtype=bool)
         lasts = (until < 0) | (np.array(self._op_step)[until] >= _STEPS_OF_DATA)
-        return (alloc_op < forward[0]) & np.isin(phase, (SETUP, INPUT)) & lasts
+        is_early = (alloc_op < forward[0]) & np.isin(phase, (SETUP, INPUT))
+        found: npt.NDArray[np.bool_] = is_early & lasts
+        return found
 
     @staticmethod
     def _operator_at_death(events: IntArray, alloc_op: IntArray, count: int) -> IntArray:
