@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import Categorical, Normal, kl_divergence
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -354,3 +354,36 @@ def test_batches_of_an_epochs_end_that_train_nothing(found: Found) -> None:
     assert "remainder_dropped" not in run(at_end=True)
     (little,) = of_learning(LearningFacts(steps=4, remainder=3, remainder_share=0.01))
     assert little.severity == "info" and "3 batches, trains nothing" in little.title
+
+
+def test_an_advantage_that_is_not_detached(found: Found) -> None:
+    def run(advantage: Callable[[Tensor, Tensor], Tensor], *, trunk: bool = False) -> Any:
+        actor, critic, body = _net(), _net(16, 1), _net(16, 16)
+        model = nn.ModuleList([actor, critic, body])
+
+        def loss(batch: Any) -> Tensor:
+            x = body(batch[0]) if trunk else batch[0]
+            policy, values = Categorical(logits=actor(x)), critic(x).squeeze(1)
+            returns = torch.ones(len(x))
+            chosen = policy.log_prob(policy.sample())
+            gain = -(chosen * advantage(returns, values)).mean()
+            return gain + F.mse_loss(values, returns) - 0.01 * policy.entropy().mean()
+
+        return found(
+            lambda observer: _train(
+                observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    for trunk in (False, True):
+        told = run(lambda returns, values: returns - values, trunk=trunk)["advantage_with_graph"]
+        assert _is_here(told) and "detach()" in told.fixes[0].action
+    normalized = run(lambda returns, values: (returns - values - 1.0) / 2.0)
+    assert "advantage_with_graph" in normalized
+    for healthy in (
+        lambda returns, values: (returns - values).detach(),
+        lambda returns, values: returns - values.detach(),
+        lambda returns, _: returns,
+        lambda _, values: values.sigmoid(),  # a weight of a mixture
+    ):
+        assert "advantage_with_graph" not in run(healthy)

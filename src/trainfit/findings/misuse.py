@@ -515,6 +515,20 @@ def _on_context(found: Misuse) -> Finding:
     )
 
 
+def _advantage(found: Misuse) -> Finding:
+    return Finding(
+        "advantage_with_graph",
+        "critical",
+        "The policy's loss trains the critic, too: the advantage that log_prob is multiplied by "
+        "has a graph",
+        (),
+        "the critic gets gradients that raise or lower its values for the policy's loss, next to "
+        "those of its own loss",
+        (Fix("advantage = (returns - values).detach()", line=".detach()"),),
+        place=Place.parse(found.place),
+    )
+
+
 _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "term_cut_off": _cut_off,
     "loss_averaged": _averaged,
@@ -536,6 +550,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "autocast_in_vain": _in_vain,
     "double": _double,
     "result_on_context": _on_context,
+    "advantage_with_graph": _advantage,
 }
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

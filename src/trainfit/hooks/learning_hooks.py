@@ -35,6 +35,8 @@ _SCHEDULERS = lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.
 _SOFTMAX = "softmax", "log_softmax"
 #: Distributions that are sampled with or without a graph.
 _SAMPLED = distributions.Normal, distributions.LogNormal, distributions.MultivariateNormal
+#: Those that policies have, too.
+_POLICIES = *_SAMPLED, distributions.Categorical, distributions.Bernoulli, distributions.Beta
 _RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
@@ -77,7 +79,7 @@ def install(
         (functional, "embedding", _embedding, False),
         (torch.autocast, "__enter__", _autocasting, False),
         *((kind, "sample", _sampled, False) for kind in _SAMPLED),
-        *((kind, name, _asked, False) for kind in _SAMPLED for name in ("log_prob", "rsample")),
+        *((kind, "rsample", _asked, False) for kind in _SAMPLED),
         *((module, "kl_divergence", _compared, False) for module in (distributions, kl)),
         (DistributedSampler, "set_epoch", lambda it, *_, **__: it.numbered(), True),
         (DistributedDataParallel, "__init__", _wrapped, True),
@@ -88,6 +90,8 @@ def install(
     for owner, name, told, always in hooks:
         patches.hook(owner, name, functools.partial(_around, tell, told, always))
     patches.hook(LoaderIterator, "__next__", functools.partial(_giving, tell))
+    for kind in _POLICIES:
+        patches.hook(kind, "log_prob", functools.partial(_telling_log_prob, tell))
 
     def computed(*tensors: Any) -> None:
         if observed().awake:
@@ -212,6 +216,25 @@ def _giving(tell: _Careful, original: Callable[..., Any]) -> Callable[..., Any]:
         return batch
 
     return hook
+
+
+def _telling_log_prob(tell: _Careful, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around the log-probabilities of a distribution."""
+    observed = tell.observed
+
+    @functools.wraps(original)
+    def hook(distribution: Any, *args: Any, **named: Any) -> Any:
+        result = original(distribution, *args, **named)
+        if observed().awake:
+            tell(_asked, distribution)
+            tell(_log_probabilities, result)
+        return result
+
+    return hook
+
+
+def _log_probabilities(observer: LearningObserver, result: Any) -> None:
+    observer.misuse.log_probabilities(result)
 
 
 def _given(observer: LearningObserver, batch: Any) -> None:

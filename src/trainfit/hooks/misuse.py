@@ -17,6 +17,7 @@ from trainfit.hooks.batches import Batches
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.graphs import Graphs, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.policies import mark, trains_critic
 from trainfit.hooks.remade import Remade
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.sampling import Samples
@@ -155,6 +156,8 @@ class MisuseObserver:
             again = self._repeats.stacked(everything)
             if again is not None:
                 self._note("one_layer", again.name, str(again.times), place=again.place)
+        if (place := trains_critic(node, everything)) is not None:
+            self._note("advantage_with_graph", place=place)
         if (kept := keeps_result(everything)) is not None:
             self._note("result_on_context", *kept[:2], place=kept[2])
         self._look_at_flat(node)
@@ -201,6 +204,10 @@ class MisuseObserver:
     def autocasting(self) -> None:
         """A region of autocast to 16 bits is about to begin."""
         self.graphs.entered(self._place())
+
+    def log_probabilities(self, result: Any) -> None:
+        """A distribution gave log-probabilities."""
+        mark(result, self._place())
 
     def sampled(self, distribution: Any) -> None:
         """``distribution.sample()`` is called."""
