@@ -6,6 +6,8 @@ where one backward pass trains the critic by a loss of its own, too.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -40,7 +42,7 @@ def trains_critic(root: Any, nodes: Sequence[Any]) -> str | None:
                 continue
             of_policy = {id(each) for each in parameters_of(nodes_of(policy) or ())}
             critic = {id(each) for each in parameters_of(nodes_of(advantage) or ())} - of_policy
-            others = nodes_of(root, ends=lambda each, end=advantage: each is end) or ()
+            others = nodes_of(root, ends=functools.partial(operator.is_, advantage)) or ()
             if critic and critic <= {id(each) for each in parameters_of(others)}:
                 return place
     return None

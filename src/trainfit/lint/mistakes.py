@@ -65,7 +65,7 @@ def _used_up(source: Source) -> Iterator[Finding]:
             continue
         if any(_leaves(each) for each in loops[-1:]):
             continue  # it may be a loop of one pass
-        text = source.text(made[0].value)  # type: ignore[attr-defined]
+        text = source.text(made[0].value)  # type: ignore[union-attr]
         yield _finding(
             source,
             loop,

@@ -41,7 +41,7 @@ _NO_CIRCLE = Fix(
 
 _ON_CPU = Fix(
     "keep the buffer on the CPU (images as uint8) and move the batch that is drawn from it; or a "
-    "smaller maxlen"
+    "smaller buffer"
 )
 
 
