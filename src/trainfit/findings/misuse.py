@@ -343,7 +343,7 @@ def _one_hot(found: Misuse) -> Finding:
         (
             Fix(
                 "class indices instead: cross_entropy(logits, target), Embedding or weight[target] "
-                "for a product with them; logits.gather(-1, target[..., None]) for one of them"
+                "for a matmul with them; logits.gather(-1, target[..., None]) for one of them"
             ),
         ),
         place=Place.parse(found.place),

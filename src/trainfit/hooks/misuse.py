@@ -15,12 +15,11 @@ import torch
 
 from trainfit.hooks.batches import Batches
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
-from trainfit.hooks.policies import mark, trains_critic
 from trainfit.hooks.remade import Remade
 from trainfit.hooks.repeats import Repeats
-from trainfit.hooks.sampling import Samples
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
 

@@ -1,20 +1,23 @@
-"""A policy's loss, log-probabilities times advantages: do its gradients reach the critic as well?
-
-They do where an advantage is computed of the critic's values and not detached. That is told only
-where one backward pass trains the critic by a loss of its own, too.
-"""
+"""What is done with distributions: samples through which a loss is meant to reach what gave them
+(``sample()`` has no graph, ``rsample()`` has one), and a policy's log-probabilities times
+advantages whose gradients reach the critic as well."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
-from typing import Any, Final
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from trainfit.hooks.losses import nodes_of, parameters_of
 
+#: Distributions that are known at once.
+_MOST: Final = 64
+#: Steps that show it.
+_STEPS: Final = 2
 #: Where a node keeps the line of the log-probabilities that it computed; it goes with the node.
 _MARK: Final = "trainfit_log_prob"
 #: What is done to log-probabilities and to advantages before they are multiplied.
@@ -23,10 +26,64 @@ _SCALED: Final = ("Neg", "Div", "View", "Unsqueeze", "Squeeze", "ToCopy", "Clamp
 _DEEPEST: Final = 8
 
 
+class _Sampled(NamedTuple):
+    distribution: weakref.ref[Any]
+    name: str
+    place: str | None
+
+
+class Samples:
+    """Follows distributions within a step: one that is sampled without a graph, whose divergence
+    is part of the loss, and whose log-probabilities nobody asks for (as policies do)."""
+
+    def __init__(self) -> None:
+        self._sampled: dict[int, _Sampled] = {}
+        self._diverging: dict[int, _Sampled] = {}
+        self._steps = 0
+
+    def sampled(self, distribution: Any, place: Callable[[], str | None]) -> None:
+        """``distribution.sample()`` is called."""
+        mean = getattr(distribution, "loc", None)
+        if not isinstance(mean, torch.Tensor) or mean.grad_fn is None:
+            return
+        if torch.is_grad_enabled() and len(self._sampled) < _MOST:
+            known = weakref.ref(distribution), type(distribution).__name__, place()
+            self._sampled[id(distribution)] = _Sampled(*known)
+
+    def asked(self, distribution: Any) -> None:
+        """``distribution.log_prob(…)`` is called, or ``rsample()``."""
+        for known in (self._sampled, self._diverging):
+            known.pop(id(distribution), None)
+
+    def compared(self, *distributions: Any) -> None:
+        """Their divergence is computed."""
+        for each in distributions:
+            known = self._sampled.get(id(each))
+            if known is not None and known.distribution() is each and torch.is_grad_enabled():
+                self._diverging[id(each)] = known
+
+    def step(self) -> tuple[str, str | None] | None:
+        """A step begins to use its gradients: the name of such a distribution, and where it is
+        sampled."""
+        found = list(self._diverging.values())
+        self._sampled.clear()
+        self._diverging.clear()
+        if not found:
+            return None
+        self._steps += 1
+        return (found[0].name, found[0].place) if self._steps >= _STEPS else None
+
+
+# ---
+# Advantages with a graph: told only where one backward pass trains the critic by a loss of its
+# own, too.
+
+
 def mark(log_probabilities: Any, place: str | None) -> None:
     """A distribution gave log-probabilities."""
     if isinstance(log_probabilities, torch.Tensor) and log_probabilities.grad_fn is not None:
-        log_probabilities.grad_fn.metadata[_MARK] = place or ""
+        node: Any = log_probabilities.grad_fn
+        node.metadata[_MARK] = place or ""
 
 
 def trains_critic(root: Any, nodes: Sequence[Any]) -> str | None:
