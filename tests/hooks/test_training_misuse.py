@@ -75,6 +75,7 @@ def _train(
         if each_step:
             optimizer = make()
         observer.called(model)
+        observer.returned(model, None)
         optimizer.zero_grad()
         loss(batch).backward()
         optimizer.step()
@@ -307,6 +308,41 @@ def test_autocast_without_a_layer_in_it(simulated: Found) -> None:
     told = run(model_within=False)["autocast_in_vain"]
     assert _is_here(told) and "call the model within it" in told.fixes[0].action
     assert not run(model_within=True)
+
+
+def test_autocast_of_a_teacher_alone(simulated: Found) -> None:
+    model, teacher = _net().cuda(), _net().cuda().requires_grad_(False)
+
+    def training(observer: LearningObserver) -> None:
+        def loss(batch: Any) -> Tensor:
+            x = batch[0].cuda()
+            with torch.autocast("cuda", torch.bfloat16):
+                observer.called(teacher)
+                goal = teacher(x)
+            return F.mse_loss(model(x), goal.float())
+
+        _train(observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters()))
+
+    assert "autocast_in_vain" not in simulated(training)
+
+
+def test_an_evaluation_that_is_sorted(found: Found) -> None:
+    """Between steps, of a data set as they are: in the order of its classes."""
+    model, loss, loader = _plain()
+    in_order = torch.arange(4).repeat_interleave(20)
+    evaluation = DataLoader(TensorDataset(torch.randn(80, 16), in_order), 8)
+
+    def evaluated(batch: Any) -> Tensor:
+        for x, _ in evaluation:
+            model(x)
+        return loss(batch)
+
+    told = found(
+        lambda observer: _train(
+            observer, model, evaluated, loader, lambda: torch.optim.Adam(model.parameters())
+        )
+    )
+    assert "sorted_by_class" not in told
 
 
 def test_a_large_model_in_float64(found: Found) -> None:

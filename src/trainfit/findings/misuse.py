@@ -390,11 +390,12 @@ def _optimizer_remade(found: Misuse) -> Finding:
     (name,) = found.told
     return Finding(
         "optimizer_remade",
-        "critical",
+        "warning",
         f"A new {name} is made for each step: what it keeps of past gradients is lost each time",
         (),
         "each of several optimizers of this line, over the same parameters, made a single step",
         (Fix("make the optimizer once, before the loop, and use it in each step"),),
+        confidence="likely",
         place=Place.parse(found.place),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -28,18 +28,47 @@ _BATCHES: Final = 2
 _TENSORS: Final = 8
 
 
+class _Loader(NamedTuple):
+    """A DataLoader, and the line that goes over it."""
+
+    loader: weakref.ref[Any]
+    place: str | None
+
+
 class Batches:
     """Follows the batches of a training's first steps."""
 
     def __init__(self) -> None:
-        self._loader: weakref.ref[Any] | None = None
+        #: What was gone over last and has given nothing yet; the DataLoader of each iterator, by
+        #: identity; those that gave batches since the last backward pass; that of the training.
+        self._begun: _Loader | None = None
+        self._of: dict[int, _Loader] = {}
+        self._current: list[_Loader] = []
+        self._training: _Loader | None = None
         #: Positions that batches of a shape use, one number for each batch.
         self._used: dict[tuple[int, ...], list[int]] = {}
         self._embedded: set[tuple[int, ...]] = set()
 
-    def iterated(self, loader: Any) -> None:
+    @property
+    def place(self) -> str | None:
+        """The line that goes over the batches which are trained on."""
+        return self._training.place if self._training is not None else None
+
+    def iterated(self, loader: Any, place: str | None) -> None:
         """A DataLoader begins to be gone over."""
-        self._loader = weakref.ref(loader)
+        self._begun = _Loader(weakref.ref(loader), place)
+
+    def asked(self, iterator: Any) -> None:
+        """The iterator of a DataLoader is asked for a batch."""
+        if self._begun is not None:
+            self._of[id(iterator)], self._begun = self._begun, None
+        self._current += [each for each in [self._of.get(id(iterator))] if each is not None]
+
+    def trained(self) -> None:
+        """A backward pass begins. Where an evaluation had batches, too, it tells nothing."""
+        if self._current and all(each is self._current[0] for each in self._current):
+            self._training = self._current[0]
+        self._current = []
 
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
@@ -65,9 +94,9 @@ class Batches:
         return None
 
     def sorted_by_class(self) -> tuple[int, int] | None:
-        """The classes of the data set of the DataLoader that was gone over last, and the batch
-        size, where each batch has samples of one class; ``None``: that is not so, or not known."""
-        loader = self._loader() if self._loader is not None else None
+        """The classes of the data set that is trained on, and the batch size, where each batch has
+        samples of one class; ``None``: that is not so, or not known."""
+        loader = self._training.loader() if self._training is not None else None
         size = getattr(loader, "batch_size", None)
         if type(getattr(loader, "sampler", None)) is not SequentialSampler or not size:
             return None

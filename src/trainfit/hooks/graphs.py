@@ -21,12 +21,22 @@ class Graphs:
         #: The line that entered autocast, and whether a layer's weights were cast by it.
         self._autocast_at: str | None = None
         self._passes = 0
-        self._is_cast = False
+        self._is_cast = self._is_inside = False
         self.is_double = False
         """Is a large model trained in float64?"""
 
+    def calling(self) -> None:
+        """A model is about to be called: a teacher may be what autocast is for."""
+        self._is_inside = True
+        self._is_cast = self._is_cast or torch.is_autocast_enabled("cuda")
+
+    def called(self) -> None:
+        """A model was called."""
+        self._is_inside = False
+
     def entered(self, place: str | None) -> None:
-        """Autocast to a type of 16 bits begins."""
+        """Autocast to a type of 16 bits begins, maybe within a model."""
+        self._is_cast = self._is_cast or self._is_inside
         self._autocast_at = self._autocast_at or place or ""
 
     def look(self, nodes: Sequence[Any]) -> None:

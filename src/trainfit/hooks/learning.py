@@ -177,11 +177,13 @@ class LearningObserver:
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
         self._calls += 1
+        self.misuse.graphs.calling()
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
 
     def returned(self, module: Any, output: Any) -> None:
         """An outermost module with parameters gave ``output``."""
+        self.misuse.graphs.called()
         known = self._with_graph
         is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
         if is_new and has_graph(output):
@@ -210,6 +212,7 @@ class LearningObserver:
         """The iterator of a DataLoader is asked for its next batch."""
         self._is_fed = True
         self._given += 1
+        self.misuse.batches.asked(batches)
         self._batches[id(batches)] += 1
         if self._wrappers and not self._trained_before:
             self._over_all = (self._place() or "") if goes_over_all(batches) else None

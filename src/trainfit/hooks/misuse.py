@@ -62,9 +62,6 @@ class MisuseObserver:
         self._clipped: Any = None
         self._batch_sizes: set[int] = set()
         self._over_samples = 0
-        #: The line that went over a DataLoader last, and that of the training.
-        self._loader_at: str | None = None
-        self._training_at: str | None = None
         #: Leaves that each backward pass so far reaches by flat nodes only: parameters by identity.
         self._flat: dict[int, Any] | None = None
         self._flat_by = ""
@@ -78,7 +75,7 @@ class MisuseObserver:
         """What was seen; ``names`` are those of parameters, by identity."""
         leaves = self._flat or {}
         if (padded := self.batches.padded()) is not None:
-            self._note("padding_everywhere", padded[0], str(padded[1]), place=self._training_at)
+            self._note("padding_everywhere", padded[0], str(padded[1]), place=self.batches.place)
         if (place := self.graphs.autocast_in_vain()) is not None:
             self._note("autocast_in_vain", place=place)
         if self.graphs.is_double:
@@ -149,6 +146,7 @@ class MisuseObserver:
         if "term_cut_off" not in self._found and (cut := _cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
+        self.batches.trained()
         everything = nodes_of(node) or ()
         self.graphs.look(everything)
         if self._repeats and "one_layer" not in self._found:
@@ -241,8 +239,7 @@ class MisuseObserver:
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
-        self.batches.iterated(loader)
-        self._loader_at = self._place()
+        self.batches.iterated(loader, self._place())
         if isinstance(size := getattr(loader, "batch_size", None), int) and size > 1:
             self._batch_sizes.add(size)
 
@@ -260,9 +257,8 @@ class MisuseObserver:
 
     def trained(self, models: Iterable[Any], had: Mapping[int, bool]) -> None:
         """Optimizers gave these parameters a gradient, by identity, in models that were called."""
-        self._training_at = self._loader_at
         if (classes := self.batches.sorted_by_class()) is not None:
-            self._note("sorted_by_class", *map(str, classes), place=self._loader_at)
+            self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
         names = [
             (name or type(part).__name__, part)
             for model in models

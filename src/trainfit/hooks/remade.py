@@ -51,7 +51,9 @@ class Remade:
 
 
 def keeps_state(optimizer: Any) -> bool:
-    """Has it averages of its own? Plain SGD has none."""
+    """Has it averages of its own? Plain SGD has none, and a step of LBFGS is many."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return False
     return bool(getattr(optimizer, "defaults", {}).get("momentum", 1))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.lint.imports import Source
-from trainfit.results.findings import Finding, Fix, Place
+from trainfit.results.findings import Finding, Fix, Place, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
 _CALLED: Final = {
@@ -149,4 +149,5 @@ def _finding(
 ) -> Finding:
     line = source.line(node.lineno).rstrip()
     place = Place(source.name, node.lineno, source.column(node), line)
-    return Finding(kind, "critical", title, (), cause, (Fix(fix),), place=place)
+    severity: Severity = "warning" if kind == SAME_NUMBERS else "critical"
+    return Finding(kind, severity, title, (), cause, (Fix(fix),), place=place)
