@@ -686,6 +686,9 @@ def test_collation_is_told_from_a_stack_of_the_models() -> None:
     assert cause(stacked) is None
     fault = cause(lambda: next(iter(DataLoader(Holding(None), 2))))
     assert fault is not None and fault.kind == "collate" and "collate_fn" in fault.fix.action
+    pairs = [(torch.zeros(1), 0), None]  # its second sample could not be read
+    fault = cause(lambda: next(iter(DataLoader(pairs, 2))))  # type: ignore[arg-type]
+    assert fault is not None and fault.title == "The data set gives None for a sample"
 
 
 def test_what_images_of_a_batch_differ_in() -> None:

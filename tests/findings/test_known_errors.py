@@ -257,6 +257,16 @@ def test_what_a_library_says_is_explained(kind: str, said: str) -> None:
     assert found.kind == kind
 
 
+def test_class_weights_that_were_left_on_the_cpu() -> None:
+    found = of_exception(
+        "Traceback (most recent call last):\nRuntimeError: Expected all tensors to be on the same "
+        "device, but found at least two devices, cuda:0 and cpu! (when checking argument for "
+        "argument weight in method wrapper_CUDA_nll_loss_forward)\n"
+    )
+    assert found is not None and found.kind == "two_devices"
+    assert "class weights" in found.title and "criterion.to(device)" in found.fix.action
+
+
 #: As pandas raises it in a worker; and what looks like it.
 IN_PANDAS = """Traceback (most recent call last):
   File "/home/anna/train.py", line 30, in <module>

@@ -4,10 +4,14 @@ full."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import sys
 from collections import deque
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -72,7 +76,7 @@ def test_a_deque_without_a_bound_is_none() -> None:
 def test_what_is_said_of_a_buffer() -> None:
     pattern = step_pattern(_trained_with_buffer(1000)[1], reserved_bytes=0)
     (fits,) = of_steps(pattern, Growth(1024, 0))
-    assert fits.severity == "info" and "until the deque that keeps it is full" in fits.title
+    assert fits.severity == "info" and "deque that keeps it is full" in fits.title
     assert "CPU" in fits.fixes[0].action
     summary = summarize(_trained_with_buffer(1000)[1], "run")
     assert with_growth(summary).findings == ()  # 1 KiB a step is little for this GPU
@@ -90,6 +94,81 @@ def test_a_recording_says_what_its_run_does_wrong() -> None:
     summary = summarize(recording, "run")
     assert summary.findings == (finding,)
     assert recording_subject(summary).sections[0].title == "What is wrong"
+
+
+_TRAINING = """
+import torch
+class Memory:
+    size = 40
+    def __init__(self):
+        self.kept, self.place = {made}, 0
+    def push(self, one):
+        {push}
+memory = Memory()
+for step in range(10):
+    memory.push((torch.zeros(250, device="cuda"), step))
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "push", "left"),
+    [
+        (
+            "[]",
+            "self.kept.append(one)\n        if len(self.kept) > self.size: self.kept.pop(0)",
+            30,
+        ),
+        (
+            "[]",
+            "if self.size <= len(self.kept): del self.kept[0]\n        self.kept.append(one)",
+            30,
+        ),
+        (
+            "[]",
+            "if len(self.kept) < self.size * 2: self.kept.append(None)\n"
+            "        self.kept[self.place] = one; self.place += 1",
+            70,
+        ),
+        (
+            "[]",
+            "if len(self.kept) >= int(1e3): self.kept[self.place % 1000] = one\n"
+            "        else: self.kept.append(one)",
+            990,
+        ),
+        ("[None] * 25", "self.kept[self.place] = one; self.place += 1", 15),
+        ("[]", "self.kept.append(one)\n        self.kept = self.kept[-12:]", 2),
+        # Nothing holds these at a length.
+        ("[]", "self.kept.append(one)", None),
+        ("[]", "self.kept.append(one)\n        if len(self.kept) > 99: print(self.kept)", None),
+        (
+            "[]",
+            "for _ in range(2): self.kept.append(one)\n"
+            "        if len(self.kept) > self.size: self.kept.pop(0)",
+            None,
+        ),
+    ],
+)
+def test_a_list_that_the_script_keeps_short(
+    made: str, push: str, left: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "short_list.py"
+    script.write_text(_TRAINING.format(made=made, push=push))
+    monkeypatch.syspath_prepend(tmp_path)
+    with trainfit.simulate("T4"):
+        memory = importlib.import_module("short_list").memory
+        found = largest_buffer()
+        assert (found.left if found is not None else None) == left and memory
+    del sys.modules["short_list"]
+
+
+def test_a_list_of_a_function_that_runs(tmp_path: Path) -> None:
+    with trainfit.simulate("T4"):
+        most, history = 1 << 20, []
+        for _ in range(4):
+            history.append(torch.zeros(250, device="cuda"))
+            if len(history) > most:
+                history.pop(0)
+        assert largest_buffer() == Buffer(4 * 1024, 4, most - 4)
 
 
 def test_elements_that_raise_hold_nothing_that_is_known() -> None:

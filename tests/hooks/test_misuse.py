@@ -376,3 +376,89 @@ def test_a_logarithm_of_a_softmax(found: Found) -> None:
     (finding,) = of(lambda x: x.log_softmax(0), F.cross_entropy)
     assert finding.kind == "activation_elsewhere" and "logits" in finding.fixes[0].action
     assert of(lambda x: x.log_softmax(1)) == of(lambda x: (x.softmax(1) + 1e-6).log()) == ()
+
+
+class Stack(nn.Module):
+    """Layers one after another, or heads of one result."""
+
+    def __init__(self, layers: nn.Module, *, chained: bool = True) -> None:
+        super().__init__()
+        self.inp = nn.Linear(16, 16)
+        self.layers = layers
+        self.chained = chained
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        if not self.chained:
+            return torch.stack([layer(x) for layer in self.layers]).mean(0)  # type: ignore[union-attr]
+        for layer in self.layers:  # type: ignore[union-attr]
+            x = layer(x)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.fc(x).relu()
+
+
+def test_one_layer_in_place_of_several(found: Found) -> None:
+    def of(make: Callable[[], nn.Module], **options: bool) -> list[Finding]:
+        return [
+            each
+            for each in found(lambda run: run.steps(Stack(make(), **options), F.cross_entropy))
+            if each.kind == "one_layer"
+        ]
+
+    for make in (
+        lambda: nn.ModuleList([Block()] * 6),
+        lambda: nn.Sequential(*[Block()] * 6),
+        lambda: nn.ModuleList([nn.Linear(16, 16)] * 6),
+    ):
+        (one,) = of(make)
+        assert one.title.startswith("6 layers are one and the same ") and _is_here(one)
+    assert not of(lambda: nn.ModuleList([Block()] * 6), chained=False)
+    assert not of(lambda: nn.ModuleList([Block() for _ in range(6)]))
+    activation = nn.ReLU()
+    assert not of(lambda: nn.Sequential(nn.Linear(16, 16), activation, Block(), activation))
+
+
+def test_tied_weights_and_a_layer_in_a_loop_are_meant(found: Found) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Block()
+            self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+            self.out.weight = self.into.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.into(x)
+            for _ in range(3):
+                x = self.block(x)
+            return self.out(x)
+
+    assert not found(lambda run: run.steps(Tied(), F.cross_entropy))
+
+
+def test_large_one_hot_vectors_on_the_gpu(simulated: Found) -> None:
+    def of(make: Callable[[Tensor], Tensor], classes: int) -> list[Finding]:
+        def loss(out: Tensor, y: Tensor) -> Tensor:
+            target = make(torch.zeros(8, classes // 8, dtype=torch.long, device="cuda"))
+            return F.cross_entropy(out, y) + 0 * out.sum() * target.flatten()[0]
+
+        return [
+            each for each in simulated(lambda run: run.steps(net(), loss)) if each.kind == "one_hot"
+        ]
+
+    def scattered(y: Tensor) -> Tensor:
+        return torch.zeros(*y.shape, 50_000, device="cuda").scatter_(-1, y.unsqueeze(-1), 1)
+
+    (one,) = of(lambda y: F.one_hot(y, 50_000).float(), 1024)
+    assert one.title.startswith("One-hot vectors of 8×128×50000 are 391 MiB") and _is_here(one)
+    assert "indices" in one.fixes[0].action
+    (other,) = of(scattered, 2048)
+    assert "8×256×50000" in other.title
+    assert not of(lambda y: F.one_hot(y, 10).float(), 1024)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers_report import on_one_line, whole
-from trainfit.lint.api import read_script, uncalled_in
+from trainfit.lint.api import mistakes_in, read_script
 from trainfit.lint.imports import UnreadableScriptError
 from trainfit.report.sections.doctor import script_subject
 from trainfit.results.doctor import ScriptReport
@@ -598,7 +598,7 @@ def test_a_method_that_is_not_called(tmp_path: Path) -> None:
         (found,) = report(tmp_path, HEAD + f"def step(self):\n    {name}\n").findings
         assert found.kind == "not-called" and found.severity == "critical"
         assert found.fix.action == f"{name}()" and found.place is not None
-        assert uncalled_in(tmp_path / "script.py")[0].place == found.place
+        assert mistakes_in(tmp_path / "script.py")[0].place == found.place
     for text in (
         "step = optimizer.step\n",
         "model.weight\n",
@@ -607,7 +607,7 @@ def test_a_method_that_is_not_called(tmp_path: Path) -> None:
     ):
         expected = ["not-called"] if "train" in text else []
         assert rules(tmp_path, HEAD + text) == expected
-    assert uncalled_in(tmp_path / "none.py") == ()
+    assert mistakes_in(tmp_path / "none.py") == ()
 
 
 def test_a_state_that_is_not_copied(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def _nested(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
     at = f" ({short(raised.message, 80)})"
-    if _UNCOLLATED in raised.message and "NoneType" in raised.message:
+    if "NoneType" in raised.message and (_UNCOLLATED in raised.message or _collates(raised)):
         return _fault(
             "collate",
             "The data set gives None for a sample",

@@ -18,6 +18,8 @@ _UNUSED: Final = 0.1
 _NAMED: Final = 3
 #: So little of an optimizer's numbers trained is hardly meant.
 _TRAINED: Final = 0.01
+#: Of all batches, what is worth a warning if it trains nothing.
+_MUCH_LOST: Final = 0.05
 
 
 def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
@@ -434,6 +436,28 @@ def _dropped(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+def _remainder(facts: LearningFacts) -> Iterator[Finding]:
+    lost, share = facts.remainder, facts.remainder_share
+    if not lost or facts.dropped_micro_batches:
+        return
+    yield Finding(
+        "remainder_dropped",
+        "warning" if share >= _MUCH_LOST else "info",
+        f"The rest of an epoch, {count(lost, 'batch', 'batches')}, trains nothing: it is less than "
+        f"a step accumulates, and zero_grad() drops its gradients ({percent(share)} of all so far)",
+        (Evidence("dropped", count(lost, "batch", "batches")),),
+        "the step is taken after each full number of micro-batches, and the next epoch begins with "
+        "zero_grad()",
+        (
+            Fix(
+                "step after the last batch, too: if (i + 1) % accumulate == 0 or i + 1 == "
+                "len(loader)"
+            ),
+        ),
+        place=Place.parse(facts.dropped_at),
+    )
+
+
 def _rate(facts: LearningFacts) -> Iterator[Finding]:
     if facts.zero_rates < _LEAST_STEPS:
         return
@@ -612,11 +636,22 @@ KINDS: Final = (
     *("part_replaced", "clipped_late", "loss_broadcast", "activation_twice", "schedule_unused"),
     *("activation_missing", "activation_elsewhere", "one_class", "gradients_unused"),
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
-    *("denormals", *misuse.KINDS),
+    *("denormals", "remainder_dropped", *misuse.KINDS),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
-    *(_half, _scaled, _zeroing, _dropped, _repeated, _rate, _vanishing, _schedule, _unused),
+    *(
+        _half,
+        _scaled,
+        _zeroing,
+        _dropped,
+        _remainder,
+        _repeated,
+        _rate,
+        _vanishing,
+        _schedule,
+        _unused,
+    ),
     *(_mode, _frozen, _anomaly, _accumulation, _unused_gradients, _graph_unused, _denormals),
     _swapped,
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LEAST_HALF, LossMisfit, Misuse
-from trainfit.results.text import count
+from trainfit.results.text import count, percent, size
 
 
 def of_misfit(found: LossMisfit) -> Finding:
@@ -331,6 +331,205 @@ def _not_frozen(found: Misuse) -> Finding:
     )
 
 
+def _one_hot(found: Misuse) -> Finding:
+    shape, nbytes = found.told
+    return Finding(
+        "one_hot",
+        "warning",
+        f"One-hot vectors of {shape} are {size(int(nbytes))}: a number for each class of each "
+        "position, of which one is 1",
+        (Evidence("one-hot", int(nbytes), "bytes"),),
+        "one_hot gives numbers of 8 bytes, and .float() makes a copy of them",
+        (
+            Fix(
+                "class indices instead: cross_entropy(logits, target), Embedding or weight[target] "
+                "for a matmul with them; logits.gather(-1, target[..., None]) for one of them"
+            ),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _one_layer(found: Misuse) -> Finding:
+    name, times = found.told
+    return Finding(
+        "one_layer",
+        "warning",
+        f"{times} layers are one and the same {name}: they share their weights",
+        (Evidence("entries", f"{times}, one object"),),
+        "[layer] * n repeats the layer, it makes no others: the model has the parameters of one, "
+        "through which its result passes several times",
+        (
+            Fix(
+                f"a {name} of its own for each: [{name}(…) for _ in range({times})]; "
+                "copy.deepcopy(layer) for a given one"
+            ),
+            Fix("if one is meant: a single attribute, called in a loop"),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _by_hand(found: Misuse) -> Finding:
+    return Finding(
+        "softmax_by_hand",
+        "warning",
+        "A softmax is computed as exp(x) / exp(x).sum(): exp is inf from 89 on (in float16 from "
+        "12), and inf / inf is NaN",
+        (),
+        "x is a layer's output, which may be any number; softmax subtracts the largest one before",
+        (
+            Fix("torch.softmax(x, dim)", line="torch.softmax(x, dim)"),
+            Fix("for a loss: cross_entropy(x, target), or log_softmax(x, dim) for logarithms"),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _optimizer_remade(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "optimizer_remade",
+        "warning",
+        f"A new {name} is made for each step: what it keeps of past gradients is lost each time",
+        (),
+        "each of several optimizers of this line, over the same parameters, made a single step",
+        (Fix("make the optimizer once, before the loop, and use it in each step"),),
+        confidence="likely",
+        place=Place.parse(found.place),
+    )
+
+
+def _left_behind(found: Misuse) -> Finding:
+    schedule, optimizer = found.told
+    return Finding(
+        "schedule_left_behind",
+        "critical",
+        f"{schedule} changes the learning rate of an optimizer that makes no steps: that of the "
+        f"{optimizer} which does stays as it is",
+        (),
+        "the optimizer was made another time after its schedule, which still has the first one",
+        (Fix("make the schedule after the optimizer that is used, and of it"),),
+        place=Place.parse(found.place),
+    )
+
+
+def _without_graph(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "sample_without_graph",
+        "critical",
+        f"{name}.sample() has no gradient: what is computed of the sample does not train what gave "
+        "the distribution",
+        (),
+        "the loss reaches its mean and deviation through the divergence only, which makes all "
+        "distributions alike; sample() is for rewards and log_prob()",
+        (Fix("z = distribution.rsample()", line=".rsample()"),),
+        place=Place.parse(found.place),
+    )
+
+
+def _sorted(found: Misuse) -> Finding:
+    classes, size_ = found.told
+    return Finding(
+        "sorted_by_class",
+        "critical",
+        f"The data set is sorted by class and is not shuffled: batches of {size_} have one class "
+        f"after another of {classes}",
+        (Evidence("classes", classes),),
+        "a model that sees one class for many steps forgets the others; BatchNorm's averages are "
+        "those of a class",
+        (Fix("DataLoader(…, shuffle=True)", line="shuffle=True"),),
+        place=Place.parse(found.place),
+    )
+
+
+def _padding(found: Misuse) -> Finding:
+    shape, used = found.told
+    length = int(shape.split("×")[1])
+    return Finding(
+        "padding_everywhere",
+        "warning",
+        f"{percent(1 - int(used) / length)} of the positions are padding in all rows of a batch: "
+        f"batches are {shape}, and no row is longer than {used}",
+        (Evidence("longest row", used), Evidence("padded to", str(length))),
+        "batches are padded to one length (the longest of the data set, a maximum), and the model "
+        "computes with the padding, too",
+        (
+            Fix(
+                "pad to the longest row of the batch, in the collate function (pad_sequence; of "
+                "Transformers DataCollatorWithPadding, padding='longest')"
+            ),
+            Fix("batches of rows of like length (a sampler by length)"),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _in_vain(found: Misuse) -> Finding:
+    return Finding(
+        "autocast_in_vain",
+        "warning",
+        "No layer runs within autocast: all of the model computes in float32",
+        (),
+        "autocast is entered after the forward pass (around the loss only), and what was computed "
+        "before it stays as it is",
+        (Fix("call the model within it: with torch.autocast(…): loss = criterion(model(x), y)"),),
+        place=Place.parse(found.place),
+    )
+
+
+def _double(found: Misuse) -> Finding:
+    return Finding(
+        "double",
+        "info",
+        "The model is trained in float64: twice the memory of float32, and GPUs but those of data "
+        "centers compute it 32 to 64 times slower",
+        (),
+        "NumPy's arrays are float64, and so is what set_default_dtype or .double() makes",
+        (
+            Fix(
+                "no set_default_dtype(torch.float64) and no model.double(); x.float(), or "
+                "array.astype(np.float32) in the data set"
+            ),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _on_context(found: Misuse) -> Finding:
+    name, attribute = found.told
+    return Finding(
+        "result_on_context",
+        "warning",
+        f"{name} keeps its result as ctx.{attribute}: its memory is never freed, and grows with "
+        "each step",
+        (),
+        "the result has the function's node, the node its context, and the context the result",
+        (
+            Fix(
+                f"ctx.save_for_backward({attribute}, …) in forward, and ctx.saved_tensors in "
+                "backward"
+            ),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _advantage(found: Misuse) -> Finding:
+    return Finding(
+        "advantage_with_graph",
+        "critical",
+        "The policy's loss trains the critic, too: the advantage that log_prob is multiplied by "
+        "has a graph",
+        (),
+        "the critic gets gradients that raise or lower its values for the policy's loss, next to "
+        "those of its own loss",
+        (Fix("advantage = (returns - values).detach()", line=".detach()"),),
+        place=Place.parse(found.place),
+    )
+
+
 _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "term_cut_off": _cut_off,
     "loss_averaged": _averaged,
@@ -341,6 +540,18 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "softmax_over_samples": _over_samples,
     "samples_as_steps": _samples_as_steps,
     "freeze_ignored": _not_frozen,
+    "one_hot": _one_hot,
+    "one_layer": _one_layer,
+    "softmax_by_hand": _by_hand,
+    "optimizer_remade": _optimizer_remade,
+    "schedule_left_behind": _left_behind,
+    "sample_without_graph": _without_graph,
+    "sorted_by_class": _sorted,
+    "padding_everywhere": _padding,
+    "autocast_in_vain": _in_vain,
+    "double": _double,
+    "result_on_context": _on_context,
+    "advantage_with_graph": _advantage,
 }
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

@@ -378,6 +378,11 @@ _LESS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "parameter": ("weights in bfloat16, or quantized with adapters (QLoRA)",),
     "loaded": ("weights in bfloat16, or quantized with adapters (QLoRA)",),
+    "data": (
+        "keep the data in the host's memory and move each batch: x.to(device) in the loop, by a "
+        "DataLoader with workers and pin_memory=True",
+        "a smaller type on the GPU: images as uint8, numbers as float16, until they are used",
+    ),
 }
 
 
@@ -417,6 +422,7 @@ KINDS: Final[Mapping[str, str]] = {
     "temporary": "temporaries",
     "workspace": "workspaces",
     "kv_cache": "KV cache",
+    "data": "data",
     "backward": "backward pass",
     "loaded": "read from files",
     "other": "outside modules",

@@ -358,7 +358,7 @@ _NO_INDEX: Final = "index out of range in self"
 #: A pandas table that is asked for a label it has not; a data set without a length.
 _ROW_LABEL: Final = "row_label"
 _NO_LENGTH: Final = "no_length"
-_HAS_NO_LENGTH: Final = re.compile(r"object of type '\w+' has no len\(\)")
+_HAS_NO_LENGTH: Final = re.compile(r"object of type '(?!NoneType)\w+' has no len\(\)")
 _TEXT_FOR_NUMBER: Final = "text_for_number"
 _COMPARED: Final = re.compile(
     r"'[<>]=?' not supported between instances of '(?:str' and 'float|float' and 'str)'"

@@ -178,6 +178,14 @@ _KNOWN: Final = (
         "checkpoint(…, use_reentrant=False), or DistributedDataParallel(…, static_graph=True); no "
         "find_unused_parameters=True together with checkpointing",
     ),
+    KnownError(
+        "two_devices",
+        re.compile(
+            r"Expected all tensors to be on the same device[\s\S]*(?:nll_loss|cross_entropy)"
+        ),
+        "The loss function's class weights, or the targets, are not where the model's output is",
+        "criterion = criterion.to(device) (or weight=weights.to(device)); y.to(device) for targets",
+    ),
     # torch/_C, aten/src/ATen/native/Convolution.cpp
     KnownError(
         "two_devices",

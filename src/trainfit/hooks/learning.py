@@ -48,9 +48,10 @@ from trainfit.hooks.owners import (
     without_gradients,
 )
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
+from trainfit.hooks.remade import schedule_left_behind
 from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
 from trainfit.hooks.views import seems_swapped
-from trainfit.results.runs.learning import LearningFacts, LossMisfit
+from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.modules import BatchNorm, Dropout
 
 #: Losses that are followed back, models that are known, names that are reported.
@@ -110,6 +111,12 @@ class LearningObserver:
         self._dropped_at: str | None = None
         self._dropped: Counter[int] = Counter()
         self._dropping: str | None = None
+        #: Backward passes of the looked-at steps, in all; those whose gradients were dropped before
+        #: the first step of a pass over the data, by step; other steps that lost some, or none.
+        self._passes_in_all = 0
+        self._remainders: list[int] = []
+        self._is_new_pass = False
+        self._lost = self._losses_else = self._whole_steps = 0
         self._model: weakref.ref[Any] | None = None
         self._trained_before = False
         self._told_to_train: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -170,11 +177,13 @@ class LearningObserver:
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
         self._calls += 1
+        self.misuse.graphs.calling()
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
 
     def returned(self, module: Any, output: Any) -> None:
         """An outermost module with parameters gave ``output``."""
+        self.misuse.graphs.called()
         known = self._with_graph
         is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
         if is_new and has_graph(output):
@@ -182,6 +191,7 @@ class LearningObserver:
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
+        self._is_new_pass = self._trained_before
         self._order.begins(loader, sum(each.steps for each in self._all))
         self.misuse.iterated(loader)
         place = self._place() or ""
@@ -202,6 +212,7 @@ class LearningObserver:
         """The iterator of a DataLoader is asked for its next batch."""
         self._is_fed = True
         self._given += 1
+        self.misuse.batches.asked(batches)
         self._batches[id(batches)] += 1
         if self._wrappers and not self._trained_before:
             self._over_all = (self._place() or "") if goes_over_all(batches) else None
@@ -299,6 +310,7 @@ class LearningObserver:
             if owner is optimizer or not isinstance(owner, torch.optim.Optimizer):
                 seen.zeroed = True
         if self._used and self._is_only(owner):
+            self._lost += self._used
             self._used, self._dropped_at = 0, self._place() or ""
 
     def _is_only(self, owner: Any) -> bool:
@@ -347,6 +359,8 @@ class LearningObserver:
             seen = self._seen[optimizer] = ObservedOptimizer(optimizer)
             self._all.append(seen)
             self._look_at_data()
+        if self._passes:
+            self.misuse.stepping(optimizer, self._made.get(optimizer))
         if seen.is_due():
             added = seen.added(optimizer)
             # Where some are set to zero by a method, no other is by hand.
@@ -361,6 +375,7 @@ class LearningObserver:
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
             self._steps_scaled += self._scaled and not self._unscaled
+        self._look_at_remainder()
         seen.had_passes = self._passes > 0
         if self._passes:
             micro = self._micro_batches_now()
@@ -373,6 +388,18 @@ class LearningObserver:
                 self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _look_at_remainder(self) -> None:
+        """Did zero_grad() drop gradients that an epoch's last batches left?"""
+        self._passes_in_all += self._passes
+        if not self._lost:
+            self._whole_steps += self._passes > 0
+        elif self._is_new_pass and self._passes > self._lost:
+            self._remainders.append(self._lost)
+            self._dropping = self._dropped_at
+        else:
+            self._losses_else += 1
+        self._lost, self._is_new_pass = 0, False
 
     def _look_at_iterator(self) -> None:
         if self._passes:
@@ -467,6 +494,14 @@ class LearningObserver:
         self.awake = seen.is_next_due
         self._begun = None  # how many batches it gave is not known
 
+    def _remainder(self) -> int:
+        is_seldom = len(self._remainders) < self._whole_steps and not self._losses_else
+        return max(self._remainders, default=0) if is_seldom else 0
+
+    def _left_behind(self) -> tuple[Misuse, ...]:
+        found = schedule_left_behind(self._schedules, list(self._seen))
+        return () if found is None else (Misuse("schedule_left_behind", found[:2], found[2]),)
+
     # -- what came of it -------------------------------------------------------------------------
 
     def facts(self, ahead: int = 0, *, is_whole: bool = False) -> LearningFacts:
@@ -524,7 +559,7 @@ class LearningObserver:
             if all_known and looked
             else None,
             misfit=self._misfit,
-            misuses=self.misuse.found(names),
+            misuses=(*self.misuse.found(names), *self._left_behind()),
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,
@@ -548,6 +583,8 @@ class LearningObserver:
             micro_batches=micro[0][0] if micro else 1,
             dropped_micro_batches=dropped[0][0] if dropped and dropped[0][1] > 1 else 0,
             dropped_at=self._dropping,
+            remainder=self._remainder(),
+            remainder_share=sum(self._remainders) / max(1, self._passes_in_all),
             loss_divisors=tuple(sorted(common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import distributions
 from torch.amp import grad_scaler
+from torch.distributions import kl
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
@@ -24,12 +26,17 @@ from trainfit.hooks.losses import LOOKED_AT
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
+from trainfit.torch_private.modules import autocast_is_on
 
 _Tell = Callable[..., None]
 #: What begins a schedule, those of other schedules as well.
 _SCHEDULERS = lr_scheduler.LRScheduler, lr_scheduler.SequentialLR, lr_scheduler.ChainedScheduler
 #: Those that take a dimension by themselves; layers that go over steps.
 _SOFTMAX = "softmax", "log_softmax"
+#: Distributions that are sampled with or without a graph.
+_SAMPLED = distributions.Normal, distributions.LogNormal, distributions.MultivariateNormal
+#: Those that policies have, too.
+_POLICIES = *_SAMPLED, distributions.Categorical, distributions.Bernoulli, distributions.Beta
 _RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
@@ -61,12 +68,19 @@ def install(
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
-        (LoaderIterator, "__next__", LearningObserver.fed, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         *((kind, "forward", _recurring, False) for kind in _RECURRENT),
         (torch.nn.MultiheadAttention, "forward", _attending, False),
         (torch.nn.Module, "load_state_dict", _loading, True),
+        (torch.nn.ModuleList, "__init__", _listing, True),
+        (torch.nn.Sequential, "__init__", _chaining, True),
+        (functional, "one_hot", _one_hot, False),
+        (functional, "embedding", _embedding, False),
+        (torch.autocast, "__enter__", _autocasting, False),
+        *((kind, "sample", _sampled, False) for kind in _SAMPLED),
+        *((kind, "rsample", _asked, False) for kind in _SAMPLED),
+        *((module, "kl_divergence", _compared, False) for module in (distributions, kl)),
         (DistributedSampler, "set_epoch", lambda it, *_, **__: it.numbered(), True),
         (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
@@ -75,6 +89,9 @@ def install(
     )
     for owner, name, told, always in hooks:
         patches.hook(owner, name, functools.partial(_around, tell, told, always))
+    patches.hook(LoaderIterator, "__next__", functools.partial(_giving, tell))
+    for kind in _POLICIES:
+        patches.hook(kind, "log_prob", functools.partial(_telling_log_prob, tell))
 
     def computed(*tensors: Any) -> None:
         if observed().awake:
@@ -161,6 +178,83 @@ def _loading(
     observer: LearningObserver, module: Any, state_dict: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.misuse.loading(module, state_dict)
+
+
+def _embedding(observer: LearningObserver, input: Any = None, *_: Any, **__: Any) -> None:
+    observer.misuse.batches.embedded(input)
+
+
+def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:
+    is_half = region.fast_dtype in (torch.float16, torch.bfloat16)
+    if is_half and region.device == "cuda" and autocast_is_on(region):
+        observer.misuse.autocasting()
+
+
+def _sampled(observer: LearningObserver, distribution: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.sampled(distribution)
+
+
+def _asked(observer: LearningObserver, distribution: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.samples.asked(distribution)
+
+
+def _compared(observer: LearningObserver, p: Any = None, q: Any = None) -> None:
+    observer.misuse.samples.compared(p, q)
+
+
+def _giving(tell: _Careful, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around what gives the next batch of a DataLoader."""
+    observed = tell.observed
+
+    @functools.wraps(original)
+    def hook(batches: Any) -> Any:
+        if not observed().awake:
+            return original(batches)
+        tell(LearningObserver.fed, batches)
+        batch = original(batches)
+        tell(_given, batch)
+        return batch
+
+    return hook
+
+
+def _telling_log_prob(tell: _Careful, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Around the log-probabilities of a distribution."""
+    observed = tell.observed
+
+    @functools.wraps(original)
+    def hook(distribution: Any, *args: Any, **named: Any) -> Any:
+        result = original(distribution, *args, **named)
+        if observed().awake:
+            tell(_asked, distribution)
+            tell(_log_probabilities, result)
+        return result
+
+    return hook
+
+
+def _log_probabilities(observer: LearningObserver, result: Any) -> None:
+    observer.misuse.log_probabilities(result)
+
+
+def _given(observer: LearningObserver, batch: Any) -> None:
+    observer.misuse.batches.given(batch)
+
+
+def _listing(
+    observer: LearningObserver, container: Any, modules: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.listing(modules)
+
+
+def _chaining(observer: LearningObserver, container: Any, *modules: Any, **__: Any) -> None:
+    observer.misuse.listing(modules)
+
+
+def _one_hot(
+    observer: LearningObserver, tensor: Any = None, num_classes: Any = -1, *_: Any, **__: Any
+) -> None:
+    observer.misuse.one_hot_of(tensor, num_classes)
 
 
 def _comparing(

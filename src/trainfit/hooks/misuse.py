@@ -6,14 +6,20 @@ Each is certain from objects and shapes alone, or told as likely; no value is re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Final
 
 import torch
 
+from trainfit.hooks.batches import Batches
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.distributions import Samples, mark, trains_critic
+from trainfit.hooks.graphs import Graphs, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.remade import Remade
+from trainfit.hooks.repeats import Repeats
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
 
@@ -33,6 +39,13 @@ _FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
 _STEPS_BACK: Final = 2
 #: Passes over samples as if they were time steps, after which it is told.
 _PASSES: Final = 2
+#: What leaves numbers as they are, what scales them, and what layers compute.
+_SAME_NUMBERS: Final = ("View", "UnsafeView", "Expand", "Unsqueeze", "Squeeze", "Clone", "ToCopy")
+_SCALES: Final = ("Div", "Mul", "MaskedFill", "Transpose")
+_LAYERS: Final = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
+#: Bytes of one-hot vectors, a whole number of 8 bytes for each class, that are worth a word.
+_ONE_HOT: Final = 256 << 20
+_WHOLE: Final = 8
 
 
 class MisuseObserver:
@@ -52,10 +65,21 @@ class MisuseObserver:
         #: Leaves that each backward pass so far reaches by flat nodes only: parameters by identity.
         self._flat: dict[int, Any] | None = None
         self._flat_by = ""
+        self._repeats = Repeats()
+        self._remade = Remade()
+        self.batches = Batches()
+        self.samples = Samples()
+        self.graphs = Graphs()
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
         leaves = self._flat or {}
+        if (padded := self.batches.padded()) is not None:
+            self._note("padding_everywhere", padded[0], str(padded[1]), place=self.batches.place)
+        if (place := self.graphs.autocast_in_vain()) is not None:
+            self._note("autocast_in_vain", place=place)
+        if self.graphs.is_double:
+            self._note("double", place="")
         if not leaves:
             return tuple(self._found.values())
         known = [name for key, name in names.items() if key in leaves]
@@ -65,7 +89,8 @@ class MisuseObserver:
 
     def _note(self, kind: str, *told: str, place: str | None = None) -> None:
         if kind not in self._found:
-            self._found[kind] = Misuse(kind, told, place or self._place())
+            at = self._place() if place is None else place or None
+            self._found[kind] = Misuse(kind, told, at)
 
     # -- what happens ----------------------------------------------------------------------------
 
@@ -93,12 +118,27 @@ class MisuseObserver:
         """A function of PyTorch gave a result."""
         if not isinstance(result, torch.Tensor):
             return
+        if func is torch.Tensor.scatter_ and args[3:] == (1,):
+            self.one_hot(args[0].shape, args[0].itemsize, args[0].is_cuda)
         given = tensors_among(args)
+        self._look_at_softmax(func, given, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
             return
         if steps_back(self._made, given, result, self._steps()) >= _STEPS_BACK:
             self._note("graph_grows")
+
+    def one_hot(self, shape: Iterable[int], width: int, on_gpu: bool) -> None:
+        """One-hot vectors are about to be made, of so many bytes for each class."""
+        sizes = list(shape)
+        nbytes = math.prod(sizes) * width
+        if on_gpu and nbytes >= _ONE_HOT:
+            self._note("one_hot", "×".join(map(str, sizes)), str(nbytes))
+
+    def one_hot_of(self, classes: Any, number: Any) -> None:
+        """``one_hot(classes, number)`` is called."""
+        if isinstance(classes, torch.Tensor) and isinstance(number, int) and number > 0:
+            self.one_hot((*classes.shape, number), _WHOLE, classes.is_cuda)
 
     def backward(self, root: Any) -> None:
         """A backward pass begins from a tensor."""
@@ -106,6 +146,17 @@ class MisuseObserver:
         if "term_cut_off" not in self._found and (cut := _cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
+        self.batches.trained()
+        everything = nodes_of(node) or ()
+        self.graphs.look(everything)
+        if self._repeats and "one_layer" not in self._found:
+            again = self._repeats.stacked(everything)
+            if again is not None:
+                self._note("one_layer", again.name, str(again.times), place=again.place)
+        if (place := trains_critic(node, everything)) is not None:
+            self._note("advantage_with_graph", place=place)
+        if (kept := keeps_result(everything)) is not None:
+            self._note("result_on_context", *kept[:2], place=kept[2])
         self._look_at_flat(node)
 
     def _look_at_flat(self, node: Any) -> None:
@@ -122,6 +173,46 @@ class MisuseObserver:
             self._flat, self._flat_by = _by_identity(everything), flat_by[-1]
         live = _by_identity(nodes_of(node, ends=_is_flat) or ())
         self._flat = {key: leaf for key, leaf in self._flat.items() if key not in live}
+
+    def _look_at_softmax(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> None:
+        """exp(x) / exp(x).sum() of what a layer gives."""
+        if result.grad_fn is None or len(given) != 2 or _operator(result.grad_fn) != "Div":
+            return
+        exponential, total = (each.grad_fn for each in given)
+        if exponential is None or total is None or _operator(exponential) != "Exp":
+            return
+        while total is not None and _operator(total).startswith(_SAME_NUMBERS):
+            total = total.next_functions[0][0]
+        if total is None or _operator(total) != "Sum" or total.next_functions[0][0] != exponential:
+            return
+        made = exponential.next_functions[0][0]
+        while made is not None and _operator(made).startswith((*_SAME_NUMBERS, *_SCALES)):
+            made = made.next_functions[0][0]
+        if made is not None and _operator(made).startswith(_LAYERS):
+            self._note("softmax_by_hand")
+
+    def stepping(self, optimizer: Any, place: str | None) -> None:
+        """An optimizer that a line made is about to step."""
+        if self._remade.steps(optimizer, place):
+            self._note("optimizer_remade", type(optimizer).__name__, place=place)
+        if (sampled := self.samples.step()) is not None:
+            self._note("sample_without_graph", sampled[0], place=sampled[1])
+
+    def autocasting(self) -> None:
+        """A region of autocast to 16 bits is about to begin."""
+        self.graphs.entered(self._place())
+
+    def log_probabilities(self, result: Any) -> None:
+        """A distribution gave log-probabilities."""
+        mark(result, self._place())
+
+    def sampled(self, distribution: Any) -> None:
+        """``distribution.sample()`` is called."""
+        self.samples.sampled(distribution, self._place)
+
+    def listing(self, layers: Any) -> None:
+        """A container of layers is about to be made."""
+        self._repeats.made(layers, self._place)
 
     def loading(self, module: Any, state: Any) -> None:
         """``module.load_state_dict(state)`` is called."""
@@ -148,6 +239,7 @@ class MisuseObserver:
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
+        self.batches.iterated(loader, self._place())
         if isinstance(size := getattr(loader, "batch_size", None), int) and size > 1:
             self._batch_sizes.add(size)
 
@@ -165,6 +257,8 @@ class MisuseObserver:
 
     def trained(self, models: Iterable[Any], had: Mapping[int, bool]) -> None:
         """Optimizers gave these parameters a gradient, by identity, in models that were called."""
+        if (classes := self.batches.sorted_by_class()) is not None:
+            self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
         names = [
             (name or type(part).__name__, part)
             for model in models

@@ -18,6 +18,7 @@ from trainfit.lint import (
 )
 from trainfit.lint.flow import follow
 from trainfit.lint.imports import UnreadableError, UnreadableScriptError, read_files
+from trainfit.lint.mistakes import mistakes
 from trainfit.lint.project import Project
 from trainfit.lint.workers import worker_pools
 from trainfit.results.doctor import ScriptReport, WorkerPools
@@ -41,18 +42,23 @@ RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
     step_rules.retain_graph,
     step_rules.iterator_restarted,
     step_rules.state_not_copied,
-    step_rules.not_called,
+    step_rules.mistaken,
 )
 
 
-def uncalled_in(path: Path) -> tuple[Finding, ...]:
-    """Methods that a script, or a file of its own that it imports, names without calling them; none
-    where it cannot be read."""
+def mistakes_in(path: Path) -> tuple[Finding, ...]:
+    """Lines of a script, or of a file of its own that it imports, that cannot do what they are for;
+    none where it cannot be read."""
     try:
-        files, _ = read_files(path)
+        files, unread = read_files(path)
+        found = [each for file in files for each in mistakes(file.source)]
+        if any(step_rules.keeps_state(file.source.tree) for file in files):
+            project = Project(files, is_whole=not unread)
+            follow(project)
+            found += step_rules.state_not_copied(project)
     except UnreadableError:
         return ()
-    return tuple(found for file in files for found in step_rules.uncalled(file.source))
+    return tuple(found)
 
 
 def read_script(path: Path) -> ScriptReport:

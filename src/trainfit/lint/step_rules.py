@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.habits import RESTARTED_ITERATOR
-from trainfit.lint.imports import Source
 from trainfit.lint.index import (
     Index,
     Loop,
@@ -18,9 +18,10 @@ from trainfit.lint.index import (
     method_of,
     path_of,
 )
+from trainfit.lint.mistakes import mistakes
 from trainfit.lint.project import Project
 from trainfit.lint.values import Value
-from trainfit.results.findings import Finding, Fix, Place
+from trainfit.results.findings import Finding
 
 
 def retain_graph(project: Project) -> Iterator[Finding]:
@@ -112,7 +113,7 @@ def state_not_copied(project: Project) -> Iterator[Finding]:
             kept = path_of(node.targets[0])
             if kept and _is_used_after(scope, outermost, kept):
                 text = index.file.source.text(node.value)
-                yield finding(
+                found = finding(
                     "state-not-copied",
                     index,
                     node,
@@ -120,37 +121,19 @@ def state_not_copied(project: Project) -> Iterator[Finding]:
                     "what is kept here, and at the end it is the last state, not the best.",
                     f"{kept} = copy.deepcopy({text})",
                 )
+                said = f"{kept} is the last state at the end, whichever was to be kept"
+                yield dataclasses.replace(found, title=said)
 
 
-#: Methods that are only ever called: to name one alone does nothing.
-_CALLED: Final = {
-    *("backward", "empty_cache", "eval", "set_epoch", "step", "synchronize", "train", "unscale_"),
-    *("update", "wait_for_everyone", "zero_", "zero_grad"),
-}
-
-
-def not_called(project: Project) -> Iterator[Finding]:
-    """optimizer.step without parentheses, as a statement."""
+def mistaken(project: Project) -> Iterator[Finding]:
+    """optimizer.step without parentheses, as a statement, and the like."""
     for index in project.indexes:
-        yield from uncalled(index.file.source)
+        yield from mistakes(index.file.source)
 
 
-def uncalled(source: Source) -> Iterator[Finding]:
-    """Statements of a file that name a method of these and do not call it."""
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Attribute):
-            continue
-        if node.value.attr in _CALLED:
-            text, line = source.text(node.value), source.line(node.lineno).rstrip()
-            yield Finding(
-                "not-called",
-                "critical",
-                f"{text} is not called: a line without parentheses does nothing",
-                (),
-                "the line names the method and does not run it.",
-                (Fix(f"{text}()"),),
-                place=Place(source.name, node.lineno, source.column(node), line),
-            )
+def keeps_state(tree: ast.AST) -> bool:
+    """Is there a line that :func:`state_not_copied` may be about?"""
+    return any(isinstance(node, ast.Assign) and _is_state(node.value) for node in ast.walk(tree))
 
 
 def _is_state(node: ast.expr) -> bool:

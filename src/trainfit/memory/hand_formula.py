@@ -101,6 +101,7 @@ _ROW_OF_KIND: Final = {
     "workspace": REST,
     "activation": NOT_COUNTED,
     "kv_cache": NOT_COUNTED,
+    "data": NOT_COUNTED,
 }
 #: The notes' "10%-30% extra buffer".
 _BUFFER: Final = (0.1, 0.3)

@@ -41,7 +41,7 @@ _NO_CIRCLE = Fix(
 
 _ON_CPU = Fix(
     "keep the buffer on the CPU (images as uint8) and move the batch that is drawn from it; or a "
-    "smaller maxlen"
+    "smaller buffer"
 )
 
 
@@ -79,7 +79,7 @@ def _buffer(said: str, pattern: StepPattern, more: int) -> Finding:
     fits = pattern.steps_until_full is None
     found = _finding(
         TENSORS_KEPT,
-        f"{said}, until the deque that keeps it is full: by {size(more)}"
+        f"{said}, until the list or deque that keeps it is full: by {size(more)}"
         + ("" if fits else ", which the GPU does not have"),
         pattern.sources,
         _ON_CPU,

@@ -55,7 +55,7 @@ from trainfit.plan.runs.failures import (
     NotSimulated,
     ScriptError,
     fails_later,
-    uncalled_of,
+    mistakes_of,
     with_stand_ins,
 )
 from trainfit.plan.runs.option_proof import accumulates
@@ -85,6 +85,7 @@ from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size
+from trainfit.speed.loops import loops_on_gpu
 
 Say = Callable[[str], None]
 
@@ -451,6 +452,7 @@ def _built(
         findings=_distinct(
             *_findings(job, present),
             *of_habits(job.recording.makeup),
+            *loops_on_gpu(job.recording),
             *of_gpus(gpus, present.configuration.step_s),
             *stages.findings(),
             *others_agree.findings,
@@ -496,7 +498,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     outcome = job.first.outcome
     found = (
         *fails_later(job.first, job.command),
-        *uncalled_of(job.command),
+        *mistakes_of(job.command),
         *of_learning(outcome.learning),
         *unscaled(present.hazards, outcome),
     )

@@ -33,6 +33,7 @@ LIGHT: Final[Mapping[str, str]] = {
     "--c7": "#8792a2",
     "--c8": "#a5804f",
     "--c9": "#b5489a",
+    "--c10": "#8a8f1f",
     "--good": "#177a4c",
     "--bad": "#c22f3d",
     "--warn": "#935500",
@@ -41,14 +42,14 @@ LIGHT: Final[Mapping[str, str]] = {
     "--grid": "#e4e8ee",
     "--card": "#ffffff",
 }
-COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 10))
+COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 11))
 
 #: Kinds of memory in the order in which they are stacked, each with its colour.
 MEMORY_KINDS: Final[Mapping[str, tuple[str, str]]] = {
     kind: (KINDS[kind], COLORS[number])
     for kind, number in (
         *(("parameter", 0), ("buffer", 7), ("optimizer_state", 3), ("gradient", 2)),
-        ("kv_cache", 8),
+        *(("kv_cache", 8), ("data", 9)),
         *(("input", 6), ("activation", 1), ("temporary", 4), ("workspace", 5)),
     )
 }

@@ -59,6 +59,8 @@ def only_seen(pattern: StepPattern | None) -> str:
     """What limits figures: to go on in a title with."""
     if pattern is None or _is_reliable(pattern):
         return ""
+    if pattern.grows_by_bytes is not None and pattern.steps_until_full is None:
+        return f"; {size(pattern.grows_by_bytes)} more when the buffer that it fills is full"
     return f"; for the {count(pattern.steps, 'simulated step')} only"
 
 

@@ -181,6 +181,23 @@ def test_buffers_are_buffers() -> None:
     assert rounded(sim.recording, "buffer") == 1024 + 1024 + 512
 
 
+def test_what_is_there_before_the_training_and_all_through_it_is_data() -> None:
+    with trainfit.simulate("RTX 4090") as sim:
+        images = torch.zeros(100, 256, device="cuda")
+        labels = torch.zeros(100, dtype=torch.long).cuda()
+        first = torch.zeros(4, 256, device="cuda")  # is dropped
+        model = nn.Linear(256, 10).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            batch = images[step : step + 4] if step else first
+            nn.functional.cross_entropy(model(batch), labels[:4]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            first = batch
+    assert rounded(sim.recording, "data") == 100 * 256 * 4 + 1024
+    assert rounded(sim.recording, "input") == 0
+
+
 def test_weights_of_one_allocation_are_all_parameters() -> None:
     """cuDNN's recurrent layers keep all of their weights in one; tied weights are one parameter."""
     with trainfit.simulate("RTX 4090") as sim:

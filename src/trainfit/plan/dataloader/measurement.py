@@ -12,6 +12,7 @@ from typing import Final
 
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu, local_gpu
+from trainfit.lint.mistakes import SAME_NUMBERS
 from trainfit.plan.command.interpreter import own_interpreter
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.prefix import Prefix
@@ -23,6 +24,7 @@ from trainfit.plan.runs.failures import (
     cause_of_error,
     exit_hint,
     last_lines,
+    mistakes_of,
     one_line,
     remedy,
     unsaid,
@@ -31,6 +33,7 @@ from trainfit.plan.runs.failures import (
 from trainfit.plan.runs.tracing import ending
 from trainfit.results.files.command_line import quote
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult
 from trainfit.results.rehearsal import Predicted, Rehearsal
 from trainfit.results.runs.measurement import AS_FAST, Consumer
@@ -83,11 +86,18 @@ def tune_command(
         result,
         notes=(*result.notes, *said, *notes_of(loaded, command, spec)),
         launch=line,
+        faults=(*_of_samples(command), *result.faults),
         step_is_bound=(tuning.step is None or tuning.step_is_bound) and result.step_s > 0,
         seconds=result.seconds or loaded.seconds,
         protection=loaded.protection,
     )
     return Tuned(result, loaded.interrupt)
+
+
+def _of_samples(command: Command | None) -> tuple[Finding, ...]:
+    """What the script's text says of its data set's samples."""
+    found = () if command is None else mistakes_of(command)
+    return tuple(each for each in found if each.kind == SAME_NUMBERS)
 
 
 def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Final
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import of_exception, of_failure
 from trainfit.findings.tracebacks import ParsedException, parse, printed_traceback
-from trainfit.lint.api import uncalled_in
+from trainfit.lint.api import mistakes_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
@@ -75,7 +75,7 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.steps == 0:
         output = script_output(trace)
         message = f"{command.name}: {_without_step(outcome, command, output)}"
-        cause = cause_of(outcome, trace.output) or next(iter(uncalled_of(command)), None)
+        cause = cause_of(outcome, trace.output) or next(iter(mistakes_of(command)), None)
         said, own = unsaid(outcome, output), outcome.own_fault
         raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
     if trace.recording is None or not len(trace.recording.alloc_bytes):
@@ -195,9 +195,10 @@ def cause_of_error(
     return of_failure(failure, settings, seen)
 
 
-def uncalled_of(command: Command) -> tuple[Finding, ...]:
-    """Methods that the script names without calling them (``optimizer.step``)."""
-    return uncalled_in(Path(command.name)) if command.kind == "script" else ()
+def mistakes_of(command: Command) -> tuple[Finding, ...]:
+    """Lines of the script that cannot do what they are for (``optimizer.step`` without
+    parentheses)."""
+    return mistakes_in(Path(command.name)) if command.kind == "script" else ()
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

@@ -19,10 +19,10 @@ from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
     is_inference,
+    mistakes_of,
     require_step,
     script_output,
     shortfall,
-    uncalled_of,
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
@@ -35,6 +35,7 @@ from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderOverride, TraceOutcome
+from trainfit.speed.loops import loops_on_gpu
 
 
 def simulate_command(
@@ -155,9 +156,10 @@ def _described(
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
     findings = (
-        *uncalled_of(command),
+        *mistakes_of(command),
         *of_learning(trace.outcome.learning),
         *of_habits(recording.makeup),
+        *loops_on_gpu(recording),
         *_of_full_gpu(trace.outcome),
     )
     header["findings"] = [json.loads(as_json(each)) for each in findings]

@@ -173,6 +173,9 @@ class LearningFacts:
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
     dropped_micro_batches: Of them, those whose gradients zero_grad dropped before the step.
     dropped_at: The line that did.
+    remainder: Where others are not dropped, the most micro-batches that one step lost of an epoch's
+        end; 0: none.
+    remainder_share: Of all micro-batches, what steps lost.
     loss_divisors: Numbers by which each of them divided its loss, or each term of it, last.
     loss_is_known: Whether nothing else was done to the loss after it was computed.
     """
@@ -226,6 +229,8 @@ class LearningFacts:
     micro_batches: int = 1
     dropped_micro_batches: int = 0
     dropped_at: str | None = None
+    remainder: int = 0
+    remainder_share: float = 0.0
     loss_divisors: tuple[float, ...] = ()
     loss_is_known: bool = False
 

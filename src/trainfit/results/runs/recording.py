@@ -160,6 +160,7 @@ KINDS: Final = (
     "temporary",
     "workspace",
     "kv_cache",
+    "data",
 )
 
 #: Codes of the event stream: ``event = value * 4 + code``.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from trainfit.results.runs.recording import (
     DONE,
@@ -41,6 +42,8 @@ _KERNEL_ROW = (
 #: Of a kernel, in addition to its operator and stream: what the columns of _KERNEL_ROW get.
 KernelRow = tuple[int, int, int, int, int, int, int, int, int, int]
 _KIND = {name: code for code, name in enumerate(KINDS)}
+#: Steps through which what a script made before them is there, if it is data.
+_STEPS_OF_DATA = 2
 
 
 class Recorder:
@@ -214,9 +217,22 @@ class Recorder:
         outlives = until >= self._next_backward(op_phase)[np.maximum(alloc_op, 0)]
         kinds[(phase == FORWARD) & (outlives | (until < 0))] = _KIND["activation"]
         kinds[phase == INPUT] = _KIND["input"]
+        kinds[self._is_data(phase, alloc_op, until, op_phase)] = _KIND["data"]
         for number, (kind, _) in self._marked.items():
             kinds[number] = kind
         return kinds
+
+    def _is_data(
+        self, phase: IntArray, alloc_op: IntArray, until: IntArray, op_phase: IntArray
+    ) -> npt.NDArray[np.bool_]:
+        """Made before any layer ran, and there all through the first two steps."""
+        forward = np.flatnonzero(op_phase == FORWARD)[:1]
+        if self.step < _STEPS_OF_DATA or not len(forward):
+            return np.zeros(len(phase), dtype=bool)
+        lasts = (until < 0) | (np.array(self._op_step)[until] >= _STEPS_OF_DATA)
+        is_early = (alloc_op < forward[0]) & np.isin(phase, (SETUP, INPUT))
+        found: npt.NDArray[np.bool_] = is_early & lasts
+        return found
 
     @staticmethod
     def _operator_at_death(events: IntArray, alloc_op: IntArray, count: int) -> IntArray:

@@ -150,6 +150,17 @@ class MadeOptimizer:
     def kind(self) -> str:
         return type(self.optimizer).__name__
 
+    def replaces(self, other: MadeOptimizer) -> bool:
+        """Did the same line make both, over the same parameters? The earlier one is let go then,
+        as the script does."""
+        if self.place is None or self.place != other.place or self.kind != other.kind:
+            return False
+        mine, its = (
+            [id(tensor) for group in each.optimizer.param_groups for tensor in group["params"]]
+            for each in (self, other)
+        )
+        return mine == its
+
 
 class Scene:
     """The script as interventions see it.
@@ -284,6 +295,7 @@ class Scene:
                 given = change(given)
             construct(optimizer, given, defaults)
             made = MadeOptimizer(optimizer, place, scene._trainer)
+            scene.optimizers[:] = [each for each in scene.optimizers if not made.replaces(each)]
             scene.optimizers.append(made)
             for callback in scene.on_optimizer:
                 callback(made)

@@ -1,0 +1,156 @@
+"""What the batches of a training are: one class after another, or mostly padding.
+
+Labels and tokens are read where they are the host's, before anything is moved; what a data set has
+of labels is looked at, none of its samples are loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import SequentialSampler, Subset
+
+from trainfit.torch_private.operators import no_dispatch
+
+#: Where data sets keep the label of each sample.
+_LABELS: Final = ("targets", "labels", "y", "_labels")
+#: Positions of a sequence, and the share of them that nothing uses, from which it is told.
+_LEAST_POSITIONS: Final = 32
+_UNUSED: Final = 0.5
+#: Batches that show it.
+_BATCHES: Final = 2
+#: Tensors of one batch that are looked at.
+_TENSORS: Final = 8
+
+
+class _Loader(NamedTuple):
+    """A DataLoader, and the line that goes over it."""
+
+    loader: weakref.ref[Any]
+    place: str | None
+
+
+class Batches:
+    """Follows the batches of a training's first steps."""
+
+    def __init__(self) -> None:
+        #: What was gone over last and has given nothing yet; the DataLoader of each iterator, by
+        #: identity; those that gave batches since the last backward pass; that of the training.
+        self._begun: _Loader | None = None
+        self._of: dict[int, _Loader] = {}
+        self._current: list[_Loader] = []
+        self._training: _Loader | None = None
+        #: Positions that batches of a shape use, one number for each batch.
+        self._used: dict[tuple[int, ...], list[int]] = {}
+        self._embedded: set[tuple[int, ...]] = set()
+
+    @property
+    def place(self) -> str | None:
+        """The line that goes over the batches which are trained on."""
+        return self._training.place if self._training is not None else None
+
+    def iterated(self, loader: Any, place: str | None) -> None:
+        """A DataLoader begins to be gone over."""
+        self._begun = _Loader(weakref.ref(loader), place)
+
+    def asked(self, iterator: Any) -> None:
+        """The iterator of a DataLoader is asked for a batch."""
+        if self._begun is not None:
+            self._of[id(iterator)], self._begun = self._begun, None
+        self._current += [each for each in [self._of.get(id(iterator))] if each is not None]
+
+    def trained(self) -> None:
+        """A backward pass begins. Where an evaluation had batches, too, it tells nothing."""
+        if self._current and all(each is self._current[0] for each in self._current):
+            self._training = self._current[0]
+        self._current = []
+
+    def given(self, batch: Any) -> None:
+        """A DataLoader gave a batch."""
+        for tensor in _tensors(batch):
+            if tensor.dtype != torch.int64 or tensor.dim() != 2 or tensor.device.type != "cpu":
+                continue
+            if tensor.shape[0] > 1 and tensor.shape[1] >= _LEAST_POSITIONS:
+                with no_dispatch():
+                    self._used.setdefault(tuple(tensor.shape), []).append(_positions_used(tensor))
+
+    def embedded(self, tokens: Any) -> None:
+        """An embedding of tokens is about to be computed."""
+        if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
+            self._embedded.add(tuple(tokens.shape))
+
+    def padded(self) -> tuple[str, int] | None:
+        """The shape of batches of tokens that are mostly padding in all of their rows, and the most
+        positions that one of them uses; ``None``: there are none."""
+        for shape, used in self._used.items():
+            is_seen = shape in self._embedded and len(used) >= _BATCHES
+            if is_seen and max(used) <= (1 - _UNUSED) * shape[1]:
+                return "×".join(map(str, shape)), max(used)
+        return None
+
+    def sorted_by_class(self) -> tuple[int, int] | None:
+        """The classes of the data set that is trained on, and the batch size, where each batch has
+        samples of one class; ``None``: that is not so, or not known."""
+        loader = self._training.loader() if self._training is not None else None
+        size = getattr(loader, "batch_size", None)
+        if type(getattr(loader, "sampler", None)) is not SequentialSampler or not size:
+            return None
+        labels = _labels(getattr(loader, "dataset", None))
+        if labels is None or size < 2:
+            return None
+        changes = np.count_nonzero(labels[1:] != labels[:-1])
+        classes = len(np.unique(labels))
+        is_sorted = classes > 1 and changes == classes - 1
+        return (classes, size) if is_sorted and len(labels) / classes >= 2 * size else None
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for each, _ in zip(parts, range(_TENSORS), strict=False):
+            if isinstance(each, torch.Tensor):
+                yield each
+
+
+def _positions_used(tokens: torch.Tensor) -> int:
+    """Up to the last position at which one of the rows has another token than all have at the
+    end."""
+    rows = tokens.numpy()
+    differs = np.flatnonzero((rows != rows[0, -1]).any(axis=0))
+    return int(differs[-1]) + 1 if len(differs) else 0
+
+
+def _labels(dataset: Any) -> Any | None:
+    """The label of each sample, as whole numbers; ``None``: they are not known."""
+    if isinstance(dataset, Subset):
+        whole = _labels(dataset.dataset)
+        return None if whole is None else whole[np.asarray(dataset.indices)]
+    kept = [getattr(dataset, name, None) for name in _LABELS]
+    kept += [each for each in getattr(dataset, "tensors", ())[1:] if not each.is_floating_point()]
+    for each in kept:
+        if isinstance(each, torch.Tensor):
+            if each.device.type != "cpu" or each.is_floating_point():
+                continue
+            with no_dispatch():
+                each = each.numpy()
+        if not isinstance(each, list | tuple | np.ndarray) or not len(each):
+            continue
+        found = np.asarray(each)
+        is_whole = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
+        if is_whole and len(found) == _length(dataset):
+            return found
+    return None
+
+
+def _length(dataset: Any) -> float:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return math.nan

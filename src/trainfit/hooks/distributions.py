@@ -1,0 +1,133 @@
+"""What is done with distributions: samples through which a loss is meant to reach what gave them
+(``sample()`` has no graph, ``rsample()`` has one), and a policy's log-probabilities times
+advantages whose gradients reach the critic as well."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from trainfit.hooks.losses import nodes_of, parameters_of
+
+#: Distributions that are known at once.
+_MOST: Final = 64
+#: Steps that show it.
+_STEPS: Final = 2
+#: Where a node keeps the line of the log-probabilities that it computed; it goes with the node.
+_MARK: Final = "trainfit_log_prob"
+#: What is done to log-probabilities and to advantages before they are multiplied.
+_PASSED: Final = ("Neg", "Exp", "Sum", "Sub", "Add", "View", "Unsqueeze", "Squeeze", "Clamp")
+_SCALED: Final = ("Neg", "Div", "View", "Unsqueeze", "Squeeze", "ToCopy", "Clamp")
+_DEEPEST: Final = 8
+
+
+class _Sampled(NamedTuple):
+    distribution: weakref.ref[Any]
+    name: str
+    place: str | None
+
+
+class Samples:
+    """Follows distributions within a step: one that is sampled without a graph, whose divergence
+    is part of the loss, and whose log-probabilities nobody asks for (as policies do)."""
+
+    def __init__(self) -> None:
+        self._sampled: dict[int, _Sampled] = {}
+        self._diverging: dict[int, _Sampled] = {}
+        self._steps = 0
+
+    def sampled(self, distribution: Any, place: Callable[[], str | None]) -> None:
+        """``distribution.sample()`` is called."""
+        mean = getattr(distribution, "loc", None)
+        if not isinstance(mean, torch.Tensor) or mean.grad_fn is None:
+            return
+        if torch.is_grad_enabled() and len(self._sampled) < _MOST:
+            known = weakref.ref(distribution), type(distribution).__name__, place()
+            self._sampled[id(distribution)] = _Sampled(*known)
+
+    def asked(self, distribution: Any) -> None:
+        """``distribution.log_prob(…)`` is called, or ``rsample()``."""
+        for known in (self._sampled, self._diverging):
+            known.pop(id(distribution), None)
+
+    def compared(self, *distributions: Any) -> None:
+        """Their divergence is computed."""
+        for each in distributions:
+            known = self._sampled.get(id(each))
+            if known is not None and known.distribution() is each and torch.is_grad_enabled():
+                self._diverging[id(each)] = known
+
+    def step(self) -> tuple[str, str | None] | None:
+        """A step begins to use its gradients: the name of such a distribution, and where it is
+        sampled."""
+        found = list(self._diverging.values())
+        self._sampled.clear()
+        self._diverging.clear()
+        if not found:
+            return None
+        self._steps += 1
+        return (found[0].name, found[0].place) if self._steps >= _STEPS else None
+
+
+# ---
+# Advantages with a graph: told only where one backward pass trains the critic by a loss of its
+# own, too.
+
+
+def mark(log_probabilities: Any, place: str | None) -> None:
+    """A distribution gave log-probabilities."""
+    if isinstance(log_probabilities, torch.Tensor) and log_probabilities.grad_fn is not None:
+        node: Any = log_probabilities.grad_fn
+        node.metadata[_MARK] = place or ""
+
+
+def trains_critic(root: Any, nodes: Sequence[Any]) -> str | None:
+    """The line of a policy's log-probabilities that are multiplied by advantages with a graph, in a
+    loss that trains what gives those by another term, too; ``None``: there is none."""
+    for node in nodes:
+        if not node.name().startswith("Mul") or len(node.next_functions) != 2:
+            continue
+        (left, _), (right, _) = node.next_functions
+        for policy, advantage in ((left, right), (right, left)):
+            place = _marked(policy)
+            if place is None or not _is_difference(advantage):
+                continue
+            of_policy = {id(each) for each in parameters_of(nodes_of(policy) or ())}
+            critic = {id(each) for each in parameters_of(nodes_of(advantage) or ())} - of_policy
+            others = nodes_of(root, ends=functools.partial(operator.is_, advantage)) or ()
+            if critic and critic <= {id(each) for each in parameters_of(others)}:
+                return place
+    return None
+
+
+def _marked(node: Any) -> str | None:
+    for _ in range(_DEEPEST):
+        if node is None:
+            return None
+        if _MARK in node.metadata:
+            place: str = node.metadata[_MARK]
+            return place
+        if not node.name().startswith(_PASSED):
+            return None
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    return None
+
+
+def _is_difference(node: Any) -> bool:
+    """Is it something without a graph (returns) minus something with one (values)?"""
+    for _ in range(_DEEPEST):
+        if node is None:
+            return False
+        if node.name().startswith(("Sub", "Rsub")):
+            with_graph = [each for each, _ in node.next_functions if each is not None]
+            if len(with_graph) == 1:
+                return True
+        elif not node.name().startswith(_SCALED):
+            return False
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    return False

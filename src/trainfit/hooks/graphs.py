@@ -1,0 +1,77 @@
+"""What the graph of a loss shows of its layers: which type they compute in, and functions of the
+script's own that keep their own result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.losses import parameters_of
+
+#: Numbers of a model that is worth a word.
+_LARGE: Final = 1_000_000
+
+
+class Graphs:
+    """Follows the graphs of the first backward passes."""
+
+    def __init__(self) -> None:
+        #: The line that entered autocast, and whether a layer's weights were cast by it.
+        self._autocast_at: str | None = None
+        self._passes = 0
+        self._is_cast = self._is_inside = False
+        self.is_double = False
+        """Is a large model trained in float64?"""
+
+    def calling(self) -> None:
+        """A model is about to be called: a teacher may be what autocast is for."""
+        self._is_inside = True
+        self._is_cast = self._is_cast or torch.is_autocast_enabled("cuda")
+
+    def called(self) -> None:
+        """A model was called."""
+        self._is_inside = False
+
+    def entered(self, place: str | None) -> None:
+        """Autocast to a type of 16 bits begins, maybe within a model."""
+        self._is_cast = self._is_cast or self._is_inside
+        self._autocast_at = self._autocast_at or place or ""
+
+    def look(self, nodes: Sequence[Any]) -> None:
+        """At the nodes of a loss."""
+        parameters = parameters_of(nodes)
+        weights = [each for each in parameters if each.dim() > 1]
+        if weights and all(each.dtype == torch.float64 for each in parameters):
+            self.is_double = sum(each.numel() for each in parameters) >= _LARGE
+        if not weights or any(each.dtype != torch.float32 for each in weights):
+            self._is_cast = True  # by the script itself
+        self._is_cast = self._is_cast or any(
+            node.name().startswith("ToCopy") and _is_of_weight(node) for node in nodes
+        )
+        self._passes += 1
+
+    def autocast_in_vain(self) -> str | None:
+        """The line that enters autocast, where no layer ran within it; ``None``: one did."""
+        return None if self._is_cast or self._passes < 2 else self._autocast_at
+
+
+def _is_of_weight(cast: Any) -> bool:
+    return any(hasattr(each, "variable") for each, _ in cast.next_functions)
+
+
+def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
+    """A function of the script's own (torch.autograd.Function) whose context has its result as an
+    attribute: both keep each other for ever. Its name, the attribute, and its line."""
+    for node in nodes:
+        if not isinstance(node, torch.autograd.function.BackwardCFunction):
+            continue
+        for name, value in vars(node).items():
+            made_by: Any = value.grad_fn if isinstance(value, torch.Tensor) else None
+            if made_by is node:
+                forward = getattr(getattr(type(node), "_forward_cls", None), "forward", None)
+                code = getattr(forward, "__code__", None)
+                place = None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+                return type(node).__name__.removesuffix("Backward"), name, place
+    return None

@@ -1,0 +1,245 @@
+"""How many more elements a script's code lets a list have: ``if len(memory) > 1000:
+memory.pop(0)``, or ``if len(self.memory) < self.capacity: self.memory.append(…)``.
+
+The code is read, none of it runs: a limit is a number, a variable, or an attribute of what holds
+the list.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import inspect
+import linecache
+import operator
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any, Final, NamedTuple
+
+#: Calls that make a list longer by one, by more, and shorter.
+_ONE_MORE: Final = ("append", "insert", "appendleft")
+_MORE: Final = (*_ONE_MORE, "extend", "extendleft")
+_LESS: Final = ("pop", "popleft", "clear")
+_AT_MOST: Final = (ast.Lt, ast.LtE)
+_AT_LEAST: Final = (ast.Gt, ast.GtE, ast.Eq)
+_ARITHMETIC: Final[Mapping[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+_OWN: Final = __name__.partition(".")[0] + "."
+_LOOPS: Final = (ast.For, ast.While, ast.AsyncFor)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)
+
+
+class _Holder(NamedTuple):
+    """What has a list: its name there, the file of the code, the variables that this code sees,
+    and the object whose attribute it is."""
+
+    name: str
+    file: str
+    variables: Mapping[str, Any]
+    owner: Any = None
+
+
+def room_left(elements: Any) -> int | None:
+    """How many more elements it can have; ``None``: no limit is known."""
+    for holder in _holders(elements):
+        code = _Code.of(holder)
+        if code is None:
+            continue
+        if code.is_preallocated:
+            return sum(each is None for each in elements) or None
+        for limit in code.limits():
+            value = _value(limit, holder)
+            if value is not None and value >= len(elements):
+                return value - len(elements)
+    return None
+
+
+def _holders(elements: Any) -> Iterator[_Holder]:
+    """Variables of the functions that are running, attributes of objects."""
+    main = threading.main_thread().ident
+    frame: FrameType | None = sys._current_frames().get(main or 0)
+    while frame is not None:
+        names = [name for name, each in dict(frame.f_locals).items() if each is elements]
+        is_own = frame.f_globals.get("__name__", "").startswith(_OWN)
+        for name in () if is_own else names:
+            seen = {**frame.f_globals, **frame.f_locals}
+            yield _Holder(name, frame.f_code.co_filename, seen)
+        frame = frame.f_back
+    for each in gc.get_referrers(elements):
+        for owner in gc.get_referrers(each) if type(each) is dict else [each]:
+            attributes = getattr(owner, "__dict__", None)
+            if not isinstance(attributes, dict) or isinstance(owner, type):
+                continue
+            module = owner if isinstance(owner, ModuleType) else _module_of(owner)
+            file = getattr(module, "__file__", None)
+            for name, value in list(attributes.items()) if file else ():
+                if value is elements:
+                    held_by = None if owner is module else owner
+                    yield _Holder(name, str(file), vars(module), held_by)
+
+
+def _module_of(owner: Any) -> ModuleType | None:
+    return sys.modules.get(type(owner).__module__)
+
+
+def _value(limit: ast.expr, holder: _Holder) -> int | None:
+    """The number that an expression stands for now."""
+    try:
+        found = _evaluated(limit, holder)
+    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError):
+        return None
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def _evaluated(node: ast.expr, holder: _Holder) -> Any:
+    """Raises for what is neither a number, a variable, an attribute nor made of these."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return holder.variables[node.id]
+        case ast.Attribute(value=ast.Name()) if holder.owner is not None:
+            return inspect.getattr_static(holder.owner, node.attr)
+        case ast.Attribute():
+            return inspect.getattr_static(_evaluated(node.value, holder), node.attr)
+        case ast.BinOp() if type(node.op) in _ARITHMETIC:
+            left, right = _evaluated(node.left, holder), _evaluated(node.right, holder)
+            if all(isinstance(each, int | float) for each in (left, right)):
+                return _ARITHMETIC[type(node.op)](left, right)
+        case ast.Call(func=ast.Name(id="int"), args=[number]):
+            found = _evaluated(number, holder)
+            return int(found) if isinstance(found, int | float) else None
+        case ast.UnaryOp(op=ast.USub()):
+            return -_evaluated(node.operand, holder)
+    raise ValueError(ast.dump(node))
+
+
+class _Code:
+    """What a file does with a list of one name."""
+
+    def __init__(self, tree: ast.Module, name: str) -> None:
+        self._name = name
+        self._around: dict[ast.AST, ast.AST] = {
+            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
+        }
+        nodes = list(ast.walk(tree))
+        self._adds = [node for node in nodes if self._calls(node, _MORE) or self._is_added_to(node)]
+        self._tests = [node for node in nodes if isinstance(node, ast.If | ast.While)]
+        self._cuts = [cut for node in nodes if (cut := self._cut(node)) is not None]
+        self.is_preallocated = not self._adds and any(
+            isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            and self._is(node.value) for node in nodes
+        )  # fmt: skip
+        """Is nothing added to it, and elements put in its places?"""
+
+    @classmethod
+    def of(cls, holder: _Holder) -> _Code | None:
+        if not Path(holder.file).is_file():
+            return None
+        try:
+            return cls(ast.parse("".join(linecache.getlines(holder.file))), holder.name)
+        except SyntaxError:
+            return None
+
+    def limits(self) -> Iterator[ast.expr]:
+        """What its length is held at."""
+        for test in self._tests:
+            for compared in _conditions(test.test):
+                if (found := self._length(compared)) is None:
+                    continue
+                is_least, limit = found
+                adding, other = (test.orelse, test.body) if is_least else (test.body, test.orelse)
+                if (self._adds and all(self._within(add, adding) for add in self._adds)) or (
+                    is_least and self._shrinks(other) and self._follows(test)
+                ):
+                    yield limit
+        for statement, limit in self._cuts:
+            if self._follows(statement):
+                yield limit
+
+    def _is(self, node: ast.AST) -> bool:
+        return getattr(node, "attr", None) == self._name or getattr(node, "id", "") == self._name
+
+    def _calls(self, node: ast.AST, methods: Sequence[str]) -> bool:
+        match node:
+            case ast.Call(func=ast.Attribute(value=value, attr=method)):
+                return method in methods and self._is(value)
+        return False
+
+    def _is_added_to(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.AugAssign) and self._is(node.target)
+
+    def _length(self, node: ast.expr) -> tuple[bool, ast.expr] | None:
+        """Of ``len(list) > limit``: is it so from a length on, and the limit."""
+        if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+            return None
+        left, right, op = node.left, node.comparators[0], type(node.ops[0])
+        for one, other, is_left in ((left, right, True), (right, left, False)):
+            match one:
+                case ast.Call(func=ast.Name(id="len"), args=[listed]) if self._is(listed):
+                    if issubclass(op, _AT_LEAST if is_left else (*_AT_MOST, ast.Eq)):
+                        return True, other
+                    if issubclass(op, _AT_MOST if is_left else (ast.Gt, ast.GtE)):
+                        return False, other
+        return None
+
+    def _within(self, node: ast.AST, statements: Sequence[ast.stmt]) -> bool:
+        return any(node in ast.walk(each) for each in statements)
+
+    def _shrinks(self, statements: Sequence[ast.stmt]) -> bool:
+        for node in (each for statement in statements for each in ast.walk(statement)):
+            if self._calls(node, _LESS):
+                return True
+            match node:
+                case ast.Delete(targets=[ast.Subscript(value=value)]) if self._is(value):
+                    return True
+                case ast.Assign(targets=[target]) if self._is(target):
+                    return True
+        return False
+
+    def _cut(self, node: ast.AST) -> tuple[ast.AST, ast.expr] | None:
+        """``memory = memory[-1000:]``, outside of a condition."""
+        match node:
+            case ast.Assign(
+                targets=[target],
+                value=ast.Subscript(
+                    value=value, slice=ast.Slice(lower=ast.UnaryOp(op=ast.USub(), operand=limit))
+                ),
+            ) if self._is(target) and self._is(value):
+                return node, limit
+        return None
+
+    def _follows(self, statement: ast.AST) -> bool:
+        """Is it met as often as elements are added, one at a time?"""
+        function, loops = self._surroundings(statement)
+        is_whole = isinstance(statement, ast.While | ast.Assign)
+        return bool(self._adds) and all(
+            (is_whole or self._calls(add, _ONE_MORE))
+            and self._surroundings(add) == (function, loops)
+            for add in self._adds
+        )
+
+    def _surroundings(self, node: ast.AST) -> tuple[ast.AST | None, list[ast.AST]]:
+        """The function that a node is in, and the loops there."""
+        loops: list[ast.AST] = []
+        around = self._around.get(node)
+        while around is not None and not isinstance(around, _FUNCTIONS):
+            if isinstance(around, _LOOPS):
+                loops.append(around)
+            around = self._around.get(around)
+        return around, loops
+
+
+def _conditions(test: ast.expr) -> list[ast.expr]:
+    """Those that hold together."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return test.values
+    return [test]

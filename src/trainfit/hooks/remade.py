@@ -1,0 +1,99 @@
+"""Optimizers that are made over parameters which another one had before: for each step, or with
+the first one's schedule left behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from types import CellType, FrameType, MethodType
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.owners import tensors_of
+from trainfit.hooks.schedules import Schedule
+
+#: Optimizers in a row that made one step each.
+_IN_A_ROW: Final = 3
+#: Whose objects have an optimizer without stepping it.
+_NO_OWNERS: Final = ("torch.optim.", "trainfit.")
+
+
+class Remade:
+    """Counts optimizers of one line, over the same parameters, that make a single step each."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, int], weakref.ref[Any]] = {}
+        self._firsts: dict[tuple[str, int], weakref.ref[Any]] = {}
+        self._steps: dict[tuple[str, int], int] = {}
+        self._times: dict[tuple[str, int], int] = {}
+
+    def steps(self, optimizer: Any, place: str | None) -> bool:
+        """An optimizer that a line made is about to step: is it one of several in a row that make
+        one step each, and would keep something for the next?"""
+        tensors = tensors_of(optimizer)
+        if not tensors or place is None or not keeps_state(optimizer):
+            return False
+        key = place, id(tensors[0])
+        last, first = self._last.get(key), self._firsts.get(key)
+        if last is None or first is None or first() is not tensors[0]:
+            self._firsts[key], self._times[key] = weakref.ref(tensors[0]), 1
+        elif last() is optimizer:
+            self._steps[key] += 1
+            return False
+        else:
+            self._times[key] = self._times[key] + 1 if self._steps[key] == 1 else 1
+        self._last[key], self._steps[key] = weakref.ref(optimizer), 1
+        return self._times[key] >= _IN_A_ROW
+
+
+def keeps_state(optimizer: Any) -> bool:
+    """Has it averages of its own? Plain SGD has none, and a step of LBFGS is many."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return False
+    return bool(getattr(optimizer, "defaults", {}).get("momentum", 1))
+
+
+def schedule_left_behind(
+    schedules: Sequence[Schedule], optimizers: Collection[Any]
+) -> tuple[str, str, str | None] | None:
+    """Of a schedule whose optimizer nobody can step, while another one (of ``optimizers``, which
+    made steps) has its parameters: the schedule's class, the other's, and the schedule's line."""
+    for schedule in schedules:
+        optimizer = _optimizer_of(schedule)
+        if not isinstance(optimizer, torch.optim.Optimizer) or optimizer in optimizers:
+            continue
+        own = {id(tensor) for tensor in tensors_of(optimizer)}
+        for other in optimizers:
+            if any(other is _optimizer_of(each) for each in schedules):
+                continue
+            if own & {id(tensor) for tensor in tensors_of(other)} and not _is_held(optimizer):
+                return type(schedule.alive).__name__, type(other).__name__, schedule.place
+    return None
+
+
+def _optimizer_of(schedule: Schedule) -> Any | None:
+    return getattr(schedule.alive, "optimizer", None)
+
+
+def _is_held(optimizer: Any) -> bool:
+    """Has anything of the script the optimizer, but schedules? Variables of its functions, objects,
+    containers do."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        is_own = frame.f_globals.get("__name__", "").startswith(_NO_OWNERS)
+        if not is_own and any(each is optimizer for each in dict(frame.f_locals).values()):
+            return True
+        frame = frame.f_back
+    for holder in gc.get_referrers(optimizer):
+        if isinstance(holder, FrameType | CellType | MethodType) or holder is sys._getframe():
+            continue
+        owners = gc.get_referrers(holder) if type(holder) is dict else [holder]
+        of_object = [each for each in owners if getattr(each, "__dict__", None) is holder]
+        for each in of_object or [holder]:
+            if not f"{type(each).__module__}.".startswith(_NO_OWNERS):
+                return True
+    return False

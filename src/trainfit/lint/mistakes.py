@@ -1,0 +1,153 @@
+"""Lines of a script that cannot do what they are for, whatever it is given: a method that is named
+and not called, an iterator that is gone over after its end, samples that all get the same random
+numbers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.lint.imports import Source
+from trainfit.results.findings import Finding, Fix, Place, Severity
+
+#: Methods that are only ever called: to name one alone does nothing.
+_CALLED: Final = {
+    *("backward", "empty_cache", "eval", "set_epoch", "step", "synchronize", "train", "unscale_"),
+    *("update", "wait_for_everyone", "zero_", "zero_grad"),
+}
+#: What makes iterators, which give each element once.
+_ITERATORS: Final = {"iter", "map", "filter", "zip", "enumerate"}
+_LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
+#: The kind of what makes all samples of a data set get the same random numbers.
+SAME_NUMBERS: Final = "same-random-numbers"
+_SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
+_PER_SAMPLE: Final = ("__getitem__", "__getitems__")
+
+
+def mistakes(source: Source) -> Iterator[Finding]:
+    """All of them in a file."""
+    yield from uncalled(source)
+    yield from _used_up(source)
+    yield from _seeded(source)
+
+
+def uncalled(source: Source) -> Iterator[Finding]:
+    """Statements of a file that name a method of these and do not call it."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Attribute):
+            continue
+        if node.value.attr in _CALLED:
+            text = source.text(node.value)
+            yield _finding(
+                source,
+                node,
+                "not-called",
+                f"{text} is not called: a line without parentheses does nothing",
+                "the line names the method and does not run it.",
+                f"{text}()",
+            )
+
+
+def _used_up(source: Source) -> Iterator[Finding]:
+    """``batches = map(…)`` before a loop over epochs in which a loop goes over it to its end."""
+    around = {child: node for node in ast.walk(source.tree) for child in ast.iter_child_nodes(node)}
+    for loop in ast.walk(source.tree):
+        if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Name) or _leaves(loop):
+            continue
+        scope, loops = _surroundings(loop, around)
+        made = list(_bindings(scope, loop.iter.id))
+        if not loops or len(made) != 1 or not _is_iterator(made[0]):
+            continue
+        made_in, made_within = _surroundings(made[0], around)
+        if made_in is not scope or made_within or made[0].lineno > loops[-1].lineno:
+            continue
+        if any(_leaves(each) for each in loops[-1:]):
+            continue  # it may be a loop of one pass
+        text = source.text(made[0].value)  # type: ignore[union-attr]
+        yield _finding(
+            source,
+            loop,
+            "iterator-used-up",
+            f"{loop.iter.id} gives each element once: from the second pass of the loop at line "
+            f"{loops[-1].lineno} on there is nothing in it, and nothing is trained",
+            f"line {made[0].lineno} makes an iterator, which is at its end after one pass.",
+            f"for … in {text}: in place of {loop.iter.id}, which begins at each pass",
+        )
+
+
+def _leaves(loop: ast.AST) -> bool:
+    """May it end before its iterator does, so that the rest is for the next pass?"""
+    return any(isinstance(node, ast.Break | ast.Return | ast.Yield) for node in ast.walk(loop))
+
+
+def _surroundings(
+    node: ast.AST, around: dict[ast.AST, ast.AST]
+) -> tuple[ast.AST, list[ast.For | ast.While]]:
+    """The function or file that a node is in, and the loops there, the innermost first."""
+    loops: list[ast.For | ast.While] = []
+    outer = around[node]
+    while not isinstance(outer, _SCOPES):
+        if isinstance(outer, ast.For | ast.While):
+            loops.append(outer)
+        outer = around[outer]
+    return outer, loops
+
+
+def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt | ast.NamedExpr]:
+    """What gives a variable its value."""
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.stmt | ast.NamedExpr):
+            continue
+        targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+        named = (each for target in targets if target is not None for each in ast.walk(target))
+        outer = isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
+        if outer or any(isinstance(each, ast.Name) and each.id == name for each in named):
+            yield node
+
+
+def _is_iterator(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Assign):
+        return False
+    made = node.value
+    if isinstance(made, ast.GeneratorExp):
+        return True
+    return (
+        isinstance(made, ast.Call)
+        and isinstance(made.func, ast.Name)
+        and made.func.id in _ITERATORS
+        and len(made.args) > (made.func.id in ("map", "filter"))
+    )
+
+
+def _seeded(source: Source) -> Iterator[Finding]:
+    """``np.random.seed(42)`` in the ``__getitem__`` of a data set."""
+    for owner in ast.walk(source.tree):
+        if not isinstance(owner, ast.FunctionDef) or owner.name not in _PER_SAMPLE:
+            continue
+        for call in ast.walk(owner):
+            if not isinstance(call, ast.Call) or len(call.args) != 1:
+                continue
+            name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
+            seed = call.args[0]
+            if name in _SEEDS and isinstance(seed, ast.Constant) and type(seed.value) is int:
+                yield _finding(
+                    source,
+                    call,
+                    SAME_NUMBERS,
+                    f"{source.text(call)} in {owner.name}: every sample gets the same random "
+                    "numbers, in every epoch",
+                    "what is drawn after it (crops, noise, masks) is the same for all samples.",
+                    "seed once at the start of the script (workers get seeds of their own); for "
+                    "numbers that are a sample's own: np.random.default_rng([seed, index])",
+                )
+
+
+def _finding(
+    source: Source, node: ast.stmt | ast.expr, kind: str, title: str, cause: str, fix: str
+) -> Finding:
+    line = source.line(node.lineno).rstrip()
+    place = Place(source.name, node.lineno, source.column(node), line)
+    severity: Severity = "warning" if kind == SAME_NUMBERS else "critical"
+    return Finding(kind, severity, title, (), cause, (Fix(fix),), place=place)

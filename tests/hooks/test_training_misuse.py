@@ -1,0 +1,425 @@
+"""What a training's first steps show of its batches, optimizers, samples and graphs; and none of
+those that do what they are for."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal, kl_divergence
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import trainfit
+from trainfit.findings.learning import of_learning
+from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.learning_hooks import install
+from trainfit.results.findings import Finding
+from trainfit.results.runs.learning import LearningFacts
+from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.interventions.script_state import MadeOptimizer
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.session import Simulation
+
+Tensor = torch.Tensor
+Found = Callable[[Callable[[LearningObserver], Any]], dict[str, Finding]]
+
+
+def _found(
+    simulation: Simulation | None, training: Callable[[LearningObserver], Any]
+) -> dict[str, Finding]:
+    patches = PatchSet()
+    observer = LearningObserver(user_frame, counts_in_place=simulation is None)
+    told: tuple[Any, ...] = ()
+    if simulation is not None:
+        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
+    remove = install(lambda: observer, patches, *told)
+    try:
+        kept = training(observer)
+        gc.collect()
+        found = of_learning(observer.facts())
+        del kept
+        return {each.kind: each for each in found}
+    finally:
+        remove()
+        patches.restore()
+
+
+@pytest.fixture
+def found() -> Iterator[Found]:
+    """On the CPU."""
+    yield lambda training: _found(None, training)
+
+
+@pytest.fixture
+def simulated() -> Iterator[Found]:
+    with trainfit.simulate("T4") as simulation:
+        yield lambda training: _found(simulation, training)
+
+
+def _train(
+    observer: LearningObserver,
+    model: nn.Module,
+    loss: Callable[[Any], Tensor],
+    loader: DataLoader[Any],
+    make: Callable[[], torch.optim.Optimizer],
+    *,
+    each_step: bool = False,
+) -> None:
+    optimizer = make()
+    for batch in loader:
+        if each_step:
+            optimizer = make()
+        observer.called(model)
+        observer.returned(model, None)
+        optimizer.zero_grad()
+        loss(batch).backward()
+        optimizer.step()
+
+
+def _net(inputs: int = 16, outputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+def _plain(device: str = "cpu") -> tuple[nn.Module, Callable[[Any], Tensor], DataLoader[Any]]:
+    model = _net().to(device)
+    data = TensorDataset(torch.randn(40, 16), torch.randint(0, 4, (40,)))
+
+    def loss(batch: Any) -> Tensor:
+        x, y = (each.to(device) for each in batch)
+        return F.cross_entropy(model(x), y)
+
+    return model, loss, DataLoader(data, 8, shuffle=True)
+
+
+def _is_here(finding: Finding) -> bool:
+    return finding.place is not None and finding.place.file.endswith("test_training_misuse.py")
+
+
+def test_an_optimizer_for_each_step(found: Found) -> None:
+    def run(
+        each_step: bool, kind: Callable[..., torch.optim.Optimizer], **options: float
+    ) -> dict[str, Finding]:
+        model, loss, loader = _plain()
+
+        def make() -> torch.optim.Optimizer:
+            return kind(model.parameters(), **options)
+
+        return found(
+            lambda observer: _train(observer, model, loss, loader, make, each_step=each_step)
+        )
+
+    told = run(True, torch.optim.Adam)["optimizer_remade"]
+    assert told.title.startswith("A new Adam is made for each step") and _is_here(told)
+    assert "optimizer_remade" in run(True, torch.optim.SGD, lr=0.1, momentum=0.9)
+    assert not run(True, torch.optim.SGD, lr=0.1)  # it keeps nothing
+    assert not run(False, torch.optim.Adam)
+
+
+def test_an_optimizer_of_one_line_is_let_go_for_the_next() -> None:
+    model, other = _net(), _net()
+    first, second, third = (
+        MadeOptimizer(torch.optim.Adam(each.parameters()), "train.py:3")
+        for each in (model, model, other)
+    )
+    assert second.replaces(first) and not third.replaces(second)
+    second.place = "train.py:4"
+    assert not second.replaces(first)
+
+
+def test_a_schedule_of_an_optimizer_that_is_replaced(found: Found) -> None:
+    def run(keep: bool) -> dict[str, Finding]:
+        model, loss, loader = _plain()
+
+        def training(observer: LearningObserver) -> Any:
+            optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            kept = [optimizer] if keep else []
+            optimizer = torch.optim.AdamW(model.parameters())
+            _train(observer, model, loss, loader, lambda: optimizer)
+            return schedule, optimizer, kept
+
+        return found(training)
+
+    told = run(keep=False)["schedule_left_behind"]
+    assert told.title.startswith("StepLR changes the learning rate of an optimizer that makes no")
+    assert "AdamW" in told.title and _is_here(told)
+    assert not run(keep=True)  # it may be for a later phase
+
+
+def test_a_data_set_that_is_sorted_by_class(found: Found) -> None:
+    def run(labels: Tensor, **options: Any) -> dict[str, Finding]:
+        model, loss, _ = _plain()
+        loader = DataLoader(TensorDataset(torch.randn(len(labels), 16), labels), 8, **options)
+        return found(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    in_order = torch.arange(4).repeat_interleave(20)
+    told = run(in_order)["sorted_by_class"]
+    assert "shuffle=True" in told.fixes[0].action and _is_here(told)
+    assert "one class after another of 4" in told.title
+    assert not run(in_order, shuffle=True)
+    assert not run(torch.arange(80) % 4)
+    assert not run(torch.zeros(80, dtype=torch.long))
+    assert not run(torch.arange(4).repeat_interleave(8))  # a class is a single batch
+
+
+def test_batches_that_are_mostly_padding(found: Found) -> None:
+    def run(longest: int) -> dict[str, Finding]:
+        tokens = torch.zeros(32, 128, dtype=torch.long)
+        tokens[:, :longest] = torch.randint(1, 50, (32, longest))
+        model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(1024, 4))
+
+        def loss(batch: Any) -> Tensor:
+            return model(batch[0]).square().mean()
+
+        loader = DataLoader(TensorDataset(tokens), 8, shuffle=True)
+        return found(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    told = run(30)["padding_everywhere"]
+    assert told.title.startswith("77% of the positions are padding in all rows of a batch: batches")
+    assert "8×128" in told.title and "no row is longer than 30" in told.title and _is_here(told)
+    assert "longest row of the batch" in told.fixes[0].action
+    assert not run(100)
+
+
+def test_samples_of_an_encoder_without_a_graph(found: Found) -> None:
+    def run(sample: str, *, asks: bool = False) -> dict[str, Finding]:
+        encoder, decoder = _net(16, 8), _net(4, 16)
+        model = nn.ModuleList([encoder, decoder])
+
+        def loss(batch: Any) -> Tensor:
+            mean, deviation = encoder(batch[0]).chunk(2, 1)
+            q = Normal(mean, deviation.exp())
+            z = getattr(q, sample)()
+            more = -q.log_prob(z).mean() if asks else 0.0
+            prior = Normal(torch.zeros(4), torch.ones(4))
+            divergence = kl_divergence(q, prior).mean()
+            return F.mse_loss(decoder(z), batch[0]) + divergence + more
+
+        return found(
+            lambda observer: _train(
+                observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    told = run("sample")["sample_without_graph"]
+    assert "rsample()" in told.fixes[0].action and told.title.startswith("Normal.sample()")
+    assert not run("rsample")
+    assert not run("sample", asks=True)  # a policy
+
+
+def test_a_softmax_by_hand(simulated: Found) -> None:
+    def run(activate: Callable[[Tensor], Tensor]) -> dict[str, Finding]:
+        model = _net().cuda()
+
+        def loss(batch: Any) -> Tensor:
+            x, y = (each.cuda() for each in batch)
+            return -activate(model(x)).gather(1, y[:, None]).log().mean()
+
+        return simulated(
+            lambda observer: _train(
+                observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    def by_hand(x: Tensor) -> Tensor:
+        exponential = torch.exp(x)
+        return exponential / exponential.sum(1, keepdim=True)
+
+    told = run(by_hand)["softmax_by_hand"]
+    assert _is_here(told) and "softmax" in told.fixes[0].action
+    assert not run(lambda x: by_hand(x - x.max(1, keepdim=True).values))
+    assert not run(lambda x: by_hand(-x.square()))
+    assert not run(lambda x: x.softmax(1))
+
+
+class Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.y = y = x.exp()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * ctx.y
+
+
+class Saving(Keeping):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = x.exp()
+        ctx.save_for_backward(y)
+        ctx.x = x
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * ctx.saved_tensors[0]
+
+
+def test_a_function_that_keeps_its_result(found: Found) -> None:
+    def run(function: Any) -> dict[str, Finding]:
+        model, _, loader = _plain()
+
+        def loss(batch: Any) -> Tensor:
+            return function.apply(model(batch[0])).mean()
+
+        return found(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    told = run(Keeping)["result_on_context"]
+    assert told.title.startswith("Keeping keeps its result as ctx.y") and _is_here(told)
+    assert "save_for_backward(y" in told.fixes[0].action
+    assert not run(Saving)
+
+
+def test_autocast_without_a_layer_in_it(simulated: Found) -> None:
+    def run(*, model_within: bool) -> dict[str, Finding]:
+        model = _net().cuda()
+
+        def loss(batch: Any) -> Tensor:
+            x, y = (each.cuda() for each in batch)
+            with torch.autocast("cuda", torch.bfloat16, enabled=model_within):
+                out = model(x)
+            with torch.autocast("cuda", torch.bfloat16):
+                return F.cross_entropy(out, y)
+
+        return simulated(
+            lambda observer: _train(
+                observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    told = run(model_within=False)["autocast_in_vain"]
+    assert _is_here(told) and "call the model within it" in told.fixes[0].action
+    assert not run(model_within=True)
+
+
+def test_autocast_of_a_teacher_alone(simulated: Found) -> None:
+    model, teacher = _net().cuda(), _net().cuda().requires_grad_(False)
+
+    def training(observer: LearningObserver) -> None:
+        def loss(batch: Any) -> Tensor:
+            x = batch[0].cuda()
+            with torch.autocast("cuda", torch.bfloat16):
+                observer.called(teacher)
+                goal = teacher(x)
+            return F.mse_loss(model(x), goal.float())
+
+        _train(observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters()))
+
+    assert "autocast_in_vain" not in simulated(training)
+
+
+def test_an_evaluation_that_is_sorted(found: Found) -> None:
+    """Between steps, of a data set as they are: in the order of its classes."""
+    model, loss, loader = _plain()
+    in_order = torch.arange(4).repeat_interleave(20)
+    evaluation = DataLoader(TensorDataset(torch.randn(80, 16), in_order), 8)
+
+    def evaluated(batch: Any) -> Tensor:
+        for x, _ in evaluation:
+            model(x)
+        return loss(batch)
+
+    told = found(
+        lambda observer: _train(
+            observer, model, evaluated, loader, lambda: torch.optim.Adam(model.parameters())
+        )
+    )
+    assert "sorted_by_class" not in told
+
+
+def test_a_large_model_in_float64(found: Found) -> None:
+    def run(width: int, dtype: torch.dtype) -> dict[str, Finding]:
+        model = nn.Linear(16, width).to(dtype)
+
+        def loss(batch: Any) -> Tensor:
+            return model(batch[0].to(dtype)).square().mean()
+
+        return found(
+            lambda observer: _train(
+                observer,
+                model,
+                loss,
+                _plain()[2],
+                lambda: torch.optim.SGD(model.parameters(), 0.1),
+            )
+        )
+
+    assert run(70_000, torch.float64)["double"].severity == "info"
+    assert not run(70_000, torch.float32)
+    assert not run(7, torch.float64)
+
+
+def test_batches_of_an_epochs_end_that_train_nothing(found: Found) -> None:
+    def run(*, at_end: bool) -> dict[str, Finding]:
+        model, loss, loader = _plain()
+
+        def training(observer: LearningObserver) -> None:
+            optimizer = torch.optim.Adam(model.parameters())
+            for _ in range(3):
+                optimizer.zero_grad()
+                for number, batch in enumerate(loader):
+                    observer.called(model)
+                    (loss(batch) / 2).backward()
+                    if number % 2 or (at_end and number + 1 == len(loader)):
+                        optimizer.step()
+                        optimizer.zero_grad()
+
+        return found(training)
+
+    told = run(at_end=False)["remainder_dropped"]
+    assert told.title.startswith("The rest of an epoch, 1 batch, trains nothing")
+    assert told.severity == "warning" and _is_here(told)
+    assert "remainder_dropped" not in run(at_end=True)
+    (little,) = of_learning(LearningFacts(steps=4, remainder=3, remainder_share=0.01))
+    assert little.severity == "info" and "3 batches, trains nothing" in little.title
+
+
+def test_an_advantage_that_is_not_detached(found: Found) -> None:
+    def run(advantage: Callable[[Tensor, Tensor], Tensor], *, trunk: bool = False) -> Any:
+        actor, critic, body = _net(), _net(16, 1), _net(16, 16)
+        model = nn.ModuleList([actor, critic, body])
+
+        def loss(batch: Any) -> Tensor:
+            x = body(batch[0]) if trunk else batch[0]
+            policy, values = Categorical(logits=actor(x)), critic(x).squeeze(1)
+            returns = torch.ones(len(x))
+            chosen = policy.log_prob(policy.sample())
+            gain = -(chosen * advantage(returns, values)).mean()
+            return gain + F.mse_loss(values, returns) - 0.01 * policy.entropy().mean()
+
+        return found(
+            lambda observer: _train(
+                observer, model, loss, _plain()[2], lambda: torch.optim.Adam(model.parameters())
+            )
+        )
+
+    for trunk in (False, True):
+        told = run(lambda returns, values: returns - values, trunk=trunk)["advantage_with_graph"]
+        assert _is_here(told) and "detach()" in told.fixes[0].action
+    normalized = run(lambda returns, values: (returns - values - 1.0) / 2.0)
+    assert "advantage_with_graph" in normalized
+    for healthy in (
+        lambda returns, values: (returns - values).detach(),
+        lambda returns, values: returns - values.detach(),
+        lambda returns, _: returns,
+        lambda _, values: values.sigmoid(),  # a weight of a mixture
+    ):
+        assert "advantage_with_graph" not in run(healthy)

@@ -1,0 +1,112 @@
+"""Lines that cannot do what they are for; and others like them, which can."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from trainfit.lint.api import mistakes_in
+
+
+def _kinds(tmp_path: Path, text: str) -> list[str]:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(text))
+    return [each.kind for each in mistakes_in(script)]
+
+
+_LOOPS = """
+    batches = {made}
+    for epoch in range(3):
+        {before}
+        for x in batches:
+            {body}
+"""
+
+
+@pytest.mark.parametrize(
+    "made", ["iter(loader)", "map(move, loader)", "zip(a, b)", "((x, 1) for x in loader)"]
+)
+def test_an_iterator_that_each_epoch_goes_over(made: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(_LOOPS.format(made=made, before="pass", body="train(x)")))
+    (found,) = mistakes_in(script)
+    assert found.kind == "iterator-used-up" and found.severity == "critical"
+    assert found.at.line == 5 and "loop at line 3" in found.title and made in found.fixes[0].action
+
+
+@pytest.mark.parametrize(
+    ("made", "before", "body"),
+    [
+        ("iter(loader)", "batches = iter(loader)", "train(x)"),
+        ("iter(loader)", "pass", "if train(x): break"),  # the rest is for the next pass
+        ("list(map(move, loader))", "pass", "train(x)"),
+        ("loader", "pass", "train(x)"),
+        ("itertools.cycle(loader)", "pass", "train(x)"),
+    ],
+)
+def test_what_can_be_gone_over(made: str, before: str, body: str, tmp_path: Path) -> None:
+    assert not _kinds(tmp_path, _LOOPS.format(made=made, before=before, body=body))
+
+
+def test_an_iterator_of_one_pass(tmp_path: Path) -> None:
+    assert not _kinds(tmp_path, "batches = iter(loader)\nfor x in batches: train(x)\n")
+    assert not _kinds(
+        tmp_path,
+        """
+        for epoch in range(3):
+            batches = iter(loader)
+            for x in batches:
+                train(x)
+        """,
+    )
+    assert not _kinds(
+        tmp_path,
+        """
+        while True:
+            try:
+                for x in batches:
+                    train(x)
+            except Again:
+                continue
+        """,
+    )
+
+
+_DATA = """
+    class Data(Dataset):
+        def {name}(self, index):
+            {seed}
+            return crop(self.images[index])
+"""
+
+
+@pytest.mark.parametrize("seed", ["np.random.seed(42)", "torch.manual_seed(0)", "random.seed(7)"])
+def test_one_seed_for_each_sample(seed: str, tmp_path: Path) -> None:
+    assert _kinds(tmp_path, _DATA.format(name="__getitem__", seed=seed)) == ["same-random-numbers"]
+    assert not _kinds(tmp_path, _DATA.format(name="__init__", seed=seed))
+
+
+@pytest.mark.parametrize("seed", ["np.random.seed(index)", "random.seed(seed)", "self.seed()"])
+def test_seeds_that_differ(seed: str, tmp_path: Path) -> None:
+    assert not _kinds(tmp_path, _DATA.format(name="__getitem__", seed=seed))
+
+
+def test_a_state_that_is_kept_without_a_copy(tmp_path: Path) -> None:
+    text = """
+    import copy
+    import torch
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for epoch in range(3):
+        for x in loader:
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+        if better():
+            best = {kept}
+    torch.save(best, "best.pt")
+    """
+    assert _kinds(tmp_path, text.format(kept="model.state_dict()")) == ["state-not-copied"]
+    assert not _kinds(tmp_path, text.format(kept="copy.deepcopy(model.state_dict())"))
