@@ -72,3 +72,37 @@ def test_the_repository_around_the_folder_of_the_script(
     fault = absent("lib", scripts)
     assert fault.title == "lib lies in ../.., where Python does not look"
     assert fault.fix.action == "pip install -e ../.., or PYTHONPATH=../.. before the command"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ModuleNotFoundError: No module named 'tacotron2.layers'",
+        "ModuleNotFoundError: No module named 'tacotron2'",
+        "ImportError: cannot import name 'layers' from 'tacotron2' (unknown location)",
+    ],
+)
+def test_a_submodule_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """waveglow has tacotron2 as a submodule: a plain clone and a downloaded archive have an empty
+    folder in its place."""
+    monkeypatch.chdir(tmp_path)
+    frames = f'  File "{tmp_path / "train.py"}", line 1, in <module>\n    import tacotron2\n'
+    text = f"Traceback (most recent call last):\n{frames}{said}\n"
+    url = "http://github.com/NVIDIA/tacotron2"
+    (tmp_path / ".gitmodules").write_text(
+        f'[submodule "taco"]\n\tpath = lib/tacotron2\n\turl = {url}\n[submodule "b"]\n\tpath = b\n'
+    )
+    (tmp_path / "lib" / "tacotron2").mkdir(parents=True)
+    fault = of_exception(text)
+    assert fault is not None
+    assert fault.title == "lib/tacotron2 is a git submodule that was not checked out"
+    assert fault.fix.action == f"git clone --recursive {url} lib/tacotron2"
+    (tmp_path / ".git").mkdir()
+    fault = of_exception(text)
+    assert fault is not None
+    assert fault.fix.action == "git submodule update --init --recursive lib/tacotron2"
+    (tmp_path / "lib" / "tacotron2" / "layers.py").touch()
+    fault = of_exception(text)
+    assert fault is None or "submodule" not in fault.title
