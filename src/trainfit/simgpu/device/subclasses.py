@@ -32,6 +32,7 @@ from trainfit.simgpu.device.tensor import (
     SimulatedTensor,
     current_engine,
     plain,
+    swapping,
     vars_of,
 )
 from trainfit.simgpu.patching import PatchSet
@@ -177,6 +178,7 @@ def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> torch.
     return make_subclass(cls, data, requires_grad)
 
 
+@swapping
 def _swap(target: torch.Tensor, made: torch.Tensor) -> None:
     """``torch.utils.swap_tensors``, without what it refuses: weak references are held to the
     object, which is to be the one that was moved; and views (FSDP's, of its flat parameter) stay
@@ -241,4 +243,5 @@ def install(engine: Engine, patches: PatchSet) -> None:
     patches.set(*private.MAKE_SUBCLASS, staticmethod(make_subclass))
     patches.set(*private.MAKE_WRAPPER, staticmethod(_make_wrapper(patches)))
     patches.set(torch.Tensor, "as_subclass", as_subclass)
+    patches.set(torch.utils, "swap_tensors", swapping(torch.utils.swap_tensors))
     patches.set(torch.nn.Parameter, "__new__", staticmethod(_parameter))
