@@ -106,3 +106,24 @@ def test_a_submodule_that_is_not_there(
     (tmp_path / "lib" / "tacotron2" / "layers.py").touch()
     fault = of_exception(text)
     assert fault is None or "submodule" not in fault.title
+
+
+def test_what_a_script_next_to_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CenterNet's DCNv2: from ._ext import dcn_v2, which make.sh builds."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "lib" / "DCNv2"
+    folder.mkdir(parents=True)
+    assert of_exception(_of_ext(folder)) is None
+    (folder / "make.sh").touch()
+    fault = of_exception(_of_ext(folder))
+    assert fault is not None and fault.kind == "package_missing"
+    assert fault.title == "lib.DCNv2._ext is compiled by lib/DCNv2/make.sh, which has not been run"
+    assert fault.fix.action.startswith("cd lib/DCNv2 && sh make.sh;")
+    (folder / "_ext").mkdir()
+    assert of_exception(_of_ext(folder)) is None
+
+
+def _of_ext(folder: Path) -> str:
+    frame = f'  File "{folder / "func.py"}", line 9, in <module>\n    from ._ext import dcn_v2\n'
+    said = "ModuleNotFoundError: No module named 'lib.DCNv2._ext'"
+    return f"Traceback (most recent call last):\n{frame}{said}\n"

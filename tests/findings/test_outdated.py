@@ -111,6 +111,11 @@ def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:
             "(/lib/python3.11/site-packages/torch/_utils.py)",
             "from itertools import accumulate",
         ),
+        ("AttributeError: 'CIFAR10' object has no attribute 'train_data'", ".data and .targets"),
+        (
+            "SyntaxError: Missing parentheses in call to 'print'. Did you mean print(...)?",
+            "2to3",
+        ),
         (
             "TypeError: mel() takes 0 positional arguments but 5 were given",
             "mel(sr=…, n_fft=…",

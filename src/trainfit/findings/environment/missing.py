@@ -110,7 +110,7 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
             f"pip install --no-build-isolation -e {os.path.dirname(setup) or '.'}",
         )
     if module != name:
-        return None
+        return _compiled(module, raised)
     asked = asked_for(name, raised.folder)
     if name in _NOT_BROUGHT:
         why, instead = _NOT_BROUGHT[name]
@@ -173,6 +173,31 @@ def _made_by(setup: Path) -> Iterator[str]:
             yield from (each["extension"], each["extension"].rpartition(".")[2])
         elif not (setup.parent / f"{each['file']}.py").is_file():
             yield each["file"].replace("/", ".")
+
+
+#: What repositories compile their operators by, next to what imports them.
+_SCRIPTS: Final = ("make.sh", "build.sh", "compile.sh", "install.sh", "setup.py", "build.py")
+
+
+def _compiled(module: str, raised: ParsedException) -> Finding | None:
+    """A module of the user's own package that a script beside the importing file compiles."""
+    folder = raised.folder
+    parent, _, last = module.rpartition(".")
+    is_here = Path(*parent.split(".")).parts[-1:] == (folder.name,)
+    if not is_here or any(folder.glob(f"{last}*")):
+        return None
+    for script in _SCRIPTS:
+        if (folder / script).is_file():
+            where = os.path.relpath(folder)
+            run = "python" if script.endswith(".py") else "sh"
+            tail = " build_ext --inplace" if script == "setup.py" else ""
+            return _finding(
+                f"{module} is compiled by {os.path.join(where, script)}, which has not been run",
+                f"cd {where} && {run} {script}{tail}; where it does not compile with the "
+                "installed PyTorch, a newer version of that folder, or the PyTorch that the "
+                "README names, in an environment of its own",
+            )
+    return None
 
 
 def _submodule(name: str, raised: ParsedException) -> tuple[str, str] | None:

@@ -76,6 +76,24 @@ _KNOWN: Final = (
         "PyTorch has no copy of itertools.accumulate any longer",
         "from itertools import accumulate as _accumulate",
     ),
+    # torchvision/datasets/cifar.py and others, up to 0.2
+    KnownError(
+        "outdated",
+        re.compile(
+            r"'(?:CIFAR100?|MNIST|FashionMNIST|SVHN|STL10)' object has no attribute "
+            r"'(?:train|test)_(?:data|labels)'"
+        ),
+        "torchvision's data sets have data and targets since 0.3",
+        ".data and .targets instead of .train_data, .test_data, .train_labels and .test_labels",
+    ),
+    # Parser/pegen_errors.c
+    KnownError(
+        "outdated",
+        re.compile(r"Missing parentheses in call to '(?:print|exec)'"),
+        "The file is written for Python 2",
+        "print(…) with parentheses; 2to3 changes that and what else differs (python3.12 -m "
+        "lib2to3 -w FILE, or the package fissix)",
+    ),
     # librosa/filters.py, util/utils.py, core/audio.py, effects.py of 0.10
     KnownError(
         "outdated",
