@@ -267,6 +267,18 @@ def test_plain_tensors_that_share_or_swap_their_attributes_keep_their_own() -> N
     assert (one + 1).shape == (3, 5) and (plain_two + 1).shape == (2,)
 
 
+class Image(WithMeta):
+    """A class below the other, as fastai's TensorImage is below TensorBase."""
+
+
+def test_classes_are_of_each_other_on_the_device_as_well() -> None:
+    image, other = (torch.zeros(3, device="cuda").as_subclass(kind) for kind in (Image, WithMeta))
+    assert issubclass(type(image), type(other)) and isinstance(image, Image)
+    for found in (image - other, other - image, torch.stack([other, image])):
+        assert found.is_cuda and isinstance(found, WithMeta)
+    assert type(image).__mro__.index(Image) < type(image).__mro__.index(WithMeta)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_class_that_keeps_its_data_elsewhere_is_where_it_says(
     simulation: trainfit.Simulation, early: bool

@@ -62,7 +62,11 @@ def on_device(kind: type) -> type:
     """The class on the device of tensors of the user's class ``kind``."""
     found = _ON_DEVICE.get(kind)
     if found is None:
-        found = types.new_class(kind.__name__, (kind, DeviceTensor))
+        # As the user's classes are of each other: a tensor of one leaves an operator to its bases'
+        # (Tensor.__torch_function__ asks issubclass of all that are given).
+        bases = [base for base in kind.__bases__ if issubclass(base, torch.Tensor)]
+        above = [on_device(base) for base in bases if not _is_torchs(base)]
+        found = types.new_class(kind.__name__, (kind, *above, DeviceTensor))
         found.__module__, found.__qualname__ = kind.__module__, kind.__qualname__
         _ON_DEVICE[kind], _ORIGIN[found] = found, kind
         SUBCLASSES.add(found)
@@ -125,8 +129,11 @@ def has_operators(kinds: Iterable[type]) -> bool:
 
 
 def _computes(kind: type) -> bool:
-    of_torch = kind.__module__.partition(".")[0] == "torch"
-    return not of_torch and private.computes(kind)
+    return not _is_torchs(kind) and private.computes(kind)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
 
 
 #: What Python sees of a tensor that tells that it is on the device.
