@@ -93,6 +93,7 @@ def torch_six() -> object:
         (a_collection, "collections.abc"),
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
+        (lambda: torch.symeig(torch.eye(2)), "torch.linalg"),  # type: ignore[attr-defined]
         (a_sampler, "super().__init__() without an argument"),
         (an_environment, "terminated or truncated"),
     ],

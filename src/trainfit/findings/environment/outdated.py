@@ -76,6 +76,14 @@ _KNOWN: Final = (
         "PyTorch has no copy of itertools.accumulate any longer",
         "from itertools import accumulate as _accumulate",
     ),
+    # torch/functional.py and torch/_linalg_utils.py: torch.qr, torch.symeig, torch.lstsq, …
+    KnownError(
+        "outdated",
+        re.compile(r"This function was deprecated since version [\d.]+ and is now removed"),
+        "PyTorch has this function no longer",
+        "the one of torch.linalg that the message names (torch.linalg.qr for torch.qr, "
+        "torch.linalg.eigh for torch.symeig)",
+    ),
     # torchvision/datasets/cifar.py and others, up to 0.2
     KnownError(
         "outdated",
@@ -99,7 +107,7 @@ _KNOWN: Final = (
         "outdated",
         re.compile(
             r"(?<![\w.])(?:mel|pad_center|fix_length|resample|melspectrogram|mfcc|stft|istft"
-            r"|time_stretch|pitch_shift)\(\) takes [01] positional arguments? but \d"
+            r"|time_stretch|pitch_shift)\(\) \w+ [01] positional arguments? but \d"
         ),
         "librosa 0.10 and newer are given these by name only",
         "mel(sr=…, n_fft=…, n_mels=…, fmin=…, fmax=…), pad_center(window, size=…), "

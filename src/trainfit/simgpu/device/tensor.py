@@ -293,7 +293,7 @@ class DeviceTensor(torch.Tensor):
             given = {name: each for name, each in given.items() if name not in others} | own
         _DICT.__set__(self, given)
 
-    __dict__ = property(lambda self: _DICT.__get__(self), _give_dict)  # type: ignore[assignment]
+    __dict__ = property(lambda self: _DICT.__get__(self), _give_dict)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
