@@ -198,7 +198,7 @@ class _LeftOut:
         self._given, self._may_be = given, may_be
         self._forward, self._held = module.forward, vars(module).get("forward")
         self._outline = None if found is None else _outline(found)
-        module.forward = self  # type: ignore[method-assign,assignment]
+        module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _given(args, kwargs) != self._given or not self._may_be():
