@@ -397,3 +397,14 @@ def test_what_an_interrupted_run_has_is_kept(tmp_path: Path) -> None:
     assert json.loads(out)["steps"] == 2
     assert err.splitlines()[-1] == "trainfit: interrupted"
     assert (tmp_path / "recording.trainfit").is_file()
+
+
+def test_steps_of_an_optimizer_of_the_scripts_own_are_counted(tmp_path: Path) -> None:
+    """fastai's is none of PyTorch's: it ended with "for the 0 simulated steps only"."""
+    text = "import torch; model = torch.nn.Linear(64, 64).cuda()\nfor _ in range(20):\n"
+    text += "  model(torch.ones(8, 64, device='cuda')).sum().backward()\n  with torch.no_grad():\n"
+    text += "    for each in model.parameters():\n      each -= 0.1 * each.grad; each.grad = None\n"
+    script = write(tmp_path, text)
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.startswith("Fits:"), done.stdout + done.stderr
+    assert "0 simulated steps" not in done.stdout and "0 optimizer steps" not in done.stdout

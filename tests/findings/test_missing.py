@@ -72,3 +72,58 @@ def test_the_repository_around_the_folder_of_the_script(
     fault = absent("lib", scripts)
     assert fault.title == "lib lies in ../.., where Python does not look"
     assert fault.fix.action == "pip install -e ../.., or PYTHONPATH=../.. before the command"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ModuleNotFoundError: No module named 'tacotron2.layers'",
+        "ModuleNotFoundError: No module named 'tacotron2'",
+        "ImportError: cannot import name 'layers' from 'tacotron2' (unknown location)",
+    ],
+)
+def test_a_submodule_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    """waveglow has tacotron2 as a submodule: a plain clone and a downloaded archive have an empty
+    folder in its place."""
+    monkeypatch.chdir(tmp_path)
+    frames = f'  File "{tmp_path / "train.py"}", line 1, in <module>\n    import tacotron2\n'
+    text = f"Traceback (most recent call last):\n{frames}{said}\n"
+    url = "http://github.com/NVIDIA/tacotron2"
+    (tmp_path / ".gitmodules").write_text(
+        f'[submodule "taco"]\n\tpath = lib/tacotron2\n\turl = {url}\n[submodule "b"]\n\tpath = b\n'
+    )
+    (tmp_path / "lib" / "tacotron2").mkdir(parents=True)
+    fault = of_exception(text)
+    assert fault is not None
+    assert fault.title == "lib/tacotron2 is a git submodule that was not checked out"
+    assert fault.fix.action == f"git clone --recursive {url} lib/tacotron2"
+    (tmp_path / ".git").mkdir()
+    fault = of_exception(text)
+    assert fault is not None
+    assert fault.fix.action == "git submodule update --init --recursive lib/tacotron2"
+    (tmp_path / "lib" / "tacotron2" / "layers.py").touch()
+    fault = of_exception(text)
+    assert fault is None or "submodule" not in fault.title
+
+
+def test_what_a_script_next_to_it_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CenterNet's DCNv2: from ._ext import dcn_v2, which make.sh builds."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "lib" / "DCNv2"
+    folder.mkdir(parents=True)
+    assert of_exception(_of_ext(folder)) is None
+    (folder / "make.sh").touch()
+    fault = of_exception(_of_ext(folder))
+    assert fault is not None and fault.kind == "package_missing"
+    assert fault.title == "lib.DCNv2._ext is compiled by lib/DCNv2/make.sh, which has not been run"
+    assert fault.fix.action.startswith("cd lib/DCNv2 && sh make.sh;")
+    (folder / "_ext").mkdir()
+    assert of_exception(_of_ext(folder)) is None
+
+
+def _of_ext(folder: Path) -> str:
+    frame = f'  File "{folder / "func.py"}", line 9, in <module>\n    from ._ext import dcn_v2\n'
+    said = "ModuleNotFoundError: No module named 'lib.DCNv2._ext'"
+    return f"Traceback (most recent call last):\n{frame}{said}\n"

@@ -93,6 +93,7 @@ def torch_six() -> object:
         (a_collection, "collections.abc"),
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
+        (lambda: torch.symeig(torch.eye(2)), "torch.linalg"),  # type: ignore[attr-defined]
         (a_sampler, "super().__init__() without an argument"),
         (an_environment, "terminated or truncated"),
     ],
@@ -101,6 +102,66 @@ def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:
     fault = fault_of(call)
     assert fault is not None and fault.kind == "outdated" and fault.kind in KINDS
     assert fix in fault.fix.action
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (
+            "ImportError: cannot import name '_accumulate' from 'torch._utils' "
+            "(/lib/python3.11/site-packages/torch/_utils.py)",
+            "from itertools import accumulate",
+        ),
+        ("AttributeError: 'CIFAR10' object has no attribute 'train_data'", ".data and .targets"),
+        (
+            "SyntaxError: Missing parentheses in call to 'print'. Did you mean print(...)?",
+            "2to3",
+        ),
+        (
+            "TypeError: mel() takes 0 positional arguments but 5 were given",
+            "mel(sr=…, n_fft=…",
+        ),
+        (
+            "TypeError: pad_center() takes 1 positional argument but 2 were given",
+            "pad_center(window, size=…)",
+        ),
+        (
+            "AttributeError: 'FigureCanvasAgg' object has no attribute 'tostring_rgb'",
+            "buffer_rgba()",
+        ),
+    ],
+)
+def test_what_libraries_said_once(said: str, fix: str) -> None:
+    frame = '  File "/home/me/layers.py", line 7, in <module>\n    call()\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{frame}{said}\n")
+    assert fault is not None and fault.kind == "outdated" and fix in fault.fix.action
+
+
+def test_a_method_of_the_users_own_is_not_librosas() -> None:
+    said = "TypeError: Audio.mel() takes 1 positional argument but 2 were given"
+    frame = '  File "/home/me/layers.py", line 7, in <module>\n    call()\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{frame}{said}\n")
+    assert fault is None or fault.kind != "outdated"
+
+
+def test_a_package_that_asks_for_what_is_gone_is_named() -> None:
+    """imgaug 0.4 with NumPy 2: no line of the user's can be changed."""
+    packages = "/env/lib/python3.11/site-packages"
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 12, in <module>\n    import imgaug\n'
+        f'  File "{packages}/imgaug/imgaug.py", line 45, in <module>\n    np.sctypes["float"]\n'
+        f'  File "{packages}/numpy/__init__.py", line 778, in __getattr__\n    raise\n'
+        "AttributeError: `np.sctypes` was removed in the NumPy 2.0 release. Access dtypes "
+        "explicitly instead.\n"
+    )
+    fault = of_exception(text)
+    assert (
+        fault is not None and fault.title == "NumPy 2 has this name no longer: imgaug asks for it"
+    )
+    assert fault.fix.action == (
+        "pip install -U imgaug, which may be written for it by now; or pip install 'numpy<2'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -28,7 +30,7 @@ class Denoiser(torch.nn.Module):
 @pytest.fixture
 def watched() -> Iterator[tuple[Simulation, SampledLoop, Denoiser]]:
     with Simulation("RTX 4090") as simulation:
-        loop = SampledLoop(simulation, lambda: False)
+        loop = SampledLoop(simulation, lambda: False, is_inference=True)
         loop.install()
         yield simulation, loop, Denoiser()
         loop.remove()
@@ -93,6 +95,31 @@ def test_others_are(watched: Watched, use: Callable[[Denoiser], None]) -> None:
     _, loop, model = watched
     use(model)
     assert model.made == 30 and not loop.leaves_out
+
+
+@torch.no_grad()
+def test_batches_that_a_training_draws_by_itself_are_alike() -> None:
+    """An evaluation by a function that draws its batches, before the first step or after some."""
+    with Simulation("RTX 4090") as simulation:
+        loop, model = SampledLoop(simulation, lambda: False, is_inference=False), Denoiser()
+        loop.install()
+        for use in (benchmarking, keeping):
+            use(model)
+            assert not loop.leaves_out
+        model.made = 0
+        fed(model)
+        assert model.made < 10 and loop.leaves_out
+        # The best model so far is kept, or saved as a whole: nothing of the loop is in it.
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        saved.seek(0)
+        for copied in (copy.deepcopy(model), torch.load(saved, weights_only=False)):
+            made = copied.made
+            fed(copied)
+            assert copied is not model and copied.made > made
+            assert copied.forward.__self__ is copied
+        loop.remove()
+        assert "forward" not in vars(model)
 
 
 def test_a_model_is_trained_after_it(watched: Watched) -> None:

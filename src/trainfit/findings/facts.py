@@ -41,6 +41,7 @@ class FailureContext:
         batch_bytes: of a batch's tensors.
         batch_tensors: how many they are.
         shm_free_bytes: of /dev/shm.
+        ram_free_bytes: of memory, before the run.
         open_files: how many this process may have open.
         oom_kills: processes that the kernel killed during the run because memory ran out.
         output: what the run's processes wrote to stderr.
@@ -59,6 +60,7 @@ class FailureContext:
     batch_bytes: int | None = None
     batch_tensors: int | None = None
     shm_free_bytes: int | None = None
+    ram_free_bytes: int | None = None
     open_files: int | None = None
     oom_kills: OomKills | None = None
     output: str = ""

@@ -83,6 +83,10 @@ _SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchron
 _SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
 #: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
 _FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
+#: What a worker's own handler and the loader say of a bus error is a guess ("might be caused by
+#: insufficient shared memory", "it is possible that"): pages of /dev/shm are RAM, too, and a file
+#: that is mapped and was cut off since has the same effect.
+_BUS_ERROR: Final = re.compile(r"[Bb]us error")
 _TRIED: Final = re.compile(r"you tried to allocate (\d+) bytes")
 #: One request of so many bytes is not a matter of how many workers there are.
 _LARGE: Final = 16 << 30
@@ -216,7 +220,7 @@ def _resources(
         return _open_files(settings, said, seen)
     shares = failure.exit_code is None or (settings is not None and settings.num_workers > 0)
     if _signal(failure) == signal.SIGBUS and shares:
-        return _shm_full(settings, spoken(failure, seen), seen)
+        return _shm_full(settings, f"bus error: {spoken(failure, seen)}", seen)
     if failure.error_type in _MEMORY_TYPES or tracebacks.NO_MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
         asked = _TRIED.search(raised.message)
@@ -230,17 +234,27 @@ def _resources(
 
 
 def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:
-    need, evidence = None, said
+    need, free, evidence = None, seen.shm_free_bytes, said
     if seen.batch_bytes is not None and settings is not None:
         need = (settings.tokens + 1) * seen.batch_bytes
         batches = f"{settings.tokens} prefetched batches and the one in use"
         evidence += f"; {batches} of {size(seen.batch_bytes)} are {size(need)}"
-    if seen.shm_free_bytes is not None:
-        evidence += f"; /dev/shm has {size(seen.shm_free_bytes)} free"
-    if need is not None and seen.shm_free_bytes is not None and need < seen.shm_free_bytes / 2:
-        evidence += "; that is enough: a truncated memory-mapped file has the same effect"
-    summary = "Shared memory (/dev/shm) is full"
-    return failure_finding("shm_full", summary, evidence, fixes.shm(settings, need), settings)
+    if free is not None:
+        evidence += f"; /dev/shm has {size(free)} free"
+    is_short = need is not None and free is not None and need > free
+    if is_short or not _BUS_ERROR.search(said):
+        summary = "Shared memory (/dev/shm) is full"
+        return failure_finding("shm_full", summary, evidence, fixes.shm(settings, need), settings)
+    if need is not None and free is not None and need < free / 2:
+        evidence += (
+            "; that is enough, so RAM is short, in which /dev/shm is, or "
+            "a memory-mapped file was cut off"
+        )
+    if seen.ram_free_bytes is not None:
+        evidence += f"; {size(seen.ram_free_bytes)} of RAM were available before the run"
+    summary = "A bus error: RAM or shared memory (/dev/shm, which is in RAM) ran out"
+    fix = f"{fixes.memory(settings)}; where /dev/shm is small: {fixes.shm(settings, need)}"
+    return failure_finding("shm_full", summary, evidence, fix, settings)
 
 
 def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:

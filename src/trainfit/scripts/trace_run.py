@@ -129,7 +129,9 @@ class Runner:
         self._generation.is_repeated = self._text_repeated
         self._generation.over = self._text_over
         self._sampling = SampledLoop(
-            self._simulation, lambda: self._generation.in_generate or self._generation.in_loop
+            self._simulation,
+            lambda: self._generation.in_generate or self._generation.in_loop,
+            spec.count == "calls",
         )
         self._sampling.is_over = self._text_repeated
         self._sampling_since: float | None = None

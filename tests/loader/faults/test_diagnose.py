@@ -185,11 +185,18 @@ def test_a_full_disk_is_not_a_full_shm() -> None:
     assert "/home/me/data.py:7" in fault.cause and "`cache.write(x)`" in fault.cause
 
 
-def test_enough_shm_for_a_bus_error_says_so() -> None:
-    message = SHM[0]
-    seen = FailureContext(batch_bytes=1 << 20, shm_free_bytes=1 << 34)
-    fault = diagnose(Failure("RuntimeError", message, message), FORK2, None, seen)
-    assert "that is enough" in fault.cause
+@pytest.mark.parametrize(
+    "failure", [Failure("RuntimeError", SHM[0], SHM[0]), Failure(exit_code=-7)]
+)
+def test_a_bus_error_with_room_in_shm_names_ram_as_well(failure: Failure) -> None:
+    seen = FailureContext(batch_bytes=1 << 20, shm_free_bytes=1 << 34, ram_free_bytes=3 << 20)
+    fault = diagnose(failure, FORK2, None, seen)
+    assert fault.kind == "shm_full" and "is full" not in fault.title
+    assert "RAM" in fault.title and "/dev/shm" in fault.title
+    assert "that is enough" in fault.cause and "3 MiB of RAM were available" in fault.cause
+    assert "fewer workers (1 instead of 2)" in fault.fix.action
+    # Nothing is known of either, as in a run whose machine was not looked at.
+    assert "RAM" in diagnose(failure, FORK2).title
 
 
 FILES = (

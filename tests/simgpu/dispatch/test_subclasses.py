@@ -251,6 +251,34 @@ def test_swapped_tensors_stay_on_the_device() -> None:
     assert isinstance(one, WithMeta) and one.shape == (3,) and (one + 1).is_cuda
 
 
+def test_plain_tensors_that_share_or_swap_their_attributes_keep_their_own() -> None:
+    """fastai gives what it computes the ``__dict__`` of what it was computed of."""
+    one, two = torch.zeros(2, device="cuda"), torch.zeros(3, 5, device="cuda").double()
+    one.note = "of one"  # type: ignore[attr-defined]
+    tagged_two = two.as_subclass(WithMeta)
+    for given in (two, tagged_two):
+        given.__dict__ = one.__dict__
+        assert given.note == "of one" and given.new_ones(4).dtype is torch.float64  # type: ignore[attr-defined]
+        assert (given + 1).shape == (3, 5)
+    plain_two = tagged_two.as_subclass(torch.Tensor)
+    plain_two.__dict__ = tagged_two.__dict__
+    assert plain_two.sum().dtype is torch.float64
+    torch.utils.swap_tensors(one, plain_two)
+    assert (one + 1).shape == (3, 5) and (plain_two + 1).shape == (2,)
+
+
+class Image(WithMeta):
+    """A class below the other, as fastai's TensorImage is below TensorBase."""
+
+
+def test_classes_are_of_each_other_on_the_device_as_well() -> None:
+    image, other = (torch.zeros(3, device="cuda").as_subclass(kind) for kind in (Image, WithMeta))
+    assert issubclass(type(image), type(other)) and isinstance(image, Image)
+    for found in (image - other, other - image, torch.stack([other, image])):
+        assert found.is_cuda and isinstance(found, WithMeta)
+    assert type(image).__mro__.index(Image) < type(image).__mro__.index(WithMeta)
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_class_that_keeps_its_data_elsewhere_is_where_it_says(
     simulation: trainfit.Simulation, early: bool

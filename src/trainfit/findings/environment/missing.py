@@ -6,6 +6,7 @@ those that are known are named by their own, and of others is said where their n
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 from collections.abc import Iterator
@@ -92,22 +93,29 @@ _NOT_BROUGHT: Final = {
         "environment of their own",
     ),
 }
+#: A folder without an __init__.py, as an empty one.
+_EMPTY: Final = re.compile(r"cannot import name '[^']+' from '([\w.]+)' \(unknown location\)")
 
 
 def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A module that Python does not find, and that is of no installed package."""
-    found = NO_MODULE.search(raised.message)
-    if raised.type != "ModuleNotFoundError" or found is None:
+    found = NO_MODULE.search(raised.message) or _EMPTY.search(raised.message)
+    if raised.type not in ("ModuleNotFoundError", "ImportError") or found is None:
         return None
     module = found[1]
     name = module.partition(".")[0]
+    if (submodule := _submodule(name, raised)) is not None:
+        path, fix = submodule
+        return _finding(f"{path} is a git submodule that was not checked out", fix)
+    if raised.type == "ImportError":
+        return None
     if (setup := _built_by(module, raised)) is not None:
         return _finding(
             f"{module} is made when its package is installed, by {setup}",
             f"pip install --no-build-isolation -e {os.path.dirname(setup) or '.'}",
         )
     if module != name:
-        return None
+        return _compiled(module, raised)
     asked = asked_for(name, raised.folder)
     if name in _NOT_BROUGHT:
         why, instead = _NOT_BROUGHT[name]
@@ -170,6 +178,52 @@ def _made_by(setup: Path) -> Iterator[str]:
             yield from (each["extension"], each["extension"].rpartition(".")[2])
         elif not (setup.parent / f"{each['file']}.py").is_file():
             yield each["file"].replace("/", ".")
+
+
+#: What repositories compile their operators by, next to what imports them.
+_SCRIPTS: Final = ("make.sh", "build.sh", "compile.sh", "install.sh", "setup.py", "build.py")
+
+
+def _compiled(module: str, raised: ParsedException) -> Finding | None:
+    """A module of the user's own package that a script beside the importing file compiles."""
+    folder = raised.folder
+    parent, _, last = module.rpartition(".")
+    is_here = Path(*parent.split(".")).parts[-1:] == (folder.name,)
+    if not is_here or any(folder.glob(f"{last}*")):
+        return None
+    for script in _SCRIPTS:
+        if (folder / script).is_file():
+            where = os.path.relpath(folder)
+            run = "python" if script.endswith(".py") else "sh"
+            tail = " build_ext --inplace" if script == "setup.py" else ""
+            return _finding(
+                f"{module} is compiled by {os.path.join(where, script)}, which has not been run",
+                f"cd {where} && {run} {script}{tail}; where it does not compile with the "
+                "installed PyTorch, a newer version of that folder, or the PyTorch that the "
+                "README names, in an environment of its own",
+            )
+    return None
+
+
+def _submodule(name: str, raised: ParsedException) -> tuple[str, str] | None:
+    """The submodule of this repository that should have a module and is empty, and what brings it;
+    ``None`` where there is none."""
+    here = Path.cwd()
+    for folder in dict.fromkeys((here, raised.folder, *list(raised.folder.parents)[:_OUTER])):
+        modules = configparser.ConfigParser(interpolation=None, strict=False)
+        try:
+            modules.read(folder / ".gitmodules", encoding="utf-8")
+        except (OSError, ValueError, configparser.Error):
+            continue
+        for section in map(modules.__getitem__, modules.sections()):
+            path = folder / section.get("path", "")
+            is_it = path.name.replace("-", "_").lower() == name.lower() and path != folder
+            if is_it and not (path.is_dir() and any(path.iterdir())):
+                where = os.path.relpath(path)
+                if (folder / ".git").exists():
+                    return where, f"git submodule update --init --recursive {where}"
+                return where, f"git clone --recursive {section.get('url', 'URL')} {where}"
+    return None
 
 
 #: What pip installs a folder by.

@@ -69,6 +69,58 @@ _KNOWN: Final = (
         "NumPy 2.4 and newer make no number of an array of one element",
         "int(a[0]) or a.item() instead of int(a), or pip install 'numpy<2.4'",
     ),
+    # torch/_utils.py up to 2.2: torch.utils.data.random_split used it
+    KnownError(
+        "outdated",
+        re.compile(r"cannot import name '_accumulate' from 'torch\._utils'"),
+        "PyTorch has no copy of itertools.accumulate any longer",
+        "from itertools import accumulate as _accumulate",
+    ),
+    # torch/functional.py and torch/_linalg_utils.py: torch.qr, torch.symeig, torch.lstsq, …
+    KnownError(
+        "outdated",
+        re.compile(r"This function was deprecated since version [\d.]+ and is now removed"),
+        "PyTorch has this function no longer",
+        "the one of torch.linalg that the message names (torch.linalg.qr for torch.qr, "
+        "torch.linalg.eigh for torch.symeig)",
+    ),
+    # torchvision/datasets/cifar.py and others, up to 0.2
+    KnownError(
+        "outdated",
+        re.compile(
+            r"'(?:CIFAR100?|MNIST|FashionMNIST|SVHN|STL10)' object has no attribute "
+            r"'(?:train|test)_(?:data|labels)'"
+        ),
+        "torchvision's data sets have data and targets since 0.3",
+        ".data and .targets instead of .train_data, .test_data, .train_labels and .test_labels",
+    ),
+    # Parser/pegen_errors.c
+    KnownError(
+        "outdated",
+        re.compile(r"Missing parentheses in call to '(?:print|exec)'"),
+        "The file is written for Python 2",
+        "print(…) with parentheses; 2to3 changes that and what else differs (python3.12 -m "
+        "lib2to3 -w FILE, or the package fissix)",
+    ),
+    # librosa/filters.py, util/utils.py, core/audio.py, effects.py of 0.10
+    KnownError(
+        "outdated",
+        re.compile(
+            r"(?<![\w.])(?:mel|pad_center|fix_length|resample|melspectrogram|mfcc|stft|istft"
+            r"|time_stretch|pitch_shift)\(\) \w+ [01] positional arguments? but \d"
+        ),
+        "librosa 0.10 and newer are given these by name only",
+        "mel(sr=…, n_fft=…, n_mels=…, fmin=…, fmax=…), pad_center(window, size=…), "
+        "resample(y, orig_sr=…, target_sr=…)",
+    ),
+    # matplotlib/backends/backend_agg.py of 3.10
+    KnownError(
+        "outdated",
+        re.compile(r"object has no attribute 'tostring_rgb'"),
+        "Matplotlib 3.10 and newer have no tostring_rgb() any longer",
+        "numpy.asarray(figure.canvas.buffer_rgba())[..., :3] in its place, which has the "
+        "figure's shape already",
+    ),
     # torch/csrc/autograd/python_function.cpp
     KnownError(
         "outdated",
@@ -128,6 +180,11 @@ _KNOWN: Final = (
 def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
     """What an import that fails, or a name that a library had once, means."""
     if met := first_met(_KNOWN, raised.message):
+        if (package := _asking_package(raised)) is not None:
+            older = _OLDER.search(met[0].fix)
+            fix = f"pip install -U {package}, which may be written for it by now"
+            fix += f"; or {older[0]}" if older is not None else ""
+            return failure_finding("outdated", f"{met[0].title}: {package} asks for it", "", fix)
         return failure_finding("outdated", met[0].title, "", met[0].fix)
     if raised.type == "AssertionError" and (asked := _asked_version(raised)):
         return failure_finding(
@@ -166,6 +223,18 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
     name = module.partition(".")[0]
     is_part = module != name and _is_installed(name)
     return _other_version(name, module, raised) if is_part else None
+
+
+#: A name that is gone: who asks for it is to be changed, whoever called that.
+_GONE: Final = re.compile(r"has no attribute|cannot import name|(?:was|is) removed|No module named")
+_OLDER: Final = re.compile(r"pip install '[^']+'")
+
+
+def _asking_package(raised: ParsedException) -> str | None:
+    """The installed package whose line asks for a name that is gone; ``None``: the user's does."""
+    asking = [each for each in raised.frames if each.package != "numpy"]
+    is_gone = bool(asking) and _GONE.search(raised.message) is not None
+    return asking[-1].package or None if is_gone else None
 
 
 #: gym/core.py and gymnasium/core.py: observation, reward, terminated, truncated, info.

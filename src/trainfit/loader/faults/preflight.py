@@ -357,6 +357,7 @@ def run_watched(
         limit_s=limit_s,
         alone_s=alone_s,
         shm_free_bytes=machine.shm_free_bytes if machine is not None else None,
+        ram_free_bytes=machine.available_bytes if machine is not None else None,
         open_files=machine.open_files if machine is not None else None,
         oom_kills=between(before, oom_kills()),
         output=output.text,

@@ -23,6 +23,7 @@ from trainfit.plan.runs.failures import (
     require_step,
     script_output,
     shortfall,
+    updates_by_itself,
 )
 from trainfit.plan.runs.progress import as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
@@ -87,6 +88,10 @@ def simulate_command(
         if is_inference(trace) and trace.interrupt is None:
             shown.begin(1, f"simulating the calls of {command.name}, which does not train")
             spec = dataclasses.replace(spec, count="calls")
+            trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
+        elif not trace.outcome.steps and updates_by_itself(trace) and trace.interrupt is None:
+            shown.begin(1, f"simulating {command.name}, whose optimizer is none of PyTorch's")
+            spec = dataclasses.replace(spec, count="backwards")
             trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
     shown.end(1)
     outcome = trace.outcome

@@ -1,9 +1,12 @@
-"""A model that is called again and again on what it gave, as images are sampled by denoising: once
-memory repeats, its calls are counted and not made, and the script goes on to what comes after."""
+"""A model that is called again and again without gradients, as images are sampled by denoising or
+losses averaged over batches that a function draws: once memory repeats, its calls are counted and
+not made, and the script goes on to what comes after."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -41,17 +44,20 @@ class _Call:
 class SampledLoop:
     """Tells a loop of calls that are alike, and makes no more of them than show its memory.
 
-    The calls are without gradients, none is fed by a DataLoader or the host, each is given new
-    tensors, and as much is in use after each. A call that is none of these (another model's, one
-    given other shapes, one of training) is made.
+    The calls are without gradients, none is fed by a DataLoader, each is given new tensors, and as
+    much is in use after each. A call that is none of these (another model's, one given other
+    shapes, one of training) is made.
 
     Args:
         simulation: where the calls are made.
         is_text: is a text generated now, of which something else counts the calls?
+        is_inference: are calls what the run counts? What the host feeds is then a step of its own.
     """
 
-    def __init__(self, simulation: Simulation, is_text: Callable[[], bool]) -> None:
-        self._simulation, self._is_text = simulation, is_text
+    def __init__(
+        self, simulation: Simulation, is_text: Callable[[], bool], is_inference: bool
+    ) -> None:
+        self._simulation, self._is_text, self._is_inference = simulation, is_text, is_inference
         self._handles: list[Any] = []
         self._depth = 0
         self._calls: list[_Call] = []
@@ -115,7 +121,7 @@ class SampledLoop:
             self._has_left = True  # what comes after the loop
             return
         is_fed, is_new = self._sources((*args, *kwargs.values()))
-        if is_fed:
+        if is_fed and self._is_inference:
             self._calls.clear()
             return
         bytes_ = self._simulation.allocator.requested_bytes
@@ -130,14 +136,16 @@ class SampledLoop:
                 return
 
     def _sources(self, given: tuple[Any, ...]) -> tuple[bool, bool]:
-        """Is a call given more of the host's than a number, and something that the device made and
-        no call before was given?"""
+        """Is a call given more of the host's than a number, and something that no call before was
+        given: in an inference, of what the device made?"""
         tensors = [each for each in given if isinstance(each, torch.Tensor)]
         numbers = {self._simulation.allocation_of(each): each for each in tensors}
         new = numbers.keys() - self._numbers
         self._numbers |= {number for number in new if number is not None}
         fed = [n for n in new if n is None or self._simulation.is_copied(n)]
-        return any(numbers[n].nbytes > _TOLD for n in fed), len(fed) < len(new)
+        return any(numbers[n].nbytes > _TOLD for n in fed), len(fed) < len(new) or (
+            bool(new) and not self._is_inference
+        )
 
     def _leave_out(self, turn: list[_Call], found: Any) -> None:
         self._has_left = False
@@ -174,7 +182,10 @@ def _given(args: Any, kwargs: Any) -> _Given:
 
 
 class _LeftOut:
-    """Stands in for a model's forward call: gives tensors of the shapes that a call gave."""
+    """Stands in for a model's forward call: gives tensors of the shapes that a call gave.
+
+    A copy of the model, or what is saved of it, has the forward call that the model has itself.
+    """
 
     def __init__(
         self,
@@ -187,9 +198,9 @@ class _LeftOut:
         self._given, self._may_be = given, may_be
         self._forward, self._held = module.forward, vars(module).get("forward")
         self._outline = None if found is None else _outline(found)
-        module.forward = self._call
+        module.forward = self
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _given(args, kwargs) != self._given or not self._may_be():
             return self._forward(*args, **kwargs)
         if self._outline is None:
@@ -197,6 +208,17 @@ class _LeftOut:
             self._outline = _outline(found)
             return found
         return map_leaves(_Outline, _Outline.made, self._outline)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._held is not None:
+            return copy.deepcopy(self._held, memo)
+        module = memo.get(id(self.module), self.module)
+        return types.MethodType(type(self.module).forward, module)
+
+    def __reduce__(self) -> Any:
+        if self._held is not None:
+            return copy.copy, (self._held,)
+        return getattr, (self.module, "forward")
 
     def remove(self) -> None:
         """The module is as it was."""

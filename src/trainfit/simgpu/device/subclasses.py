@@ -32,6 +32,7 @@ from trainfit.simgpu.device.tensor import (
     SimulatedTensor,
     current_engine,
     plain,
+    swapping,
     vars_of,
 )
 from trainfit.simgpu.patching import PatchSet
@@ -61,7 +62,11 @@ def on_device(kind: type) -> type:
     """The class on the device of tensors of the user's class ``kind``."""
     found = _ON_DEVICE.get(kind)
     if found is None:
-        found = types.new_class(kind.__name__, (kind, DeviceTensor))
+        # As the user's classes are of each other: a tensor of one leaves an operator to its bases'
+        # (Tensor.__torch_function__ asks issubclass of all that are given).
+        bases = [base for base in kind.__bases__ if issubclass(base, torch.Tensor)]
+        above = [on_device(base) for base in bases if not _is_torchs(base)]
+        found = types.new_class(kind.__name__, (kind, *above, DeviceTensor))
         found.__module__, found.__qualname__ = kind.__module__, kind.__qualname__
         _ON_DEVICE[kind], _ORIGIN[found] = found, kind
         SUBCLASSES.add(found)
@@ -124,8 +129,11 @@ def has_operators(kinds: Iterable[type]) -> bool:
 
 
 def _computes(kind: type) -> bool:
-    of_torch = kind.__module__.partition(".")[0] == "torch"
-    return not of_torch and private.computes(kind)
+    return not _is_torchs(kind) and private.computes(kind)
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
 
 
 #: What Python sees of a tensor that tells that it is on the device.
@@ -177,6 +185,7 @@ def _parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> torch.
     return make_subclass(cls, data, requires_grad)
 
 
+@swapping
 def _swap(target: torch.Tensor, made: torch.Tensor) -> None:
     """``torch.utils.swap_tensors``, without what it refuses: weak references are held to the
     object, which is to be the one that was moved; and views (FSDP's, of its flat parameter) stay
@@ -241,4 +250,5 @@ def install(engine: Engine, patches: PatchSet) -> None:
     patches.set(*private.MAKE_SUBCLASS, staticmethod(make_subclass))
     patches.set(*private.MAKE_WRAPPER, staticmethod(_make_wrapper(patches)))
     patches.set(torch.Tensor, "as_subclass", as_subclass)
+    patches.set(torch.utils, "swap_tensors", swapping(torch.utils.swap_tensors))
     patches.set(torch.nn.Parameter, "__new__", staticmethod(_parameter))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -255,12 +256,44 @@ def spec_of(meta: torch.Tensor) -> Spec:
     return spec
 
 
+_DICT = vars(torch.Tensor)["__dict__"]
+_swapping = False
+
+
+def swapping(swap: Callable[..., None]) -> Callable[..., None]:
+    """What lets two tensors be each other, with all that is in their ``__dict__``."""
+
+    @functools.wraps(swap)
+    def swapped(*args: Any) -> None:
+        global _swapping
+        before, _swapping = _swapping, True
+        try:
+            swap(*args)
+        finally:
+            _swapping = before
+
+    return swapped
+
+
 class DeviceTensor(torch.Tensor):
     """What Python sees of a tensor on a simulated GPU.
 
     Two kinds there are: :class:`SimulatedTensor`, which every operator makes, and the classes of
     :mod:`trainfit.simgpu.device.subclasses`, for tensors of the user's own classes.
     """
+
+    def _give_dict(self, given: dict[str, Any]) -> None:
+        """``tensor.__dict__ = other.__dict__`` is the user's way to pass on attributes (fastai):
+        what the simulation keeps in it stays each tensor's own."""
+        if not _swapping:
+            ours = _DICT.__get__(self)
+            own = {name: ours[name] for name in _OWN if name in ours and "_life" in ours}
+            # Of a class of the user's "_meta" may be an attribute.
+            others = _OWN if "_life" in given else ()
+            given = {name: each for name, each in given.items() if name not in others} | own
+        _DICT.__set__(self, given)
+
+    __dict__ = property(lambda self: _DICT.__get__(self), _give_dict)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
