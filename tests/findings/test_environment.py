@@ -37,6 +37,18 @@ def raised(text: str, *paths: str) -> str:
             "torch.version.cuda",
         ),
         (
+            "OSError: libc10_cuda.so: cannot open shared object file: No such file or directory",
+            ("train.py", f"{SITE}/torchaudio/__init__.py", f"{SITE}/torch/_ops.py"),
+            "torchaudio was compiled for a PyTorch with CUDA",
+            "the build of torchaudio for this PyTorch",
+        ),
+        (
+            f"OSError: Could not load this library: {SITE}/torchaudio/lib/_torchaudio.so",
+            ("train.py", f"{SITE}/torchaudio/__init__.py", f"{SITE}/torch/_ops.py"),
+            "A library of torchaudio cannot be loaded",
+            f"ldd {SITE}/torchaudio/lib/_torchaudio.so",
+        ),
+        (
             "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected "
             "96 from C header, got 88 from PyObject",
             ("train.py", f"{SITE}/pycocotools/mask.py"),
