@@ -100,6 +100,25 @@ def test_a_package_that_the_repository_excludes_is_named(tmp_path: Path, code: s
     assert "pip install 'rich==0.9.1'" in fault.fix.action
 
 
+def test_a_package_that_an_installed_one_excludes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site-packages"
+    (site / "asking").mkdir(parents=True)
+    (site / "asking" / "__init__.py").write_text("from rich import no_such\n")
+    told = site / "asking-1.5.dist-info" / "METADATA"
+    told.parent.mkdir()
+    told.write_text(
+        "Metadata-Version: 2.1\nName: asking\nVersion: 1.5\n"
+        "Requires-Dist: rich>=1; extra == 'all'\nRequires-Dist: rich<3,>=0.5\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    fault = fault_of(tmp_path, "import asking\n")
+    assert fault is not None and fault.kind == "outdated"
+    assert f"asking 1.5 asks for rich<3,>=0.5, and {RICH} is installed" in fault.title
+    assert "pip check" in fault.fix.action and "change the line" not in fault.fix.action
+
+
 @pytest.mark.parametrize(
     "code",
     [

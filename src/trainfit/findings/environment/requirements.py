@@ -69,6 +69,26 @@ def unmet(modules: Iterable[str], folder: Path) -> Unmet | None:
     return None
 
 
+def unmet_by(asking: str, module: str) -> Unmet | None:
+    """Of what the installed package of the module ``asking`` asks for itself: the version of
+    ``module``, where the installed one is excluded."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    wanted = dict(_installed(module))
+    for name, version in _installed(asking):
+        for line in importlib.metadata.requires(name) or ():
+            try:
+                each = Requirement(line)
+            except InvalidRequirement:
+                continue
+            installed = next((v for k, v in wanted.items() if _plain(k) == _plain(each.name)), None)
+            if installed is None or (each.marker and not each.marker.evaluate({"extra": ""})):
+                continue
+            if not meets(installed, str(each.specifier)):
+                return Unmet(each.name, str(each.specifier), f"{name} {version}", installed)
+    return None
+
+
 def asked_for(package: str, folder: Path) -> Asked | None:
     """What the repository around a folder asks for of a package; ``None``: it names it nowhere."""
     found = list(_asked(package, folder))
