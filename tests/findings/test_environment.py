@@ -72,6 +72,14 @@ def test_a_package_that_does_not_match(
     assert said.partition(": ")[2] in fault.cause
 
 
+def test_deepspeed_without_a_launcher() -> None:
+    said = "ModuleNotFoundError: No module named 'mpi4py'"
+    fault = of_exception(raised(said, "train.py", f"{SITE}/deepspeed/comm/comm.py"))
+    assert fault is not None and "torchrun --nproc-per-node=1" in fault.fix.action
+    other = of_exception(raised(said, "train.py"))
+    assert other is not None and "pip install mpi4py" in other.fix.action
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -6,6 +6,7 @@ conda's environment*.yml, and a `pip install name==version` in README.md or INST
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -72,21 +73,24 @@ def unmet(modules: Iterable[str], folder: Path) -> Unmet | None:
 def unmet_by(asking: str, module: str) -> Unmet | None:
     """Of what the installed package of the module ``asking`` asks for itself: the version of
     ``module``, where the installed one is excluded."""
+    installed = dict(_installed(module))
+    for each in wanted_by(asking):
+        for name, version in installed.items():
+            if _plain(name) == _plain(each.package) and not meets(version, each.version):
+                return Unmet(each.package, each.version, each.file, version)
+    return None
+
+
+def wanted_by(asking: str) -> Iterator[Asked]:
+    """What the installed package of the module ``asking`` asks for here, without its extras."""
     from packaging.requirements import InvalidRequirement, Requirement
 
-    wanted = dict(_installed(module))
     for name, version in _installed(asking):
         for line in importlib.metadata.requires(name) or ():
-            try:
+            with contextlib.suppress(InvalidRequirement):
                 each = Requirement(line)
-            except InvalidRequirement:
-                continue
-            installed = next((v for k, v in wanted.items() if _plain(k) == _plain(each.name)), None)
-            if installed is None or (each.marker and not each.marker.evaluate({"extra": ""})):
-                continue
-            if not meets(installed, str(each.specifier)):
-                return Unmet(each.name, str(each.specifier), f"{name} {version}", installed)
-    return None
+                if each.marker is None or each.marker.evaluate({"extra": ""}):
+                    yield Asked(each.name, str(each.specifier), f"{name} {version}")
 
 
 def asked_for(package: str, folder: Path) -> Asked | None:
