@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from trainfit.memory.capacity import (  # noqa: E402
     reserved_bounds,
 )
 from trainfit.memory.replay import Stream, replay  # noqa: E402
-from trainfit.report.sections.memory import quantities  # noqa: E402
+from trainfit.report.sections.memory import figures_table, quantities  # noqa: E402
 from trainfit.results.runs.recording import Recording  # noqa: E402
 from trainfit.simgpu.allocator.settings import AllocatorSettings  # noqa: E402
 
@@ -85,6 +87,9 @@ def test_figures_carry_ranges_that_the_report_shows() -> None:
     text = str(quantities(found))
     assert "90% prediction intervals" in text
     assert "of measured jobs used more" in text
+    tebibytes = dict.fromkeys(("reserved_range_bytes", "device_range_bytes"), (1 << 40, 3 << 40))
+    large = dataclasses.replace(found, reserved_bytes=2 << 40, device_bytes=2 << 40, **tebibytes)
+    assert "2.00 (1.00 to 3.00) TiB" in str(figures_table({"now": large}))
 
 
 def test_the_least_capacity_is_the_smallest_that_blocks_which_were_returned_leave() -> None:
