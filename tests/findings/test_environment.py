@@ -37,6 +37,18 @@ def raised(text: str, *paths: str) -> str:
             "torch.version.cuda",
         ),
         (
+            "OSError: libc10_cuda.so: cannot open shared object file: No such file or directory",
+            ("train.py", f"{SITE}/torchaudio/__init__.py", f"{SITE}/torch/_ops.py"),
+            "torchaudio was compiled for a PyTorch with CUDA",
+            "the build of torchaudio for this PyTorch",
+        ),
+        (
+            f"OSError: Could not load this library: {SITE}/torchaudio/lib/_torchaudio.so",
+            ("train.py", f"{SITE}/torchaudio/__init__.py", f"{SITE}/torch/_ops.py"),
+            "A library of torchaudio cannot be loaded",
+            f"ldd {SITE}/torchaudio/lib/_torchaudio.so",
+        ),
+        (
             "ValueError: numpy.dtype size changed, may indicate binary incompatibility. Expected "
             "96 from C header, got 88 from PyObject",
             ("train.py", f"{SITE}/pycocotools/mask.py"),
@@ -58,6 +70,14 @@ def test_a_package_that_does_not_match(
     assert fault is not None and fault.kind == "package_mismatch" and fault.kind in KINDS
     assert fault.title.startswith(title) and fix in fault.fix.action
     assert said.partition(": ")[2] in fault.cause
+
+
+def test_deepspeed_without_a_launcher() -> None:
+    said = "ModuleNotFoundError: No module named 'mpi4py'"
+    fault = of_exception(raised(said, "train.py", f"{SITE}/deepspeed/comm/comm.py"))
+    assert fault is not None and "torchrun --nproc-per-node=1" in fault.fix.action
+    other = of_exception(raised(said, "train.py"))
+    assert other is not None and "pip install mpi4py" in other.fix.action
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from importlib.metadata import version
 from pathlib import Path
@@ -98,6 +99,39 @@ def test_a_package_that_the_repository_excludes_is_named(tmp_path: Path, code: s
     assert fault is not None and fault.kind == "outdated"
     assert f"requirements.txt asks for rich==0.9.1, and {RICH} is installed" in fault.title
     assert "pip install 'rich==0.9.1'" in fault.fix.action
+
+
+def asking(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, *wants: str) -> None:
+    """An installed package of that name, whose code is imported, and what it asks for."""
+    site = folder / "site-packages"
+    (site / "asking").mkdir(parents=True)
+    (site / "asking" / "__init__.py").write_text(code)
+    told = site / "asking-1.5.dist-info" / "METADATA"
+    told.parent.mkdir()
+    lines = ("Metadata-Version: 2.1", "Name: asking", "Version: 1.5")
+    told.write_text("\n".join((*lines, *(f"Requires-Dist: {each}" for each in wants), "")))
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delitem(sys.modules, "asking", raising=False)
+
+
+def test_a_package_that_an_installed_one_excludes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wants = ("rich>=1; extra == 'all'", "rich<3,>=0.5")
+    asking(tmp_path, monkeypatch, "from rich import no_such\n", *wants)
+    fault = fault_of(tmp_path, "import asking\n")
+    assert fault is not None and fault.kind == "outdated"
+    assert f"asking 1.5 asks for rich<3,>=0.5, and {RICH} is installed" in fault.title
+    assert "pip check" in fault.fix.action and "change the line" not in fault.fix.action
+
+
+def test_a_package_that_an_installed_one_asks_for_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(tmp_path, monkeypatch, "import no_such_package\n", "no_such_package")
+    fault = fault_of(tmp_path, "import asking\n")
+    assert fault is not None and fault.kind == "package_missing"
+    assert fault.fix.action == "pip install no_such_package (asking 1.5 names it)"
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,24 @@ def test_the_steps_of_one_optimizer() -> None:
     assert steps(made(a), "aaa", a=a) == "a|a|a|"
 
 
+def test_an_optimizer_that_steps_for_a_part_of_its_parameters_at_a_time() -> None:
+    """DeepSpeed's ZeRO gives it one group after the other (stage_1_and_2.py: _optimizer_step)."""
+    a = Optimizer()
+    cycle, groups = made(a), [[{"params": [Parameter()]}] for _ in range(2)]
+    seen = []
+    for _ in range(3):
+        cycle.next_pass()
+        for a.param_groups in groups:
+            seen.append(cycle.stepped(a))
+    assert seen == [True, False] * 3
+    # One after the other with a pass before each is a training that takes turns.
+    for a.param_groups in groups * 2:
+        cycle.next_pass()
+        assert cycle.stepped(a)
+    # Without any pass that is seen, the same parameters' turn is a step.
+    assert [cycle.stepped(a) for _ in range(3)] == [True, True, True]
+
+
 @pytest.mark.parametrize("critic", [1, 2, 5, 20])
 def test_a_critic_steps_several_times_for_each_step_of_its_generator(critic: int) -> None:
     d, g = Optimizer(), Optimizer()

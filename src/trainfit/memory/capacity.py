@@ -231,6 +231,23 @@ class Device:
         return replay(stream, settings=self.settings)
 
 
+#: Which share of itself the least memory is told to.
+_TO: Final = 1 / 512
+
+
+def least_capacity(stream: Stream, device: Device) -> int:
+    """Bytes of the smallest GPU that ``stream`` fits, otherwise like ``device``: what it allocates
+    is not sufficient, and what it reserves not needed, as PyTorch returns blocks when memory is
+    full."""
+    free = device.unlimited(stream)
+    low, high = (device.context_bytes + n for n in (free.peak_allocated, free.peak_reserved))
+    while high - low > high * _TO:
+        middle = (low + high) // 2
+        tried = dataclasses.replace(device, capacity_bytes=middle).replay(stream)
+        low, high = (low, middle) if tried.fits else (middle, high)
+    return high
+
+
 def batch_law(
     first: Recording, batch: int, second: Recording, other: int, device: Device
 ) -> BatchLaw:

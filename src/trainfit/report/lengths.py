@@ -24,6 +24,8 @@ def solved_text(found: TunableSizes | None) -> str:
     if not found.largest:
         return f"No {found.shown} that was simulated fits{batch}."
     text = f"Largest {found.shown}{batch}: {found.largest:,}"
+    if found.too_large is not None:
+        text += f" ({found.too_large:,} does not fit)"
     if found.recommended and found.recommended != found.largest:
         text += f", {found.recommended:,} with the safety margin"
     elif not found.recommended:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +13,18 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import trainfit  # noqa: E402
-from trainfit.memory.capacity import bounds_of, context_parts, figures, reserved_bounds  # noqa: E402  # noqa: E402
+from trainfit.memory.capacity import (  # noqa: E402
+    Device,
+    bounds_of,
+    context_parts,
+    figures,
+    least_capacity,
+    reserved_bounds,
+)
 from trainfit.memory.replay import Stream, replay  # noqa: E402
-from trainfit.report.sections.memory import quantities  # noqa: E402
+from trainfit.report.sections.memory import figures_table, quantities  # noqa: E402
 from trainfit.results.runs.recording import Recording  # noqa: E402
+from trainfit.simgpu.allocator.settings import AllocatorSettings  # noqa: E402
 
 
 def record(layer: nn.Module, *shape: int, gpu: str = "RTX 4090") -> Recording:
@@ -77,3 +87,16 @@ def test_figures_carry_ranges_that_the_report_shows() -> None:
     text = str(quantities(found))
     assert "90% prediction intervals" in text
     assert "of measured jobs used more" in text
+    tebibytes = dict.fromkeys(("reserved_range_bytes", "device_range_bytes"), (1 << 40, 3 << 40))
+    large = dataclasses.replace(found, reserved_bytes=2 << 40, device_bytes=2 << 40, **tebibytes)
+    assert "2.00 (1.00 to 3.00) TiB" in str(figures_table({"now": large}))
+
+
+def test_the_least_capacity_is_the_smallest_that_blocks_which_were_returned_leave() -> None:
+    with trainfit.simulate("RTX 4090") as simulation:
+        for megabytes in (64, 100, 140):  # none fits into the one before
+            torch.empty(megabytes << 20, dtype=torch.uint8, device="cuda")
+    stream, context = Stream.of(simulation.recording), 300 << 20
+    device = Device(1 << 40, context, AllocatorSettings())
+    assert device.unlimited(stream).peak_reserved == 304 << 20
+    assert least_capacity(stream, device) == pytest.approx((300 + 140) << 20, rel=1 / 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from helpers_cli import SCRIPTS, trainfit
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError, placeholders, tunable_named
 from trainfit.plan.runs.options import require_named
-from trainfit.plan.sizing.lengths import predicted, tunable_to_size
+from trainfit.plan.sizing.lengths import tunable_to_size
+from trainfit.plan.sizing.next_value import next_value, predicted
 from trainfit.results.runs.script import ScriptOption
 
 pytestmark = pytest.mark.usefixtures("warm", "brief")
@@ -132,6 +134,31 @@ def test_where_to_look_next() -> None:
     assert predicted(square, 100 + 3 * 50 * 50, 32) in (49, 50)
     assert predicted({10: 100, 20: 200}, 450, 20) == 45
     assert predicted({10: 100}, 450, 10) == 20 and predicted({10: 100}, 50, 0) == 5
+
+
+@pytest.mark.parametrize("needed", [lambda v: 3 * v, lambda v: v * v // 1000 + v, lambda v: v**3])
+@pytest.mark.parametrize("budget", [5_000, 29_950, 200_003])
+def test_a_search_ends_next_to_where_memory_ends(needed: Callable[[int], int], budget: int) -> None:
+    needs, step = {16: needed(16)}, 16
+    for _ in range(8):
+        low = max((v for v in needs if needs[v] <= budget), default=0)
+        high = min((v for v in needs if needs[v] > budget), default=None)
+        value = next_value(needs, budget, low, high, step, furthest=8)
+        if value is None:
+            break
+        assert low < value and (high is None or value < high) and value % step == 0
+        needs[value] = needed(value)
+    assert value is None and high is not None
+    assert high - low <= max(step, low // 64)
+
+
+def test_values_that_fit_against_what_they_need_are_passed_by_more_each_time() -> None:
+    # All of them need more than there is, and fit.
+    needs = {v: 100 * v for v in (512, 8192, 9216)}
+    value = next_value(needs, 400_000, 9216, None, 64, furthest=8)
+    assert value == 9216 + 1024
+    # Nothing within the bracket is where it is to be: its middle.
+    assert next_value({**needs, 10_240: 101 * 10_240}, 400_000, 9216, 10_240, 64, 8) == 9728
 
 
 def test_a_name_that_the_script_has_nowhere_is_refused_before_any_run(tmp_path: Path) -> None:

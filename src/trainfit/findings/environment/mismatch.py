@@ -25,6 +25,10 @@ _CUDA_LIBRARY: Final = re.compile(
     r"lib(?:cudart|cublas(?:Lt)?|cudnn\w*|cufft|curand|cusolver|cusparse(?:Lt)?|nccl|nvrtc|nvJitLink)"
     r"\.so\.(\d+)[^:\n]*: cannot open shared object file"
 )
+#: The same, of PyTorch's own libraries, of which a build for the CPU lacks those for CUDA.
+_OF_PYTORCH: Final = re.compile(r"lib(?:c10|torch)(_cuda)?\w*\.so: cannot open shared object file")
+#: torch/_ops.py, which says why in the exception before it.
+_NOT_LOADED: Final = re.compile(r"Could not load this library: (\S+)")
 _LIBRARY: Final = re.compile(r"(?:site|dist)-packages/([A-Za-z_][A-Za-z0-9_]*)/")
 #: NumPy's C API (numpy/__init__.cython-30.pxd, numpy/_core/multiarray).
 _NUMPY: Final = re.compile(
@@ -41,6 +45,12 @@ _NO_GPU: Final = re.compile(
     r"|device(?:\(s\)|s)? (?:is|are)(?:/are)? busy or unavailable"
 )
 _OF_A_GPU: Final = "Attempting to deserialize object on a CUDA device"
+
+
+_BUILD: Final = (
+    "install the build of {} for this PyTorch "
+    "(`python -c 'import torch; print(torch.__version__)'`: +cpu is without CUDA)"
+)
 
 
 def mismatch(raised: ParsedException, _: FailureContext) -> Finding | None:
@@ -64,6 +74,15 @@ def mismatch(raised: ParsedException, _: FailureContext) -> Finding | None:
             f"{package} was compiled for CUDA {found[1]}, whose libraries are not installed here",
             f"install the build of {package} for the CUDA of this PyTorch "
             "(`python -c 'import torch; print(torch.version.cuda)'`)",
+        )
+    if found := _OF_PYTORCH.search(said):
+        other = "a PyTorch with CUDA, and the" if found[1] else "another PyTorch than the"
+        own = "installed one is a build without it" if found[1] else "installed one"
+        return _mismatch(f"{package} was compiled for {other} {own}", _BUILD.format(package))
+    if found := _NOT_LOADED.search(said):
+        return _mismatch(
+            f"A library of {package} cannot be loaded",
+            f"{_BUILD.format(package)}; what it lacks: ldd {found[1]}",
         )
     if _NUMPY.search(said):
         return _mismatch(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings.environment.requirements import asked_for
+from trainfit.findings.environment.requirements import Asked, asked_for, wanted_by
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import NO_MODULE, ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -116,7 +116,13 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         )
     if module != name:
         return _compiled(module, raised)
-    asked = asked_for(name, raised.folder)
+    if name == "mpi4py" and any(each.package == "deepspeed" for each in raised.frames):
+        return _finding(
+            "DeepSpeed asks MPI for the ranks, as no launcher has told them",
+            "start the script by torchrun --nproc-per-node=1, or by deepspeed --num_gpus=1, in "
+            "place of python",
+        )
+    asked = asked_for(name, raised.folder) or _asked_by_importer(name, raised)
     if name in _NOT_BROUGHT:
         why, instead = _NOT_BROUGHT[name]
         return _finding(f"{name} is not installed, and {why}", instead)
@@ -144,6 +150,14 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"pip install {name}, if that is the package that the script's README means: no list of "
         "requirements here names it; or the option that does without it",
     )
+
+
+def _asked_by_importer(name: str, raised: ParsedException) -> Asked | None:
+    """What the installed package that imports the module asks for of it."""
+    importers = [each.package for each in raised.frames if each.package]
+    wanted = (_DISTRIBUTIONS.get(name, name), name)
+    asked = wanted_by(importers[-1]) if importers else ()
+    return next((each for each in asked if each.package in wanted), None)
 
 
 def _finding(title: str, fix: str) -> Finding:

@@ -12,7 +12,7 @@ import linecache
 import re
 from typing import Final
 
-from trainfit.findings.environment.requirements import Unmet, installed_version, unmet
+from trainfit.findings.environment.requirements import Unmet, installed_version, unmet, unmet_by
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import NO_MODULE, ParsedException, modules_named
 from trainfit.findings.training_errors import KnownError, first_met
@@ -268,9 +268,10 @@ def _other_version(package: str, gone: str, raised: ParsedException) -> Finding:
     """Of a package that is installed, without a name or a module that the script imports."""
     if compared := _compared_as_number(raised, package):
         return compared
-    asked = unmet([package], raised.folder)
-    if asked is not None:
+    if asked := unmet([package], raised.folder):
         return _excluded(asked, f": it has no {gone}")
+    if asked := _unmet_by_importer(package, raised):
+        return _excluded(asked, f": it has no {gone}", "`pip check` names what else disagrees")
     return failure_finding(
         "outdated",
         f"The installed version of {package} has no {gone}",
@@ -280,14 +281,20 @@ def _other_version(package: str, gone: str, raised: ParsedException) -> Finding:
     )
 
 
-def _excluded(asked: Unmet, why: str = "") -> Finding:
+def _unmet_by_importer(package: str, raised: ParsedException) -> Unmet | None:
+    """What the package whose module imports from ``package`` asks for of it."""
+    importers = [each.package for each in raised.frames if each.package not in ("", package)]
+    return unmet_by(importers[-1], package) if importers else None
+
+
+def _excluded(asked: Unmet, why: str = "", other: str = "") -> Finding:
+    other = other or "or change the line to what the installed version has"
     wanted = f"{asked.package}{asked.version}"
     return failure_finding(
         "outdated",
         f"{asked.file} asks for {wanted}, and {asked.installed} is installed{why}",
         "",
-        f"pip install '{wanted}', in an environment of its own; or change the line to what the "
-        "installed version has",
+        f"pip install '{wanted}', in an environment of its own; {other}",
     )
 
 

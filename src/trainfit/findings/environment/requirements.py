@@ -6,6 +6,7 @@ conda's environment*.yml, and a `pip install name==version` in README.md or INST
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -67,6 +68,29 @@ def unmet(modules: Iterable[str], folder: Path) -> Unmet | None:
             if asked is not None and not meets(installed, asked.version):
                 return Unmet(name, asked.version, asked.file, installed)
     return None
+
+
+def unmet_by(asking: str, module: str) -> Unmet | None:
+    """Of what the installed package of the module ``asking`` asks for itself: the version of
+    ``module``, where the installed one is excluded."""
+    installed = dict(_installed(module))
+    for each in wanted_by(asking):
+        for name, version in installed.items():
+            if _plain(name) == _plain(each.package) and not meets(version, each.version):
+                return Unmet(each.package, each.version, each.file, version)
+    return None
+
+
+def wanted_by(asking: str) -> Iterator[Asked]:
+    """What the installed package of the module ``asking`` asks for here, without its extras."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for name, version in _installed(asking):
+        for line in importlib.metadata.requires(name) or ():
+            with contextlib.suppress(InvalidRequirement):
+                each = Requirement(line)
+                if each.marker is None or each.marker.evaluate({"extra": ""}):
+                    yield Asked(each.name, str(each.specifier), f"{name} {version}")
 
 
 def asked_for(package: str, folder: Path) -> Asked | None:

@@ -1,7 +1,7 @@
 """The values of one tunable, such as a sequence's length: their cost, and the largest that fits.
 
-A job's memory is looked at where it was simulated; a parabola through the nearest such values (what
-is materialised for each pair of positions grows with the square) says only where to look next.
+A job's memory is looked at where it was simulated; what the simulated values need says only where
+to look next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.capacity import context_parts
+from trainfit.memory.capacity import context_parts, least_capacity
 from trainfit.memory.replay import Stream, live_at, replay
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LENGTHS, CommandError
@@ -27,6 +27,7 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import memory_law, step_seconds
 from trainfit.plan.sizing.curve import curve_of
 from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.plan.sizing.next_value import around, bracket, next_value, predicted
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results import text as words
 from trainfit.results.gpus import total
@@ -116,15 +117,14 @@ class HostRam:
 # The search.
 
 
-#: Simulated values in a search at the most, in addition to those of the table.
-_MOST_TRIALS: Final = 8
+#: Simulated values at the most, in addition to those of the table: in the search for the largest
+#: that fits, and in that for the largest with the margin.
+_MOST_TRIALS: Final = (8, 4)
 #: No trial goes further beyond the largest value that fits than by this factor; of what may be a
 #: model's size, which the script makes in RAM first, by less.
 _FURTHEST, _FURTHEST_OF_MODEL = 8, 2
 #: Values are multiples of the largest power of two in the present one, of this at the most.
 _STEP: Final = 64
-#: A bracket no wider than this share of the value is sufficiently narrow.
-_NARROW: Final = 1 / 64
 #: Memory that differs by less is the same: the value has no more effect.
 _ALIKE: Final = 0.002
 #: Batch sizes of the table, in multiples of the present one.
@@ -211,6 +211,8 @@ class _Simulated:
     value: int
     trace: Trace
     spec: RunSpec
+    device_bytes: int
+    """Reserved at the GPU's capacity (without an end where that is too small), and the context."""
     need_bytes: int
     """Reserved if memory had no end, and the context."""
     allocated_bytes: int
@@ -236,6 +238,7 @@ class _Search:
         self._trials: dict[int, _Simulated] = {}
         self._is_length = name in LENGTHS
         self._is_linear = False
+        self._leasts: dict[int, int] = {}
         self._ram = HostRam()
         self._shortage: RamShortage | None = None
 
@@ -261,11 +264,13 @@ class _Search:
         limited = model.limited(stream)
         taken = limited.peak_reserved + model.context_bytes
         unlimited = model.unlimited(stream)
+        need = unlimited.peak_reserved + model.context_bytes
         found = _Simulated(
             value,
             trace,
             spec,
-            unlimited.peak_reserved + model.context_bytes,
+            taken if limited.fits else need,
+            need,
             unlimited.peak_allocated,
             limited.fits,
             limited.fits and taken <= model.usable_bytes,
@@ -323,21 +328,25 @@ class _Search:
 
     def solved(self, found: TunableSizes) -> TunableSizes:
         """The largest that fits, and the largest with the margin; both are simulated."""
-        left = _MOST_TRIALS
-        goals: tuple[tuple[Callable[[_Simulated], bool], int], ...] = (
-            (lambda each: each.fits, self._job.memory_model.capacity_bytes),
-            (lambda each: each.has_margin, self._job.memory_model.usable_bytes),
+        model = self._job.memory_model
+        goals: tuple[tuple[Callable[[_Simulated], bool], Callable[[_Simulated], int], int], ...] = (
+            (lambda each: each.fits, self._least, model.capacity_bytes),
+            (lambda each: each.has_margin, lambda each: each.need_bytes, model.usable_bytes),
         )
-        for good, budget in goals:
-            while left and (value := self._next(good, budget)) is not None:
-                left -= 1
+        for left, (good, need, budget) in zip(_MOST_TRIALS, goals, strict=True):
+            for _ in range(left):
+                value = self._next(good, need, budget)
+                if value is None:
+                    break
                 self.look(value)
         fitting = [each.value for each in self._trials.values() if each.fits]
         margin = [each.value for each in self._trials.values() if each.has_margin]
         too_large = [each.value for each in self._trials.values() if not each.fits]
         fitting = [each for each in fitting if each < min(too_large, default=each + 1)]
         if fitting and not too_large and not self._failed and self._most is None:
-            why = self._shortage or f"not looked at beyond: {_MOST_TRIALS} values were simulated"
+            why = (
+                self._shortage or f"not looked at beyond: {len(self._trials)} values were simulated"
+            )
             self._limit(max(fitting), str(why))
         return dataclasses.replace(
             found,
@@ -354,7 +363,9 @@ class _Search:
         value, why = next(iter(self._failed.items()))
         return f"{self._shown} {value} could not be simulated: {why}"
 
-    def _next(self, good: Callable[[_Simulated], bool], budget: int) -> int | None:
+    def _next(
+        self, good: Callable[[_Simulated], bool], need: Callable[[_Simulated], int], budget: int
+    ) -> int | None:
         """The value to simulate next; ``None``: the bracket is sufficiently narrow."""
         bad = [value for value, each in self._trials.items() if not good(each)]
         high = min([*bad, *self._failed], default=None)
@@ -365,18 +376,13 @@ class _Search:
         most = self._most
         if most is not None and low >= most:
             return None
-        if high is not None and high - low <= max(self._step, int(low * _NARROW)):
-            return None
         if high is None and self._is_flat():
             return None
-        guess = predicted({v: each.need_bytes for v, each in self._trials.items()}, budget, low)
-        least = max(self._step, int(low * _NARROW) if high is None else (high - low) // 8)
-        if high is None:
-            further = _FURTHEST if self._is_length else _FURTHEST_OF_MODEL
-            guess = min(max(guess, low + least), further * max(low, 1))
-        else:
-            guess = min(max(guess, low + least), high - min(least, (high - low) // 2))
-        guess = max(guess // self._step * self._step, low + self._step)
+        needs = {value: need(each) for value, each in self._trials.items()}
+        furthest = _FURTHEST if self._is_length else _FURTHEST_OF_MODEL
+        guess = next_value(needs, budget, low, high, self._step, furthest)
+        if guess is None:
+            return None
         if most is not None:
             guess = min(guess, most)
         self._shortage = self._ram.shortage(guess)
@@ -385,6 +391,13 @@ class _Search:
         if guess in self._trials or guess in self._failed or (high is not None and guess >= high):
             return None
         return guess
+
+    def _least(self, trial: _Simulated) -> int:
+        """The least memory of a GPU that ``trial`` fits: between what it allocates and reserves."""
+        if trial.value not in self._leasts:
+            device = self._model(trial.recording).device
+            self._leasts[trial.value] = least_capacity(Stream.of(trial.recording), device)
+        return self._leasts[trial.value]
 
     def _is_flat(self) -> bool:
         """Has the value no effect, as far as two runs show?"""
@@ -439,7 +452,7 @@ class _Search:
         for size in sizes:
             if size == batch or law is None or size is None:
                 seconds = step_seconds(trial.recording, self._job.machine)
-                yield TunablePoint(value, batch, trial.need_bytes, trial.fits, seconds)
+                yield TunablePoint(value, batch, trial.device_bytes, trial.fits, seconds)
                 continue
             shown, fits = model.shown(law.at(size))
             device = shown.peak_reserved + context
@@ -472,10 +485,10 @@ class _Search:
             if batch == self._job.batch or len(needs) < 2:
                 continue
             capacity = self._job.memory_model.capacity_bytes
-            around = _around(needs, capacity)
-            if self._is_linear and needs[around[0]] <= capacity < needs[around[-1]]:
-                around = [v for v in around if v in _bracket(needs, capacity)]
-            most = predicted({value: needs[value] for value in around}, capacity, 0)
+            near = around(needs, capacity)
+            if self._is_linear and needs[near[0]] <= capacity < needs[near[-1]]:
+                near = [v for v in near if v in bracket(needs, capacity)]
+            most = predicted({value: needs[value] for value in near}, capacity, 0)
             by_model = self._most is not None and most >= self._most
             value = self._most if by_model and self._most is not None else most
             value = value // self._step * self._step if not by_model else value
@@ -528,49 +541,6 @@ def growth_between(
         modules[path] = modules.get(path, 0) + size
     most = max(modules, key=lambda path: modules[path])
     return kind, int(one.alloc_bytes[square].sum()), most
-
-
-def predicted(needs: Mapping[int, int], budget: int, near: int) -> int:
-    """Where memory is about ``budget``: on the parabola through the three values of ``needs`` that
-    come next to it (a line through two, in proportion from one)."""
-    values = _around(needs, budget)
-    if len(values) == 1:
-        return 2 * values[0] if needs[values[0]] <= budget else max(values[0] // 2, 1)
-    if len(values) == 2 or _is_line(values, needs):
-        one, two = values[0], values[-1]
-        slope = (needs[two] - needs[one]) / (two - one)
-        if slope <= 0:
-            return 2 * max(values)
-        return max(int(one + (budget - needs[one]) / slope), 1)
-    square, line, base = np.polyfit(values, [needs[each] for each in values], 2)
-    found = line * line - 4 * square * (base - budget)
-    if found < 0:
-        return max(near, 1)
-    return max(int((-line + math.sqrt(found)) / (2 * square)), 1)
-
-
-def _bracket(needs: Mapping[int, int], budget: int) -> tuple[int, int]:
-    """The largest value within the budget, and the smallest beyond it."""
-    below = max(each for each in needs if needs[each] <= budget)
-    return below, min(each for each in needs if needs[each] > budget)
-
-
-def _around(needs: Mapping[int, int], budget: int) -> list[int]:
-    """Up to three values, in order: one on either side of the budget, and the next one."""
-    below = [each for each in sorted(needs) if needs[each] <= budget]
-    above = [each for each in sorted(needs) if needs[each] > budget]
-    pair = [*below[-1:], *above[:1]]
-    rest = sorted((each for each in needs if each not in pair),
-                  key=lambda each: abs(needs[each] - budget))  # fmt: skip
-    return sorted([*pair, *rest[: 3 - len(pair)]])
-
-
-def _is_line(values: Sequence[int], needs: Mapping[int, int]) -> bool:
-    """Do three values lie on a line, or below one (what the allocator rounds)?"""
-    low, middle, high = (needs[each] for each in values)
-    share = (values[1] - values[0]) / (values[2] - values[0])
-    on_line = low + share * (high - low)
-    return middle >= on_line * (1 - 1e-3)
 
 
 def _is_near(value: int, other: int) -> bool:

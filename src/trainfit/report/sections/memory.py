@@ -142,8 +142,8 @@ def _cell(memory: MemoryFigures, key: str) -> str:
 def _alike(*sizes: int) -> tuple[str, ...]:
     """Sizes in the unit of the largest, and that unit."""
     _, unit = size_parts(max(sizes))
-    each = {"GiB": GIB, "MiB": MIB, "KiB": 1024, "B": 1}[unit]
-    return (*(f"{nbytes / each:.{2 if each == GIB else 0}f}" for nbytes in sizes), unit)
+    each = {"TiB": 1024 * GIB, "GiB": GIB, "MiB": MIB, "KiB": 1024, "B": 1}[unit]
+    return (*(f"{nbytes / each:.{2 if each >= GIB else 0}f}" for nbytes in sizes), unit)
 
 
 def peak_facts(

@@ -6,7 +6,8 @@ at least once since the last one was. So it is
 - the optimizer's step where there is one, with all passes that it accumulates; all evaluations of
   its closure (L-BFGS) are within it, and a step that ``GradScaler`` leaves out is one;
 - the step of the last of several optimizers that step together or in turns;
-- five steps of a critic and the step of its generator (WGAN).
+- five steps of a critic and the step of its generator (WGAN);
+- the first of an optimizer's steps for parts of its parameters (ZeRO), without a pass in between.
 
 Without an optimizer, a step ends where the next iteration begins after a pass that made gradients
 (a backward pass, or ``torch.autograd.grad`` by the parameters): where the next batch is fetched;
@@ -47,13 +48,25 @@ _ACCUMULATED: Final = 1024
 class _Used:
     """An optimizer that is used: its steps in this period, and when (in steps of all) its last."""
 
-    __slots__ = ("elements", "last", "name", "optimizer", "times")
+    __slots__ = ("elements", "last", "name", "optimizer", "parts", "passes", "times")
 
     def __init__(self, optimizer: Any, now: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name = type(optimizer).__name__
         self.elements = _elements(optimizer)
         self.times, self.last = 0, now
+        self.passes, self.parts = -1, set[int]()
+
+    def is_rest(self, passes: int) -> bool:
+        """Is its step the rest of its last one, of other parameters and without a pass in between?
+        DeepSpeed's ZeRO steps once for each of its groups of parameters."""
+        groups = getattr(self.optimizer(), "param_groups", ())
+        part = next((id(each) for group in groups for each in group["params"]), 0)
+        if self.passes != passes or part in self.parts:
+            self.passes, self.parts = passes, {part}
+            return False
+        self.parts.add(part)
+        return True
 
 
 class StepCycle:
@@ -82,7 +95,7 @@ class StepCycle:
         self._running: list[tuple[int, int]] = []  # ids of optimizers, and of frames
         self._patience = _PATIENCE
         self._looks = self._alike = 0
-        self._passes = self._passes_alone = 0
+        self._passes = self._passes_alone = self._passes_of_all = 0
         self._by_batches = self._by_calls = False
 
     # -- optimizers ----------------------------------------------------------------------------
@@ -147,8 +160,10 @@ class StepCycle:
         used = self._used.get(key)
         if used is None or used.optimizer() is not optimizer:
             used = self._meet(optimizer)
-        used.times += 1
         used.last = self.optimizer_steps
+        if used.is_rest(self._passes_of_all):
+            return False
+        used.times += 1
         self._waiting.pop(key, None)
         if self._waiting:
             self._give_up(used.times)
@@ -178,6 +193,7 @@ class StepCycle:
     def next_pass(self) -> bool:
         """A pass that makes gradients of parameters begins; is a step over before that?"""
         over = not (self._by_batches or self._by_calls) and self._next_iteration()
+        self._passes_of_all += 1
         if not self._running:
             self._passes += 1
             self._passes_alone += 1
