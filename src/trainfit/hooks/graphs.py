@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.losses import parameters_of
+from trainfit.torch_private.tensors import forward_of
 
 #: Numbers of a model that is worth a word.
 _LARGE: Final = 1_000_000
@@ -70,8 +71,7 @@ def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
         for name, value in vars(node).items():
             made_by: Any = value.grad_fn if isinstance(value, torch.Tensor) else None
             if made_by is node:
-                forward = getattr(getattr(type(node), "_forward_cls", None), "forward", None)
-                code = getattr(forward, "__code__", None)
+                code = getattr(forward_of(node), "__code__", None)
                 place = None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
                 return type(node).__name__.removesuffix("Backward"), name, place
     return None

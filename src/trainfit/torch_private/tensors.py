@@ -138,6 +138,12 @@ def saved_other(node: Any) -> Any:
     return getattr(node, "_saved_other", None)
 
 
+def forward_of(node: Any) -> Any:
+    """``forward`` of the function of the script's own that a node of a graph is of; ``None``: it is
+    of none."""
+    return getattr(getattr(type(node), "_forward_cls", None), "forward", None)
+
+
 def saved_dimension(node: Any) -> int | None:
     """The dimension that a node of a softmax goes along, which may be counted from the end;
     ``None``: not known."""
