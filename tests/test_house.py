@@ -135,3 +135,23 @@ def taken_apart(file: Path) -> list[str]:
 def test_no_more_sentences_are_taken_apart() -> None:
     found = [line for file in sorted(SOURCE.rglob("*.py")) for line in taken_apart(file)]
     assert len(found) <= TAKEN_APART, "\n".join(found)
+
+
+#: Where a frame's variables are read as they are: the one function that leaves nothing behind in
+#: the frame, PyTorch's worker, and frames that are traced.
+FRAMES = {
+    *("simgpu/device/user_location.py", "torch_private/data_loading.py"),
+    *("scripts/phases/periodic.py", "scripts/phases/last_epoch.py"),
+}
+
+
+def test_variables_of_frames_are_read_in_one_way() -> None:
+    """Before Python 3.13 a frame keeps what ``f_locals`` gave, and with it a batch on the GPU."""
+    found = {
+        str(file.relative_to(SOURCE))
+        for file in SOURCE.rglob("*.py")
+        if "f_locals" in (text := file.read_text("utf-8"))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and node.attr == "f_locals"
+    }
+    assert found <= FRAMES

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import json
 import sys
+import weakref
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,16 @@ def _trained_with_buffer(maxlen: int | None) -> Any:
         if found is not None:
             recording.header["buffer"] = list(found)
         return found, recording
+
+
+def test_looking_for_the_limit_of_a_list_keeps_nothing_of_the_functions_that_run() -> None:
+    with trainfit.simulate("T4"):
+        kept = [torch.rand(250, device="cuda") for _ in range(3)]
+        batch = torch.rand(1000, device="cuda")
+        gone = weakref.ref(batch)
+        assert largest_buffer() is None and len(kept) == 3
+        del batch
+        assert gone() is None
 
 
 def test_a_buffer_ends_the_growth() -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, Final, NamedTuple
 
+from trainfit.simgpu.device.user_location import locals_of
+
 #: Calls that make a list longer by one, by more, and shorter.
 _ONE_MORE: Final = ("append", "insert", "appendleft")
 _MORE: Final = (*_ONE_MORE, "extend", "extendleft")
@@ -67,10 +69,11 @@ def _holders(elements: Any) -> Iterator[_Holder]:
     main = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(main or 0)
     while frame is not None:
-        names = [name for name, each in dict(frame.f_locals).items() if each is elements]
+        held = locals_of(frame)
+        names = [name for name, each in held.items() if each is elements]
         is_own = frame.f_globals.get("__name__", "").startswith(_OWN)
         for name in () if is_own else names:
-            seen = {**frame.f_globals, **frame.f_locals}
+            seen = {**frame.f_globals, **held}
             yield _Holder(name, frame.f_code.co_filename, seen)
         frame = frame.f_back
     for each in gc.get_referrers(elements):

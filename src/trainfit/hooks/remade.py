@@ -15,6 +15,7 @@ import torch
 
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.schedules import Schedule
+from trainfit.simgpu.device.user_location import locals_of
 
 #: Optimizers in a row that made one step each.
 _IN_A_ROW: Final = 3
@@ -85,7 +86,7 @@ def _is_held(optimizer: Any) -> bool:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         is_own = frame.f_globals.get("__name__", "").startswith(_NO_OWNERS)
-        if not is_own and any(each is optimizer for each in dict(frame.f_locals).values()):
+        if not is_own and any(each is optimizer for each in locals_of(frame).values()):
             return True
         frame = frame.f_back
     for holder in gc.get_referrers(optimizer):

@@ -23,7 +23,7 @@ from trainfit.hooks.learning import behaves_by_mode
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
 from trainfit.scripts.phases.loops import Course, course_of, epochs_of
-from trainfit.simgpu.device.user_location import call_of_user, user_frame
+from trainfit.simgpu.device.user_location import call_of_user, locals_of, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.modules import Dropout
 
@@ -40,7 +40,7 @@ def _numel(shapes: Counter[tuple[int, ...]]) -> int:
 def _layer_of(frame: FrameType | None) -> Any:
     """The layer for dropout that calls its function, through hooks; ``None``: none does."""
     for _ in range(_HOOKS):
-        layer = frame.f_locals.get("self") if frame is not None else None
+        layer = locals_of(frame).get("self") if frame is not None else None
         if frame is None or isinstance(layer, Dropout):
             return layer
         frame = frame.f_back
