@@ -159,7 +159,7 @@ def test_one_run_of_several_machines_is_read_from_all_their_folders(tmp_path: Pa
     for other, says in (
         (saved("c", 0), "rank 0 is also in"),
         (saved("d", 2, 3), "its run has 3 and not 2 ranks"),
-        (tmp_path / "e", "it contains no watched run"),
+        (tmp_path / "e", "there is no such folder"),
     ):
         refused = trainfit("watch", "--read", first, "--read", other, cwd=tmp_path)
         assert refused.returncode == 2 and says in error_line(refused)

@@ -309,7 +309,7 @@ def test_refusals_on_the_command_line(tmp_path: Path) -> None:
     assert trainfit("compare", "--other-hardware", a, b, cwd=tmp_path).returncode == 0
     missing = trainfit("compare", a, tmp_path / "none", cwd=tmp_path)
     assert missing.returncode == 2
-    assert "it contains no watched run" in error_line(missing)
+    assert "there is no such folder" in error_line(missing)
     short = trainfit("compare", a, save(tmp_path / "c", run(np.ones(5))), cwd=tmp_path)
     assert short.returncode == 2
     assert short.stdout.startswith("Cannot tell: it needs 30 steady steps")

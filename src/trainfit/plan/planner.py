@@ -51,6 +51,7 @@ from trainfit.plan.notes import (
 )
 from trainfit.plan.runs.agreement import Agreement, agreement
 from trainfit.plan.runs.agreement import start as start_comparison
+from trainfit.plan.runs.batches import samples_used
 from trainfit.plan.runs.failures import (
     NotSimulated,
     ScriptError,
@@ -434,7 +435,7 @@ def _built(
                 present.configuration.batch_size,
                 job.machine,
                 curve,
-                samples=job.samples,
+                samples=samples_used(first, present.configuration.batch_size),
                 calls=job.infers,
             )
         ),

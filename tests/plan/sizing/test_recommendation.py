@@ -23,6 +23,7 @@ from trainfit.plan.runs.batches import (
     half_epoch,
     is_full,
     most_timed,
+    samples_used,
     shared_by,
 )
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -512,6 +513,18 @@ def test_a_short_last_batch_does_not_pass_for_a_full_one() -> None:
     assert full.seconds > 2 * every.seconds
     assert full_part(trace).steps == 2
     assert full_steps(dataclasses.replace(trace, recording=None)) is None
+
+
+def test_an_epoch_has_the_samples_of_its_batches() -> None:
+    """Of 2054, six are left out where the last batch is dropped."""
+    trace = short_epoch(1024, 1024, 6)
+    assert samples_used(trace, 1024) == samples_used(trace, None) == 2054
+    loader = trace.outcome.loader
+    assert loader is not None
+    dropped = dataclasses.replace(loader, drops_last=True)
+    outcome = dataclasses.replace(trace.outcome, loader=dropped)
+    trace = dataclasses.replace(trace, outcome=outcome)
+    assert (samples_used(trace, 1024), samples_used(trace, 4096)) == (2048, 2054)
 
 
 def test_one_full_step_tells_no_time() -> None:

@@ -13,6 +13,11 @@ from trainfit.scripts.phases.loops import epochs_of
 from trainfit.scripts.phases.periodic import PeriodicWork, blocks_of
 
 _LOOP = """
+import weakref
+
+class Batch:
+    pass
+
 class Trainer:
     def __init__(self, every, is_main=True, calls=()):
         self.every, self.is_main, self.calls, self.step, self.did = every, is_main, calls, 0, []
@@ -230,3 +235,18 @@ def test_accumulation_is_left(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_has_none(tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text("if (")
     assert blocks_of(str(tmp_path / "odd.py")) == {} == blocks_of(str(tmp_path / "gone.py"))
+
+
+def test_nothing_of_the_functions_is_kept_when_it_is_over(tmp_path: Path) -> None:
+    """Before Python 3.13 a traced frame keeps what its variables held."""
+    body = """
+    batch = Batch()
+    gone = weakref.ref(batch)
+    if self.step % 500 == 0:
+        self.did.append(self.step)
+    work.end()
+    del batch
+    self.did.append(gone() is None)
+    """
+    did = _did(tmp_path, body, every=500)
+    assert False not in did and 2 in did

@@ -47,6 +47,15 @@ def drops_last(trace: Trace) -> bool:
     return loader is not None and loader.drops_last
 
 
+def samples_used(trace: Trace, batch: int | None) -> int | None:
+    """Of an epoch, the samples that its batches have; ``None``: not known."""
+    loader = trace.outcome.loader
+    samples = loader.epoch_samples if loader is not None else None
+    if not samples or not batch or not drops_last(trace) or samples < batch:
+        return samples
+    return samples - samples % batch
+
+
 def is_full(trace: Trace, batch: int | None) -> bool:
     """Was the first batch as large as was asked for, as far as can be told?"""
     loader = trace.outcome.loader

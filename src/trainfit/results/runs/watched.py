@@ -398,7 +398,8 @@ def load_run(folder: Path) -> RunRecord:
     """
     paths = sorted(folder.glob("rank*.json"), key=lambda path: int(path.stem[4:] or 0))
     if not paths:
-        raise ResultFileError(folder, "it contains no watched run", _WANTED)
+        there = "it contains no watched run" if folder.exists() else "there is no such folder"
+        raise ResultFileError(folder, there, _WANTED)
     try:
         ranks = tuple(_load_rank(path) for path in paths)
         machine, gpus, processes, memory, filled, waits = (

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from trainfit.scripts.phases.loops import Loop, frames_of_user, loops_around, values_of
-from trainfit.simgpu.device.user_location import locals_of
+from trainfit.simgpu.device.user_location import locals_of, untrace
 
 _Trace = Callable[[FrameType, str, Any], Any]
 
@@ -61,6 +61,7 @@ class LastEpoch:
             self._is_on = False
             self._loops, self._taken = {}, {}
             sys.settrace(None)
+            untrace(sys._getframe(1), self._line)
 
     def _line(self, frame: FrameType, event: str, given: Any) -> _Trace | None:
         if not self._is_on:

@@ -17,7 +17,7 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from trainfit.scripts.phases.loops import tree_of
-from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.device.user_location import is_library, untrace
 
 #: Loops of libraries that are looked at like the user's own.
 _LOOPS: Final = ("/transformers/trainer_callback.py",)
@@ -84,6 +84,7 @@ class PeriodicWork:
         if self._is_on:
             self._is_on = False
             sys.settrace(None)
+            untrace(sys._getframe(1), self._line)
 
     def _call(self, frame: FrameType, event: str, given: Any) -> _Trace | None:
         name = frame.f_code.co_filename

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -203,3 +204,13 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) <= 3:
         names.clear()
     return found
+
+
+def untrace(frame: FrameType | None, trace: Callable[..., Any]) -> None:
+    """The functions around that ``trace`` was told of are no longer traced, and keep nothing that
+    tracing left in them."""
+    while frame is not None:
+        if frame.f_trace == trace:
+            frame.f_trace = None
+            locals_of(frame)
+        frame = frame.f_back
