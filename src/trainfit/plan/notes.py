@@ -16,7 +16,7 @@ from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.trials import allocator_variable
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.batches import is_full
-from trainfit.plan.runs.failures import INTERRUPTED, cause_of, shortfall, with_cause
+from trainfit.plan.runs.failures import INTERRUPTED, absent_kernels, cause_of, shortfall, with_cause
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.progress import CHANGES, MAY_CHANGE, Notes
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -60,14 +60,8 @@ def note_first_run(
 
 def note_absent(notes: Notes, first: Trace) -> None:
     """Packages of kernels that the script imports where they are, and that are not here."""
-    # PyTorch itself looks for Triton.
-    if names := [each for each in first.outcome.imported if each != "triton"]:
-        notes.add(
-            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed here, and the "
-            "script went on without: where the training will have what is missing, add "
-            f"--assume-installed {','.join(names)}",
-            MAY_CHANGE,
-        )
+    if text := absent_kernels(first.outcome):
+        notes.add(text, MAY_CHANGE)
 
 
 def note_steps(job: PlannedJob, asked: int | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.runs.failures import ScriptError, cause_of, require_step
+from trainfit.plan.runs.failures import ScriptError, absent_kernels, cause_of, require_step
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import Status, TraceOutcome
@@ -124,3 +124,9 @@ def test_an_exception_that_a_framework_prints_before_it_exits(tmp_path: Path) ->
     cause = cause_of(outcome, output)
     assert cause is not None and cause.title.startswith("diffusers is not installed")
     assert cause_of(outcome, "usage: train.py [-h]\nerror: unknown option: --x\n") is None
+
+
+def test_kernels_that_are_not_here_are_named_with_what_to_add() -> None:
+    outcome = TraceOutcome("ended", 3, 1.0, imported=("triton", "flash_attn", "xformers"))
+    assert absent_kernels(outcome).endswith("add --assume-installed flash_attn,xformers")
+    assert absent_kernels(TraceOutcome("ended", 3, 1.0, imported=("triton",))) == ""

@@ -233,6 +233,19 @@ def script_output(trace: Trace) -> str:
     return trace.outcome.traceback.rstrip() or last_lines(trace.output)
 
 
+def absent_kernels(outcome: TraceOutcome) -> str:
+    """That a run went on without packages of kernels, and what to add; empty where it did not."""
+    # PyTorch itself looks for Triton.
+    names = [each for each in outcome.imported if each != "triton"]
+    if not names:
+        return ""
+    return (
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not installed here, and the "
+        "script went on without: where the training will have what is missing, add "
+        f"--assume-installed {','.join(names)}"
+    )
+
+
 def last_lines(output: str) -> str:
     """The end of what a script printed, as it is shown with an error."""
     return "\n".join(output.rstrip().splitlines()[-_TAIL:])

@@ -17,6 +17,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.runs.failures import (
     ScriptError,
+    absent_kernels,
     cause_of,
     is_inference,
     mistakes_of,
@@ -168,8 +169,9 @@ def _described(
         *_of_full_gpu(trace.outcome),
     )
     header["findings"] = [json.loads(as_json(each)) for each in findings]
-    if warning := trace.outcome.context.warning():
-        header["notes"] = [warning, *(header.get("notes") or ())]
+    said = trace.outcome.context.warning(), absent_kernels(trace.outcome)
+    if any(said):
+        header["notes"] = [*filter(None, said), *(header.get("notes") or ())]
     header["script"], header["template"] = command.name, line_of(command.words)
     text = {**command.present, **values}.get("batch_size")
     loader = trace.outcome.loader
