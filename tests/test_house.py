@@ -138,9 +138,10 @@ def test_no_more_sentences_are_taken_apart() -> None:
 
 
 #: Where a frame's variables are read as they are: the one function that leaves nothing behind in
-#: the frame, PyTorch's worker, and frames that are traced.
+#: the frame, frames of other threads, PyTorch's worker, and frames that are traced.
 FRAMES = {
     *("simgpu/device/user_location.py", "torch_private/data_loading.py"),
+    *("scripts/call_sites.py", "watch/recorder/looks/stacks.py"),
     *("scripts/phases/periodic.py", "scripts/phases/last_epoch.py"),
 }
 

@@ -13,7 +13,6 @@ import inspect
 import linecache
 import operator
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -65,9 +64,8 @@ def room_left(elements: Any) -> int | None:
 
 
 def _holders(elements: Any) -> Iterator[_Holder]:
-    """Variables of the functions that are running, attributes of objects."""
-    main = threading.main_thread().ident
-    frame: FrameType | None = sys._current_frames().get(main or 0)
+    """Variables of this thread's functions that are running, attributes of objects."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         held = locals_of(frame)
         names = [name for name, each in held.items() if each is elements]

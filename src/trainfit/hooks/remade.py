@@ -83,7 +83,9 @@ def _optimizer_of(schedule: Schedule) -> Any | None:
 def _is_held(optimizer: Any) -> bool:
     """Has anything of the script the optimizer, but schedules? Variables of its functions, objects,
     containers do."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if threading.current_thread() is not threading.main_thread():
+        return True  # the variables of another thread's functions are not read
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         is_own = frame.f_globals.get("__name__", "").startswith(_NO_OWNERS)
         if not is_own and any(each is optimizer for each in locals_of(frame).values()):

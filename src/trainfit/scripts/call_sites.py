@@ -26,8 +26,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trainfit.simgpu.device.user_location import locals_of
-
 _MISSING: Final = object()
 #: Of a statement this long nothing is parsed: looking must stay cheap.
 _LONGEST_LINES: Final = 60
@@ -66,7 +64,7 @@ def callee(frame: types.FrameType, lasti: int | None = None) -> Callee:
     """
     try:
         node = node_at(frame.f_code, frame.f_lasti if lasti is None else lasti)
-        found = _Names(locals_of(frame), frame.f_globals).called(node) if node else NOTHING
+        found = _Names(frame.f_locals, frame.f_globals).called(node) if node else NOTHING
     except Exception:  # an object that does not even bear to be looked at
         return NOTHING
     # Classes may say anything of themselves.

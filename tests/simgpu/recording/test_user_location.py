@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -120,3 +121,25 @@ def test_a_look_leaves_what_a_script_asked_for() -> None:
         return own
 
     assert script()["value"] == 1
+
+
+def test_a_function_that_is_profiled_keeps_its_variables() -> None:
+    """It gets them back from the dictionary that the profiler's function was given."""
+
+    def look(frame: FrameType, event: str, given: Any) -> None:
+        if frame.f_code is profiled.__code__:
+            seen.append(location.locals_of(frame).get("value"))
+
+    def profiled() -> int:
+        value = 7
+        len("")
+        return value
+
+    seen: list[Any] = []
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        found = profiled()
+    finally:
+        sys.setprofile(before)
+    assert found == 7 and 7 in seen

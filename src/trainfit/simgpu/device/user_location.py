@@ -192,16 +192,17 @@ def _editable_roots() -> tuple[str, ...]:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """The variables of a frame: of a function a copy, of a module its own."""
+    """The variables of a frame of this thread: of a function a copy, of a module its own."""
     names = frame.f_locals
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return names
     found = dict(names)
     # Before Python 3.13 (PEP 667) a frame keeps this dictionary, and with it what the variables
     # held: a batch's outputs would live for longer than the script lets them. Nobody else has it
-    # where there are no more references than the frame's, ours and the call's; a frame that is
-    # traced gets its variables back from it.
-    if type(names) is dict and frame.f_trace is None and sys.getrefcount(names) <= 3:
+    # where there are no more references than the frame's, ours and the call's; a function that is
+    # traced or profiled gets its variables back from it, and would have none.
+    is_told = frame.f_trace or sys.gettrace() or sys.getprofile()
+    if type(names) is dict and is_told is None and sys.getrefcount(names) <= 3:
         names.clear()
     return found
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
 from trainfit.scripts.call_sites import Seen, called_in, stack_of
-from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.data_loading import NEXT_INDEX
 from trainfit.watch.recorder.job import short_place
 
@@ -178,7 +178,7 @@ def fetched_index(stack: Sequence[Seen]) -> str:
     """The index of the sample that a thread makes; empty: it is not told."""
     for number, each in enumerate(stack):
         if _file(each).endswith(_FETCH) and number:
-            index = locals_of(each[0]).get("idx")
+            index = each[0].f_locals.get("idx")
             return str(index) if isinstance(index, int) else ""
     return ""
 
