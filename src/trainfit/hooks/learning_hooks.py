@@ -89,9 +89,12 @@ def install(
     )
     for owner, name, told, always in hooks:
         patches.hook(owner, name, functools.partial(_around, tell, told, always))
-    patches.hook(LoaderIterator, "__next__", functools.partial(_giving, tell))
-    for kind in _POLICIES:
-        patches.hook(kind, "log_prob", functools.partial(_telling_log_prob, tell))
+    results: tuple[tuple[Any, str, _Tell, _Tell], ...] = (
+        (LoaderIterator, "__next__", LearningObserver.fed, _given),
+        *((kind, "log_prob", _asked, _log_probabilities) for kind in _POLICIES),
+    )
+    for owner, name, told, gave_it in results:
+        patches.hook(owner, name, functools.partial(_giving, tell, told, gave_it))
 
     def computed(*tensors: Any) -> None:
         if observed().awake:
@@ -202,34 +205,22 @@ def _compared(observer: LearningObserver, p: Any = None, q: Any = None) -> None:
     observer.misuse.samples.compared(p, q)
 
 
-def _giving(tell: _Careful, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around what gives the next batch of a DataLoader."""
+def _giving(
+    tell: _Careful, told: _Tell, gave: _Tell, original: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Around what gives something that is looked at, too: the next batch, log-probabilities."""
     observed = tell.observed
 
     @functools.wraps(original)
-    def hook(batches: Any) -> Any:
+    def hook(*args: Any, **kwargs: Any) -> Any:
         if not observed().awake:
-            return original(batches)
-        tell(LearningObserver.fed, batches)
-        batch = original(batches)
-        tell(_given, batch)
-        return batch
-
-    return hook
-
-
-def _telling_log_prob(tell: _Careful, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Around the log-probabilities of a distribution."""
-    observed = tell.observed
-
-    @functools.wraps(original)
-    def hook(distribution: Any, *args: Any, **named: Any) -> Any:
-        result = original(distribution, *args, **named)
-        if observed().awake:
-            tell(_asked, distribution)
-            tell(_log_probabilities, result)
+            return original(*args, **kwargs)
+        tell(told, *args, **kwargs)
+        result = original(*args, **kwargs)
+        tell(gave, result)
         return result
 
+    traces_original(hook, original)
     return hook
 
 
