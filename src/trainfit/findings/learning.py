@@ -640,18 +640,8 @@ KINDS: Final = (
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
-    *(
-        _half,
-        _scaled,
-        _zeroing,
-        _dropped,
-        _remainder,
-        _repeated,
-        _rate,
-        _vanishing,
-        _schedule,
-        _unused,
-    ),
+    *(_half, _scaled, _zeroing, _dropped, _remainder, _repeated),
+    *(_rate, _vanishing, _schedule, _unused),
     *(_mode, _frozen, _anomaly, _accumulation, _unused_gradients, _graph_unused, _denormals),
     _swapped,
 )

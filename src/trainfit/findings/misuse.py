@@ -3,6 +3,7 @@ which, why it matters, what to write."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -175,7 +176,7 @@ _APPLIES: Final = {
 
 def of_misuse(found: Misuse) -> Finding:
     """The finding of what has not the effect that it is meant to have."""
-    return _MISUSES[found.kind](found)
+    return dataclasses.replace(_MISUSES[found.kind](found), place=Place.parse(found.place))
 
 
 def _cut_off(found: Misuse) -> Finding:
@@ -193,7 +194,6 @@ def _cut_off(found: Misuse) -> Finding:
             ),
             Fix("leave it out of the loss if it is only to be shown"),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -209,7 +209,6 @@ def _grows(found: Misuse) -> Finding:
             Fix("with torch.no_grad(): around averages of parameters (an EMA)"),
             Fix("`.detach()` of what one step gives to the next, `.item()` of losses"),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -223,7 +222,6 @@ def _averaged(found: Misuse) -> Finding:
         (Evidence("weights", shape),),
         "the loss function has averaged over all positions, padding as well",
         (Fix("reduction='none' in the loss function, then (loss * mask).sum() / mask.sum()"),),
-        place=Place.parse(found.place),
     )
 
 
@@ -245,7 +243,6 @@ def _flat(found: Misuse) -> Finding:
                 "sigmoid)"
             ),
         ),
-        place=None,
     )
 
 
@@ -264,7 +261,6 @@ def _own_state(found: Misuse) -> Finding:
                 "state that is to be kept"
             ),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -277,7 +273,6 @@ def _clips_nothing(found: Misuse) -> Finding:
         "model.parameters(), chain(…), filter(…) give each parameter once; the optimizer, or the "
         "step before, had them",
         (Fix("parameters = list(model.parameters()), or call model.parameters() each time"),),
-        place=Place.parse(found.place),
     )
 
 
@@ -292,7 +287,6 @@ def _over_samples(found: Misuse) -> Finding:
         "samples sum to 1, not those of one",
         (Fix("dim=-1 (nn.Softmax(dim=-1))", line="nn.Softmax(dim=-1)"),),
         confidence="likely",
-        place=Place.parse(found.place),
     )
 
 
@@ -308,7 +302,6 @@ def _samples_as_steps(found: Misuse) -> Finding:
         "the result depends on how they are put together",
         (Fix("batch_first=True, or x.transpose(0, 1) before and after it"),),
         confidence="likely",
-        place=Place.parse(found.place),
     )
 
 
@@ -346,7 +339,6 @@ def _one_hot(found: Misuse) -> Finding:
                 "for a matmul with them; logits.gather(-1, target[..., None]) for one of them"
             ),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -366,7 +358,6 @@ def _one_layer(found: Misuse) -> Finding:
             ),
             Fix("if one is meant: a single attribute, called in a loop"),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -382,7 +373,6 @@ def _by_hand(found: Misuse) -> Finding:
             Fix("torch.softmax(x, dim)", line="torch.softmax(x, dim)"),
             Fix("for a loss: cross_entropy(x, target), or log_softmax(x, dim) for logarithms"),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -396,7 +386,6 @@ def _optimizer_remade(found: Misuse) -> Finding:
         "each of several optimizers of this line, over the same parameters, made a single step",
         (Fix("make the optimizer once, before the loop, and use it in each step"),),
         confidence="likely",
-        place=Place.parse(found.place),
     )
 
 
@@ -410,7 +399,6 @@ def _left_behind(found: Misuse) -> Finding:
         (),
         "the optimizer was made another time after its schedule, which still has the first one",
         (Fix("make the schedule after the optimizer that is used, and of it"),),
-        place=Place.parse(found.place),
     )
 
 
@@ -425,7 +413,6 @@ def _without_graph(found: Misuse) -> Finding:
         "the loss reaches its mean and deviation through the divergence only, which makes all "
         "distributions alike; sample() is for rewards and log_prob()",
         (Fix("z = distribution.rsample()", line=".rsample()"),),
-        place=Place.parse(found.place),
     )
 
 
@@ -440,7 +427,6 @@ def _sorted(found: Misuse) -> Finding:
         "a model that sees one class for many steps forgets the others; BatchNorm's averages are "
         "those of a class",
         (Fix("DataLoader(…, shuffle=True)", line="shuffle=True"),),
-        place=Place.parse(found.place),
     )
 
 
@@ -462,7 +448,6 @@ def _padding(found: Misuse) -> Finding:
             ),
             Fix("batches of rows of like length (a sampler by length)"),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -475,7 +460,6 @@ def _in_vain(found: Misuse) -> Finding:
         "autocast is entered after the forward pass (around the loss only), and what was computed "
         "before it stays as it is",
         (Fix("call the model within it: with torch.autocast(…): loss = criterion(model(x), y)"),),
-        place=Place.parse(found.place),
     )
 
 
@@ -493,7 +477,6 @@ def _double(found: Misuse) -> Finding:
                 "array.astype(np.float32) in the data set"
             ),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -512,7 +495,6 @@ def _on_context(found: Misuse) -> Finding:
                 "backward"
             ),
         ),
-        place=Place.parse(found.place),
     )
 
 
@@ -526,7 +508,6 @@ def _advantage(found: Misuse) -> Finding:
         "the critic gets gradients that raise or lower its values for the policy's loss, next to "
         "those of its own loss",
         (Fix("advantage = (returns - values).detach()", line=".detach()"),),
-        place=Place.parse(found.place),
     )
 
 

@@ -6,7 +6,6 @@ of labels is looked at, none of its samples are loaded.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import SequentialSampler, Subset
 
+from trainfit.hooks.ranks import length_of
 from trainfit.torch_private.operators import no_dispatch
 
 #: Where data sets keep the label of each sample.
@@ -144,13 +144,6 @@ def _labels(dataset: Any) -> Any | None:
             continue
         found = np.asarray(each)
         is_whole = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
-        if is_whole and len(found) == _length(dataset):
+        if is_whole and len(found) == length_of(dataset):
             return found
     return None
-
-
-def _length(dataset: Any) -> float:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError):
-        return math.nan

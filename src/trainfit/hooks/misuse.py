@@ -147,7 +147,8 @@ class MisuseObserver:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
         self.batches.trained()
-        everything = nodes_of(node) or ()
+        nodes = nodes_of(node)
+        everything = nodes or ()
         self.graphs.look(everything)
         if self._repeats and "one_layer" not in self._found:
             again = self._repeats.stacked(everything)
@@ -157,12 +158,11 @@ class MisuseObserver:
             self._note("advantage_with_graph", place=place)
         if (kept := keeps_result(everything)) is not None:
             self._note("result_on_context", *kept[:2], place=kept[2])
-        self._look_at_flat(node)
+        self._look_at_flat(node, nodes)
 
-    def _look_at_flat(self, node: Any) -> None:
+    def _look_at_flat(self, node: Any, everything: Sequence[Any] | None) -> None:
         if self._flat is not None and not self._flat:
             return
-        everything = nodes_of(node)
         if everything is None:
             self._flat = {}
             return

@@ -27,7 +27,7 @@ def length_of(data: Any) -> int | None:
     """Batches of an epoch, or samples, where a DataLoader or a data set knows."""
     try:
         return len(data)
-    except TypeError:
+    except (TypeError, NotImplementedError, AttributeError):
         return None
 
 

@@ -18,7 +18,6 @@ _CALLED: Final = {
 }
 #: What makes iterators, which give each element once.
 _ITERATORS: Final = {"iter", "map", "filter", "zip", "enumerate"}
-_LOOPS: Final = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
 #: The kind of what makes all samples of a data set get the same random numbers.
 SAME_NUMBERS: Final = "same-random-numbers"
@@ -63,7 +62,7 @@ def _used_up(source: Source) -> Iterator[Finding]:
         made_in, made_within = _surroundings(made[0], around)
         if made_in is not scope or made_within or made[0].lineno > loops[-1].lineno:
             continue
-        if any(_leaves(each) for each in loops[-1:]):
+        if _leaves(loops[-1]):
             continue  # it may be a loop of one pass
         text = source.text(made[0].value)  # type: ignore[union-attr]
         yield _finding(

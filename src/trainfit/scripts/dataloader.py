@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader
 
 from trainfit.hooks.held_objects import open_handles
+from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.trace import (
     CallSite,
     LoaderCut,
@@ -74,7 +75,7 @@ class _Made:
         self.on_gpu = False
         self.fed = FedBatches()
         data = getattr(loader, "dataset", None)
-        self._data = type(data), _length(data)
+        self._data = type(data), length_of(data)
         #: What it was when it was last iterated: the script may keep no more than the iterator.
         self.known: LoaderInfo | None = None
         #: What the data set held open before the loader asked it for a sample: path → type.
@@ -469,7 +470,7 @@ class LoaderTracker:
             fed=tuple(made.fed.samples),
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
-            data_set=_length(getattr(loader, "dataset", None)),
+            data_set=length_of(getattr(loader, "dataset", None)),
         )
 
 
@@ -580,18 +581,10 @@ def _samples(loader: Any, batch_sampler: Any) -> int | None:
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
         sampler = sampler.sampler
-    length = _length(sampler)
+    length = length_of(sampler)
     if length is None:
-        length = _length(getattr(loader, "dataset", None))
+        length = length_of(getattr(loader, "dataset", None))
     return None if length is None else -(-length // processes)
-
-
-def _length(source: Any) -> int | None:
-    """``None`` where it has none."""
-    try:
-        return len(source)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None
 
 
 def _reference(value: Any) -> Any:

@@ -199,11 +199,10 @@ _SCRIPTS: Final = ("make.sh", "build.sh", "compile.sh", "install.sh", "setup.py"
 
 
 def _compiled(module: str, raised: ParsedException) -> Finding | None:
-    """A module of the user's own package that a script beside the importing file compiles."""
+    """A module of the user's own package that a script next to the importing file compiles."""
     folder = raised.folder
     parent, _, last = module.rpartition(".")
-    is_here = Path(*parent.split(".")).parts[-1:] == (folder.name,)
-    if not is_here or any(folder.glob(f"{last}*")):
+    if parent.rpartition(".")[2] != folder.name or any(folder.glob(f"{last}*")):
         return None
     for script in _SCRIPTS:
         if (folder / script).is_file():

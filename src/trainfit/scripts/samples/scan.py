@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, default_collate
 
+from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.trace import SampleOverride, SampleScan
 from trainfit.scripts.samples.sizes import DEPTH, SampleSizes, Shapes, shapes_of
 from trainfit.simgpu.cuda.clocks import stopwatch
@@ -56,9 +57,9 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
         return _of_stream(loader)
     batches, is_whole = _epoch(loader)
     keys = list(dict.fromkeys(itertools.chain.from_iterable(batches)))
-    count = len(keys) if is_whole else _length(loader)
+    count = len(keys) if is_whole else length_of(loader.dataset)
     if _is_random(loader):  # another epoch may have others
-        count = _length(loader) or 0
+        count = length_of(loader.dataset) or 0
         keys = random.Random(0).sample(range(count), min(count, _MOST))
     if not keys or not all(isinstance(key, int | np.integer) for key in keys):
         return SampleScan(reason="its data set is not indexed by integers")
@@ -209,7 +210,7 @@ def _of_stream(loader: DataLoader[Any]) -> SampleScan:
 def _of_largest_files(loader: DataLoader[Any], keys: Sequence[Any], seconds: float) -> list[Any]:
     """Those of ``keys`` whose files are far larger than most, a few at most, where the data set has
     a list of its samples' files: a look at some samples would miss one in thousands."""
-    passed, count = stopwatch(), _length(loader)
+    passed, count = stopwatch(), length_of(loader.dataset)
     for files in vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ():
         if not isinstance(files, list | tuple) or not files or len(files) != count:
             continue
@@ -350,13 +351,6 @@ def _epoch(loader: DataLoader[Any]) -> tuple[list[list[int]], bool]:
             if max(count, len(found)) > _MOST:
                 return found, False
     return found, True
-
-
-def _length(loader: DataLoader[Any]) -> int | None:
-    try:
-        return len(loader.dataset)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return None
 
 
 def _is_random(loader: DataLoader[Any]) -> bool:
