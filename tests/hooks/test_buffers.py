@@ -4,6 +4,7 @@ full."""
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import json
 import sys
@@ -26,6 +27,12 @@ from trainfit.plan.sizing.memory_model import Growth
 from trainfit.report.sections.memory import recording_subject
 from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.learning import LearningFacts
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_other_tests() -> None:
+    """What they leave in cycles (modules of their own) has lists of tensors, too."""
+    gc.collect()
 
 
 def _trained_with_buffer(maxlen: int | None) -> Any:
@@ -182,6 +189,19 @@ def test_a_list_of_a_function_that_runs(tmp_path: Path) -> None:
             if len(history) > most:
                 history.pop(0)
         assert largest_buffer() == Buffer(4 * 1024, 4, most - 4)
+
+
+def test_parameter_lists_leave_room_for_a_buffer() -> None:
+    with trainfit.simulate("T4"):
+        layers = [torch.nn.Linear(64, 64, device="cuda") for _ in range(8)]
+        parameters = [list(layer.parameters()) for layer in layers]
+        capacity, kept = 8, []
+        for _ in range(4):
+            kept.append(torch.zeros(250, device="cuda"))
+            if len(kept) > capacity:
+                kept.pop(0)
+        assert largest_buffer() == Buffer(4 * 1024, 4, capacity - 4)
+        assert len(parameters) == 8
 
 
 def test_elements_that_raise_hold_nothing_that_is_known() -> None:

@@ -53,10 +53,16 @@ def largest_buffer() -> Buffer | None:
 
 
 def _holds_tensors(elements: list[Any] | deque[Any]) -> bool:
-    """Is the first or the last element on the GPU, as far as a quick look goes?"""
+    """Is the first or the last element on the GPU, as far as a quick look goes? Lists of parameters
+    are an optimizer's, and large ones would leave no room for others among the few that are
+    read."""
     with contextlib.suppress(Exception):  # elements of the script may be of any kind
         ends = (elements[0], elements[-1])
-        return any(one.is_cuda for end in ends for one in _tensors(end, _DEEPEST - 1))
+        return any(
+            one.is_cuda and not isinstance(one, torch.nn.Parameter)
+            for end in ends
+            for one in _tensors(end, _DEEPEST - 1)
+        )
     return False
 
 
