@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Mapping
@@ -232,3 +233,10 @@ def test_a_thread_whose_library_prepares_for_forks_does_not_count(name: str, fou
         end.set()
         thread.join()
     assert more == found
+
+
+def test_arguments_reach_a_fresh_process_as_a_list() -> None:
+    """As ``multiprocessing`` hands ``sys.argv`` to what it spawns."""
+    words = Arguments(["a.py"], lambda: words.fill(["a.py", "--lr", "1"]))
+    sent = pickle.loads(pickle.dumps(words))
+    assert type(sent) is list and sent == ["a.py", "--lr", "1"]

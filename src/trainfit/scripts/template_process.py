@@ -36,7 +36,7 @@ _FORKABLE = ("jemalloc_bg_thd",)
 
 #: What of a list tells or changes its content. The script's own name is known before.
 _METHODS = (
-    *("__iter__", "__len__", "__contains__", "__reversed__", "__repr__", "__reduce_ex__"),
+    *("__iter__", "__len__", "__contains__", "__reversed__", "__repr__"),
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__add__", "__mul__", "__rmul__"),
     *("__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "clear", "copy", "count"),
     *("extend", "index", "insert", "pop", "remove", "reverse", "sort"),
@@ -54,6 +54,10 @@ class Arguments(list[str]):
         if isinstance(index, slice) or _number(index) != 0:
             self.look()
         return super().__getitem__(index)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """A process that is started afresh gets a list."""
+        return list, (list(self),)
 
     def look(self) -> None:
         """The content is needed now."""

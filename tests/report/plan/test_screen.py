@@ -341,6 +341,10 @@ def test_other_batch_sizes_that_cannot_be_told() -> None:
     text = words(plan)
     assert "Other batch sizes are not known (79.1 ms a step, 101 samples/s)." in text
     assert "batch size other batch sizes are not known: no DataLoader was seen" in text
+    off = AmpChoice("off", "off", "", dataclasses.replace(plan.now, amp="off"))
+    text = words(dataclasses.replace(plan, amp_choice=off))
+    assert f"with AMP {plan.now.amp}. Recommended: with AMP off (" in text
+    assert "). Other batch sizes are not known." in text
 
 
 def test_a_job_without_batches_has_no_batch_size() -> None:

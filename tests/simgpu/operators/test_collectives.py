@@ -306,6 +306,14 @@ def test_processes_that_train_on_one_gpu_are_refused_by_name(tmp_path: Path) -> 
     assert file.exists()
 
 
+def test_calls_of_other_processes_are_refused_by_name() -> None:
+    """As in pytorch/examples' distributed/rpc; it would wait for them without end."""
+    rpc = pytest.importorskip("torch.distributed.rpc")
+    refused = pytest.raises(UnsupportedOperatorError, match=r"init_rpc.*only rank 0 runs")
+    with trainfit.simulate("RTX 4090"), refused:
+        rpc.init_rpc("worker", rank=0, world_size=2)
+
+
 def test_an_overflow_check_over_unknown_gradients_finds_none(gpu: Any) -> None:
     """As DeepSpeed's ZeRO makes it: it adds to a count in place, and reduces that."""
     distributed.init_process_group("nccl")

@@ -130,8 +130,10 @@ def _batches(result: PlanResult) -> str:
     if chosen.largest_batch is None:
         if best:
             return f"Recommended batch {best}{amp}{_speed(result)}."
-        unknown = "Other batch sizes are not known"
-        return f"{'It has no batch size' if is_whole(result) else unknown}{_speed(result)}."
+        unknown = "It has no batch size" if is_whole(result) else "Other batch sizes are not known"
+        if amp:
+            return f"Recommended:{amp}{_speed(result)}. {unknown}."
+        return f"{unknown}{_speed(result)}."
     if chosen.largest_batch == 0:
         return f"Not even one sample fits{amp}."
     more = "at least " if limits is not None and limits.at_least else ""

@@ -97,6 +97,8 @@ _STORE_TIMEOUT: Final = timedelta(seconds=1)
 _NCCL_VERSION: Final = 2 << 32 | 28 << 16 | 9
 
 _PARALLEL: Final = "torch.distributed.tensor.parallel"
+#: Where calls of other processes are made.
+_RPC: Final = "torch.distributed.rpc"
 
 #: Its functions and classes are not all declared.
 distributed: Any = torch.distributed
@@ -211,6 +213,25 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return broadcast
 
 
+def _refuse_rpc(patches: PatchSet, module: Any) -> None:
+    """Other processes would be waited for without end: none of them is started here."""
+
+    def init_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def refuse(*_: Any, **__: Any) -> None:
+            raise UnsupportedOperatorError(
+                "torch.distributed.rpc.init_rpc",
+                user_frame(),
+                "not simulated",
+                "only rank 0 runs, and what other processes would answer to its calls is not "
+                "known; plan a script that builds and trains one process's part by itself",
+            )
+
+        return refuse
+
+    patches.hook(module, "init_rpc", init_rpc)
+
+
 class Collectives:
     """Installs rank 0's process groups; takes down what a script left of them."""
 
@@ -255,7 +276,8 @@ class Collectives:
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
-        self._imports = [parallel, watch_states(patches)]
+        rpc = ImportHook(_RPC, functools.partial(_refuse_rpc, patches))
+        self._imports = [parallel, watch_states(patches), rpc]
         for each in self._imports:
             each.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
