@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from trainfit.findings.failure import KINDS, of_exception
@@ -102,6 +103,12 @@ def attended(**masks: torch.Tensor) -> None:
     nn.MultiheadAttention(4, 2, batch_first=True)(x, x, x, **masks)
 
 
+def flash_in_float64() -> None:
+    x = torch.zeros(1, 1, 4, 3, dtype=torch.float64)
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(4, 4).double(), dropout_p=0.5)
+
+
 ONES = torch.ones(2, 2, requires_grad=True)
 NAN = torch.tensor([float("nan"), 1.0])
 
@@ -109,6 +116,7 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("classes_dimension", lambda: F.cross_entropy(torch.zeros(4, 20, 7), classes(4, 20))),
     ("target_type", lambda: F.cross_entropy(torch.zeros(2, 3, 4, 4), classes(2, 1, 4, 4))),
     ("not_contiguous", lambda: torch.zeros(2, 3, 4).permute(0, 2, 1).view(2, -1)),
+    ("no_attention_kernel", flash_in_float64),
     ("reshape_size", lambda: torch.zeros(3, 5).view(-1, 4)),
     ("several_outputs", lambda: nn.Sequential(nn.LSTM(4, 4), LINEAR)(torch.zeros(1, 2, 4))),
     ("several_outputs", lambda: F.cross_entropy((torch.zeros(1, 2),), classes(1))),  # type: ignore[arg-type]

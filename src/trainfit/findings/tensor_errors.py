@@ -32,6 +32,16 @@ _KNOWN: Final = (
         "output.transpose(1, 2), so that (batch, length, classes) becomes (batch, classes, "
         "length), or output.flatten(0, 1) with y.flatten()",
     ),
+    # aten/src/ATen/native/transformers/cuda/attention.cu
+    KnownError(
+        "no_attention_kernel",
+        re.compile(r"No available kernel\.\s+Aborting execution"),
+        "scaled_dot_product_attention may use none of its kernels here: those that sdpa_kernel() "
+        "allows do not bear these tensors (flash needs float16 or bfloat16, and no mask)",
+        "run it inside torch.autocast (evaluation and sampling, too: a copy of the weights that "
+        "was made before accelerator.prepare has none), or allow SDPBackend.EFFICIENT_ATTENTION "
+        "and SDPBackend.MATH as well",
+    ),
     # aten/src/ATen/native/TensorShape.cpp, TensorUtils.cpp
     KnownError(
         "not_contiguous",
