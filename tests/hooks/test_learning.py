@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -514,6 +515,16 @@ def iterated_by_short_epochs(device: str) -> None:
     over_data(device, lambda it: (x for _ in range(12) for x in it), batch_size=12)
 
 
+def iterated_by_epochs_of_looks(device: str) -> None:
+    """Each epoch begins with one of the few later steps that are looked at."""
+
+    def take(loader: DataLoader[Any]) -> Iterator[Any]:
+        for steps in (15, 16, 32, 64, 2):
+            yield from itertools.islice(loader, steps)
+
+    over_data(device, take, batch_size=1)
+
+
 def clipped_late(device: str) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -658,6 +669,7 @@ MORE_HEALTHY = (
     *(several_classes, iterated_by_epochs, norm_measured_after_the_step, pairs_compared),
     *(unscaled_by_hand, scaled_for_a_fused_optimizer),
     iterated_by_short_epochs,
+    iterated_by_epochs_of_looks,
     held_by_other_ranks,
 )
 SEVERAL_LOSSES = (penalized, penalized_by_hand, adversarial_nets, annealed, put_together)

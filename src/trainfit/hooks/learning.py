@@ -492,6 +492,8 @@ class LearningObserver:
             return
         seen.steps += 1
         self.awake = seen.is_next_due
+        if self._begun is None:
+            self._restarts = 0  # this step went on in the pass that an earlier one began
         self._begun = None  # how many batches it gave is not known
 
     def _remainder(self) -> int:

@@ -725,3 +725,15 @@ def test_a_loader_without_a_batch_is_recorded(tmp_path: Path) -> None:
             raise AssertionError
     (found,) = judge(load_run(tmp_path)).findings
     assert found.kind == "no_batch" and "test_steps.py" in str(found.place)
+
+
+def test_a_model_is_traced_as_it_is_without_a_recorder(tmp_path: Path) -> None:
+    """torch.jit.trace fails where its two passes do not run the same."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path):
+        for _ in range(3):
+            traced = torch.jit.trace(model, DATA.tensors[0])
+            optimizer.zero_grad()
+            loss_of(traced, DATA.tensors).backward()
+            optimizer.step()

@@ -22,6 +22,7 @@ from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
 
 _clock = time.perf_counter
+_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 def install(host: Host, patches: PatchSet) -> Callable[[], None]:
@@ -49,6 +50,8 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
     # Thousands of modules are called in a step: where PyTorch's own ``__call__`` is the one that
     # is known, what it does is done here, and a call within another costs nothing more.
     def root(module: Any, args: Any, kwargs: Any) -> Any:
+        if _is_tracing():
+            return original(module, *args, **kwargs)  # its graph has what runs, and nothing more
         entered = count = None
         steps = host.steps
         try:
