@@ -61,8 +61,7 @@ test: .venv/.dev-ready
 # command says which none does.
 test-newest:
 	PYTHON=$(PYTHON) .ci/newest-pytorch $(NEWEST)/python -m pytest -q -n 2 --dist loadfile \
-		--no-loadscope-reorder -m "not slow" --cov --cov-report= --cov-config=tests/newest/coverage.ini \
-		@tests/newest/chosen.txt
+		--no-loadscope-reorder -p tests.newest.recorder @tests/newest/chosen.txt
 	$(NEWEST)/python -m tests.newest.touched
 
 test-slow: .venv/.dev-ready
@@ -128,7 +127,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv .venv-newest .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .touched-newest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 

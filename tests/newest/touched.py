@@ -1,7 +1,7 @@
 """Which private names of PyTorch the chosen tests use: ``python -m tests.newest.touched``.
 
-A name of ``torch_private`` counts as used when a line ran that takes it, outside of that room.
-Lines are those of the coverage data that ``make test-newest`` leaves behind.
+A name of ``torch_private`` counts as used when a module outside of that room took it while a test
+ran: ``make test-newest`` has that recorded by ``tests.newest.recorder``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import ast
 import functools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCE: Final = ROOT / "src" / "trainfit"
 ROOM: Final = SOURCE / "torch_private"
+#: The names that were taken, a line each.
+RECORD: Final = ROOT / ".touched-newest"
 #: Modules that hold no name of PyTorch's that could be missing.
 WITHOUT: Final = frozenset({"__init__", "frames", "needed", "tested"})
-#: Names that no line of these tests' own processes can take, with the reason.
+#: Names that neither these tests' processes nor those forked from them can take, with the reason.
 UNREACHED: Final[Mapping[str, str]] = {
     "cuda.sleep": "keeps a real GPU awake",
     "compiled.remove_import_folder": "in the fork server, which is a process of its own",
@@ -76,12 +78,13 @@ def uses() -> dict[str, list[Use]]:
     for path in SOURCE.rglob("*.py"):
         if ROOM in path.parents or "torch_private" not in (text := path.read_text()):
             continue
-        for name, line in _taken(ast.parse(text)):
-            found.setdefault(name, []).append(Use(path, line))
+        for name, node in taken(ast.parse(text)):
+            found.setdefault(name, []).append(Use(path, node.lineno))
     return found
 
 
-def _taken(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def taken(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names of the room, with where they are taken when the module's code runs."""
     modules: dict[str, str] = {}
     single: dict[str, str] = {}
     for node in ast.walk(tree):
@@ -92,32 +95,32 @@ def _taken(tree: ast.Module) -> Iterator[tuple[str, int]]:
         ):
             module = (node.module or "").rpartition(".")[2]
             single |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(tree):
+    for node in _run(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if node.value.id in modules:
-                yield f"{modules[node.value.id]}.{node.attr}", node.lineno
+                yield f"{modules[node.value.id]}.{node.attr}", node
         elif isinstance(node, ast.Name) and node.id in single:
-            yield single[node.id], node.lineno
+            yield single[node.id], node
 
 
-def untouched(lines: Mapping[Path, set[int]]) -> dict[str, list[Use]]:
-    """Names that no line that ran takes, with where they are taken."""
-    taken = uses()
-    return {
-        name: taken.get(name, [])
-        for name in sorted(names() - UNREACHED.keys())
-        if not any(use.line in lines.get(use.path, ()) for use in taken.get(name, []))
-    }
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes but for annotations, which are only text."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _run(child)
+
+
+def untouched(touched: Collection[str]) -> dict[str, list[Use]]:
+    """Names that nothing took, with where they could be."""
+    return {name: uses().get(name, []) for name in sorted(names() - {*touched, *UNREACHED})}
 
 
 def main() -> int:
     """The exit code: 1 if a name is not used."""
-    from coverage import CoverageData
-
-    data = CoverageData(str(ROOT / ".coverage-newest"))
-    data.read()
-    lines = {Path(file): set(data.lines(file) or ()) for file in data.measured_files()}
-    missed = untouched(lines)
+    missed = untouched(RECORD.read_text().split())
     for name, places in missed.items():
         at = ", ".join(f"{use.path.relative_to(ROOT)}:{use.line}" for use in places) or "nowhere"
         print(f"no chosen test uses torch_private.{name} (taken at: {at})", file=sys.stderr)

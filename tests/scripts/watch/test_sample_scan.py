@@ -15,6 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+import trainfit
 from trainfit.plan.runs.batches import varying_shapes
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
@@ -240,6 +241,14 @@ def test_random_samples_are_made_again_as_they_were_seen() -> None:
     )
     # The script's own random numbers go on as if nobody had looked.
     assert random.getstate() == before[0] and torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_a_batch_is_pinned_where_the_loader_pins() -> None:
+    with trainfit.simulate("T4"):
+        for pins in (True, False):
+            loader = DataLoader(TensorDataset(torch.ones(4, 3)), 2, pin_memory=pins)
+            (batch,) = repeated(loader, SampleOverride(0, 0), 2)
+            assert batch.shape == (2, 3) and batch.is_pinned() == pins
 
 
 class Bad(Crops):

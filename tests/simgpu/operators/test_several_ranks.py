@@ -16,6 +16,7 @@ from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import COLLECTIVES, KINDS
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch
+from trainfit.simgpu.communication.process_groups import ProcessGroupNCCL
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.torch_private import distributed as private
 
@@ -53,6 +54,8 @@ def test_the_world_has_its_ranks(gpu: Any) -> None:
     distributed.all_reduce(torch.zeros(1, device="cuda"))
     assert gpu.recording.header["ranks"] == RANKS
     assert gpu.recording.header["context_parts"][-1]["name"] == "nccl"
+    made = ProcessGroupNCCL(None, 0, RANKS)
+    assert isinstance(made, ProcessGroupNCCL) and made.size() == RANKS
 
 
 @pytest.mark.skipif(
