@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -65,6 +66,7 @@ class _Finder:
         return spec
 
 
+@functools.cache
 def _taking() -> set[Path]:
     return {use.path for each in touched.uses().values() for use in each}
 

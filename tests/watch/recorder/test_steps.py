@@ -737,3 +737,4 @@ def test_a_model_is_traced_as_it_is_without_a_recorder(tmp_path: Path) -> None:
             optimizer.zero_grad()
             loss_of(traced, DATA.tensors).backward()
             optimizer.step()
+    assert torch.equal(traced(DATA.tensors[0]), model(DATA.tensors[0]))

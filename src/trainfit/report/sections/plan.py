@@ -46,6 +46,7 @@ from trainfit.report.sections.memory import (
 from trainfit.report.sections.memory_charts import by_batch
 from trainfit.report.sections.plan_facts import (
     BOUNDS,
+    amp_text,
     answer,
     changes_together,
     fix_lines,
@@ -336,8 +337,7 @@ def _evidence(part: LaunchPart) -> str:
 
 
 def _batch_title(result: PlanResult) -> str:
-    amp = f" with AMP {result.chosen.amp}" if result.chosen is not result.now else ""
-    return f"Batch size{amp} ({_BASIS[result.basis]}{only_seen(result.pattern)})"
+    return f"Batch size{amp_text(result)} ({_BASIS[result.basis]}{only_seen(result.pattern)})"
 
 
 def _batches(result: PlanResult) -> Facts | None:

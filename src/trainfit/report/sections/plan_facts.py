@@ -126,7 +126,7 @@ def _batches(result: PlanResult) -> str:
         return "No batch size is recommended."
     if result.never_evaluates:
         return "No smaller batch size makes it fit."
-    amp = f" with AMP {chosen.amp}" if chosen is not result.now else ""
+    amp = amp_text(result)
     if chosen.largest_batch is None:
         if best:
             return f"Recommended batch {best}{amp}{_speed(result)}."
@@ -147,6 +147,12 @@ def _batches(result: PlanResult) -> str:
         return f"{largest}, recommended {best}{amp}{_speed(result)}."
     why = ": none leaves the safety margin" if best == 0 else ""
     return f"{largest}, none recommended{why}."
+
+
+def amp_text(result: PlanResult) -> str:
+    """The AMP of the launch command, where the present one is another."""
+    chosen = result.chosen
+    return f" with AMP {chosen.amp}" if chosen is not result.now else ""
 
 
 def until_bound(result: PlanResult) -> int:
@@ -486,8 +492,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     chosen = result.chosen
     best = chosen.recommended_batch
     if best and (best != now.batch_size or chosen is not now):
-        amp = f" with AMP {chosen.amp}" if chosen is not now else ""
-        first.append(f"batch size {best}{amp}, as in the command above")
+        first.append(f"batch size {best}{amp_text(result)}, as in the command above")
     elif now.largest_batch:
         first.append(f"batch size {now.largest_batch}, without a safety margin")
     if now.fits:  # its training, and none of the others was evaluated

@@ -213,23 +213,15 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return broadcast
 
 
-def _refuse_rpc(patches: PatchSet, module: Any) -> None:
+def _init_rpc(*_: Any, **__: Any) -> None:
     """Other processes would be waited for without end: none of them is started here."""
-
-    def init_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def refuse(*_: Any, **__: Any) -> None:
-            raise UnsupportedOperatorError(
-                "torch.distributed.rpc.init_rpc",
-                user_frame(),
-                "not simulated",
-                "only rank 0 runs, and what other processes would answer to its calls is not "
-                "known; plan a script that builds and trains one process's part by itself",
-            )
-
-        return refuse
-
-    patches.hook(module, "init_rpc", init_rpc)
+    raise UnsupportedOperatorError(
+        "torch.distributed.rpc.init_rpc",
+        user_frame(),
+        "not simulated",
+        "only rank 0 runs, and what other processes would answer to its calls is not known; plan a "
+        "script that builds and trains one process's part by itself",
+    )
 
 
 class Collectives:
@@ -276,7 +268,7 @@ class Collectives:
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
-        rpc = ImportHook(_RPC, functools.partial(_refuse_rpc, patches))
+        rpc = ImportHook(_RPC, lambda module: patches.set(module, "init_rpc", _init_rpc))
         self._imports = [parallel, watch_states(patches), rpc]
         for each in self._imports:
             each.install()
