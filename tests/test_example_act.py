@@ -130,6 +130,7 @@ def test_padding_does_not_count(act: dict[str, ModuleType]) -> None:
 # The data ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_samples(act: dict[str, ModuleType], data: Path) -> None:
     dataset = act["dataset"].EpisodeDataset(data, chunk_size=30)
     assert len(dataset) == FRAMES

@@ -341,6 +341,7 @@ print(result.steps, repr(result.next_command), (result._repr_html_() or "")[:40]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argv", [pytest.param("", marks=pytest.mark.slow), "/somewhere/ipykernel_launcher.py"]
 )

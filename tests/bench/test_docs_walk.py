@@ -256,6 +256,7 @@ def test_the_lent_environment_has_the_clones_trainfit(place: Any) -> None:
 
 
 # What the other guides type is simulated, or starts a process each; tests/cli has their verbs.
+@pytest.mark.slow
 @pytest.mark.parametrize("page", slow_but(["gpus", "doctor", "batch", "memory"], "doctor", "batch"))
 def test_quick_commands_of_the_guides(bench: Any, place: Any, page: str) -> None:
     walk = bench.walk.Walk(

@@ -108,6 +108,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_watch_names_too_many_open_files_with_all_its_fixes(tmp_path: Path) -> None:
     result, printed = watched(tmp_path, KEEPS)
     first = result.findings[0]
@@ -181,6 +182,7 @@ for step in range(6):
 """
 
 
+@pytest.mark.slow
 def test_a_failure_after_some_steps(tmp_path: Path) -> None:
     result, _ = watched(tmp_path, HALVES, "x.half()")
     assert result.findings[0].kind == "mixed_dtypes"

@@ -60,6 +60,7 @@ def test_of_the_simulated_device(script: str, tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and 'File "train.py"' in kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     # All kinds of run tell of a fault by the same code, and this one imports the least.

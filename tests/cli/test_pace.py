@@ -111,6 +111,7 @@ def test_a_rehearsal_gets_the_callables_argument(folder: Path, imports: None) ->
     assert re.search(r"\n +fix +--fix rehearse: a rehearsal call right before", done.stdout)
 
 
+@pytest.mark.slow
 def test_a_command_that_answers_line_by_line(folder: Path, imports: None) -> None:
     (folder / "server.py").write_text(
         "import sys\nfor line in sys.stdin:\n    sum(range(20000))\n    print('done', flush=True)\n"
@@ -263,6 +264,7 @@ def test_ticks_of_a_users_loop(folder: Path) -> None:
     assert rate.calls.count == 36 and rate.calls.p50 >= 0.002
 
 
+@pytest.mark.slow
 def test_the_python_function(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import trainfit as package
 

@@ -168,6 +168,7 @@ def test_a_view_that_fails_leaves_the_command_alone(
     assert printed.err.count("internal error: KeyError: 'ours'") == 1
 
 
+@pytest.mark.slow
 def test_a_drawn_view_that_fails_leaves_the_command_its_terminal(tmp_path: Path) -> None:
     """More than a pseudo-terminal holds is printed after the view has failed."""
     program = (

@@ -26,6 +26,7 @@ except EOFError:
 """
 
 
+@pytest.mark.slow
 def test_its_size_is_there_and_nothing_is_read_from_it(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)

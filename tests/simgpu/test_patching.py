@@ -227,6 +227,7 @@ def test_nothing_of_a_script_on_the_cpu_shows() -> None:
     assert seen["found"] == [] and {"torch.load", "torch.cuda.is_available"} <= {*seen["places"]}
 
 
+@pytest.mark.slow
 def test_a_module_with_a_hook_of_ours_is_copied_without_it() -> None:
     told: list[Any] = []
     module = nn.Linear(2, 2)
@@ -258,6 +259,7 @@ print(sum("Linear" in str(event.name) for event in profiler.events()))
 """
 
 
+@pytest.mark.slow
 def test_pytorchs_profiler_finds_the_modules_of_a_hooked_call() -> None:
     done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # without ``self`` in the frame it crashes

@@ -94,6 +94,7 @@ def test_steps_of_another_accumulation_are_left_out() -> None:
     assert result.batch_size == 16  # of what was measured, not of the last step
 
 
+@pytest.mark.slow
 def test_uneven_micro_batches_are_weighted() -> None:
     model = Known()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -255,6 +255,7 @@ def test_contention_comes_out(contention: float) -> None:
     assert fitted.locked_share == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharing", slow_but([0.0, 0.2], 0.2))
 def test_what_taking_turns_costs_comes_out(sharing: float) -> None:
     fitted = fit(readings(truth(Cores((1.0, 1.0), sharing=sharing))), Cores((1.0, 1.0)))
@@ -304,6 +305,7 @@ def test_a_lock_is_no_contention() -> None:
     assert fitted.cores.contention < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crowded", [pytest.param(0.0, marks=pytest.mark.slow), 0.002])
 def test_who_waits_for_a_lock_may_slow_who_has_it(crowded: float) -> None:
     """Four workers are slower than two: both come out, whatever crowded cores do in addition."""

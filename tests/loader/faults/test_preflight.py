@@ -278,12 +278,14 @@ def test_an_iterable_data_set_that_is_not_sharded_is_found() -> None:
     assert "get_worker_info()" in fault.fix.action
 
 
+@pytest.mark.slow
 def test_a_sharded_one_is_left_alone() -> None:
     assert check_sharding(workload(Stream(200, True))) == ()
     assert check_sharding(workload(Stream(30, True, noise=True))) == ()
     assert check_sharding(workload(Samples())) == ()
 
 
+@pytest.mark.slow
 def test_samples_with_noise_are_told_by_their_number_or_by_equal_seeds() -> None:
     (fault,) = check_sharding(workload(Stream(20, False, noise=True)))
     assert fault.kind == "iterable_not_sharded"
@@ -307,6 +309,7 @@ class Listed(IterableDataset[Any]):
         return iter(self.samples)
 
 
+@pytest.mark.slow
 def test_sharding_in_worker_init_fn_counts() -> None:
     data = Listed(list(range(100)))
     assert check_sharding(workload(data, worker_init_fn=shard_in_init)) == ()

@@ -138,6 +138,7 @@ print(json.dumps({"pools": found.pools, "used": found.used}))
 """
 
 
+@pytest.mark.slow
 @SEVERAL
 @HAS_OPENBLAS
 @pytest.mark.skipif(native_threads() is None, reason="looks for threads in /proc")

@@ -235,6 +235,7 @@ def test_programs_and_the_system_are_not_data(three: list[str]) -> None:
     assert data_files.is_data(three[0])
 
 
+@pytest.mark.slow
 def test_a_file_that_is_open_already_counts_if_the_data_set_holds_it(three: list[str]) -> None:
     with open(three[0], "rb", buffering=0) as own, open(three[1], "rb", buffering=0) as other:
         numbers = own.fileno(), other.fileno()
@@ -423,6 +424,7 @@ def test_a_mapped_file(tmp_path: Path) -> None:
         assert made.cold_s is not None, made.reason
 
 
+@pytest.mark.slow
 def test_a_mapped_file_that_this_process_uses_is_not_called_cold(tmp_path: Path) -> None:
     dataset = _Mapped(settled(tmp_path / "rows", 4 * MIB))
     dataset.rows.sum()  # in the page table of this process, which the fork cannot empty

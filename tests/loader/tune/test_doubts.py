@@ -148,6 +148,7 @@ def beside(settings: LoaderSettings, rate: float, cores: float = 1.0) -> Run:
     return dataclasses.replace(real(settings, rate), others_cores=cores)
 
 
+@pytest.mark.slow
 def test_a_real_run_disturbed_is_made_again() -> None:
     model = fitted(2)
     cores = iter([1.0, 0.0, 1.0, 0.9, 0.0, 0.0, 0.0])

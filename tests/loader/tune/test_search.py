@@ -137,6 +137,7 @@ def test_what_cannot_be_is_not_chosen() -> None:
     assert choice.look(LoaderSettings(4)).infeasible == "no RAM"
 
 
+@pytest.mark.slow
 def test_order_and_start_method_are_the_users() -> None:
     present = LoaderSettings(1, in_order=False, start_method="spawn", persistent_workers=True)
     best = search(fitted(), goal(present=present, most=2)).best()
@@ -150,6 +151,7 @@ def test_nothing_differs_then_the_present_pinning_stays() -> None:
         assert search(model, goal(present=present)).best().pin_memory is pinned
 
 
+@pytest.mark.slow
 def test_pageable_copies_speak_for_pinning() -> None:
     consumer = Consumer(0.01, pageable_s=0.005)
     assert search(fitted(), Goal(consumer, PRESENT, 8)).best().pin_memory

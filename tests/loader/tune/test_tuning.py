@@ -168,6 +168,7 @@ def test_a_length_that_raises_is_unknown() -> None:
     assert broken.samples == 40
 
 
+@pytest.mark.slow
 def test_the_start_method_stays_open() -> None:
     """In a fresh process: asking for it must not fix it."""
     code = (

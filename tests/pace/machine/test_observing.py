@@ -119,6 +119,7 @@ def test_a_device_that_pytorch_uses() -> None:
             raise KeyError("the user's")
 
 
+@pytest.mark.slow
 def test_what_holds_clocks_is_said() -> None:
     import helpers_machines as machines
     from trainfit.hardware.machine.survey import survey

@@ -199,6 +199,7 @@ def test_an_interpreter_that_says_nothing_is_named(monkeypatch: pytest.MonkeyPat
         parse("torchrun train.py")
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_reads_the_words() -> None:
     wrappers._ask.cache_clear()
     assert parse("torchrun --nproc-per-node 1 train.py --lr 1").target().args == ("--lr", "1")

@@ -198,6 +198,7 @@ def plain(job: Job) -> GpuComparison:
     return compare_gpus(job, named("RTX 3090", "RTX 4090"))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=10)
 @given(st.floats(0.4, 2.5))
 def test_a_measured_step_scales_all(job: Job, plain: GpuComparison, factor: float) -> None:

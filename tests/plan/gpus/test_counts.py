@@ -221,6 +221,7 @@ def compared(job: Job, *names: str, prices: Prices | None = None) -> GpuComparis
     return compare_gpus(job, gpus, prices, counts=(1, 2, 4, 8))
 
 
+@pytest.mark.slow
 def test_each_strategy_on_each_number(job: Job) -> None:
     result = compared(job, "H100 SXM")
     assert Counter(each.count for each in result.gpus) == {1: 1, 2: 3, 4: 3, 8: 3}
@@ -251,6 +252,7 @@ def test_prices_are_of_all_gpus_and_decide(job: Job) -> None:
     assert screen(comparison_subject(result)).startswith("Cheapest: ")
 
 
+@pytest.mark.slow
 def test_a_model_that_fits_no_single_gpu_is_sharded(job: Job) -> None:
     memory = compared(job, "H100 SXM").gpus
     by_name = {(each.count, each.strategy): each.device_bytes for each in memory}

@@ -16,6 +16,7 @@ from trainfit.speed import dispatch_probe
 TRAIN = ("python", str(SCRIPTS / "train.py"))
 
 
+@pytest.mark.slow
 def test_a_core_is_measured_in_the_commands_interpreter() -> None:
     cpu = measured_cpu(parse_command(TRAIN))
     assert cpu.core_hz is None and cpu.cores is not None and cpu.cores > 0

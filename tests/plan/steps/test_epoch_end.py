@@ -173,6 +173,7 @@ def _compared(folder: Path, *, fixed: bool = False, arguments: tuple[str, ...] =
     return json_of(trainfit(*command, script, *arguments, cwd=folder))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_the_evaluation_limits_the_recommended_batch_size(tmp_path: Path) -> None:
     found = _compared(tmp_path, arguments=("--batch-size={batch_size:8}",))
@@ -227,6 +228,7 @@ _COPY = """import copy
     torch.save(best.state_dict(), "best.pt")"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["", pytest.param(_EVALUATION, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("brief_with_ends")
 def test_a_copy_of_the_model_is_there_in_the_next_epoch(tmp_path: Path, evaluation: str) -> None:
@@ -372,6 +374,7 @@ def _at_the_end(folder: Path, times: str, after: str, *options: str) -> Any:
                     cwd=folder)  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("brief_with_ends")
 def test_what_follows_the_last_epoch(tmp_path: Path) -> None:
     """Seen in a run whose epochs are left; 800 MB are kept over all of the test's batches."""

@@ -149,6 +149,7 @@ def test_files_elsewhere_and_files_not_read(
     assert told["message"]["text"] == "not read: w.py: too large"
 
 
+@pytest.mark.slow
 def test_a_stored_diagnosis_is_shown_as_such(tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text(
         "import torch\nm = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n"

@@ -146,6 +146,7 @@ def test_the_working_folder_itself(home: Path, request_of: SandboxRequest) -> No
     )
 
 
+@pytest.mark.slow
 def test_checkpoints_by_libraries(home: Path, request_of: SandboxRequest) -> None:
     pytest.importorskip("h5py")
     pytest.importorskip("safetensors")
@@ -327,6 +328,7 @@ def test_what_is_kept(home: Path, request_of: SandboxRequest) -> None:
     assert len(files) == 2, files
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_meet(home: Path, request_of: SandboxRequest) -> None:
     before = tree(home)
     code = "import os, time; os.mkdir('run-of-this-second'); time.sleep(0.5)"

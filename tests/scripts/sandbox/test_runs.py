@@ -102,6 +102,7 @@ def test_simulate_shows_what_would_have_been_written(work: Path) -> None:
 
 
 # Of processes of their own test_files.py says it, kind by kind of file.
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize(
     "forks", [pytest.param(False, marks=pytest.mark.slow, id="own process"),

@@ -419,6 +419,7 @@ def test_options_without_a_value() -> None:
         assert place is not None and place.value_at == value_at
 
 
+@pytest.mark.slow
 def test_a_scripts_annotations_are_its_own(tmp_path: Path) -> None:
     """Libraries make options of them: draccus, typer. What compiles the script has other ones."""
     script = tmp_path / "script.py"

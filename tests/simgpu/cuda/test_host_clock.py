@@ -268,6 +268,7 @@ def test_a_timed_step_takes_what_the_model_says() -> None:
     assert min(launched) < 0.1 * min(seconds)
 
 
+@pytest.mark.slow
 def test_garbage_collections_are_the_simulations(simulated: None) -> None:
     matrix = torch.ones(8, 8, device="cuda")
     cycles = [[] for _ in range(50_000)]  # type: ignore[var-annotated]

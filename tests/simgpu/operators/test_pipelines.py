@@ -57,6 +57,7 @@ def test_real_ranks_send_what_is_recorded(tmp_path: Path) -> None:
     assert real_ranks(tmp_path, TRAIN, JOBS, RANKS) == recorded_ranks(TRAIN, JOBS, RANKS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_stages_send_what_real_ranks_send(tmp_path: Path) -> None:
     real = recorded_ranks(TRAIN, JOBS, RANKS)
