@@ -61,6 +61,7 @@ ROWS: Final[tuple[Row, ...]] = (
     causes_files.device_node,
     causes_files.mig_without_instances,
     causes_outside.occupied,
+    causes_outside.address_space,
     causes_outside.full,
     causes_torch.crashes,
     causes_files.unknown_error,
@@ -74,6 +75,7 @@ KERNEL_ROWS: Final[tuple[Row, ...]] = (
     causes_torch.no_kernel_image,
     causes_torch.cudnn_mismatch,
     causes_outside.occupied,
+    causes_outside.address_space,
     causes_outside.full,
 )
 

@@ -210,6 +210,9 @@ class Limits:
     open_files_hard: Fact[int]
     locked_memory_bytes: Fact[int]
     processes: Fact[int]
+    address_space_bytes: Fact[int] = Fact(
+        "cannot_tell", None, "getrlimit(RLIMIT_AS)", "not read by this version of trainfit"
+    )
 
 
 # --- Surroundings -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from trainfit.results.doctor import Check
 from trainfit.results.machine import (
     CudaDriver,
     DeviceNode,
+    Fact,
     Gpu,
     GpuProcess,
     Machine,
@@ -24,6 +25,7 @@ from trainfit.results.machine import (
     TorchProbe,
     absent,
     cannot_tell,
+    known,
 )
 
 BLIND = TorchProbe(False, 0, "No CUDA GPUs are available", ("sm_90",), (), None)
@@ -144,6 +146,19 @@ def test_a_full_gpu_names_those_that_are_free() -> None:
     assert "export" not in commands(others)  # a scheduler has not granted them
     alone = verdict(failing("out of memory", gpus=[busy]))
     assert "export" not in commands(alone)
+
+
+def test_addresses_that_cuda_may_not_reserve_are_no_full_gpu() -> None:
+    def said(limit: Fact[int]) -> Check:
+        return verdict(failing("CUDA error: out of memory", limits={"address_space_bytes": limit}))
+
+    check = said(known(16 * GIB, "getrlimit(RLIMIT_AS)"))
+    assert check.kind == "address_space_limited" and "allows 16.00 GiB" in check.title
+    assert check.fixes[0].action.startswith("ulimit -v unlimited")
+    assert check.fixes[0].undo == f"ulimit -v {16 << 20}"
+    unlimited = absent("getrlimit(RLIMIT_AS)", "unlimited")
+    for enough in (known(1 << 46, "getrlimit(RLIMIT_AS)"), unlimited):
+        assert said(enough).kind == "gpu_full"
 
 
 def test_rocm_that_sees_a_gpu_and_fails_is_not_told_that_there_is_none() -> None:

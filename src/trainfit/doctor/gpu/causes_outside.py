@@ -221,9 +221,49 @@ def occupied(stack: DriverStack) -> Check | None:
     )
 
 
+def address_space(stack: DriverStack) -> Check | None:
+    """A limit of this process's address space is below what CUDA reserves as it starts.
+
+    Under unified addressing the driver reserves addresses for the RAM and all GPUs' memory, used
+    or not; where the limit is lower, it says "out of memory" with every GPU empty.
+    """
+    limit = stack.machine.limits.address_space_bytes
+    ram = stack.machine.memory.total_bytes
+    gpus = [gpu.memory_bytes for gpu in all_gpus(stack.machine)]
+    reserved = sum(part.value or 0 for part in (ram, *gpus))
+    if not _is_out_of_memory(stack) or limit.value is None or limit.value >= reserved:
+        return None
+    return bad(
+        NAME,
+        "address_space_limited",
+        f"CUDA may not reserve its addresses: ulimit -v allows {size(limit.value)}",
+        "As it starts, CUDA reserves addresses (no memory) for the RAM and for every GPU's memory; "
+        'with less it ends with "out of memory", however empty the GPUs are. Shells, and batch '
+        "systems that bound a job's virtual memory (SGE's h_vmem, PBS's vmem), set this limit.",
+        [
+            evidence("address space of this process", limit, size),
+            evidence("RAM", ram, size),
+            *(evidence(f"memory of GPU {i}", part, size) for i, part in enumerate(gpus)),
+            *stack.torch_evidence(),
+        ],
+        [
+            Fix(
+                "ulimit -v unlimited   # if the hard limit allows it; in a batch job: ask for no "
+                "limit of virtual memory",
+                f"ulimit -v {limit.value // 1024}",
+                "none for this job: RAM is bounded by the job's memory limit",
+            )
+        ],
+    )
+
+
+def _is_out_of_memory(stack: DriverStack) -> bool:
+    return stack.cuda_code == _OUT_OF_MEMORY or "out of memory" in stack.torch_words
+
+
 def full(stack: DriverStack) -> Check | None:
     """Others hold so much of a GPU's memory that not even a context fits."""
-    if stack.cuda_code != _OUT_OF_MEMORY and "out of memory" not in stack.torch_words:
+    if not _is_out_of_memory(stack):
         return None
     gpus = all_gpus(stack.machine)
     free = [uuid for gpu in gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]

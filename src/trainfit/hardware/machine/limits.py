@@ -140,6 +140,7 @@ def read_limits(system: System) -> Limits:
         open_files_hard=_limit(system, "NOFILE", 1),
         locked_memory_bytes=_limit(system, "MEMLOCK", 0),
         processes=_limit(system, "NPROC", 0),
+        address_space_bytes=_limit(system, "AS", 0),
     )
 
 
