@@ -39,6 +39,7 @@ from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderCut
+from trainfit.results.text import count
 
 #: Steps of an epoch that is cut short, and epochs in which an evaluation is waited for.
 _STEPS, _EPOCHS = 2, 3
@@ -60,7 +61,10 @@ _END_LIMIT_S: Final = 60.0
 #: waited for.
 _MOST_STEPS: Final = 2000
 _BY_HAND_S: Final = 30.0
-_NO_LOADER: Final = "no DataLoader tells where an epoch ends"
+_IN_NONE: Final = (
+    f"no evaluation was seen in {_EPOCHS} epochs that were cut short (for one that comes more "
+    "rarely, plan the command with one in each epoch)"
+)
 #: A run with one evaluation that lasts longer is not made again with several.
 _SLOW_S: Final = 60.0
 #: Where a script fails, in a run whose epochs are cut short.
@@ -271,7 +275,7 @@ class _Evaluations:
         lengths = lengths[: len(traces)]
         failed = next((each for each in traces if not _went_on(each)), None)
         if failed is not None and _waited_in_vain(failed, cut):
-            return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()
+            return EpochEnd("not simulated", _seen_until(failed), batch_size=batch), ()
         if failed is not None:
             at = "" if index is None else _AT_END
             found = fails_beyond(failed, job.command, at) if _went_on(job.first) else ()
@@ -281,8 +285,8 @@ class _Evaluations:
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"
             if index is None and not ended:
-                return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), last
-            why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
+                return EpochEnd("not simulated", _seen_until(traces[-1]), batch_size=batch), last
+            why = "" if ended else _IN_NONE
             saved = coverage is not None and coverage.saved
             end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
             return dataclasses.replace(
@@ -345,6 +349,12 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
 def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:
     """Did an end of an epoch that no DataLoader tells of not come within its time?"""
     return cut.index is None and trace.outcome.status == "timeout"
+
+
+def _seen_until(trace: Trace) -> str:
+    """What was looked at of a script whose epochs' ends nobody tells of; it may have none."""
+    seen = count(trace.outcome.steps, "step")
+    return f"none was seen in {seen}, and no DataLoader tells where an epoch ends"
 
 
 def _fails_when_cut(trace: Trace, cut: LoaderCut) -> str:

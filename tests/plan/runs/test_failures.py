@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,9 @@ def test_an_exception_that_a_framework_prints_before_it_exits(tmp_path: Path) ->
     outcome = TraceOutcome(status="exited", steps=0, seconds=1.0, message="exit code 1")
     cause = cause_of(outcome, output)
     assert cause is not None and cause.title.startswith("diffusers is not installed")
+    caught = TraceOutcome(status="ended", steps=0, seconds=1.0)  # robomimic prints it, and ends
+    assert cause_of(caught, output) == cause
+    assert cause_of(dataclasses.replace(caught, steps=3), output) is None
     assert cause_of(outcome, "usage: train.py [-h]\nerror: unknown option: --x\n") is None
 
 

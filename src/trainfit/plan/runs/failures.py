@@ -158,7 +158,8 @@ def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | N
     settings = loader.settings if loader is not None else None
     if outcome.status == "timeout" and not outcome.steps:
         return _cause_of_hang(outcome, output, settings)
-    if outcome.status == "exited" and (printed := printed_traceback(output)):
+    is_over = outcome.status == "exited" or (outcome.status == "ended" and not outcome.steps)
+    if is_over and (printed := printed_traceback(output)):
         return of_exception(printed, settings)
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None

@@ -32,8 +32,8 @@ class StepMakeup:
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
     the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
-    ``cudnn.benchmark`` timed algorithms, for sizes that had not come before. ``is_whole``: each
-    step is of the same tensors, as all samples at once are.
+    ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
+    ``is_whole``: each step is of the same tensors, as all samples at once are.
     """
 
     micro_batch: int | None
