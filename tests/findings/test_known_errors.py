@@ -256,6 +256,8 @@ SAID = (
     ("transform_order", "pic should be PIL Image or ndarray. Got <class 'torch.Tensor'>"),
     ("no_loss", "The model did not return a loss from the inputs, only the following keys: logits"),
     ("quantized_training", "You cannot perform fine-tuning on purely quantized models."),
+    ("hub_unreachable", "Couldn't find a module script at /w/accuracy/accuracy.py. Module "
+                        "'accuracy' doesn't exist on the Hugging Face Hub either."),
     ("start_method_set", "context has already been set"),
 )  # fmt: skip
 
