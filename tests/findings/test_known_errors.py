@@ -3,14 +3,17 @@ and others that look alike."""
 
 from __future__ import annotations
 
+import json
 import random
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -253,6 +256,8 @@ SAID = (
     ("transform_order", "pic should be PIL Image or ndarray. Got <class 'torch.Tensor'>"),
     ("no_loss", "The model did not return a loss from the inputs, only the following keys: logits"),
     ("quantized_training", "You cannot perform fine-tuning on purely quantized models."),
+    ("hub_unreachable", "Couldn't find a module script at /w/accuracy/accuracy.py. Module "
+                        "'accuracy' doesn't exist on the Hugging Face Hub either."),
     ("start_method_set", "context has already been set"),
 )  # fmt: skip
 
@@ -317,3 +322,55 @@ def of_its_own() -> None:
 )
 def test_an_error_of_the_script_s_own_logic_is_not(raised: Callable[[], Any]) -> None:
     assert explained(raised) is None
+
+
+#: Files of settings, read by lines like these; what is raised at the last, and what that means.
+_READ = "def check(path, opt, k='train'):\n    data = {}\n    {}\n"
+
+
+@pytest.mark.parametrize(
+    ("read", "line", "kind"),
+    [
+        ("yaml.safe_load('')", "assert k in data, 'missing'", "nothing_read"),
+        ("yaml_load(path)", "data['train']", "nothing_read"),
+        ("yaml.safe_load('model:')", "data['model']['depth']", "nothing_read"),
+        ("yaml.safe_load('')", "data.get('lr')", "nothing_read"),
+        ("yaml.safe_load('')", "dict(**data)", "nothing_read"),
+        ("yaml.safe_load('lr: 1')", "data['model']", "key_not_read"),
+        ('json.loads("{}")', 'data["model"]', "key_not_read"),
+        ("yaml.safe_load('a: 1')", "data['a'] + opt['b']", None),  # nothing of the file's
+        ("yaml.safe_load('a: 1')", "opt['a']", None),
+        ("dict(a=1)", "data['b']", None),
+    ],
+)
+def test_a_file_of_settings_that_lacks_what_is_asked(
+    read: str, line: str, kind: str | None, tmp_path: Path
+) -> None:
+    script = tmp_path / "utils.py"
+    script.write_text(_READ.format(read, line))
+    scope: dict[str, Any] = {"yaml": yaml, "json": json, "yaml_load": lambda _: None}
+    exec(compile(script.read_text(), str(script), "exec"), scope)
+    found = None
+    try:
+        scope["check"]("data.yaml", None)
+    except Exception:
+        found = of_exception(traceback.format_exc())
+    assert (found and found.kind) == kind
+    if found is not None:
+        assert f"{script}:2 reads" in found.fix.action
+
+
+def test_a_module_that_another_package_hides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone of robomimic, and an older one that is installed."""
+    (tmp_path / "torch" / "utils").mkdir(parents=True)
+    for file in ("setup.py", "torch/__init__.py", "torch/utils/lang_utils.py"):
+        (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    said = "Traceback (most recent call last):\nModuleNotFoundError: No module named "
+    found = of_exception(f"{said}'torch.utils.lang_utils'\n")
+    assert found is not None and found.kind == "package_missing"
+    assert found.fix.action.startswith("pip install -e ., or PYTHONPATH=. ")
+    other = of_exception(f"{said}'torch.utils.gone'\n")
+    assert other is not None and other.kind == "outdated"

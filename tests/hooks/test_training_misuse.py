@@ -152,8 +152,10 @@ def test_a_schedule_of_an_optimizer_that_is_replaced(found: Found) -> None:
 
 
 def test_a_data_set_that_is_sorted_by_class(found: Found) -> None:
-    def run(labels: Tensor, **options: Any) -> dict[str, Finding]:
+    def run(labels: Tensor, learns: bool = True, **options: Any) -> dict[str, Finding]:
         model, loss, _ = _plain()
+        if not learns:
+            loss = lambda batch: model(batch[0]).square().mean()  # noqa: E731
         loader = DataLoader(TensorDataset(torch.randn(len(labels), 16), labels), 8, **options)
         return found(
             lambda observer: _train(
@@ -166,6 +168,7 @@ def test_a_data_set_that_is_sorted_by_class(found: Found) -> None:
     assert "shuffle=True" in told.fixes[0].action and _is_here(told)
     assert "one class after another of 4" in told.title
     assert not run(in_order, shuffle=True)
+    assert not run(in_order, learns=False)  # a style, by images in folders
     assert not run(torch.arange(80) % 4)
     assert not run(torch.zeros(80, dtype=torch.long))
     assert not run(torch.arange(4).repeat_interleave(8))  # a class is a single batch

@@ -44,6 +44,15 @@ KINDS: Final = (
     *tensor_errors.KINDS,
     *script_errors.KINDS,
 )
+#: Of these, what a line is, not how many batches, samples or steps there were before it, is why.
+WHATEVER_THE_LENGTH: Final = (
+    *("package_mismatch", "package_missing", "outdated", "no_terminal", "notebook_line"),
+    *("mixed_dtypes", "no_attention_kernel", "type_unsupported", "two_devices", "gpu_to_numpy"),
+    *("numpy_of_graph", "generator_device", "pins_gpu_tensor", "lengths_on_gpu", "copied_graph"),
+    *("inference_tensor", "not_deterministic", "bool_arithmetic", "flag_of_result"),
+    *("attribute_of_wrapper", "no_forward", "checkpoint_whole", "checkpoint_types"),
+    *("state_wanted", "state_of_optimizer", "method_not_called", "loader_indexed"),
+)
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")
 _SIGNAL_WORDS: Final = {signal.strsignal(each) or each.name: int(each) for each in signal.Signals}

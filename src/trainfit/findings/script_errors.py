@@ -363,10 +363,26 @@ _TEXT_FOR_NUMBER: Final = "text_for_number"
 _COMPARED: Final = re.compile(
     r"'[<>]=?' not supported between instances of '(?:str' and 'float|float' and 'str)'"
 )
+#: What Python says of None, and of a key that is not there.
+_OF_NONE: Final = re.compile(
+    r"'NoneType' object is not (?:subscriptable|iterable|a mapping)"
+    r"|argument of type 'NoneType' is not|must be a mapping, not NoneType"
+    r"|'NoneType' object has no attribute '(?:get|items|keys|values|pop|copy|update)'"
+)
+#: A variable that is assigned what a file of settings holds.
+_READ: Final = re.compile(
+    r"^\s*(\w+)(?:\s*:[^=]+)? = .*?"
+    r"(?:\byaml\.\w*load|\byaml_load|\bload_yaml|\bread_yaml|\btomllib\.loads?|\bjson\.loads?)\("
+)
+#: Of what a line asks for a part.
+_PART: Final = re.compile(
+    r"(?<![\w.])(\w+)(?=\[|\.(?:get|items|keys|values|pop|copy|update)\b)|(?:\bin |\*\*)(\w+)"
+)
+_NOTHING_READ, _KEY_NOT_READ = "nothing_read", "key_not_read"
 #: Their kinds.
 KINDS: Final = (
     *dict.fromkeys(each.kind for each in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
-    *(_ROW_LABEL, _NO_LENGTH, _TOO_LONG, _TEXT_FOR_NUMBER),
+    *(_ROW_LABEL, _NO_LENGTH, _TOO_LONG, _TEXT_FOR_NUMBER, _NOTHING_READ, _KEY_NOT_READ),
 )
 
 
@@ -396,8 +412,59 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "float(config[…]): YAML reads 1e-3 as text (1.0e-3 is a number); type=float of "
             "argparse",
         )
+    if (read := _of_settings(raised)) is not None:
+        return read
     met = first_met((*_KNOWN, *_OF_LANGUAGE_MODELS), raised.message)
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
+
+
+def _of_settings(raised: ParsedException) -> Finding | None:
+    """A file of settings or data that is empty, or lacks the key that the user's line asks for."""
+    key = raised.message if raised.type == "KeyError" else ""
+    if not key and not _OF_NONE.search(raised.message):
+        return None
+    name, number = _read_above(raised)
+    culprit = raised.culprit
+    if culprit is None or not name or not _looks_into(culprit.code, name, key):
+        return None
+    where = f"{culprit.path}:{number}"
+    if key:
+        return failure_finding(
+            _KEY_NOT_READ,
+            f"A file that was read has no {key} where the line looks for it",
+            "",
+            f"put it into the file that {where} reads: look at its spelling and, in YAML, at how "
+            "far it is indented",
+        )
+    return failure_finding(
+        _NOTHING_READ,
+        "A file that was read is empty, or has nothing where the line looks",
+        "",
+        f"look at the file that {where} reads: its path, and what stands in it (an empty YAML file "
+        "is None, as is a key with nothing behind it)",
+    )
+
+
+def _read_above(raised: ParsedException) -> tuple[str, int]:
+    """The variable that was assigned last what a file holds, in the function that the user's line
+    is in, and the line; empty where there is none."""
+    lines = raised.lines
+    for number in range(len(lines) - 1, 0, -1):
+        line = lines[number - 1]
+        if found := _READ.match(line):
+            return found[1], number
+        if line.lstrip().startswith(("def ", "async def ", "class ")):
+            break
+    return "", 0
+
+
+def _looks_into(code: str, name: str, key: str) -> bool:
+    """Does a line ask for a part of what is called ``name``, and where it is ``key``, which is no
+    other's?"""
+    if key:
+        chain = rf"\b{name}(?:\[[^\]]*\])*\[{re.escape(key)}\]"
+        return re.search(chain, code.replace('"', "'")) is not None
+    return {one or other for one, other in _PART.findall(code)} == {name}
 
 
 def too_long(raised: ParsedException, seen: FailureContext) -> Finding | None:

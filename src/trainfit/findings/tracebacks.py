@@ -122,6 +122,12 @@ class ParsedException:
         return self.culprit.code if self.culprit is not None else ""
 
     @property
+    def lines(self) -> list[str]:
+        """The lines of the user's file up to the one that is the user's."""
+        culprit = self.culprit
+        return linecache.getlines(culprit.path)[: culprit.line] if culprit is not None else []
+
+    @property
     def folder(self) -> Path:
         """The folder of the user's line; this one where no line is the user's."""
         here, culprit = Path.cwd(), self.culprit

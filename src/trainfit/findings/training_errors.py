@@ -413,6 +413,15 @@ _KNOWN: Final = (
         "hf download NAME before, which fills its cache (HF_HOME), or --local-dir FOLDER and that "
         "folder's path instead of the name",
     ),
+    # evaluate/loading.py, which looks for a metric in this folder and at its hub
+    KnownError(
+        "hub_unreachable",
+        re.compile(r"Module '[^']+' doesn't exist on the Hugging Face Hub either"),
+        "evaluate.load() downloads a metric's code, and its hub cannot be reached (a simulated "
+        "run has no network)",
+        "run that line once where there is a network, which fills its cache (HF_HOME); or a metric "
+        "of torchmetrics or scikit-learn, which are installed with their code",
+    ),
     KnownError(
         "hub_refused",
         re.compile(r"gated repo|is not a valid model identifier listed on"),

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import SequentialSampler, Subset
 
+from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
 from trainfit.torch_private.operators import no_dispatch
 
@@ -48,6 +49,8 @@ class Batches:
         #: Positions that batches of a shape use, one number for each batch.
         self._used: dict[tuple[int, ...], list[int]] = {}
         self._embedded: set[tuple[int, ...]] = set()
+        #: Are classes learned, one for each sample of a batch?
+        self._learns_classes = False
 
     @property
     def place(self) -> str | None:
@@ -84,6 +87,11 @@ class Batches:
         if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
             self._embedded.add(tuple(tokens.shape))
 
+    def compared(self, name: str, output: Any, target: Any) -> None:
+        """A loss function of what a model gave and of what it shall give is called."""
+        if name in OF_CLASSES and isinstance(target, torch.Tensor) and target.dim() == 1:
+            self._learns_classes |= bool(getattr(output, "requires_grad", False))
+
     def padded(self) -> tuple[str, int] | None:
         """The shape of batches of tokens that are mostly padding in all of their rows, and the most
         positions that one of them uses; ``None``: there are none."""
@@ -95,7 +103,10 @@ class Batches:
 
     def sorted_by_class(self) -> tuple[int, int] | None:
         """The classes of the data set that is trained on, and the batch size, where each batch has
-        samples of one class; ``None``: that is not so, or not known."""
+        samples of one class; ``None``: that is not so, or not known, or what is learned are no
+        classes (a style, by images from folders)."""
+        if not self._learns_classes:
+            return None
         loader = self._training.loader() if self._training is not None else None
         size = getattr(loader, "batch_size", None)
         if type(getattr(loader, "sampler", None)) is not SequentialSampler or not size:

@@ -287,6 +287,7 @@ class LearningObserver:
 
     def comparing(self, name: str, output: Any, target: Any) -> None:
         """A loss function of torch.nn.functional is called."""
+        self.misuse.batches.compared(name, output, target)
         if self._misfit is None:
             found = misfit(name, output, target)
             if found is not None:

@@ -37,7 +37,7 @@ _NEEDS: Final = {
     "binary_cross_entropy": "sigmoid",
 }
 #: Functions of which dimension 1 is that of the classes.
-_OF_CLASSES: Final = "nll_loss", "cross_entropy"
+OF_CLASSES: Final = "nll_loss", "cross_entropy"
 #: Nodes of layers, whose output may be any number. (A product without a bias may be a mean of
 #: probabilities.)
 _UNBOUNDED: Final = ("Addmm", "Linear", "Convolution", "Relu", "LeakyRelu")
@@ -59,7 +59,7 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     made = node.name() if node is not None else ""
     if _is_of_one_class(name, output.shape, node, made):
         return LossMisfit(name, shapes=(shape_of(output),))
-    if name in _OF_CLASSES and _goes_elsewhere(output):
+    if name in OF_CLASSES and _goes_elsewhere(output):
         return LossMisfit(name, shapes=(shape_of(output),), activation="log_softmax")
     if name == "nll_loss" and made.startswith("LogBackward") and _is_of_softmax(node):
         return LossMisfit(name, activation="log")

@@ -10,7 +10,7 @@ import numpy as np
 from trainfit.memory.replay import Stream, live_at
 from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording, step_ends
-from trainfit.results.runs.steps import GrowthSource, StepPattern
+from trainfit.results.runs.steps import GrowthSource, StepPattern, StepUnit
 from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, rounded, step_uses
 
 #: Kinds that come once for each parameter or buffer, however late: no sign of growth.
@@ -39,7 +39,8 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         text = None  # figures are for the simulated calls
     recording = recording.simulated or recording
     uses = step_uses(recording.events, recording.alloc_bytes)
-    calls = not recording.header.get("optimizer")
+    unit = _unit(recording)
+    calls = unit == "model call"
     parts = parts_at_ends(recording)
     if calls and len(uses) > 1 and uses[-1].end_bytes < uses[-2].end_bytes:
         # The call with which a cache was let go, which ended the simulation.
@@ -60,10 +61,19 @@ def step_pattern(recording: Recording, *, reserved_bytes: int) -> StepPattern:
         growth_bytes_per_step=judgement.growth_bytes,
         steps_until_full=_until_full(recording, uses, judgement, reserved_bytes, more),
         sources=_sources(recording) if grows else (),
-        unit="model call" if calls else "optimizer step",
+        unit=unit,
         text_calls=text.new_tokens if text is not None else None,
         grows_by_bytes=more,
     )
+
+
+def _unit(recording: Recording) -> StepUnit:
+    """What counts as a step: with an optimizer that is none of PyTorch's, or none at all, a
+    backward pass."""
+    if recording.header.get("optimizer"):
+        return "optimizer step"
+    trains = (recording.op_phase == PHASES.index("backward")).any()
+    return "backward pass" if trains else "model call"
 
 
 def _of_loop(uses: list[StepUse], parts: list[list[int]]) -> CourseFinding | None:

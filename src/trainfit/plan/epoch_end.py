@@ -30,7 +30,7 @@ from trainfit.plan.epoch_peak import (
 )
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.runs.batches import last_batch_fails, remainder_of
-from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_later, what_happened
+from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_beyond, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
@@ -39,6 +39,7 @@ from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderCut
+from trainfit.results.text import count
 
 #: Steps of an epoch that is cut short, and epochs in which an evaluation is waited for.
 _STEPS, _EPOCHS = 2, 3
@@ -60,9 +61,15 @@ _END_LIMIT_S: Final = 60.0
 #: waited for.
 _MOST_STEPS: Final = 2000
 _BY_HAND_S: Final = 30.0
-_NO_LOADER: Final = "no DataLoader tells where an epoch ends"
+_IN_NONE: Final = (
+    f"no evaluation was seen in {_EPOCHS} epochs that were cut short (for one that comes more "
+    "rarely, plan the command with one in each epoch)"
+)
 #: A run with one evaluation that lasts longer is not made again with several.
 _SLOW_S: Final = 60.0
+#: Where a script fails, in a run whose epochs are cut short.
+_AT_END: Final = "between steps or at an epoch's end"
+_AFTER: Final = "in its last epoch or after it"
 #: Seconds of a run from which on a training that does not fit is not looked at further.
 _COSTLY_S: Final = 15.0
 
@@ -194,6 +201,8 @@ class _Evaluations:
             return dataclasses.replace(last, saved=end.saved), (*findings, *more)
         # At other batch sizes it will not be the end of the run that needs most, either.
         self._looks_on = False
+        if last.evaluation == "not simulated" and not findings:
+            findings = more
         return dataclasses.replace(_known(end, last), unseen=last.unseen), findings
 
     def _of_end(
@@ -222,7 +231,8 @@ class _Evaluations:
             traces, why = [], str(error)
         unseen = f"{what} not simulated: {why}" if why else ""
         if not traces or not _went_on(traces[-1]):
-            return EpochEnd("not simulated", batch_size=batch, unseen=unseen), ()
+            found = fails_beyond(traces[-1], self._job.command, _AFTER) if traces else ()
+            return EpochEnd("not simulated", batch_size=batch, unseen=unseen), found
         covered = traces[-1].outcome.coverage
         length = covered.evaluation_batches if covered is not None else None
         lengths = lengths[: len(traces)]
@@ -253,7 +263,8 @@ class _Evaluations:
         index = cut.index
         try:
             asked, (cut, traces, last) = cut, self._runs(batch, spec, cut, lengths)
-            if why := _fails_when_cut(traces[0], cut):
+            why = _fails_when_cut(traces[0], cut)
+            if why and not fails_beyond(traces[0], job.command, _AT_END):
                 there, runs, more = self._runs(batch, spec, asked, _WHOLE)
                 if runs[0].outcome.status == "timeout":
                     return EpochEnd("not simulated", why, batch_size=batch), last
@@ -264,20 +275,18 @@ class _Evaluations:
         lengths = lengths[: len(traces)]
         failed = next((each for each in traces if not _went_on(each)), None)
         if failed is not None and _waited_in_vain(failed, cut):
-            return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), ()
+            return EpochEnd("not simulated", _seen_until(failed), batch_size=batch), ()
         if failed is not None:
-            # Of an epoch that is cut short nobody knows after how many steps.
-            is_new = index is None and _went_on(job.first)
-            found = fails_later(failed, job.command, known=True) if is_new else ()
-            why = what_happened(failed.outcome)
-            return EpochEnd("not simulated", why, batch_size=batch), found
+            at = "" if index is None else _AT_END
+            found = fails_beyond(failed, job.command, at) if _went_on(job.first) else ()
+            return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), found
         self.looked = self.looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"
             if index is None and not ended:
-                return EpochEnd("not simulated", _NO_LOADER, batch_size=batch), last
-            why = "" if ended else f"no evaluation was seen in {_EPOCHS} epochs"
+                return EpochEnd("not simulated", _seen_until(traces[-1]), batch_size=batch), last
+            why = "" if ended else _IN_NONE
             saved = coverage is not None and coverage.saved
             end, findings = _measured(job, traces[-1:], lengths[-1:], None, is_seen=False)
             return dataclasses.replace(
@@ -340,6 +349,12 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
 def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:
     """Did an end of an epoch that no DataLoader tells of not come within its time?"""
     return cut.index is None and trace.outcome.status == "timeout"
+
+
+def _seen_until(trace: Trace) -> str:
+    """What was looked at of a script whose epochs' ends nobody tells of; it may have none."""
+    seen = count(trace.outcome.steps, "step")
+    return f"none was seen in {seen}, and no DataLoader tells where an epoch ends"
 
 
 def _fails_when_cut(trace: Trace, cut: LoaderCut) -> str:

@@ -54,7 +54,7 @@ def of_steps(
     """
     if not growth.unfit or not pattern.sources:
         return
-    said = f"Memory grows by {size(growth.bytes_per_step)} with each optimizer step"
+    said = f"Memory grows by {size(growth.bytes_per_step)} with each {pattern.unit}"
     if pattern.grows_by_bytes is not None:
         yield _buffer(said, pattern, pattern.grows_by_bytes)
         return

@@ -92,7 +92,7 @@ def _growing(pattern: StepPattern) -> str:
     if pattern.unit == "model call":
         return _growing_cache(pattern, growth)
     text = (
-        f"memory does not settle: it grows by {size(growth)} with each optimizer step, and the "
+        f"memory does not settle: it grows by {size(growth)} with each {pattern.unit}, and the "
         f"figures are for the first {pattern.steps} only"
     )
     if pattern.steps_until_full is not None:

@@ -255,8 +255,9 @@ def times(factor: float | None) -> str:
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: "1 step", "2 steps"; ``plural`` is one that is not made by "s"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
+    """A number with its noun: "1 step", "2 passes"; ``plural`` is one that is made otherwise."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + ending}"
 
 
 def signal_name(number: int) -> str:

@@ -162,7 +162,8 @@ class StepWatch:
         # The first step has what comes before the loop, too.
         each = set.intersection(*self._waits[1:]) if len(self._waits) > 2 else set()
         waits = tuple(sorted(filter(None, each)))
-        trials = len([step for step in self._simulation.engine.steps_with_trials if step])
+        tried = self._simulation.engine.steps_with_trials.values()
+        trials = max((len(steps - {0}) for steps in tried), default=0)
         return dataclasses.replace(
             found, loop=self.loop, where=self.where, waits=waits, trials=trials
         )

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.runs.failures import ScriptError, absent_kernels, cause_of, require_step
+from trainfit.plan.runs.failures import (
+    ScriptError,
+    absent_kernels,
+    cause_of,
+    fails_beyond,
+    require_step,
+    what_happened,
+)
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import Status, TraceOutcome
@@ -123,6 +131,9 @@ def test_an_exception_that_a_framework_prints_before_it_exits(tmp_path: Path) ->
     outcome = TraceOutcome(status="exited", steps=0, seconds=1.0, message="exit code 1")
     cause = cause_of(outcome, output)
     assert cause is not None and cause.title.startswith("diffusers is not installed")
+    caught = TraceOutcome(status="ended", steps=0, seconds=1.0)  # robomimic prints it, and ends
+    assert cause_of(caught, output) == cause
+    assert cause_of(dataclasses.replace(caught, steps=3), output) is None
     assert cause_of(outcome, "usage: train.py [-h]\nerror: unknown option: --x\n") is None
 
 
@@ -130,3 +141,36 @@ def test_kernels_that_are_not_here_are_named_with_what_to_add() -> None:
     outcome = TraceOutcome("ended", 3, 1.0, imported=("triton", "flash_attn", "xformers"))
     assert absent_kernels(outcome).endswith("add --assume-installed flash_attn,xformers")
     assert absent_kernels(TraceOutcome("ended", 3, 1.0, imported=("triton",))) == ""
+
+
+_END = "at an epoch's end"
+_NO_KERNEL = "RuntimeError: No available kernel. Aborting execution."
+_COUNTED = "RuntimeError: The size of tensor a (64) must match the size of tensor b (2048) at dim 0"
+
+
+@pytest.mark.parametrize(
+    ("message", "at", "subject"),
+    [
+        (_NO_KERNEL, _END, _END),
+        (_NO_KERNEL, "", "after 4 steps"),
+        (_COUNTED, _END, None),  # fewer predictions, for there were fewer batches
+        (_COUNTED, "", "after 4 steps"),
+        ("AssertionError: some are missing", "", None),
+    ],
+)
+def test_what_ends_a_script_at_an_epochs_end(
+    tmp_path: Path, message: str, at: str, subject: str | None
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    outcome = TraceOutcome(status="failed", steps=4, seconds=1.0, message=message)
+    command = parse_command(["python", str(script)])
+    found = fails_beyond(Trace(outcome, None, ""), command, at)
+    assert [each.subject for each in found[1:]] == ([subject] if subject else [])
+    assert not found or found[0].fixes
+
+
+def test_a_message_has_no_colours_in_a_line() -> None:
+    said = "UnpicklingError: do it \x1b[1monly if you trust\x1b[0m the source"
+    what = what_happened(TraceOutcome("failed", 1, 1.0, message=said))
+    assert what == "the script failed (UnpicklingError: do it only if you trust the source)"

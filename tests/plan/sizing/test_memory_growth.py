@@ -7,9 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from trainfit.memory.growth import step_pattern
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.report.steps import pattern_lines
 from trainfit.results.runs.steps import StepPattern
+from trainfit.results.text import count
+from trainfit.simgpu.session import Simulation
 
 GIB = 1 << 30
 #: Of a GPU of 24 GiB, 2 GiB are left free.
@@ -40,3 +45,19 @@ def test_memory_that_settles_or_grows_with_calls_bounds_nothing() -> None:
     cache = dataclasses.replace(LOSSES, growth_bytes_per_step=GIB, unit="model call")
     for growth in (settled, Growth.of(cache, JUDGE)):
         assert not growth.unfit and not growth.unfit_at(replayed(1, GIB))
+
+
+def test_a_training_by_hand_counts_backward_passes() -> None:
+    """An optimizer that is none of PyTorch's: its losses grow as those of any training do."""
+    with Simulation("T4") as simulation:
+        weight, kept = torch.zeros(64, device="cuda", requires_grad=True), []
+        for _ in range(6):
+            kept.append(weight.square().sum())
+            kept[-1].backward()
+            with torch.no_grad():
+                weight -= weight.grad
+            simulation.end_step()
+        pattern = step_pattern(simulation.recording, reserved_bytes=0)
+    assert (pattern.unit, pattern.course) == ("backward pass", "growing")
+    assert count(pattern.steps, pattern.unit) == "6 backward passes"
+    assert "with each backward pass" in pattern_lines(pattern)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,13 @@ from typing import Any
 import pytest
 
 from tests.helpers_cli import json_of, trainfit
+from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.epoch_end import _Evaluations, is_longer
+from trainfit.plan.runs.tracing import Trace
+from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
-from trainfit.results.runs.trace import LoaderCut, TraceOutcome
+from trainfit.results.runs.trace import LoaderCut, LoaderInfo, TraceOutcome
 
 _SCRIPT = """
 import torch
@@ -410,3 +414,38 @@ def test_an_end_that_nobody_tells_of_is_waited_for_once(index: int | None, runs:
     job: Any = SimpleNamespace(runs=SimpleNamespace(attempt=attempt))
     _Evaluations(job)._runs(8, AS_WRITTEN, LoaderCut(index, 2, 8, periodic=2), (8, 16))
     assert len(asked) == runs
+
+
+def test_a_cause_that_an_epochs_length_has_no_part_in_is_told_once(tmp_path: Path) -> None:
+    """Neither a whole evaluation nor a whole epoch is asked for: it would fail there, too."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    said = "RuntimeError: No available kernel. Aborting execution."
+    coverage = Coverage(evaluated=True, saved=False, evaluation_batches=300)
+    failed = TraceOutcome("failed", 2, 1.0, message=said, coverage=coverage)
+    asked: list[RunSpec] = []
+
+    def attempt(_: int | None, spec: RunSpec) -> Any:
+        asked.append(spec)
+        return Trace(failed, None, "")
+
+    first = Trace(
+        dataclasses.replace(
+            failed,
+            status="finished",
+            loader=LoaderInfo(0, 8, 64, 2, LoaderSettings(0), "list", None),
+        ),
+        object(),
+        "",
+    )
+    job: Any = SimpleNamespace(
+        runs=SimpleNamespace(attempt=attempt), sized=lambda spec: spec, first=first, batch=8,
+        command=parse_command(["python", str(script)]), recording=SimpleNamespace(makeup=None),
+    )  # fmt: skip
+    end, findings = _Evaluations(job)._of_epoch(8, AS_WRITTEN, (8, 16))
+    assert [each.kind for each in findings] == ["no_attention_kernel", "fails_later"]
+    assert (end.evaluation, findings[1].subject) == (
+        "not simulated",
+        "between steps or at an epoch's end",
+    )
+    assert all(spec.cut is not None and spec.cut.others == 8 for spec in asked)

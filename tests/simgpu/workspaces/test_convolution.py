@@ -126,6 +126,22 @@ def test_benchmark_empties_the_cache_once_for_each_shape() -> None:
     assert emptied(run(K, 3)) == 0
 
 
+def test_trials_of_other_layers_are_no_change_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks that take turns, with regularisations in their own steps (StyleGAN2)."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+
+    def trials(*layers_and_sides: tuple[int, int]) -> int:
+        with trainfit.simulate("RTX 4090") as simulation:
+            layers = [nn.Conv2d(C, width, 3).cuda() for width in (8, 16, 32, 64)]
+            for layer, side in layers_and_sides:
+                layers[layer](torch.zeros(N, C, side, side).cuda())
+                simulation.end_step()
+            return max(len(s - {0}) for s in simulation.engine.steps_with_trials.values())
+
+    assert trials((0, 32), (1, 32), (2, 32), (3, 32)) == 1
+    assert trials((0, 32), (0, 33), (0, 34), (0, 32)) == 2
+
+
 @pytest.mark.parametrize("layer", [nn.Conv1d, nn.Conv3d])
 def test_other_dimensions_are_alike(layer: Any) -> None:
     dims = {nn.Conv1d: 1, nn.Conv3d: 3}[layer]

@@ -127,14 +127,7 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         why, instead = _NOT_BROUGHT[name]
         return _finding(f"{name} is not installed, and {why}", instead)
     if (folder := _folder_with(name, raised)) is not None:
-        where = str(folder)
-        place = "this folder" if where == "." else where
-        built = any((folder / each).is_file() for each in _BUILDS)
-        install = f"pip install -e {where}, or " if built else ""
-        return _finding(
-            f"{name} lies in {place}, where Python does not look",
-            f"{install}PYTHONPATH={where} before the command",
-        )
+        return _in_folder(folder, f"{name} lies in {{}}, where Python does not look")
     title = f"{name} is not installed for the Python that runs the script"
     if name in _ADDRESSES:
         return _finding(title, f"pip install git+{_ADDRESSES[name]}")
@@ -150,6 +143,32 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         f"pip install {name}, if that is the package that the script's README means: no list of "
         "requirements here names it; or the option that does without it",
     )
+
+
+def hidden(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A module of the repository that Python does not find, for another package has the name of
+    the repository's, such as an older version of it that is installed."""
+    found = NO_MODULE.search(raised.message)
+    if raised.type != "ModuleNotFoundError" or found is None:
+        return None
+    name, *inner = found[1].split(".")
+    folder = _folder_with(name, raised) if inner else None
+    if folder is None:
+        return None
+    path = folder.joinpath(name, *inner)
+    if not path.with_suffix(".py").is_file() and not any(path.glob("*.py")):
+        return None
+    title = f"{found[1]} lies in {{}}, and Python finds another {name} before it"
+    return _in_folder(folder, title)
+
+
+def _in_folder(folder: Path, title: str) -> Finding:
+    """What lies in a folder of the repository that Python does not look into, or not first."""
+    where = str(folder)
+    built = any((folder / each).is_file() for each in _BUILDS)
+    install = f"pip install -e {where}, or " if built else ""
+    said = title.format("this folder" if where == "." else where)
+    return _finding(said, f"{install}PYTHONPATH={where} before the command")
 
 
 def _asked_by_importer(name: str, raised: ParsedException) -> Asked | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import linecache
 import re
 from typing import Final
 
@@ -248,14 +247,8 @@ def _calls(raised: ParsedException, method: str) -> bool:
 
 def _is_of_class(raised: ParsedException, base: str) -> bool:
     """Does the user's line stand in a class whose base is called so?"""
-    heads = (line for line in reversed(_lines_up_to(raised)) if re.match(r"\s*class\b", line))
+    heads = (line for line in reversed(raised.lines) if re.match(r"\s*class\b", line))
     return re.search(rf"\(.*\b{base}\b", next(heads, "")) is not None
-
-
-def _lines_up_to(raised: ParsedException) -> list[str]:
-    """The lines of the user's file up to the one that is the user's."""
-    culprit = raised.culprit
-    return linecache.getlines(culprit.path)[: culprit.line] if culprit is not None else []
 
 
 #: Of an installed package: Python says in which file it looked.
@@ -356,7 +349,7 @@ _AS_NUMBER: Final = re.compile(r"float\(\s*(\w+)\.__version__\[:\s*(\d)\s*\]\s*\
 
 def _compared_as_number(raised: ParsedException, package: str) -> Finding | None:
     """A version that the script takes for a number: 0.20 is then before 0.7."""
-    for line in reversed(_lines_up_to(raised)[-_BEFORE:]):
+    for line in reversed(raised.lines[-_BEFORE:]):
         found = _AS_NUMBER.search(line)
         if found is None or found[1] != package:
             continue

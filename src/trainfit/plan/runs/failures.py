@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
-from trainfit.findings.failure import of_exception, of_failure
+from trainfit.findings.failure import WHATEVER_THE_LENGTH, of_exception, of_failure
 from trainfit.findings.tracebacks import ParsedException, parse, printed_traceback
 from trainfit.lint.api import mistakes_in
 from trainfit.plan.command.parsing import Command
@@ -25,6 +25,8 @@ from trainfit.results.text import count, duration, exception_text
 
 #: Why there are no figures of a run, after an interrupt.
 INTERRUPTED = "interrupted before that was simulated"
+#: What colours a terminal's text.
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 #: Lines of the script's output that are shown with an error.
 _TAIL = 20
 
@@ -156,7 +158,8 @@ def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | N
     settings = loader.settings if loader is not None else None
     if outcome.status == "timeout" and not outcome.steps:
         return _cause_of_hang(outcome, output, settings)
-    if outcome.status == "exited" and (printed := printed_traceback(output)):
+    is_over = outcome.status == "exited" or (outcome.status == "ended" and not outcome.steps)
+    if is_over and (printed := printed_traceback(output)):
         return of_exception(printed, settings)
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
@@ -209,18 +212,31 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
 
 
-def fails_later(trace: Trace, command: Command, *, known: bool = False) -> tuple[Finding, ...]:
-    """What ends the script after its first steps, the cause first; with ``known``, only an error
-    whose cause is known."""
+def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
+    """What ends the script after its first steps, the cause first."""
     outcome, what = trace.outcome, shortfall(trace, command)
     if what is None or outcome.status != "failed" or outcome.own_fault is not None:
         return ()
     cause = cause_of(outcome, trace.output)
-    if cause is None and known:
-        return ()
     after = f"after {count(outcome.steps, 'step')}"
     failed = Finding(FAILS_LATER, "critical", what, (), "", (), subject=after)
     return (failed,) if cause is None else (cause, failed)
+
+
+def fails_beyond(trace: Trace, command: Command, at: str) -> tuple[Finding, ...]:
+    """What ends the script in a run beyond its first steps, where the cause is known.
+
+    Of a run whose epochs are cut short nobody knows after how many steps that is, but ``at`` what
+    (empty: no epoch is cut), and only causes count that an epoch's length has no part in.
+    """
+    found = fails_later(trace, command)
+    if len(found) < 2 or (at and found[0].kind not in WHATEVER_THE_LENGTH):
+        return ()
+    cause, failed = found
+    if at:
+        title = f"{command.name}: {what_happened(trace.outcome)}, {at}"
+        failed = dataclasses.replace(failed, title=title, subject=at)
+    return (cause, failed)
 
 
 def with_cause(text: str, cause: Finding | None) -> str:
@@ -470,6 +486,6 @@ def _steps(outcome: TraceOutcome) -> str:
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """Text on one line, its beginning kept."""
-    line = " ".join(text.split())
+    """Text on one line, without a terminal's colours, its beginning kept."""
+    line = " ".join(_COLOUR.sub("", text).split())
     return line if len(line) <= most else line[: most - 1] + "…"

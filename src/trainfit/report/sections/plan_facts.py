@@ -166,12 +166,12 @@ def until_bound(result: PlanResult) -> int:
 def full_after(result: PlanResult) -> str | None:
     """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
     pattern = result.pattern
-    if pattern is None or pattern.course != "growing" or pattern.unit != "optimizer step":
+    if pattern is None or pattern.course != "growing" or pattern.unit == "model call":
         return None
     if result.chosen.recommended_batch or pattern.steps_until_full is None:
         return None
     steps, epoch = pattern.steps_until_full, _steps_of_epoch(result)
-    until = count(steps, "optimizer step")
+    until = count(steps, pattern.unit)
     return f"{until}, unless an epoch's end ({count(epoch, 'step')}) frees it" if epoch else until
 
 

@@ -32,8 +32,8 @@ class StepMakeup:
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
     the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
-    ``cudnn.benchmark`` timed algorithms, for sizes that had not come before. ``is_whole``: each
-    step is of the same tensors, as all samples at once are.
+    ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
+    ``is_whole``: each step is of the same tensors, as all samples at once are.
     """
 
     micro_batch: int | None
@@ -75,6 +75,9 @@ class GrowthSource:
     line: str | None
 
 
+StepUnit = Literal["optimizer step", "backward pass", "model call"]
+
+
 @dataclasses.dataclass(frozen=True)
 class StepPattern:
     """What the simulated steps say of all others.
@@ -83,7 +86,8 @@ class StepPattern:
     allocations, each rounded up to 512 bytes (the allocator can charge a little more for a
     block that is not split). ``settled_from`` counts steps from 1; ``period`` is in steps.
     ``steps_until_full`` counts from the start, and is ``None`` where nothing grows. ``unit`` is
-    what the script does instead of optimizer steps where it does not train. ``text_calls`` are the
+    what a step is: without an optimizer of PyTorch's a backward pass, of what does not train a
+    call. ``text_calls`` are the
     calls to the end of a generated text, where figures are for that (``None``: they are for the
     simulated steps). ``grows_by_bytes`` is what it grows by in all, where what it keeps has a bound
     (a deque with ``maxlen``).
@@ -98,7 +102,7 @@ class StepPattern:
     growth_bytes_per_step: int | None = None
     steps_until_full: int | None = None
     sources: tuple[GrowthSource, ...] = ()
-    unit: Literal["optimizer step", "model call"] = "optimizer step"
+    unit: StepUnit = "optimizer step"
     text_calls: int | None = None
     grows_by_bytes: int | None = None
 

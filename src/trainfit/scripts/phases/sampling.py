@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from trainfit.scripts.decode_loops import signature_of
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.operators import map_leaves
 
@@ -64,6 +65,7 @@ class SampledLoop:
         self._numbers: set[int] = set()
         self._left: list[_LeftOut] = []
         self._has_left = False
+        self._patches = PatchSet()
         self.was_left_out = False
         """Was the last call of a model not made?"""
         self.is_over: Callable[[], None] = lambda: None
@@ -149,6 +151,7 @@ class SampledLoop:
 
     def _leave_out(self, turn: list[_Call], found: Any) -> None:
         self._has_left = False
+        self._patches.set(torch.nn.Module, "__getstate__", _state_as_it_was)
         for call in turn:
             module = call.module()
             if module is not None:
@@ -173,6 +176,7 @@ class SampledLoop:
         for each in self._left:
             each.remove()
         self._left.clear()
+        self._patches.restore()
 
 
 def _given(args: Any, kwargs: Any) -> _Given:
@@ -184,7 +188,8 @@ def _given(args: Any, kwargs: Any) -> _Given:
 class _LeftOut:
     """Stands in for a model's forward call: gives tensors of the shapes that a call gave.
 
-    A copy of the model, or what is saved of it, has the forward call that the model has itself.
+    A copy of the model, or what is saved of it, has the forward call that the model has itself, and
+    nothing in place of one that its class gives (see :func:`_state_as_it_was`).
     """
 
     def __init__(
@@ -220,12 +225,29 @@ class _LeftOut:
             return copy.copy, (self._held,)
         return getattr, (self.module, "forward")
 
+    def put_into(self, state: dict[str, Any]) -> None:
+        """What the module has itself, in a copy of its attributes."""
+        if self._held is None:
+            del state["forward"]
+        else:
+            state["forward"] = self._held
+
     def remove(self) -> None:
         """The module is as it was."""
         if self._held is None:
             vars(self.module).pop("forward", None)
         else:
             self.module.forward = self._held
+
+
+def _state_as_it_was(module: torch.nn.Module) -> dict[str, Any]:
+    """What is pickled of a module: ``torch.load`` refuses all that its user has not allowed."""
+    state = vars(module)
+    stands_in = state.get("forward")
+    if isinstance(stands_in, _LeftOut):
+        state = dict(state)
+        stands_in.put_into(state)
+    return state
 
 
 class _Outline:

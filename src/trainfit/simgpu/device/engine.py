@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
@@ -189,8 +190,8 @@ class Engine(Hooks):
         #: Is a function running that looks for bad values in its arguments?
         self.trusts_data = False
         self.library_memory: set[Any] = set()
-        #: In which ``cudnn.benchmark`` timed algorithms.
-        self.steps_with_trials: set[int] = set()
+        #: In which ``cudnn.benchmark`` timed algorithms, for each convolution whatever its input.
+        self.steps_with_trials: defaultdict[Any, set[int]] = defaultdict(set)
         #: Does the host wait for a copy to the device now?
         self.uploads = False
         #: Bytes of the operands that the current operator made contiguous for its kernels.

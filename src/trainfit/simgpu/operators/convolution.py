@@ -163,21 +163,22 @@ class Geometry:
 
 def _run(engine: Engine, geometry: Geometry, way: str, copies: list[Request]) -> None:
     if torch.backends.cudnn.benchmark:
-        _try_algorithms(engine, geometry.key(way))
+        _try_algorithms(engine, geometry, way)
     engine.workspace(*copies, *_workspace(engine, geometry, way))
 
 
-def _try_algorithms(engine: Engine, key: tuple[Any, ...]) -> None:
+def _try_algorithms(engine: Engine, geometry: Geometry, way: str) -> None:
     """``cudnn.benchmark``: at a new shape all algorithms are timed, then the cache is emptied.
 
     get_plans_from_find in ATen/native/cudnn/Conv_v8.cpp. The workspace of the trials is the
     largest of any algorithm that fits, and gone before the next allocation.
     """
-    tried = engine.library_memory
+    tried, key = engine.library_memory, geometry.key(way)
     if ("cudnn.benchmark", key) in tried:
         return
     tried.add(("cudnn.benchmark", key))
-    engine.steps_with_trials.add(engine.recorder.step)
+    layer = (way, geometry.weight.size, geometry.stride, geometry.dilation, geometry.transposed)
+    engine.steps_with_trials[layer].add(engine.recorder.step)
     engine.memory.empty_cache()
     engine.assume(
         "torch.backends.cudnn.benchmark times algorithms at each new shape; the temporary "
