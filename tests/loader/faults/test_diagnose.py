@@ -253,6 +253,7 @@ def test_an_exception_in_a_worker_is_named_with_the_users_line() -> None:
     assert fault.title.endswith("raises KeyError: 'frames'")
     assert "test_diagnose.py" in fault.cause and "in sample" in fault.cause
     assert '`raise KeyError("frames")`' in fault.cause
+    assert fault.place is not None and fault.place.file == "tests/loader/faults/test_diagnose.py"
 
 
 class Awkward(Exception):
@@ -314,6 +315,8 @@ def test_cuda_in_a_forked_worker() -> None:
     )
     fault = diagnose(caught("RuntimeError", message), FORK2)
     assert fault.kind == "cuda_in_worker" and "spawn" in fault.fix.action
+    message = "torch.UntypedStorage(): Storage device not recognized: cuda"  # of a simulated run
+    assert diagnose(caught("RuntimeError", message), FORK2).kind == "cuda_in_worker"
     assert "/home/me/train.py:12" in fault.cause
 
 
@@ -360,6 +363,11 @@ def test_the_pinning_thread() -> None:
     )
     fault = diagnose(Failure("RuntimeError", text, text), FORK2)
     assert fault.kind == "pin_memory" and "cannot pin 'torch.x'" in fault.title
+    own = '  File "/home/me/train.py", line 9, in pin_memory\n    self.x.pin_memory()\nRuntimeError'
+    text = text.replace("RuntimeError: cannot", f"{own}: cannot")
+    fault = diagnose(Failure("RuntimeError", text, text), FORK2)
+    assert fault.title.startswith("The pin_memory() of a batch raises RuntimeError: cannot pin")
+    assert str(fault.place) == "/home/me/train.py:9" and "return self" in fault.fix.action
 
 
 def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:

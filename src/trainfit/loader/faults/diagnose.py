@@ -112,12 +112,11 @@ def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContex
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
     evidence = clipped(raised_words(raised))
+    kind, who = "exception", "The loader"
     if raised.worker is not None:
-        who = f"Worker {raised.worker} raises {words}"
-        return failure_finding("worker_exception", who, evidence, fixes.EXCEPTION, settings)
-    return failure_finding(
-        "exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings
-    )
+        kind, who = "worker_exception", f"Worker {raised.worker}"
+    found = failure_finding(kind, f"{who} raises {words}", evidence, fixes.EXCEPTION, settings)
+    return dataclasses.replace(found, place=raised.place)
 
 
 def _looked_closer(fault: Finding, workload: Workload | None) -> Finding:
