@@ -233,6 +233,24 @@ def test_a_refusal_is_explained(kind: str, refused: Callable[[], Any]) -> None:
     assert explained(refused) == kind
 
 
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"shuffle": True, "sampler": [0]}, "leave out shuffle:"),
+        ({"batch_sampler": [[0]], "batch_size": 4}, "leave out batch_size, shuffle"),
+        ({"batch_size": None, "drop_last": True}, "leave out drop_last"),
+        ({"persistent_workers": True}, "leave out persistent_workers"),
+        ({"prefetch_factor": 2}, "leave out prefetch_factor"),
+    ],
+)
+def test_options_of_a_loader_that_exclude_each_other(options: dict[str, Any], fix: str) -> None:
+    try:
+        DataLoader(SAMPLES, **options)
+    except ValueError:
+        found = of_exception(traceback.format_exc())
+    assert found is not None and found.kind == "loader_options" and fix in found.fix.action
+
+
 #: On a GPU, or of libraries.
 SAID = (
     ("batch_squeezed", "size mismatch (got input: [10], target: [1])"),

@@ -20,6 +20,7 @@ from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import short
+from trainfit.torch_private.needed import FETCH_FILE, WORKER_FILE
 
 
 def known(raised: ParsedException, seen: FailureContext) -> Finding | None:
@@ -50,6 +51,11 @@ _UNEQUAL: Final = re.compile(
     r"|Trying to resize storage that is not resizable"
 )
 _TWO_SIZES: Final = re.compile(r"got \[([\d, ]+)\] at entry \d+ and \[([\d, ]+)\] at entry")
+#: torch.stack into shared memory; torch/multiprocessing/reductions.py
+_WITH_HISTORY: Final = re.compile(
+    r"stack\(\): functions with out=\.\.\. arguments don't support automatic differentiation"
+    r"|Cowardly refusing to serialize non-leaf tensor which requires_grad"
+)
 #: torch/utils/data/_utils/collate.py
 _UNCOLLATED: Final = "default_collate: batch must contain tensors"
 
@@ -95,6 +101,13 @@ def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
             "first and not in all",
             "give each sample the same keys (0, an empty tensor or a mask where there is nothing), "
             "or pass a collate_fn that joins what is there",
+        )
+    if _WITH_HISTORY.search(raised.message) and raised.worker is not None:
+        return _fault(
+            "collate",
+            "Samples have gradients to come, with which a worker cannot send them",
+            "return x.detach(), or make samples under torch.no_grad(); a layer that is to be "
+            "trained belongs in the model, not in the data set",
         )
     if _UNCOLLATED in raised.message and "PIL." in raised.message:
         return _fault(
@@ -186,7 +199,6 @@ def _is_torchs(frame: Frame, *names: str) -> bool:
 
 #: torch/utils/data: what calls the user's functions.
 _COLLATE: Final = "utils/data/_utils/collate.py"
-_FETCH: Final = "utils/data/_utils/fetch.py"
 _CALLERS: Final = {
     "init_fn(worker_id)": ("worker_init_fn", "the worker's number", "worker_id"),
     "self.collate_fn(data)": ("collate_fn", "a list of samples", "samples"),
@@ -198,7 +210,7 @@ _ARGUMENTS: Final = re.compile(r"^([\w.<>]+)\(\) (?:takes|missing) .*positional 
 def _signature(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A function of the user's that takes other arguments than a DataLoader gives."""
     named = _ARGUMENTS.match(raised.message)
-    if named is None or not _is_of(raised, "utils/data/_utils/worker.py", _FETCH):
+    if named is None or not _is_of(raised, WORKER_FILE, FETCH_FILE):
         return None
     code = raised.frames[-1].code
     called = next((each for start, each in _CALLERS.items() if start in code), None)
@@ -240,7 +252,7 @@ def _index(raised: ParsedException, _: FailureContext) -> Finding | None:
             "indices of a Subset count in the data set that it is made of, 0 to its length - 1: of "
             "a Subset of a Subset in the inner one; and samplers of a Subset in the Subset",
         )
-    fetches = next((each for each in raised.frames if _is_torchs(each, _FETCH)), None)
+    fetches = next((each for each in raised.frames if _is_torchs(each, FETCH_FILE)), None)
     if fetches is None or raised.culprit is None:
         return None
     if not (found := beyond or _NO_INTEGER.search(raised.message)):
@@ -267,6 +279,19 @@ def _index(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 #: webdataset/filters.py; a worker without a shard has nothing to give.
 _FEW_SHARDS: Final = re.compile(r"fewer shards than (?:there are )?workers")
+
+
+def _stops(raised: ParsedException, _: FailureContext) -> Finding | None:
+    if raised.type != "StopIteration" or not any(
+        _is_torchs(each, FETCH_FILE) for each in raised.frames
+    ):
+        return None
+    return _fault(
+        "stops_epoch",
+        "A sample raises StopIteration, which ends the epoch there without an error",
+        "next(iterator) has nothing more to give: read by the index that __getitem__ is given, "
+        "next(iterator, default), or an IterableDataset for what comes in a stream",
+    )
 
 
 def _shards(raised: ParsedException, _: FailureContext) -> Finding | None:
@@ -419,6 +444,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _collation,
     _signature,
     _index,
+    _stops,
     _shards,
     _handle,
     gpu_errors.known,

@@ -36,7 +36,7 @@ KINDS: Final = (
     *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
-    *("arguments", "index_beyond_data", "index_type_of_data", "not_rebuilt"),
+    *("arguments", "index_beyond_data", "index_type_of_data", "not_rebuilt", "stops_epoch"),
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
     *("notebook_line", "script_error"),

@@ -136,9 +136,14 @@ def _busy(
             "The data set is slow: workers produced batches, or a batch needs as long without them"
         )
         return Hang("slow_dataset", words, evidence, library)
-    if stuck or locked:
-        what = f"inside {library}" if library else "for a lock" if locked else "in one line"
+    if locked or (stuck and library):
+        what = f"inside {library}" if library else "for a lock"
         return Hang("deadlock", f"Workers wait {what} and make no progress", evidence, library)
+    if stuck:
+        words = (
+            "One sample lasts longer than ten batches: whether it is slow or stuck is undetermined"
+        )
+        return Hang("hung", words, evidence, library)
     words = "No batch within the time limit; whether the workers are slow or stuck is undetermined"
     return Hang("hung", words, f"{evidence}; try a longer time limit", library)
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.findings import tracebacks
 from trainfit.findings.facts import Failure, FailureContext
@@ -374,8 +374,27 @@ def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:
     def sample(index: int) -> Any:
         raise StopIteration
 
-    fault = real(sample)
-    assert fault.kind == "no_batches" and "StopIteration" in fault.fix.action
+    for met in (FORK2, LoaderSettings(0)):
+        fault = real(sample, met)
+        assert fault.kind == "stops_epoch" and "StopIteration" in fault.title
+        assert fault.place is not None and fault.place.file.endswith("test_diagnose.py")
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+def test_a_stream_without_a_sample_ends_as_streams_do() -> None:
+    workload = Workload(DataLoader(Stream(), 2))
+    for met in (FORK2, LoaderSettings(0)):
+        assert diagnose_run(run_loader(workload, met, seconds=1.0)).kind == "no_batches"
+
+
+def test_samples_with_a_history_are_not_sent() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    fault = real(lambda index: weight * index)
+    assert fault.kind == "collate" and "detach()" in fault.fix.action
 
 
 def test_nothing_known_is_said_to_be_nothing() -> None:
@@ -517,6 +536,19 @@ def test_what_cannot_be_told_is_said() -> None:
     assert fault.kind == "hung" and "undetermined" in fault.title
     slow = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=15.0)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, slow).kind == "slow_dataset"
+
+
+def test_a_sample_that_lasts_long_is_no_deadlock() -> None:
+    text = main_waits() + "\n" + worker(("/home/me/data.py", 5, "load"))
+    failure, seen = (
+        Failure(hung=True, stacks=text),
+        FailureContext(fetched=(3, 3), started=2, limit_s=20.0, silent_s=19.0, longest_s=0.1),
+    )
+    fault = diagnose(failure, FORK2, None, seen)
+    assert fault.kind == "hung" and "/home/me/data.py:5" in fault.cause
+    for timeout, kind in ((3.0, "timeout"), (60.0, "hung"), (0.0, "hung")):
+        loader = DataLoader(Calls(lambda index: index), 2, num_workers=1, timeout=timeout)
+        assert diagnose(failure, FORK2, Workload(loader), seen).kind == kind
 
 
 def test_the_sampler_may_be_what_hangs() -> None:
