@@ -195,6 +195,7 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("few_samples", lambda: random.sample([1], 2)),
     ("ragged_array", lambda: np.array([[1, 2], [3]])),
     ("not_an_array", lambda: torch.from_numpy([1])),
+    ("not_an_array", lambda: torch.from_numpy(None)),
     ("no_probabilities", lambda: F.binary_cross_entropy(torch.full((2,), 3.0), torch.zeros(2))),
     ("nan_in_backward", nan_found),
     ("view_in_place", changed_part),

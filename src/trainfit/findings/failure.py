@@ -185,7 +185,8 @@ def _hung(
     fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
         fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
-    return failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings)
+    found = failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings)
+    return dataclasses.replace(found, place=hang.place)
 
 
 def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Finding:

@@ -230,6 +230,13 @@ _KNOWN: Final = (
         "More samples are drawn than there are",
         "wait until the buffer has a batch: if len(buffer) < batch_size: continue",
     ),
+    KnownError(
+        "not_an_array",
+        re.compile(r"expected np\.ndarray \(got NoneType\)"),
+        "torch.from_numpy gets None: what was to be read could not be",
+        "check what was read before it: cv2.imread and VideoCapture.read give None for a file that "
+        "is not there or broken, and where workers share one open file",
+    ),
     # numpy/_core/src/multiarray/array_coercion.c, torch/csrc/utils/tensor_numpy.cpp
     KnownError(
         "ragged_array",

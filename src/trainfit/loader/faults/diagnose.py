@@ -127,7 +127,8 @@ def _looked_closer(fault: Finding, workload: Workload | None, seen: FailureConte
         if 0 < limit_s < silent_s:
             title = f"A batch needs longer than the DataLoader's timeout of {duration(limit_s)}"
             cause = f"{fault.title}; {fault.cause}"
-            return failure_finding("timeout", title, cause, fixes.TIMEOUT, fault.loader)
+            found = failure_finding("timeout", title, cause, fixes.TIMEOUT, fault.loader)
+            return dataclasses.replace(found, place=fault.place)
     if fault.kind == "not_picklable" and workload is not None:
         return pickled(workload).fault or fault
     if fault.kind == "spawn_start":
