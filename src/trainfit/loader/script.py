@@ -96,9 +96,9 @@ class Script:
     def run(self) -> None:
         """Run the script and use what was found."""
         self._started = time.monotonic()
-        watch(self._started, self._limit_s, self._done, self._is_late, self._is_stopped)
         with self._installed:
             self._install()
+            watch(self._started, self._limit_s, self._done, self._is_late, self._is_stopped)
             end = run_script(self._target)
             self._over = True
             if end.status == "ended" and not self._done.is_set():
