@@ -204,7 +204,7 @@ _CALLERS: Final = {
     "self.collate_fn(data)": ("collate_fn", "a list of samples", "samples"),
     "self.dataset[": ("__getitem__", "an index", "index"),
 }
-_ARGUMENTS: Final = re.compile(r"^([\w.<>]+)\(\) (?:takes|missing) .*positional argument")
+_ARGUMENTS: Final = re.compile(r"^([\w.<>]+)\(\) (?:take\w+|missing) .*positional argument")
 
 
 def _signature(raised: ParsedException, _: FailureContext) -> Finding | None:
