@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
 import pytest
 
 from helpers_cli import error_line, json_of, trainfit
+from trainfit.cli.main import _report
+from trainfit.plan.runs.failures import ScriptError
+from trainfit.results.findings import Place, failure_finding
 from trainfit.results.watch import WatchResult
 
 #: Loads from a handle as lmdb's: whoever wants to pickle it is refused.
@@ -146,6 +150,15 @@ def test_plan_tells_of_a_missing_main_guard(tmp_path: Path) -> None:
     words = ("plan", "--no-loader", "--gpu", "T4", "--", "python", "train.py")
     done = trainfit(*words, cwd=tmp_path)
     assert "trainfit: cause: Spawned workers import the script" in done.stderr
+
+
+def test_a_causes_own_line_is_told_where_the_error_names_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cause = dataclasses.replace(failure_finding("a", "A", "", "b"), place=Place("src/set.py", 14))
+    for said, told in (("train.py:27", True), ("src/set.py:14 (A)", False), ("set.py:143", True)):
+        assert _report(ScriptError(f"failed at {said}", cause=cause)) == 2
+        assert ("trainfit: line: src/set.py:14\n" in capsys.readouterr().err) is told
 
 
 PORT = """

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from trainfit.findings import worker_start
 from trainfit.findings.facts import Failure, FailureContext
@@ -100,6 +101,9 @@ def test_a_handle_is_opened_in_the_worker_and_not_forked(error: Exception) -> No
 def test_a_lambda_becomes_a_function_or_is_forked() -> None:
     fault = cause(spawned(lambda index: index))
     assert fault is not None and fault.kind == "not_picklable"
+    assert fault.place is not None and fault.place.file == "tests/findings/test_failure.py"
+    code = Path(__file__).read_text().splitlines()[fault.place.line - 1]
+    assert code == "    fault = cause(spawned(lambda index: index))"
     assert fault.fix.action.startswith("use a module-level function") and "fork" in fault.fix.action
 
 
@@ -148,6 +152,31 @@ def test_the_guard_that_a_script_lacks_is_named_by_what_workers_print() -> None:
         Failure("RuntimeError", message, message), None, FailureContext(output=output)
     )
     assert fault is not None and fault.kind == "no_main_guard"
+
+
+def printed_by_spawned(module: str) -> str:
+    return (
+        'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
+        '  File "/usr/lib/python3.11/multiprocessing/spawn.py", line 132, in _main\n'
+        "    self = reduction.pickle.load(from_parent)\n"
+        f'{module}  File "/home/me/data.py", line 16, in __getattr__\n'
+        "    return getattr(self.inner, name)\nRecursionError: maximum recursion depth exceeded\n"
+    )
+
+
+def test_an_object_that_cannot_be_made_of_its_pickle() -> None:
+    message = "DataLoader worker (pid(s) 7) exited unexpectedly with exit code 1."
+    failure = Failure("RuntimeError", message, message)
+    spawn = LoaderSettings(2, 2, start_method="spawn")
+    seen = FailureContext(output=printed_by_spawned(""))
+    fault = of_failure(failure, spawn, seen)
+    assert fault is not None and fault.kind == "not_rebuilt" and fault.kind in KINDS
+    assert "RecursionError" in fault.title and "__getattr__" in fault.fix.action
+    assert str(fault.place) == "/home/me/data.py:16"
+    imported = '  File "/home/me/other.py", line 3, in <module>\n'
+    seen = FailureContext(output=printed_by_spawned(imported))
+    other = of_failure(failure, spawn, seen)
+    assert other is None or other.kind != "not_rebuilt"
 
 
 # --- Types ------------------------------------------------------------------------------------
@@ -258,6 +287,19 @@ def test_out_of_ram(call: Callable[[], Any]) -> None:
     fault = cause(call)
     assert fault is not None and fault.kind == "out_of_memory", printed(call)
     assert "RAM" in fault.title and "worker" not in fault.fix.action
+    assert str(fault.place).startswith("tests/findings/")
+
+
+def test_one_large_array_is_no_matter_of_how_many_workers() -> None:
+    said = "Unable to allocate {} for an array with shape (5,) and data type float64"
+    for amount, many in (("37.3 GiB", False), ("300. MiB", True)):
+        message = (
+            "Caught _ArrayMemoryError in DataLoader worker process 0.\nOriginal Traceback:\n"
+            f"_ArrayMemoryError: {said.format(amount)}\n"
+        )
+        fault = of_failure(Failure("_ArrayMemoryError", message, message), LoaderSettings(2))
+        assert fault is not None and fault.title.endswith(said.format(amount))
+        assert ("fewer workers" in fault.fix.action) is many
 
 
 def test_a_gpus_shared_memory_is_not_dev_shm() -> None:
@@ -710,6 +752,122 @@ def test_what_images_of_a_batch_differ_in() -> None:
     missing = cause(lambda: next(iter(DataLoader(Holding(lambda _: None), 2))))
     assert missing is not None and "None for a sample" in missing.title
     assert "if it is not None" in missing.fix.action
+
+
+def first_batch(sample: Callable[[int], Any], **options: Any) -> Callable[[], Any]:
+    return lambda: next(iter(DataLoader(Holding(sample), 2, **options)))
+
+
+def test_none_for_a_sample_for_a_part_of_it_and_for_something_else() -> None:
+    def collate(samples: list[Any]) -> Any:
+        return [x for x, _ in samples]
+
+    class Collator:
+        words = None
+
+        def collate(self, samples: list[Any]) -> Any:
+            return [self.words[each] for each in samples]  # type: ignore[index]
+
+    whole = cause(first_batch(lambda _: None, collate_fn=collate))
+    part = cause(first_batch(lambda index: {"x": index, "y": None}))
+    assert whole is not None and "None for a sample" in whole.title
+    assert part is not None and "None for a part of a sample" in part.title
+    assert cause(first_batch(lambda index: index, collate_fn=Collator().collate)) is None
+    # A worker's exception is not collation's for being a worker's.
+    inner = (
+        "  File \"data.py\", line 3, in __getitem__\nTypeError: 'NoneType' object is not iterable"
+    )
+    caught = f"Caught TypeError in DataLoader worker process 0.\nOriginal Traceback:\n{inner}"
+    assert of_failure(Failure("TypeError", caught, caught)) is None
+
+
+def test_samples_with_other_keys_and_images_of_pil() -> None:
+    keys = cause(first_batch(lambda index: {"x": 0} if index else {"x": 0, "weight": 1}))
+    assert keys is not None and "'weight' is in the first and not in all" in keys.title
+    image = PIL.Image.new("RGB", (2, 2))
+    images = cause(first_batch(lambda _: image))
+    assert images is not None and "ToTensor()" in images.fix.action
+    assert cause(first_batch(lambda _: {}["weight"])) is None
+
+
+def test_functions_that_a_loader_calls_with_one_argument() -> None:
+    class Set(Holding):
+        def joined(samples: list[Any]) -> Any:
+            return samples
+
+    def joins(samples: list[Any], size: int) -> Any:
+        return samples
+
+    data = Set(lambda index: index)
+    own = cause(lambda: next(iter(DataLoader(data, 2, collate_fn=data.joined))))
+    assert own is not None and own.fix.action.startswith("def joined(self, samples): ")
+    free = cause(first_batch(lambda index: index, collate_fn=joins))
+    assert free is not None and free.kind == "arguments"
+    assert free.fix.action.startswith("def joins(samples): ") and "partial" in free.fix.action
+    assert cause(first_batch(lambda index: int("1", 2, 3))) is None  # type: ignore[call-overload]
+
+
+class Rows(Dataset[Any]):
+    """Five rows, of which it says that there are more."""
+
+    def __init__(self) -> None:
+        self.rows = [[0] for _ in range(5)]
+        self.array = np.zeros((5, 1))
+        self.order = [9]
+
+    def __len__(self) -> int:
+        return 8
+
+
+class OfList(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+class OfArray(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return torch.from_numpy(self.array[index])
+
+
+class OfColumn(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return self.array[0, 1]
+
+
+class OfPart(Rows):
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index][1]
+
+
+class OfOrder(Rows):
+    def __getitem__(self, index: int) -> Any:
+        index = self.order[0]
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("data", [OfList, OfArray])
+def test_a_data_set_that_is_shorter_than_it_says(data: type[Rows]) -> None:
+    fault = cause(lambda: list(DataLoader(data(), 2)))
+    assert fault is not None and fault.kind == "index_beyond_data"
+    assert "__len__" in fault.fix.action and str(fault.place).startswith("tests/findings/")
+
+
+@pytest.mark.parametrize("data", [OfColumn, OfPart, OfOrder])
+def test_another_index_is_not_the_data_sets(data: type[Rows]) -> None:
+    fault = cause(lambda: list(DataLoader(data(), 2)))
+    assert fault is None or fault.kind != "index_beyond_data"
+
+
+def test_indices_of_subsets_and_of_samplers() -> None:
+    rows = OfList()
+    inner = Subset(rows, [0, 1, 2])
+    fault = cause(lambda: list(DataLoader(Subset(inner, [1, 3]), 2)))
+    assert fault is not None and "Subset" in fault.title and fault.kind == "index_beyond_data"
+    fault = cause(lambda: list(DataLoader(rows, 2, sampler=list(np.arange(4) / 1.0))))
+    assert fault is not None and fault.kind == "index_type_of_data"
+    assert "float64" in fault.title and "integers" in fault.fix.action
+    fault = cause(lambda: list(DataLoader(rows, 2, sampler=[[0, 1]])))  # type: ignore[arg-type]
+    assert fault is not None and "batch_sampler=" in fault.fix.action
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,7 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("few_samples", lambda: random.sample([1], 2)),
     ("ragged_array", lambda: np.array([[1, 2], [3]])),
     ("not_an_array", lambda: torch.from_numpy([1])),
+    ("not_an_array", lambda: torch.from_numpy(None)),
     ("no_probabilities", lambda: F.binary_cross_entropy(torch.full((2,), 3.0), torch.zeros(2))),
     ("nan_in_backward", nan_found),
     ("view_in_place", changed_part),
@@ -234,6 +235,24 @@ def explained(function: Callable[[], Any]) -> str | None:
 @pytest.mark.parametrize(("kind", "refused"), REFUSED)
 def test_a_refusal_is_explained(kind: str, refused: Callable[[], Any]) -> None:
     assert explained(refused) == kind
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        ({"shuffle": True, "sampler": [0]}, "leave out shuffle:"),
+        ({"batch_sampler": [[0]], "batch_size": 4}, "leave out batch_size, shuffle"),
+        ({"batch_size": None, "drop_last": True}, "leave out drop_last"),
+        ({"persistent_workers": True}, "leave out persistent_workers"),
+        ({"prefetch_factor": 2}, "leave out prefetch_factor"),
+    ],
+)
+def test_options_of_a_loader_that_exclude_each_other(options: dict[str, Any], fix: str) -> None:
+    try:
+        DataLoader(SAMPLES, **options)
+    except ValueError:
+        found = of_exception(traceback.format_exc())
+    assert found is not None and found.kind == "loader_options" and fix in found.fix.action
 
 
 #: On a GPU, or of libraries.

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import io
 import os
+import re
 import shutil
 import signal
 import sys
@@ -126,6 +127,9 @@ def _report(error: TrainfitError) -> int:
     cause = getattr(error, "cause", None)
     if cause is not None:
         print(f"trainfit: cause: {printable(cause.title)}", file=sys.stderr)
+        place = str(cause.place or "")
+        if re.search(rf"{re.escape(place.rpartition('/')[2])}\b", str(error)) is None:
+            print(f"trainfit: line: {printable(place)}", file=sys.stderr)
         print(f"trainfit: fix: {printable(cause.fix.action)}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         print(f"trainfit: {printable(note)}", file=sys.stderr)

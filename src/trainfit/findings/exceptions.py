@@ -12,13 +12,15 @@ from trainfit.findings import (
     habits,
     script_errors,
     tensor_errors,
+    tracebacks,
     training_errors,
 )
 from trainfit.findings.environment import mismatch, missing, outdated
 from trainfit.findings.facts import FailureContext
-from trainfit.findings.tracebacks import ParsedException
+from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import short
+from trainfit.torch_private.needed import FETCH_FILE, WORKER_FILE
 
 
 def known(raised: ParsedException, seen: FailureContext) -> Finding | None:
@@ -37,8 +39,9 @@ def _fault(kind: str, summary: str, fix: str) -> Finding:
 _REINITIALIZED: Final = re.compile(r"Cannot re-initialize \w+ in forked subprocess")
 _INITIALIZATION: Final = re.compile(
     r"CUDA error: initialization error"
-    # of a worker of a simulated run
+    # of a worker of a simulated run, which moves a tensor there or stacks some that are there
     r"|PyTorch is not linked with support for cuda devices"
+    r"|UntypedStorage\(\): Storage device not recognized: cuda"
 )
 #: multiprocessing/process.py
 _DAEMONIC: Final = "daemonic processes are not allowed to have children"
@@ -48,6 +51,11 @@ _UNEQUAL: Final = re.compile(
     r"|Trying to resize storage that is not resizable"
 )
 _TWO_SIZES: Final = re.compile(r"got \[([\d, ]+)\] at entry \d+ and \[([\d, ]+)\] at entry")
+#: torch.stack into shared memory; torch/multiprocessing/reductions.py
+_WITH_HISTORY: Final = re.compile(
+    r"stack\(\): functions with out=\.\.\. arguments don't support automatic differentiation"
+    r"|Cowardly refusing to serialize non-leaf tensor which requires_grad"
+)
 #: torch/utils/data/_utils/collate.py
 _UNCOLLATED: Final = "default_collate: batch must contain tensors"
 
@@ -84,12 +92,29 @@ def _nested(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
     at = f" ({short(raised.message, 80)})"
-    if "NoneType" in raised.message and (_UNCOLLATED in raised.message or _collates(raised)):
+    if "NoneType" in raised.message and _meets_none(raised):
+        return _none_in_batch(raised)
+    if raised.type == "KeyError" and _is_of(raised, _COLLATE):
         return _fault(
             "collate",
-            "The data set gives None for a sample",
-            "leave samples that cannot be read out of the list before the training, or a "
-            "collate_fn that drops them: default_collate([it for it in batch if it is not None])",
+            f"Samples of one batch have different keys: {short(raised.message, 40)} is in the "
+            "first and not in all",
+            "give each sample the same keys (0, an empty tensor or a mask where there is nothing), "
+            "or pass a collate_fn that joins what is there",
+        )
+    if _WITH_HISTORY.search(raised.message) and raised.worker is not None:
+        return _fault(
+            "collate",
+            "Samples have gradients to come, with which a worker cannot send them",
+            "return x.detach(), or make samples under torch.no_grad(); a layer that is to be "
+            "trained belongs in the model, not in the data set",
+        )
+    if _UNCOLLATED in raised.message and "PIL." in raised.message:
+        return _fault(
+            "collate",
+            "The data set gives images of PIL, of which no batch can be made",
+            "transform them to tensors: torchvision.transforms.ToTensor() as the last transform, "
+            "or torch.from_numpy(np.array(image))",
         )
     if _UNCOLLATED in raised.message:
         return _fault(
@@ -127,11 +152,146 @@ def _collates(raised: ParsedException) -> bool:
     """Does a batch's collation raise it, and not a ``torch.stack`` of the model's?"""
     if not raised.frames or raised.worker is not None:
         return True
+    return _is_collating(raised)
+
+
+def _is_collating(raised: ParsedException) -> bool:
     return any("collate" in f"{each.path} {each.function}" for each in raised.frames)
+
+
+#: What a collate_fn of the user's does to a sample: x, y = sample; sample["x"]; zip(*samples).
+_PARTS_OF_NONE: Final = re.compile(r"NoneType.*(?:subscriptable|iterable|has no len)|iterable None")
+
+
+def _meets_none(raised: ParsedException) -> bool:
+    """Does a batch's collation meet None, and not what else a collate_fn uses?"""
+    if _UNCOLLATED in raised.message or _is_of(raised, _COLLATE):
+        return True
+    is_own = any(each.is_user and "collate" in each.function for each in raised.frames)
+    of_self = "self." in raised.code
+    return is_own and not of_self and _PARTS_OF_NONE.search(raised.message) is not None
+
+
+def _none_in_batch(raised: ParsedException) -> Finding:
+    if sum(_is_torchs(each, _COLLATE) and each.function == "collate" for each in raised.frames) > 1:
+        return _fault(
+            "collate",
+            "The data set gives None for a part of a sample",
+            "a value of the same kind for what a sample lacks (0, an empty text, a mask), the part "
+            "left out of all samples, or a collate_fn that keeps it in a list",
+        )
+    return _fault(
+        "collate",
+        "The data set gives None for a sample",
+        "leave samples that cannot be read out of the list before the training, or a "
+        "collate_fn that drops them: default_collate([it for it in batch if it is not None])",
+    )
+
+
+def _is_of(raised: ParsedException, *names: str) -> bool:
+    """Is the innermost line one of these files of PyTorch's?"""
+    return bool(raised.frames) and _is_torchs(raised.frames[-1], *names)
+
+
+def _is_torchs(frame: Frame, *names: str) -> bool:
+    return frame.package == "torch" and frame.path.endswith(names)
+
+
+#: torch/utils/data: what calls the user's functions.
+_COLLATE: Final = "utils/data/_utils/collate.py"
+_CALLERS: Final = {
+    "init_fn(worker_id)": ("worker_init_fn", "the worker's number", "worker_id"),
+    "self.collate_fn(data)": ("collate_fn", "a list of samples", "samples"),
+    "self.dataset[": ("__getitem__", "an index", "index"),
+}
+_ARGUMENTS: Final = re.compile(r"^([\w.<>]+)\(\) (?:take\w+|missing) .*positional argument")
+
+
+def _signature(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A function of the user's that takes other arguments than a DataLoader gives."""
+    named = _ARGUMENTS.match(raised.message)
+    if named is None or not _is_of(raised, WORKER_FILE, FETCH_FILE):
+        return None
+    code = raised.frames[-1].code
+    called = next((each for start, each in _CALLERS.items() if start in code), None)
+    if called is None:
+        return None
+    what, given, parameter = called
+    *scopes, name = named[1].split(".")
+    of_class = bool(scopes) and scopes[-1] != "<locals>"
+    return _fault(
+        "arguments",
+        f"{what} is called with {given} alone, and {named[1]}() cannot be",
+        f"def {name}({'self, ' if of_class else ''}{parameter}): give other parameters a default, "
+        "or bind them with functools.partial",
+    )
+
+
+#: "list index out of range", "index 5 is out of bounds for axis 0 with size 5", "single positional
+#: indexer is out-of-bounds" (pandas).
+_BEYOND: Final = re.compile(
+    r"\bindex (?:-?\d+ is )?out of (?:range|bounds)(?! for (?:axis|dimension) [1-9])"
+    r"|positional indexers? (?:is|are) out-of-bounds"
+)
+#: "list indices must be integers or slices, not numpy.float64"; NumPy's, PyTorch's.
+_NO_INTEGER: Final = re.compile(
+    r"indices must be integers(?: or slices)?, not ([\w.]+)"
+    r"|only integers, slices .* are valid indices(?: \(got ([\w.]+)\))?"
+)
+_OF_DATA_SETS: Final = "utils/data/dataset.py"
+
+
+def _index(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """An index of the sampler's that the data set has nothing for."""
+    beyond = raised.type == "IndexError" and _BEYOND.search(raised.message)
+    at = f"({short(raised.message, 80)})"
+    if beyond and _is_of(raised, _OF_DATA_SETS) and "indices[" in raised.frames[-1].code:
+        return _fault(
+            "index_beyond_data",
+            f"A Subset is asked, or asks, for an index that is not there {at}",
+            "indices of a Subset count in the data set that it is made of, 0 to its length - 1: of "
+            "a Subset of a Subset in the inner one; and samplers of a Subset in the Subset",
+        )
+    fetches = next((each for each in raised.frames if _is_torchs(each, FETCH_FILE)), None)
+    if fetches is None or raised.culprit is None:
+        return None
+    if not (found := beyond or _NO_INTEGER.search(raised.message)):
+        return None
+    if not tracebacks.indexes_by_parameter(raised.culprit, "__getitem__"):
+        return None
+    if not beyond:
+        kind = next(filter(None, found.groups()), "another type")
+        return _fault(
+            "index_type_of_data",
+            f"The data set is asked for a sample by {kind}, and not by an integer {at}",
+            "a sampler that gives integers: iter(order.tolist()) of an array of integers, int(i) "
+            "of others; one that gives lists is passed as batch_sampler=",
+        )
+    return _fault(
+        "index_beyond_data",
+        "The data set is asked for a sample that it does not have: what this line reads is "
+        f"shorter {at}",
+        "__len__ must return the number of samples that there are, the least of its lists "
+        "(len(self.labels)); a sampler must be made for this data set: indices 0 to len - 1, as "
+        "many weights as samples",
+    )
 
 
 #: webdataset/filters.py; a worker without a shard has nothing to give.
 _FEW_SHARDS: Final = re.compile(r"fewer shards than (?:there are )?workers")
+
+
+def _stops(raised: ParsedException, _: FailureContext) -> Finding | None:
+    if raised.type != "StopIteration" or not any(
+        _is_torchs(each, FETCH_FILE) for each in raised.frames
+    ):
+        return None
+    return _fault(
+        "stops_epoch",
+        "A sample raises StopIteration, which ends the epoch there without an error",
+        "next(iterator) has nothing more to give: read by the index that __getitem__ is given, "
+        "next(iterator, default), or an IterableDataset for what comes in a stream",
+    )
 
 
 def _shards(raised: ParsedException, _: FailureContext) -> Finding | None:
@@ -282,6 +442,9 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _gpu_in_worker,
     _nested,
     _collation,
+    _signature,
+    _index,
+    _stops,
     _shards,
     _handle,
     gpu_errors.known,

@@ -36,6 +36,7 @@ KINDS: Final = (
     *("not_picklable", "no_main_guard", "not_importable", "spawn_start", "timeout", "pin_memory"),
     *("worker_killed", "worker_crashed", "worker_exited", "process_killed", "process_crashed"),
     *("cuda_in_worker", "nested_processes", "collate", "handle_before_fork", "few_shards"),
+    *("arguments", "index_beyond_data", "index_type_of_data", "not_rebuilt", "stops_epoch"),
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
     *("notebook_line", "script_error"),
@@ -97,6 +98,8 @@ _FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\
 #: that is mapped and was cut off since has the same effect.
 _BUS_ERROR: Final = re.compile(r"[Bb]us error")
 _TRIED: Final = re.compile(r"you tried to allocate (\d+) bytes")
+#: NumPy's words.
+_UNABLE: Final = re.compile(r"Unable to allocate ([\d.]+) ([KMGTP]iB|B)\b for an array.*")
 #: One request of so many bytes is not a matter of how many workers there are.
 _LARGE: Final = 16 << 30
 _MEMORY_TYPES: Final = ("MemoryError", "_ArrayMemoryError")
@@ -108,6 +111,9 @@ _NOT_PICKLABLE: Final = re.compile(
     r"[Cc]an't pickle|[Cc]annot pickle|[Cc]an't get local object|cannot be pickled"
     r"|[Cc]an not pickle|not picklable|no default __reduce__ due to"
 )
+#: "Can't pickle local object 'main.<locals>.<lambda>'", "Can't pickle <function <lambda> at 0x7>".
+#: "Can't pickle local object <function main.<locals>.init at 0x7>" (Python 3.14).
+_OBJECT: Final = re.compile(r"<function (\S+) at 0x|local object '([\w.<>]+)'")
 #: A process that is started otherwise than by a fork gets its target as a pickle
 #: (`multiprocessing/popen_spawn_posix.py`, `popen_forkserver.py`).
 _PICKLED: Final = re.compile(r"multiprocessing/popen_(?:spawn_posix|spawn_win32|forkserver)\.py")
@@ -115,6 +121,8 @@ _DUMPED: Final = re.compile(r"multiprocessing/reduction\.py\", line \d+, in dump
 _OF_LOADER: Final = "torch/utils/data/dataloader.py"
 #: A process that is started by spawn or by the fork server reads what it is given.
 _UNPICKLED: Final = "multiprocessing/spawn.py"
+#: … there (`pickle.load`).
+_LOADED: Final = "pickle.load(from_parent)"
 _FORKING: Final = "multiprocessing/popen_fork.py"
 #: `multiprocessing/spawn.py`.
 _BOOTSTRAPPING: Final = "finished its bootstrapping phase"
@@ -155,13 +163,12 @@ def of_exception(
 def of_own_error(failure: Failure) -> Finding:
     """An exception that :func:`of_failure` does not explain: what was raised, and its line."""
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
-    culprit = raised.culprit
     fix = fixes.OWN_ERROR if raised.worker is None else fixes.OWN_ERROR_IN_WORKER
     title = short(exception_text(raised.type, raised.message), _LONGEST_TITLE)
     if raised.worker is not None:
         title += " (in a worker)"
     found = failure_finding("script_error", title, clipped(raised_words(raised)), fix)
-    return dataclasses.replace(found, place=None if culprit is None else culprit.place)
+    return dataclasses.replace(found, place=raised.place)
 
 
 def clipped(text: str) -> str:
@@ -187,7 +194,8 @@ def _hung(
     fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
         fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
-    return failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings)
+    found = failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings)
+    return dataclasses.replace(found, place=hang.place)
 
 
 def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Finding:
@@ -233,13 +241,21 @@ def _resources(
     if failure.error_type in _MEMORY_TYPES or tracebacks.NO_MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
         asked = _TRIED.search(raised.message)
-        what = f"{size(int(asked[1]))} were requested" if asked else said
+        words = _UNABLE.search(raised.message)
+        what = f"{size(int(asked[1]))} were requested" if asked else words[0] if words else said
         summary = f"Out of memory (RAM): {what}"
         by_workers = raised.worker is not None or _FORKING in failure.traceback
-        large = asked is not None and int(asked[1]) >= _LARGE
+        large = int(asked[1]) >= _LARGE if asked else words is not None and _bytes(words) >= _LARGE
         fix = fixes.memory(settings) if by_workers and not large else fixes.RAM
-        return failure_finding("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
+        found = failure_finding("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
+        return dataclasses.replace(found, place=raised.place)
     return None
+
+
+def _bytes(words: re.Match[str]) -> float:
+    """Of "Unable to allocate 37.3 GiB": so many bytes."""
+    power = ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(words[2])
+    return float(words[1]) * float(1024**power)
 
 
 def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:
@@ -299,6 +315,8 @@ def _start(
         return failure_finding(
             "not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings
         )
+    if (rebuilt := _not_rebuilt(seen.output, settings)) is not None and _exit_code(failure) == 1:
+        return rebuilt
     if settings is None or not is_spawned:
         return None
     script = _outermost(failure.traceback)
@@ -311,6 +329,28 @@ def _start(
             "spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings
         )
     return None
+
+
+def _not_rebuilt(output: str, settings: LoaderSettings | None) -> Finding | None:
+    """What a process printed that could not read the pickle that it was given."""
+    printed = tracebacks.printed_traceback(output)
+    if _UNPICKLED not in printed or _LOADED not in printed:
+        return None
+    raised = tracebacks.parse(*tracebacks.exception_in(printed), printed)
+    at = raised.culprit
+    if not raised.type or at is None or not at.is_user:
+        return None
+    if any(each.is_user and each.function == "<module>" for each in raised.frames):
+        return None  # a module that cannot be imported
+    words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
+    found = failure_finding(
+        "not_rebuilt",
+        f"A process that is not forked cannot make what it is given of its pickle: {words}",
+        raised_words(raised),
+        fixes.GETATTR if at.function == "__getattr__" else fixes.REBUILT,
+        settings,
+    )
+    return dataclasses.replace(found, place=at.place)
 
 
 def _outermost(text: str) -> Frame | None:
@@ -355,7 +395,10 @@ def _not_picklable(
         summary = "What a new process is given cannot be pickled"
     summary += f": {short(raised.message)}"
     fix = fixes.not_picklable(said)
-    return failure_finding("not_picklable", summary, said, fix, settings)
+    found = failure_finding("not_picklable", summary, said, fix, settings)
+    named = _OBJECT.search(said)
+    place = tracebacks.defined_at(failure.traceback, named[1] or named[2]) if named else None
+    return dataclasses.replace(found, place=place)
 
 
 # --- Processes that ended ---------------------------------------------------------------------
@@ -456,13 +499,18 @@ def _exception(
     causes = (tracebacks.parse(*each) for each in tracebacks.raised_from(failure.traceback))
     known = next(filter(None, (exceptions.known(each, seen) for each in (raised, *causes))), None)
     if known is not None:
-        place = raised.culprit.place if raised.culprit is not None else None
-        return dataclasses.replace(known, cause=evidence, loader=settings, place=place)
+        return dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)
     if "pin memory thread" in raised.where:
         words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
-        return failure_finding(
-            "pin_memory", f"Pinning raises {words}", evidence, fixes.PINNING, settings
+        own = raised.culprit is not None and raised.culprit.is_user
+        found = failure_finding(
+            "pin_memory",
+            f"{'The pin_memory() of a batch' if own else 'Pinning'} raises {words}",
+            evidence,
+            fixes.OWN_PINNING if own else fixes.PINNING,
+            settings,
         )
+        return dataclasses.replace(found, place=raised.place)
     return None
 
 

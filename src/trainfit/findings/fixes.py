@@ -117,6 +117,19 @@ PINNING: Final = (
     "pin_memory=False, or give the batch's type a pin_memory() method that returns "
     "itself; on CUDA also check that this much memory can be locked"
 )
+OWN_PINNING: Final = (
+    "pin what is a tensor there (a part may be None), and return self; or leave the method out, or "
+    "pin_memory=False"
+)
+GETATTR: Final = (
+    "pickle makes the object without __init__ and asks it for names before it has any: begin "
+    '__getattr__ with `if name.startswith("__") or "inner" not in vars(self): raise '
+    "AttributeError(name)`, with the attribute that it looks in instead of inner"
+)
+REBUILT: Final = (
+    "pickle makes the object without __init__: let __setstate__ or __reduce__ make what this line "
+    "needs; or start the processes with fork"
+)
 OWN_ERROR: Final = (
     "fix what this line is given; `python -m pdb -c continue SCRIPT` stops there and shows the "
     "variables"

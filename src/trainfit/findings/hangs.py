@@ -17,6 +17,7 @@ from trainfit.findings.fixes import OPEN_IN_WORKER
 from trainfit.findings.threads import of_module
 from trainfit.findings.tracebacks import ThreadStack
 from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.findings import Place
 from trainfit.results.text import count, duration
 from trainfit.torch_private.needed import NEXT_INDEX
 
@@ -69,6 +70,7 @@ class Hang:
     summary: str
     evidence: str
     library: str = ""
+    place: Place | None = None
 
 
 def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
@@ -124,6 +126,7 @@ def _busy(
     first = busy[0]
     library = next((name for each in busy if (name := tracebacks.library(each, FORK_UNSAFE))), "")
     locked = tracebacks.waits_for_lock(first)
+    place = first.user.place if first.user is not None else None
     waits = f"{len(busy)} of {count(settings.num_workers, 'worker')} in {first.where}"
     if first.where is not None and first.where.code:
         waits += f": `{first.where.code}`"
@@ -135,12 +138,19 @@ def _busy(
         words = (
             "The data set is slow: workers produced batches, or a batch needs as long without them"
         )
-        return Hang("slow_dataset", words, evidence, library)
-    if stuck or locked:
-        what = f"inside {library}" if library else "for a lock" if locked else "in one line"
-        return Hang("deadlock", f"Workers wait {what} and make no progress", evidence, library)
+        return Hang("slow_dataset", words, evidence, library, place)
+    if locked or (stuck and library):
+        what = f"inside {library}" if library else "for a lock"
+        return Hang(
+            "deadlock", f"Workers wait {what} and make no progress", evidence, library, place
+        )
+    if stuck:
+        words = (
+            "One sample lasts longer than ten batches: whether it is slow or stuck is undetermined"
+        )
+        return Hang("hung", words, evidence, library, place)
     words = "No batch within the time limit; whether the workers are slow or stuck is undetermined"
-    return Hang("hung", words, f"{evidence}; try a longer time limit", library)
+    return Hang("hung", words, f"{evidence}; try a longer time limit", library, place)
 
 
 def _is_stuck(seen: FailureContext) -> bool | None:

@@ -13,6 +13,8 @@ from trainfit.findings.tracebacks import ParsedException
 from trainfit.findings.training_errors import KnownError, first_met
 from trainfit.results.findings import Finding, failure_finding
 
+#: Of a DataLoader.
+_OPTIONS: Final = "loader_options"
 _KNOWN: Final = (
     # torch/nn/modules/module.py
     KnownError(
@@ -90,16 +92,48 @@ _KNOWN: Final = (
     ),
     # torch/utils/data/dataloader.py
     KnownError(
-        "loader_options",
-        re.compile(
-            r"option is mutually exclusive with|DataLoader with IterableDataset: expected "
-            r"unspecified|persistent_workers option needs num_workers > 0"
-            r"|prefetch_factor option could only be specified in multiprocessing"
-        ),
-        "Options of the DataLoader exclude each other",
-        "no shuffle= next to a sampler, which gives the order; none of batch_size, shuffle, "
-        "sampler, drop_last next to a batch_sampler; an IterableDataset shuffles itself; "
-        "num_workers of at least 1 for persistent_workers and prefetch_factor",
+        _OPTIONS,
+        re.compile(r"sampler option is mutually exclusive with shuffle"),
+        "A DataLoader gets a sampler and shuffle=True, and the sampler gives the order",
+        "leave out shuffle: RandomSampler and DistributedSampler(shuffle=True) shuffle themselves",
+    ),
+    KnownError(
+        _OPTIONS,
+        re.compile(r"batch_sampler option is mutually exclusive with"),
+        "A DataLoader gets a batch_sampler and what that decides itself",
+        "leave out batch_size, shuffle, sampler and drop_last; BatchSampler(sampler, batch_size, "
+        "drop_last) has them",
+    ),
+    KnownError(
+        _OPTIONS,
+        re.compile(r"batch_size=None option disables auto-batching and is mutually exclusive"),
+        "A DataLoader makes no batches (batch_size=None), of which it is to drop the last",
+        "leave out drop_last, or give it a batch_size",
+    ),
+    KnownError(
+        _OPTIONS,
+        re.compile(r"DataLoader with IterableDataset: expected unspecified shuffle"),
+        "A DataLoader cannot shuffle an IterableDataset, which gives samples in its own order",
+        "leave out shuffle, and shuffle in __iter__: the list of files or shards, or a buffer of "
+        "samples",
+    ),
+    KnownError(
+        _OPTIONS,
+        re.compile(r"DataLoader with IterableDataset: expected unspecified"),
+        "A DataLoader gets a sampler for an IterableDataset, which gives samples in its own order",
+        "leave out sampler and batch_sampler; a data set with __getitem__ and __len__ has them",
+    ),
+    KnownError(
+        _OPTIONS,
+        re.compile(r"persistent_workers option needs num_workers > 0"),
+        "persistent_workers=True keeps workers, and there are none",
+        "num_workers=1 or more, or leave out persistent_workers",
+    ),
+    KnownError(
+        _OPTIONS,
+        re.compile(r"prefetch_factor option could only be specified in multiprocessing"),
+        "prefetch_factor is how many batches a worker makes ahead, and there is no worker",
+        "num_workers=1 or more, or leave out prefetch_factor",
     ),
     # torch/utils/data/sampler.py
     KnownError(
@@ -195,6 +229,13 @@ _KNOWN: Final = (
         re.compile(r"Sample larger than population or is negative"),
         "More samples are drawn than there are",
         "wait until the buffer has a batch: if len(buffer) < batch_size: continue",
+    ),
+    KnownError(
+        "not_an_array",
+        re.compile(r"expected np\.ndarray \(got NoneType\)"),
+        "torch.from_numpy gets None: what was to be read could not be",
+        "check what was read before it: cv2.imread and VideoCapture.read give None for a file that "
+        "is not there or broken, and where workers share one open file",
     ),
     # numpy/_core/src/multiarray/array_coercion.c, torch/csrc/utils/tensor_numpy.cpp
     KnownError(

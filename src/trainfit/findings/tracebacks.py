@@ -46,6 +46,7 @@ _CHAINED: Final = re.compile(
 )
 
 
+_SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _FROM: Final = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 
 
@@ -115,6 +116,10 @@ class ParsedException:
         users = [frame for frame in self.frames if frame.is_user]
         packages = [frame for frame in self.frames if frame.package not in ("", "torch")]
         return next(reversed(users or packages), None)
+
+    @property
+    def place(self) -> Place | None:
+        return None if self.culprit is None else self.culprit.place
 
     @property
     def code(self) -> str:
@@ -187,6 +192,76 @@ def raised_from(text: str) -> Iterator[tuple[str, str, str]]:
         name, said = exception_in(block)
         if name:
             yield name, said, block
+
+
+def defined_at(text: str, qualname: str) -> Place | None:
+    """Where the user's files of a traceback define what Python calls so ("Set.__init__.<locals>.
+    <lambda>"); ``None``: not there, or more than once."""
+    files = dict.fromkeys(frame.path for frame in frames(text) if frame.is_user)
+    found = [(path, line) for path in files for line in _definitions(path, qualname)]
+    return Frame(*found[0], "").place if len(found) == 1 else None
+
+
+def _definitions(path: str, qualname: str) -> list[int]:
+    names, found = qualname.replace(".<locals>", "").split("."), list[int]()
+    waiting: list[tuple[ast.AST, int]] = [(tree, 0)] if (tree := _parsed(path)) else []
+    while waiting:
+        node, depth = waiting.pop()
+        for child in ast.iter_child_nodes(node):
+            name = "<lambda>" if isinstance(child, ast.Lambda) else getattr(child, "name", "")
+            if not isinstance(child, _SCOPES):
+                waiting.append((child, depth))
+            elif name == names[depth] and depth + 1 < len(names):
+                waiting.append((child, depth + 1))
+            elif name == names[depth]:
+                found.append(child.lineno)
+    return found
+
+
+def indexes_by_parameter(frame: Frame, function: str) -> bool:
+    """Is a frame's line one of a method of this name whose only index is its first parameter, as
+    it was given (or the first of a row's, or with a sum of it)?"""
+    tree = _parsed(frame.path) if frame.function == function else None
+    methods = [] if tree is None else [
+        node for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == function
+        and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]  # fmt: skip
+    if not methods or len(methods[-1].args.args) < 2:
+        return False
+    method, name = methods[-1], methods[-1].args.args[1].arg
+    inside = list(ast.walk(method))
+    if any(isinstance(each, ast.Name) and each.id == name and _is_set(each) for each in inside):
+        return False
+    indices = [
+        each.slice for each in inside
+        if isinstance(each, ast.Subscript) and _is_read(each)
+        and each.lineno <= frame.line <= (each.end_lineno or each.lineno)
+    ]  # fmt: skip
+    return bool(indices) and all(_is_by(each, name) for each in indices)
+
+
+def _is_by(index: ast.expr, name: str) -> bool:
+    if isinstance(index, ast.Tuple) and index.elts:
+        index = index.elts[0]
+    if isinstance(index, ast.BinOp) and isinstance(index.op, ast.Add):
+        index = index.left
+    return isinstance(index, ast.Name) and index.id == name
+
+
+def _is_set(name: ast.Name) -> bool:
+    return not isinstance(name.ctx, ast.Load)
+
+
+def _is_read(index: ast.Subscript) -> bool:
+    return isinstance(index.ctx, ast.Load)
+
+
+def _parsed(path: str) -> ast.Module | None:
+    try:
+        return ast.parse(Path(path).read_text(errors="replace"))
+    except (OSError, SyntaxError, ValueError):
+        return None
 
 
 def own_fault_in(text: str) -> OwnFault | None:

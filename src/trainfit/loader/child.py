@@ -23,6 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from trainfit.entrypoint import UnknownNameError, UserCodeError
 from trainfit.loader.local_tuning import tune_here
 from trainfit.loader.measure.processes import Reporter, current, tell_to
@@ -50,6 +52,10 @@ StepOf = Callable[[TraceOutcome, Recording | None], Consumer]
 _STARTED_WITH = dict(os.environ)
 #: Seconds after the time limit at which the process ends even where nobody ends it.
 _LAST_RESORT_S = 60.0
+#: Of the time limit, what the script has until its first step, from the start of its process;
+#: seconds that it has at least.
+_SCRIPT_SHARE = 0.9
+_LEAST_S = 1.0
 
 
 class Child:
@@ -75,11 +81,16 @@ class Child:
         self._progress(f"running {self._spec.target.name} until its first step")
         Script(
             self._spec,
-            self._loading.script_limit_s or self._spec.time_limit_s,
+            self._loading.script_limit_s or self._script_limit_s(),
             records=self._loading.tuning.step is None,
             late=self._late,
             use=lambda found: self._measure(lambda: self._scripts(found)),
         ).run()
+
+    def _script_limit_s(self) -> float:
+        """Where the script hangs, this process tells where before it is ended."""
+        passed_s = max(0.0, time.time() - float(psutil.Process().create_time()))
+        return max(_LEAST_S, _SCRIPT_SHARE * self._spec.time_limit_s - passed_s)
 
     # -- the loader ----------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import ScriptOutcome, Status, TraceOutcome
 from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.scripts.execute import Stopper, run_script, watch
+from trainfit.scripts.fault import HangStacks
 from trainfit.scripts.precision import AutocastSwitch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import InferenceWatch, StepWatch
@@ -87,15 +89,16 @@ class Script:
         self._process, self._thread = os.getpid(), threading.current_thread()
         self._inference = InferenceWatch(self._simulation, self._watch)
         self._outcome: TraceOutcome | None = None
+        self._stacks = HangStacks(Path(spec.folder) / "stacks.txt")
         self._finishing = threading.Lock()
         self._over = False
 
     def run(self) -> None:
         """Run the script and use what was found."""
         self._started = time.monotonic()
-        watch(self._started, self._limit_s, self._done, self._is_late, self._is_stopped)
         with self._installed:
             self._install()
+            watch(self._started, self._limit_s, self._done, self._is_late, self._is_stopped)
             end = run_script(self._target)
             self._over = True
             if end.status == "ended" and not self._done.is_set():
@@ -146,7 +149,8 @@ class Script:
         self._use(self._found())
 
     def _is_late(self, place: str | None) -> bool:
-        return self._ends_here(ScriptOutcome("timeout", location=place))
+        stacks = self._stacks.text() if os.getpid() == self._process else ""
+        return self._ends_here(ScriptOutcome("timeout", location=place, stacks=stacks))
 
     def _is_stopped(self, reason: str, place: str | None) -> bool:
         return self._ends_here(ScriptOutcome("failed", message=reason, location=place))
@@ -173,7 +177,7 @@ class Script:
         end = dataclasses.replace(end, steps=self._simulation.steps, seconds=seconds)
         return TraceOutcome(
             **vars(end),
-            loader=self._loaders.feeding(),
+            loader=self._loaders.of_run(end.status, end.steps, bool(self._watch.optimizers)),
             loaders=self._loaders.count,
             autocast=self._autocast.used,
             optimizers=self._watch.optimizers,

@@ -27,6 +27,7 @@ from trainfit.results.runs.trace import (
     LoaderOverride,
     SampleOverride,
     SampleScan,
+    Status,
 )
 from trainfit.scripts.phases.loops import ends_epoch
 from trainfit.scripts.samples.batch_sizes import FedBatches, FetchedSizes, FetchTimes
@@ -339,6 +340,18 @@ class LoaderTracker:
         if self._feeding is not None and self._fed_by is not None:
             return _with_batches(self._fed_by, self._feeding)
         return self._describe(self._latest) if self._latest is not None else None
+
+    def of_run(self, status: Status, steps: int, optimizes: bool) -> LoaderInfo | None:
+        """The loader of a run that ended so after so many steps: without any, the one whose data
+        set is too small for a batch where the script ``optimizes``, or that is waited for."""
+        found = self.feeding()
+        if steps:
+            return found
+        if optimizes:
+            found = self.without_batches() or found
+        if status == "failed":
+            return found or self.without_batches(iterated=False)
+        return found or (self.waiting() if status == "timeout" else None)
 
     def sample_s(self) -> float | None:
         """Seconds that fetching a sample took, by a worker or the script itself; where workers that

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
 from torch.optim import optimizer as optim
 
 from trainfit.results.runs.steps import Framework, StepMakeup
@@ -252,7 +253,10 @@ class StepWatch:
         """Elements of its parameters that are trained."""
         known = self._sizes.get(module)
         if known is None:
-            known = sum(p.numel() for p in module.parameters() if p.requires_grad)
+            trained = [each for each in module.parameters() if each.requires_grad]
+            if any(map(is_lazy, trained)):
+                return 1  # this call makes them (nn.LazyLinear)
+            known = sum(each.numel() for each in trained)
             self._sizes[module] = known
         return known
 

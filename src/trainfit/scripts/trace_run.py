@@ -547,15 +547,9 @@ class Runner:
         return self._step.makeup(self._spec.batch_size) if self._feeds() else None
 
     def _feeding(self, status: Status) -> LoaderInfo | None:
-        """The DataLoader, with a look at its samples where that was asked for. Without an optimizer
-        step, the one whose data set is too small for it."""
-        found = self._loaders.feeding()
-        if not self._simulation.steps and self._interventions.optimizers:
-            found = self._loaders.without_batches() or found
-        if status == "failed" and not self._simulation.steps:
-            found = found or self._loaders.without_batches(iterated=False)
-        if status == "timeout" and not self._simulation.steps:
-            found = found or self._loaders.waiting()
+        """The DataLoader, with a look at its samples where that was asked for."""
+        optimizes = bool(self._interventions.optimizers)
+        found = self._loaders.of_run(status, self._simulation.steps, optimizes)
         seconds = self._spec.look_at_samples_s
         if found is None or not seconds or status not in ("finished", "ended"):
             return found

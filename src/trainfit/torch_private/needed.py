@@ -201,6 +201,7 @@ WORKER_LOOP: Final = "_worker_loop"
 PIN_MEMORY_LOOP: Final = "_pin_memory_loop"
 NEXT_INDEX: Final = "_next_index"
 WORKER_FILE: Final = "utils/data/_utils/worker.py"
+FETCH_FILE: Final = "utils/data/_utils/fetch.py"
 PIN_MEMORY_FILE: Final = "utils/data/_utils/pin_memory.py"
 
 #: Modules whose functions cost a sample its time.

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from trainfit.findings import tracebacks
 from trainfit.findings.facts import Failure, FailureContext
@@ -253,6 +253,7 @@ def test_an_exception_in_a_worker_is_named_with_the_users_line() -> None:
     assert fault.title.endswith("raises KeyError: 'frames'")
     assert "test_diagnose.py" in fault.cause and "in sample" in fault.cause
     assert '`raise KeyError("frames")`' in fault.cause
+    assert fault.place is not None and fault.place.file == "tests/loader/faults/test_diagnose.py"
 
 
 class Awkward(Exception):
@@ -314,6 +315,8 @@ def test_cuda_in_a_forked_worker() -> None:
     )
     fault = diagnose(caught("RuntimeError", message), FORK2)
     assert fault.kind == "cuda_in_worker" and "spawn" in fault.fix.action
+    message = "torch.UntypedStorage(): Storage device not recognized: cuda"  # of a simulated run
+    assert diagnose(caught("RuntimeError", message), FORK2).kind == "cuda_in_worker"
     assert "/home/me/train.py:12" in fault.cause
 
 
@@ -360,14 +363,38 @@ def test_the_pinning_thread() -> None:
     )
     fault = diagnose(Failure("RuntimeError", text, text), FORK2)
     assert fault.kind == "pin_memory" and "cannot pin 'torch.x'" in fault.title
+    own = '  File "/home/me/train.py", line 9, in pin_memory\n    self.x.pin_memory()\nRuntimeError'
+    text = text.replace("RuntimeError: cannot", f"{own}: cannot")
+    fault = diagnose(Failure("RuntimeError", text, text), FORK2)
+    assert fault.title.startswith("The pin_memory() of a batch raises RuntimeError: cannot pin")
+    assert str(fault.place) == "/home/me/train.py:9" and "return self" in fault.fix.action
 
 
 def test_stop_iteration_in_a_sample_ends_the_loop_without_a_word() -> None:
     def sample(index: int) -> Any:
         raise StopIteration
 
-    fault = real(sample)
-    assert fault.kind == "no_batches" and "StopIteration" in fault.fix.action
+    for met in (FORK2, LoaderSettings(0)):
+        fault = real(sample, met)
+        assert fault.kind == "stops_epoch" and "StopIteration" in fault.title
+        assert fault.place is not None and fault.place.file.endswith("test_diagnose.py")
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+def test_a_stream_without_a_sample_ends_as_streams_do() -> None:
+    workload = Workload(DataLoader(Stream(), 2))
+    for met in (FORK2, LoaderSettings(0)):
+        assert diagnose_run(run_loader(workload, met, seconds=1.0)).kind == "no_batches"
+
+
+def test_samples_with_a_history_are_not_sent() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    fault = real(lambda index: weight * index)
+    assert fault.kind == "collate" and "detach()" in fault.fix.action
 
 
 def test_nothing_known_is_said_to_be_nothing() -> None:
@@ -509,6 +536,19 @@ def test_what_cannot_be_told_is_said() -> None:
     assert fault.kind == "hung" and "undetermined" in fault.title
     slow = FailureContext(fetched=(0, 0), started=2, limit_s=20.0, alone_s=15.0)
     assert diagnose(Failure(hung=True, stacks=text), FORK2, None, slow).kind == "slow_dataset"
+
+
+def test_a_sample_that_lasts_long_is_no_deadlock() -> None:
+    text = main_waits() + "\n" + worker(("/home/me/data.py", 5, "load"))
+    failure, seen = (
+        Failure(hung=True, stacks=text),
+        FailureContext(fetched=(3, 3), started=2, limit_s=20.0, silent_s=19.0, longest_s=0.1),
+    )
+    fault = diagnose(failure, FORK2, None, seen)
+    assert fault.kind == "hung" and str(fault.place) == "/home/me/data.py:5"
+    for timeout, kind in ((3.0, "timeout"), (60.0, "hung"), (0.0, "hung")):
+        loader = DataLoader(Calls(lambda index: index), 2, num_workers=1, timeout=timeout)
+        assert diagnose(failure, FORK2, Workload(loader), seen).kind == kind
 
 
 def test_the_sampler_may_be_what_hangs() -> None:

@@ -479,6 +479,18 @@ def test_a_data_set_that_works_nowhere() -> None:
     assert bounds(faults).nearest(FORK) is None
 
 
+class BrokenLater(Samples):
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise RuntimeError("broken")
+        return super().__getitem__(index)
+
+
+def test_a_later_sample_that_cannot_be_made_anywhere() -> None:
+    faults = check_workers(workload(BrokenLater()), FORK, start_methods=("fork",))
+    assert [each.kind for each in faults] == ["worker_exception", "exception"]
+
+
 class AfterFork(Samples):
     """Hangs in a worker that was forked from a process that holds its lock."""
 

@@ -304,6 +304,20 @@ def test_a_model_that_is_called_by_keywords() -> None:
 # --- The step that stands for all others ----------------------------------------------------------
 
 
+def test_a_layer_that_is_made_by_its_first_call() -> None:
+    def loop() -> None:
+        model = nn.Sequential(nn.LazyLinear(4), nn.LazyLinear(1)).cuda()
+        optimizer = None
+        while True:
+            loss = model(torch.randn(8, 2, device="cuda")).sum()
+            optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert figures(watched(loop)[0]) == (8, 1, 8)
+
+
 def test_what_is_done_once_is_no_part_of_a_step() -> None:
     """One step alone is costed like the steps after it: without uploads and the state's making."""
 

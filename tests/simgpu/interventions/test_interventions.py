@@ -22,6 +22,7 @@ from trainfit.simgpu.interventions.attention import WeightsUsedError
 from trainfit.simgpu.interventions.checkpointing import repeated_blocks
 from trainfit.simgpu.interventions.gradients import backbone_of
 from trainfit.simgpu.interventions.inputs import shrunk, smaller
+from trainfit.simgpu.interventions.script_state import models_of
 
 WIDTH = 1024
 #: Bytes of one square weight in float32: whole blocks of the allocator.
@@ -679,6 +680,11 @@ def test_several_at_once() -> None:
 def test_an_unknown_intervention_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown intervention 'magic'"):
         run(training(square), "magic")
+
+
+def test_a_model_is_found_by_its_body_before_its_head_is_made() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    assert models_of(model[0].parameters()) == [model]
 
 
 def test_work_of_a_step() -> None:

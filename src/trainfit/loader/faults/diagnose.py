@@ -19,7 +19,7 @@ from trainfit.loader.measure.records import BEGAN, WALL, Run
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding, failure_finding
-from trainfit.results.text import count, short
+from trainfit.results.text import count, duration, short
 
 
 def context_of(
@@ -97,7 +97,7 @@ def diagnose(
     found = of_failure(failure, settings, seen)
     if found is None:
         found = _unexplained(failure, settings, seen)
-    return _looked_closer(found, workload)
+    return _looked_closer(found, workload, seen)
 
 
 def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Finding:
@@ -112,16 +112,23 @@ def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContex
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
     words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
     evidence = clipped(raised_words(raised))
+    kind, who = "exception", "The loader"
     if raised.worker is not None:
-        who = f"Worker {raised.worker} raises {words}"
-        return failure_finding("worker_exception", who, evidence, fixes.EXCEPTION, settings)
-    return failure_finding(
-        "exception", f"The loader raises {words}", evidence, fixes.EXCEPTION, settings
-    )
+        kind, who = "worker_exception", f"Worker {raised.worker}"
+    found = failure_finding(kind, f"{who} raises {words}", evidence, fixes.EXCEPTION, settings)
+    return dataclasses.replace(found, place=raised.place)
 
 
-def _looked_closer(fault: Finding, workload: Workload | None) -> Finding:
+def _looked_closer(fault: Finding, workload: Workload | None, seen: FailureContext) -> Finding:
     """The fault with the attribute of the data set, or the line of the script, that causes it."""
+    silent_s = seen.silent_s or seen.limit_s
+    if fault.kind in ("hung", "slow_dataset") and workload is not None and silent_s:
+        limit_s = workload.timeout_s
+        if 0 < limit_s < silent_s:
+            title = f"A batch needs longer than the DataLoader's timeout of {duration(limit_s)}"
+            cause = f"{fault.title}; {fault.cause}"
+            found = failure_finding("timeout", title, cause, fixes.TIMEOUT, fault.loader)
+            return dataclasses.replace(found, place=fault.place)
     if fault.kind == "not_picklable" and workload is not None:
         return pickled(workload).fault or fault
     if fault.kind == "spawn_start":

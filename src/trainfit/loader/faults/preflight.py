@@ -41,6 +41,7 @@ _SLOW_FIRST_S: Final = 1.0
 _SAMPLER_BATCHES: Final = 64
 #: Faults of how much there is, not of workers as such.
 _OF_SIZE: Final = ("shm_full", "open_files", "out_of_memory", "worker_killed")
+_ENDS_PROCESSES: Final = (*_OF_SIZE, "worker_crashed", "worker_exited")
 #: Batches that a trial run takes.
 _TRIAL_BATCHES: Final = 3
 
@@ -222,9 +223,9 @@ def check_workers(
 ) -> tuple[Finding, ...]:
     """Does the loader work with a worker at all? What fails is named, with what works instead.
 
-    A few batches are made by one worker; if that fails, without workers, and by one worker of
-    each other start method that the fault leaves. A data set that works in the main process
-    only gets the fault "main_process_only" in addition.
+    A few batches are made by one worker; if that fails, the same without workers, up to the batch
+    that failed, and by one worker of each other start method that the fault leaves. A data set that
+    works in the main process only gets the fault "main_process_only" in addition.
 
     Args:
         limit_s: time limit of each try.
@@ -235,7 +236,7 @@ def check_workers(
     if tried.fault is None or tried.fault.kind in HARMLESS:
         return () if tried.fault is None else (tried.fault,)
     none = LoaderSettings(0, start_method=settings.start_method)
-    alone = _try(workload, none, limit_s, most_batches=1)
+    alone = _try(workload, none, limit_s, most_batches=tried.reached)
     if alone.fault is not None:
         return tried.fault, alone.fault
     if alone_s is None:
@@ -273,6 +274,17 @@ class _Tried:
     fault: Finding | None
 
     @property
+    def reached(self) -> int:
+        """The number of the batch that it failed at; of what ends a process, which this one is not
+        to meet, the first."""
+        failure = self.run.failure
+        if self.fault is not None and self.fault.kind in _ENDS_PROCESSES:
+            return 1
+        if failure is None or failure.exit_code is not None:
+            return 1
+        return 1 + max(len(self.run.handed), self.seen.made if failure.hung else 0)
+
+    @property
     def batch_s(self) -> float | None:
         """Production time of a batch."""
         records = [each for each in self.run.fetches if len(each)]
@@ -296,7 +308,7 @@ def _try(
     most_batches: int = _TRIAL_BATCHES,
 ) -> _Tried:
     before = oom_kills()
-    with captured_stderr() as output:
+    with same_order(workload), captured_stderr() as output:
         run = run_loader(
             workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
         )

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import torch
+from torch.utils.data import IterableDataset
 
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.cgroup import shared_quota
@@ -25,6 +26,7 @@ from trainfit.loader.measure.records import warm_up
 from trainfit.results.dataloader import DISTURBED_CORES, SAVE_BYTES, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 from trainfit.torch_private.data_loading import shutdown_of, workers_of
+from trainfit.torch_private.needed import FETCH_FILE
 
 # ---
 # Time of saving a checkpoint while workers are busy with their next batches.
@@ -274,7 +276,9 @@ class Loop:
             try:
                 # The former batch is freed here, as in a user's loop.
                 batch = next(batches)
-            except StopIteration:
+            except StopIteration as stopped:
+                if self._is_of_sample(stopped):
+                    raise
                 self.exhausted = True
                 return
             now = time.monotonic()
@@ -291,6 +295,15 @@ class Loop:
             if count == self._most or (now >= end and count >= _LEAST_BATCHES):
                 return
             self.steps.append(take_step(self._consumer, self._settings.pin_memory))
+
+    def _is_of_sample(self, stopped: StopIteration) -> bool:
+        """Did a sample raise it, which ends a user's loop as well? An iterable data set ends so."""
+        if isinstance(self._loader.dataset, IterableDataset):
+            return False
+        frames = traceback.extract_tb(stopped.__traceback__)
+        return any(each.filename.endswith(FETCH_FILE) for each in frames) or "Caught" in str(
+            stopped
+        )
 
     def _look_at(self, workers: list[psutil.Process], before: list[int]) -> None:
         """What the workers hold and did, while they still live."""

@@ -105,6 +105,11 @@ class Workload:
         return size if type(size) is int else None
 
     @property
+    def timeout_s(self) -> float:
+        """What the script's loader waits for a batch at most; 0: for ever."""
+        return float(self._loader.timeout)
+
+    @property
     def generators(self) -> list[torch.Generator]:
         """The random generators that decide the order of batches, in addition to PyTorch's own."""
         loader = self._loader

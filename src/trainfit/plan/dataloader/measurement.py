@@ -29,6 +29,7 @@ from trainfit.plan.runs.failures import (
     remedy,
     unsaid,
     what_happened,
+    without_batches,
 )
 from trainfit.plan.runs.tracing import ending
 from trainfit.results.files.command_line import quote
@@ -233,7 +234,9 @@ def _failure(loaded: Loaded, command: Command | None, spec: RunSpec) -> Trainfit
         cause = cause_of(outcome.trace, loaded.output)
         return ScriptError(said, unsaid(outcome.trace, output), outcome.trace.own_fault, cause)
     if outcome.status == "loader" and not outcome.traceback:
-        return ScriptError(f"{name}: {outcome.error}" if command is not None else outcome.error)
+        too_small = command and outcome.trace and without_batches(outcome.trace, command)
+        said = too_small or outcome.error
+        return ScriptError(f"{name}: {said}" if command is not None else said)
     cause = None if outcome.own_fault else cause_of_error(outcome.error, outcome.traceback)
     if outcome.status == "loader":
         return ScriptError(outcome.error, outcome.traceback, cause=cause)

@@ -269,7 +269,7 @@ def last_lines(output: str) -> str:
 
 def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     what, after = what_happened(outcome), f"after {duration(outcome.seconds)}"
-    too_small = _without_batches(outcome, command)
+    too_small = without_batches(outcome, command)
     if too_small and outcome.status == "ended":
         return f"no optimizer step: {too_small}"
     if outcome.status == "ended":
@@ -301,7 +301,7 @@ _OF_NO_BATCH: Final = re.compile(
 )
 
 
-def _without_batches(outcome: TraceOutcome, command: Command) -> str:
+def without_batches(outcome: TraceOutcome, command: Command) -> str:
     """That the data set has less than one batch, and what to type; empty where that is not so."""
     loader = outcome.loader
     if outcome.status not in ("ended", "failed") or loader is None or loader.batches:

@@ -86,7 +86,7 @@ class LoaderSpec:
         rehearsal: of the task "rehearse".
         place: "module:callable" or "path/to/file.py:callable" that gives a loader, or a data set
             of which ``batch_size`` is made, in the place of a script.
-        script_limit_s: for the script until its first step (``None``: as long as for everything).
+        script_limit_s: for the script until its first step (``None``: most of the time limit).
         command_sets: variables that the user's command sets.
     """
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
 
 from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls
 from trainfit.simgpu.device.ownership import has_parameters
@@ -397,7 +398,7 @@ def models_of(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Module]:
     ]
     inner = {id(child) for module in modules for child in children_of(module).values()}
     outer = [
-        (sum(p.numel() for p in module.parameters()), module)
+        (sum(p.numel() for p in module.parameters() if not is_lazy(p)), module)
         for module in modules
         if id(module) not in inner and any(id(p) in wanted for p in module.parameters())
     ]
