@@ -155,6 +155,22 @@ def test_gradients_that_no_weight_gets() -> None:
     assert not run(0.0)
 
 
+def test_units_that_are_dead() -> None:
+    def run(bias: float, live: int, steps: int = 64) -> dict[str, Finding]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 128), nn.ReLU(), nn.Linear(128, 4))
+        with torch.no_grad():
+            model[0].bias[live:] = bias
+        return found(lambda observer: train(observer, model, sgd(model, 1e-3), steps=steps))
+
+    told = run(-1e4, 3)["units_dead"]
+    assert told.title.startswith("125 of the 128 units of 0.weight are dead")
+    assert "torch.optim.SGD" in line(told)
+    assert "units_dead" not in run(-1e4, 3, steps=32)
+    assert "units_dead" not in run(-1e4, 64)
+    assert not run(0.0, 3)
+
+
 def test_a_loss_that_has_reached_its_least_has_no_gradient() -> None:
     model = net(outputs=1)
 

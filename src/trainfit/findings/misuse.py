@@ -623,6 +623,27 @@ def _without_slope(found: Misuse) -> Finding:
     )
 
 
+def _dead(found: Misuse) -> Finding:
+    layers, name, dead, units = found.told
+    more = f" (and most of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
+    return Finding(
+        "units_dead",
+        "warning",
+        f"{dead} of the {units} units of {name}{more} are dead: no sample passes them, and they "
+        "get no gradient",
+        (Evidence("without a gradient", f"{dead} of {units} units"),),
+        "a step that was far too large has put them where they give 0 for all samples (ReLU): from "
+        "there nothing brings them back",
+        (
+            Fix(
+                "a lower learning rate from the start, a warm-up or clip_grad_norm_; inputs of "
+                "about mean 0 and deviation 1; LeakyReLU or GELU"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
 def _alike(found: Misuse) -> Finding:
     layers, name, units = found.told
     more = f" (and of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
@@ -671,6 +692,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "one_batch": _one_batch,
     "gradients_zero": _without_slope,
     "units_alike": _alike,
+    "units_dead": _dead,
 }
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

@@ -395,7 +395,8 @@ class LearningObserver:
                 seen.denormal = denormals(optimizer)
                 is_only = len(self._all) == 1
                 place = self._made.get(optimizer)
-                self.misuse.stalled.look(optimizer, place, self._loss, is_only=is_only)
+                look = self.misuse.stalled.look
+                look(optimizer, place, self._loss, self._called(), is_only=is_only)
             self.misuse.looked(seen.steps)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)

@@ -109,12 +109,16 @@ class MisuseObserver:
 
     def _note_stalled(self, names: Mapping[int, str]) -> None:
         """What holds at the last look alone."""
-        for kind in ("gradients_zero", "units_alike"):
+        for kind in ("gradients_zero", "units_alike", "units_dead"):
             self._found.pop(kind, None)
         if self._flat or "clipped_to_nothing" in self._found:
             return  # which say why
         if (zero := self.stalled.without_slope) is not None:
             self._note("gradients_zero", str(zero[0]), str(zero[1]), place=zero[2] or "")
+        elif dead := self.stalled.dead:
+            key, (shape, number, of, at) = next(iter(dead.items()))
+            counts = str(number), str(of)
+            self._note("units_dead", str(len(dead)), names.get(key, shape), *counts, place=at or "")
         if alike := self.stalled.alike:
             key, (shape, units) = next(iter(alike.items()))
             at = next((self._initialized[each] for each in alike if each in self._initialized), "")

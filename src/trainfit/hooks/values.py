@@ -1,5 +1,5 @@
 """What values of a CPU's tensors tell of a training, at the few steps that are looked at: denormal
-numbers, gradients that are all 0, layers whose units are one and the same.
+numbers, gradients that are all 0, layers whose units are one and the same or are dead.
 
 Denormal float32 are below 1.18e-38 and have no leading one; x86 cores compute with them in
 microcode, some 100 cycles an operation. Weights and averages that decay for long become such, and
@@ -9,12 +9,14 @@ gradients of a loss that is next to nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
@@ -32,6 +34,12 @@ _LOOKS: Final = 2
 _LEAST_UNITS: Final = 4
 _ALIKE: Final = 1e-3
 _LAYERS: Final = 64
+#: Units of a layer inside a model, what share of them must get no gradient in so many looks in a
+#: row: of one batch a ReLU may let few samples pass.
+_WIDE: Final = 64
+_DEAD: Final = 0.9
+_LOOKS_AT_UNITS: Final = 4
+_WITH_UNITS: Final = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 def denormals(optimizer: Any) -> dict[str, float]:
@@ -87,15 +95,29 @@ class Stalled:
         """
         self.alike: dict[int, tuple[str, int]] = {}
         """Layers whose units are one and the same, by identity of their weights: shape, units."""
+        self._live: dict[int, list[NDArray[np.bool_]]] = {}
+        self.dead: dict[int, tuple[str, int, int, str | None]] = {}
+        """Layers most of whose units are dead, by identity of their weights: shape, dead units, all
+        of them, the optimizer's line."""
 
-    def look(self, optimizer: Any, place: str | None, loss: float, *, is_only: bool) -> None:
-        """At the gradients that an optimizer, which a line made, is about to use, and which maybe
-        are those of a ``loss``."""
+    def look(
+        self,
+        optimizer: Any,
+        place: str | None,
+        loss: float,
+        models: Iterable[Any],
+        *,
+        is_only: bool,
+    ) -> None:
+        """At the gradients that an optimizer, which a line made, is about to use for ``models``,
+        and which maybe are those of a ``loss``."""
         trained = [each for each in tensors_of(optimizer) if each.grad is not None]
         weights = [each for each in trained if each.dim() > 1]
         if not weights or not all(_is_plain(each) and _is_plain(each.grad) for each in weights):
             return
         self._look_at_units(weights)
+        own = {id(each) for each in weights}
+        self._look_for_dead(models, own, place)
         none = not any(_has_slope(each) for each in weights)
         # A loss that has reached its least, 0, has no slope either.
         others = any(_has_slope(each) for each in trained if each.dim() < 2)
@@ -114,6 +136,30 @@ class Stalled:
             units = each.shape[0]
             if units >= _LEAST_UNITS and each.numel() > units and _are_alike(each):
                 self.alike[id(each)] = shape_of(each), units
+
+    def _look_for_dead(self, models: Iterable[Any], own: set[int], place: str | None) -> None:
+        """The gradient of a unit's bias is 0 where no sample of the batch passes the unit."""
+        left = set(own)
+        for weight, bias in itertools.chain.from_iterable(map(_inner_layers, models)):
+            key, units = id(weight), len(bias)
+            if key not in left or units < _WIDE or not _is_plain(bias.grad):
+                continue
+            left.remove(key)
+            looks = self._live.setdefault(key, [])
+            looks.append(bias.grad.detach().numpy() != 0)
+            del looks[:-_LOOKS_AT_UNITS]
+            live = int(np.logical_or.reduce(looks).sum())
+            self.dead.pop(key, None)
+            # A layer that no sample of any batch passes is one that is not used (an expert).
+            if len(looks) == _LOOKS_AT_UNITS and 0 < live <= (1 - _DEAD) * units:
+                self.dead[key] = shape_of(weight), units - live, units, place
+
+
+def _inner_layers(model: Any) -> list[tuple[Any, Any]]:
+    """Weights and biases of a model's layers but the last one, whose units may be actions of which
+    one is chosen."""
+    layers = [each for each in model.modules() if isinstance(each, _WITH_UNITS)]
+    return [(each.weight, each.bias) for each in layers[:-1][:_LAYERS] if each.bias is not None]
 
 
 def _has_slope(tensor: Any) -> bool:
