@@ -26,7 +26,7 @@ from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
-from trainfit.watch.recorder.job import CalledModels, ReadyBatches
+from trainfit.watch.recorder.job import CalledModels, InputSizes, ReadyBatches
 from trainfit.watch.recorder.looks import stacks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -738,3 +738,15 @@ def test_a_model_is_traced_as_it_is_without_a_recorder(tmp_path: Path) -> None:
             loss_of(traced, DATA.tensors).backward()
             optimizer.step()
     assert torch.equal(traced(DATA.tensors[0]), model(DATA.tensors[0]))
+
+
+def test_sizes_of_inputs_are_thinned_out() -> None:
+    sizes = InputSizes()
+    for step in range(1000):
+        sizes.note(({"x": torch.zeros(2, step + 1), "n": 3},))
+        sizes.note(([torch.zeros(4)], None))
+        sizes.end(step)
+    sizes.end(1000)  # no model was called in it
+    found = sizes.found()
+    assert 90 < len(found) <= 200 and found[0] == (0, 4) and found[-1][0] > 980
+    assert all(size == max(4, 2 * step + 2) for step, size in found)

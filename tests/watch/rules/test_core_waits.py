@@ -73,6 +73,19 @@ def test_operators_whose_threads_share_cores_with_others_get_one_thread() -> Non
         assert ("until all 2 threads" in fix.action) == (value is not None)
 
 
+def test_threads_that_wait_for_each_other_on_full_cores_make_no_growing_steps() -> None:
+    """They compute meanwhile: 1.4 ms of CPU time became 90 as other programs came."""
+    longer = np.linspace(0.01, 0.2, 200)
+    several = {"main": {"cpu_cores": 0.5, "hottest_thread": 0.3}}
+    for processes, is_told in ((several, False), ({}, True)):
+        record = disturbed(
+            core_waits(0.6, 0.9), 0.004, 0.002, forward_s=longer, processes=processes
+        )
+        rows = record.ranks[0].steps
+        rows["cpu_s"] = 0.9 * rows["step_s"]
+        assert ("growing_steps" in kinds(judge(record))) == is_told
+
+
 def test_a_batch_that_costs_much_to_give_is_found_whatever_else_runs() -> None:
     """Thousands of tensors: workers spend 40 ms of CPU time on giving a batch, and the steps 30."""
     waits = core_waits(0.5, 0.5, cores=0.3, each=0.15)

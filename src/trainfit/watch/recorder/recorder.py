@@ -476,6 +476,7 @@ class Recorder:
             loss_at=self.steps.numbers.loss_at,
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
+            input_sizes=self.steps.inputs.found(),
             communication=self._communication.facts(self.steps.collectives),
             notes=notes,
             **self._code(),
