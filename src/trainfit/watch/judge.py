@@ -67,6 +67,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
+    "own_programs": "cpu",
     "swapping": "cpu",
     "straggler": "communication",
     "exposed_communication": "communication",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -750,3 +751,19 @@ def test_sizes_of_inputs_are_thinned_out() -> None:
     found = sizes.found()
     assert 90 < len(found) <= 200 and found[0] == (0, 4) and found[-1][0] > 980
     assert all(size == max(4, 2 * step + 2) for step, size in found)
+
+
+def test_programs_that_are_started_are_told_with_their_line(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        subprocess.run(["true"], check=True)  # before the training
+        for command, shell in ((["/bin/true", "-x"], False), ("true -x", True)):
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+            subprocess.run(command, shell=shell, check=True)
+        with pytest.raises(FileNotFoundError):
+            subprocess.Popen(["a-program-that-is-not-there"])
+    told = [each.text.split(" ") for each in run.record.events if each.kind == "program"]
+    assert [name for _, _, name in told] == ["true", "true"]
+    assert all(int(pid) > 0 and "test_steps.py:" in place for pid, place, _ in told)

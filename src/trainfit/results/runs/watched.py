@@ -337,7 +337,8 @@ def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
     "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "compiled" (by
-    torch.compile), "restart" (a second training in one script)."""
+    torch.compile), "restart" (a second training in one script), "program" (PID, line and name of
+    one that the script started)."""
 
     time_s: float
     kind: str

@@ -18,7 +18,6 @@ from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.text import duration, percent
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
-from trainfit.watch.rules import main_thread
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.growth import goes_on
 from trainfit.watch.rules.rule import Rule, severity
@@ -75,7 +74,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
         return
     tells = added is not None or (variable is not None and variable.kind in _COMPUTED)
     # Threads that wait for each other compute meanwhile: their CPU time tells nothing then.
-    is_dearer = own * span >= _DEARER * usual and not main_thread.several_compute(view)
+    is_dearer = own * span >= _DEARER * usual and not checks.several_compute(view)
     if is_pressed and not tells and not is_dearer:
         return
     first, last = usual - longer / 2, usual + longer / 2

@@ -287,20 +287,13 @@ def _waits(rank: RankView) -> NDArray[np.float64]:
     if backward:
         # Autograd's thread launches the backward pass; other ranks are waited for in it.
         named += np.nan_to_num(checks.column(rank, "backward_s"))
-    if several_compute(rank) or (not checks.has_gpu(rank) and checks.is_crowded(rank)):
+    if checks.several_compute(rank) or (not checks.has_gpu(rank) and checks.is_crowded(rank)):
         # The main thread waits for the other threads of PyTorch, or for its turn on a core: it
         # computes.
         names = ("forward_s", "optimizer_s", *(() if backward else ("backward_s",)))
         named += np.sum([np.nan_to_num(checks.column(rank, each)) for each in names], axis=0)
     waits = np.nan_to_num(np.maximum(0.0, step_s - cpu_s - named))
     return waits if _would_get_more(rank, cpu_s, step_s - named) else np.zeros(len(waits))
-
-
-def several_compute(rank: RankView) -> bool:
-    """Do several threads of the training process compute, without a GPU?"""
-    if checks.has_gpu(rank):
-        return False
-    return checks.threads_at_work(rank.main_process) >= thresholds.SECOND_THREAD
 
 
 def _computes_batches(rank: RankView) -> float:
