@@ -767,3 +767,13 @@ def test_programs_that_are_started_are_told_with_their_line(tmp_path: Path) -> N
     told = [each.text.split(" ") for each in run.record.events if each.kind == "program"]
     assert [name for _, _, name in told] == ["true", "true"]
     assert all(int(pid) > 0 and "test_steps.py:" in place for pid, place, _ in told)
+
+
+def test_the_line_that_sets_the_number_of_threads(tmp_path: Path) -> None:
+    model, number = nn.Linear(3, 1), torch.get_num_threads()
+    with recorded(tmp_path) as run:
+        for _ in range(3):
+            torch.set_num_threads(number)
+        model(torch.ones(2, 3)).mean().backward()
+    (told,) = (each for each in run.record.events if each.kind == "threads")
+    assert "test_steps.py:" in told.text and torch.get_num_threads() == number

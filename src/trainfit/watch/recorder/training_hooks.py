@@ -40,6 +40,7 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
     patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
     patches.hook(subprocess.Popen, "__init__", functools.partial(_program, host))
+    patches.hook(torch, "set_num_threads", functools.partial(_threads, host))
     handles = _hook_optimizers(host)
 
     def remove() -> None:
@@ -219,6 +220,20 @@ def _program(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
                     host.event("program", text=f"{process.pid} {place} {first}")
 
     return __init__
+
+
+def _threads(host: Host, set_number: Callable[..., Any]) -> Callable[..., Any]:
+    told: set[str] = set()
+
+    @in_place_of(set_number)
+    def set_num_threads(*args: Any, **kwargs: Any) -> Any:
+        with careful(host, "set_num_threads"):
+            if host.live and len(told) < _PROGRAMS and (place := script_place()) not in told:
+                told.add(place)
+                host.event("threads", text=place)
+        return set_number(*args, **kwargs)
+
+    return set_num_threads
 
 
 def _scale(host: Host, scale: Callable[..., Any]) -> Callable[..., Any]:

@@ -340,6 +340,10 @@ SCRIPT_WAITS: Final = Rule((_SCRIPT_WAITS_KIND,), _find_script_waits, each_rank=
 _ONE_HOT_THREAD_KIND: Final = "one_hot_thread"
 
 
+#: Cores that a machine's own programs keep busy when nothing runs.
+_SOME: Final = 0.1
+
+
 def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, _ONE_HOT_THREAD_KIND)))
@@ -354,7 +358,9 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
         )
         return
     hot = np.mean(hottest >= thresholds.HOT_THREAD) >= thresholds.LASTING
-    if not hot or cores.idle < max(1.0, thresholds.IDLE_CORES * cores.usable):
+    if not hot or cores.idle < max(
+        thresholds.HOT_THREAD, thresholds.IDLE_CORES * cores.usable - _SOME
+    ):
         return
     main = MainThread(rank)
     share, threads = _own_code(main), rank.header.threads.get("torch")
@@ -381,7 +387,8 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             share,
         )
     elif not checks.has_gpu(rank) and threads is not None and 2 * threads <= cores.usable:
-        value = max(1, int(cores.idle) + threads)
+        place = checks.event_place(rank, "threads")
+        value = max(1, round(cores.idle) + threads)
         yield Finding(
             _ONE_HOT_THREAD_KIND,
             "warning",
@@ -389,8 +396,15 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             f"{cores.idle:.1f} cores are idle",
             (*evidence, Evidence("threads of PyTorch", float(threads))),
             "OMP_NUM_THREADS, torchrun or the script limits the number of threads",
-            (Fix(f"set OMP_NUM_THREADS={value}", settings={"OMP_NUM_THREADS": str(value)}),),
+            (
+                Fix(
+                    f"set OMP_NUM_THREADS={value}"
+                    + (f", and torch.set_num_threads({value}) or no such call" if place else ""),
+                    settings={"OMP_NUM_THREADS": str(value)},
+                ),
+            ),
             "likely",
+            place=place,
         )
 
 
