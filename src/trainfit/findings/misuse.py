@@ -572,7 +572,7 @@ def _profiled(found: Misuse) -> Finding:
         "profiler_on",
         "warning",
         f"A profiler records all steps, {steps} or more so far: each operator costs more, what it "
-        "keeps of them fills the RAM, and its end takes long",
+        "keeps of them fills the RAM, and its end lasts long",
         (Evidence("recorded", count(int(steps), "step")),),
         "torch.profiler records from its start to its end, where no schedule says otherwise",
         (

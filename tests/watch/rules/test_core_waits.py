@@ -88,7 +88,7 @@ def test_threads_that_wait_for_each_other_on_full_cores_make_no_growing_steps() 
 
 def test_programs_that_the_script_starts_are_no_others() -> None:
     """Each checkpoint is compressed by a program that runs next to the training."""
-    events = [Event(1.0, "program", 0, None, f"{900 + n} train.py:18 xz") for n in range(2)]
+    events = [Event(1.0, "program", 0, None, "train.py:18", {"pid": 900.0 + n}) for n in range(2)]
 
     def judged_with(cores: float, threads: int = 1) -> WatchResult:
         hottest = 0.9 / threads
@@ -107,7 +107,7 @@ def test_programs_that_the_script_starts_are_no_others() -> None:
         )
 
     found = finding(judged_with(1.0), "own_programs")
-    assert found.title.startswith("Programs that the script starts (xz) use 1.0 of 2 cores")
+    assert found.title.startswith("Programs that the script starts use 1.0 of 2 cores")
     assert str(found.at) == "train.py:18" and found.share == pytest.approx(0.2, abs=0.02)
     assert "cpu_contention" not in kinds(judged_with(1.0))
     assert "own_programs" not in kinds(judged_with(0.05))

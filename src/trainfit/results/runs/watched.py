@@ -333,12 +333,15 @@ def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
     return {uuid: place for place, uuid in enumerate(uuids)}
 
 
+NO_VALUES: Final[Mapping[str, float]] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
     "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "compiled" (by
-    torch.compile), "restart" (a second training in one script), "program" (PID, line and name of
-    one that the script started), "threads" (the line that set PyTorch's number of them)."""
+    torch.compile), "restart" (a second training in one script), "program" (PID and line of one
+    that the script started), "threads" (the line that set PyTorch's number of them)."""
 
     time_s: float
     kind: str

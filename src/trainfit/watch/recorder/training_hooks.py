@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import subprocess
 import sys
 import time
@@ -213,11 +212,8 @@ def _program(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
         if left[0] and host.live and host.steps.trains:
             with careful(host, "Popen"):
                 left[0] -= 1
-                words: Any = args[0] if args else kwargs.get("args")
-                name = words if isinstance(words, str | bytes | os.PathLike) else next(iter(words))
-                first = os.path.basename(os.fsdecode(name).split()[0])
                 if place := script_place():
-                    host.event("program", text=f"{process.pid} {place} {first}")
+                    host.event("program", text=place, values={"pid": float(process.pid)})
 
     return __init__
 

@@ -195,13 +195,11 @@ def _find_own_programs(view: RunView) -> Iterator[Finding]:
     is_full = np.mean(busy >= thresholds.SATURATED * usable) >= thresholds.LASTING
     if waits.of_programs < _LEAST_CORES or share < thresholds.NOTICEABLE or not is_full:
         return
-    place, name = _started(rank)
     yield Finding(
         _OWN_PROGRAMS_KIND,
         severity(share),
-        f"Programs that the script starts{f' ({name})' if name else ''} use "
-        f"{waits.of_programs:.1f} of {usable:g} cores while it trains: the training waits "
-        f"{checks.in_percent(share)} of the time for one",
+        f"Programs that the script starts use {waits.of_programs:.1f} of {usable:g} cores while it "
+        f"trains: the training waits {checks.in_percent(share)} of the time for one",
         (
             Evidence("cores of these programs", waits.of_programs, "cores"),
             Evidence(USABLE_CORES, usable, "cores"),
@@ -218,23 +216,18 @@ def _find_own_programs(view: RunView) -> Iterator[Finding]:
         ),
         "likely",
         share,
-        place,
+        _started(rank),
     )
 
 
-def _started(rank: RankView) -> tuple[Place | None, str]:
-    """Line and name of the program that keeps the cores busy; ``None`` and empty: not told."""
-    told = [e.text.split(" ", 2) for e in rank.record.events if e.kind == "program"]
-    known_ones = {int(pid): (place, name) for pid, place, name in told}
+def _started(rank: RankView) -> Place | None:
+    """The line that started what keeps the cores busy most; ``None``: it was not told."""
+    told = {e.values["pid"]: e.text for e in rank.record.events if e.kind == "program"}
     rows = rank.run.processes
-    cores: dict[tuple[str, str], float] = defaultdict(float)
-    for pid in np.unique(rows["pid"]):
-        if (found := known_ones.get(int(pid))) is not None:
-            cores[found] += float(np.nansum(rows["cpu_cores"][rows["pid"] == pid]))
-    if not cores:
-        return None, ""
-    place, name = max(cores, key=lambda each: cores[each])
-    return Place.parse(place), name
+    cores: dict[str, float] = defaultdict(float)
+    for pid, place in told.items():
+        cores[place] += float(np.nansum(rows["cpu_cores"][rows["pid"] == pid]))
+    return Place.parse(max(cores, key=lambda each: cores[each], default=None))
 
 
 OWN_PROGRAMS: Final = Rule((_OWN_PROGRAMS_KIND,), _find_own_programs, each_rank=True)
