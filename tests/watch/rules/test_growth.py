@@ -294,8 +294,11 @@ def test_steps_that_get_longer_as_their_inputs_do_are_meant() -> None:
     assert finding(longer(input_sizes=sizes(1000)), "growing_steps").severity != "info"
     # A history that is never cut is an input that grows, too.
     tokens = GrowingVariable("tokens", "train.py:30", "tensor", 64, 3200, 190, "tensors")
-    kept = longer(input_sizes=sizes(4000), growing=(tokens,))
+    more = tuple((step, 1000 + 20 * step) for step in range(0, 200, 5))
+    kept = longer(input_sizes=more, growing=(tokens,))
     assert finding(kept, "growing_steps").severity != "info"
+    # … and what it gives in stages has a name, too.
+    assert finding(longer(input_sizes=sizes(4000), growing=(tokens,)), "growing_steps") == found
 
 
 def test_an_optimizer_that_gets_more_and_more_parameters() -> None:

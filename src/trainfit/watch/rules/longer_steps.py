@@ -81,8 +81,10 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     if first <= 0:  # they do not grow evenly
         first = min(usual, median(steps["step_s"][: len(steps) // _PART]) or 0.0)
     share = min(1.0, longer / 2 / usual)
-    grown = None if tells else _inputs_grow(view, numbers, last / max(first, _AT_FIRST * usual))
-    if grown is not None:
+    grown = _inputs_grow(view, numbers, last / max(first, _AT_FIRST * usual))
+    # What keeps a history grows with each step; an input's own name says nothing else.
+    is_input = variable is not None and variable.kind in ("tensor", "array")
+    if grown is not None and (not tells or (added is None and is_input and _in_stages(view))):
         yield _as_inputs_grow(grown, first, last, span)
         return
     evidence = (
@@ -213,6 +215,17 @@ def _inputs_grow(
     if last <= first or math.log(last / first) < _EXPLAINS * math.log(max(1.0, times)):
         return None
     return first, last
+
+
+#: Of the steps that were looked at, those whose inputs have a size of their own, up to which sizes
+#: change in stages.
+_SIZES_OF_STAGES: Final = 0.25
+
+
+def _in_stages(view: RankView) -> bool:
+    """Do inputs keep a size for many steps?"""
+    sizes = [size for _, size in view.header.input_sizes]
+    return len({*sizes}) <= _SIZES_OF_STAGES * len(sizes)
 
 
 def _as_inputs_grow(grown: tuple[int, int], first: float, last: float, span: float) -> Finding:
