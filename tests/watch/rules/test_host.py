@@ -383,6 +383,8 @@ def test_one_thread_where_the_second_of_two_cores_is_idle() -> None:
     found = finding(result, "one_hot_thread")
     assert str(found.at) == "train.py:3" and found.fix.settings == {"OMP_NUM_THREADS": "2"}
     assert "torch.set_num_threads(2)" in found.fix.action
+    own_code = judge(run_on_cpu(header=header, machine=machine, other_s=0.1))
+    assert "one_hot_thread" not in kinds(own_code)
     machine = {"cores_busy": 1.3, "cores_ours": 1.02}
     assert "one_hot_thread" not in kinds(judge(run_on_cpu(header=header, machine=machine)))
 

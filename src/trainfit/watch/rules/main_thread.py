@@ -370,6 +370,8 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
         Evidence("usable cores", cores.usable, "cores"),
     )
     if share >= thresholds.OTHER_CODE:
+        if cores.idle < 1.0:
+            return  # a second process would have no core of its own
         yield Finding(
             _ONE_HOT_THREAD_KIND,
             severity(share),
