@@ -84,6 +84,13 @@ def test_threads_that_wait_for_each_other_on_full_cores_make_no_growing_steps() 
         rows = record.ranks[0].steps
         rows["cpu_s"] = 0.9 * rows["step_s"]
         assert ("growing_steps" in kinds(judge(record))) == is_told
+    # Inputs that became a little larger are a part of it.
+    sizes = tuple((step, 1000 if step < 120 else 1500) for step in range(0, 200, 5))
+    header = {"input_sizes": sizes}
+    record = disturbed(core_waits(0.6, 0.9), 0.004, 0.002, forward_s=longer, header=header)
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * rows["step_s"]
+    assert finding(judge(record), "growing_steps").severity == "info"
 
 
 def test_programs_that_the_script_starts_are_no_others() -> None:

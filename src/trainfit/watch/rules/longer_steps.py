@@ -81,7 +81,9 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     if first <= 0:  # they do not grow evenly
         first = min(usual, median(steps["step_s"][: len(steps) // _PART]) or 0.0)
     share = min(1.0, longer / 2 / usual)
-    grown = _inputs_grow(view, numbers, last / max(first, _AT_FIRST * usual))
+    # On full cores other programs may have made the rest of it.
+    times = 1.0 if is_pressed else last / max(first, _AT_FIRST * usual)
+    grown = _inputs_grow(view, numbers, times)
     # What keeps a history grows with each step; an input's own name says nothing else.
     is_input = variable is not None and variable.kind in ("tensor", "array")
     if grown is not None and (not tells or (added is None and is_input and _in_stages(view))):
