@@ -209,11 +209,14 @@ def _inputs_grow(
 ) -> tuple[int, int] | None:
     """Elements of inputs at first and at last, where they grow as steps do, which become so many
     times as long; ``None``: they do not, or it is not known."""
-    sizes = [each for step, each in view.header.input_sizes if numbers[0] <= step <= numbers[-1]]
-    part = len(sizes) // 4
-    if not part:
+    # By steps: those that are looked at become rarer as a run goes on.
+    part = (numbers[-1] - numbers[0]) / 4
+    told = view.header.input_sizes
+    early = [size for step, size in told if numbers[0] <= step <= numbers[0] + part]
+    late = [size for step, size in told if numbers[-1] - part <= step <= numbers[-1]]
+    if not early or not late:
         return None
-    first, last = (int(np.median(each)) for each in (sizes[:part], sizes[-part:]))
+    first, last = int(np.median(early)), int(np.median(late))
     if last <= first or math.log(last / first) < _EXPLAINS * math.log(max(1.0, times)):
         return None
     return first, last
