@@ -68,7 +68,7 @@ _UNITS: Final = {
     "tokens": "known_tokens model_tokens new_tokens positions prompt_tokens",
     "sequences": "sequences",
     "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "
-                "median_elements matmul_balance_size",
+                "median_elements matmul_balance_size input_sizes",
     "currency": "budget cost",
     "factor": "small_eps vanished_rate rate beta1 beta2 core_speed core_speeds detectable effect "
               "efficiency eps_lost factor "

@@ -17,7 +17,9 @@ _FILLS: Final = frozenset(("memory_growth", "ram_growth", "shm_growth", "tempora
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
 #: The run learns from something else than is meant: weighs as much as what is critical.
-_ALTERS: Final = frozenset(("generator_copied",))
+_ALTERS: Final = frozenset(("generator_copied", "one_batch", "units_dead"))
+#: Each operator costs more, by how much was not measured.
+_SLOWS_ALL: Final = frozenset(("anomaly_mode", "profiler_on"))
 #: Of what costs the same time, the cause of the other: threads that make batches late.
 _CAUSES: Final = frozenset(("thread_oversubscription",))
 #: What no change of the job mends comes after what one does.
@@ -50,7 +52,7 @@ def order(finding: Finding) -> tuple[int, float, bool, str]:
 def _cost(finding: Finding) -> float:
     if finding.kind in _OUTSIDE:
         return 0.0
-    if finding.kind in _ALTERS:
+    if finding.kind in _ALTERS or finding.kind in _SLOWS_ALL:
         return _ASSUMED["critical"]
     return _ASSUMED[finding.severity] if finding.share is None else finding.share
 

@@ -17,6 +17,7 @@ from torch.utils.data import SequentialSampler, Subset
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
 from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import version
 
 #: Where data sets keep the label of each sample.
 _LABELS: Final = ("targets", "labels", "y", "_labels")
@@ -27,6 +28,9 @@ _UNUSED: Final = 0.5
 _BATCHES: Final = 2
 #: Tensors of one batch that are looked at.
 _TENSORS: Final = 8
+#: Looks at steps, and steps, with the targets of the first, after which no others are expected.
+_LOOKS: Final = 6
+_STEPS: Final = 64
 
 
 class _Loader(NamedTuple):
@@ -51,6 +55,11 @@ class Batches:
         self._embedded: set[tuple[int, ...]] = set()
         #: Are classes learned, one for each sample of a batch?
         self._learns_classes = False
+        #: What a loss was compared with at each look so far, and its version; looks with nothing
+        #: else; batches that were taken until then, and while steps were looked at.
+        self._targets: tuple[weakref.ref[Any], int] | None = None
+        self._same = self._taken = self._steps = 0
+        self._others = False
 
     @property
     def place(self) -> str | None:
@@ -66,12 +75,27 @@ class Batches:
         if self._begun is not None:
             self._of[id(iterator)], self._begun = self._begun, None
         self._current += [each for each in [self._of.get(id(iterator))] if each is not None]
+        self._taken += 1
 
     def trained(self) -> None:
         """A backward pass begins. Where an evaluation had batches, too, it tells nothing."""
         if self._current and all(each is self._current[0] for each in self._current):
             self._training = self._current[0]
         self._current = []
+
+    def looked(self, steps: int) -> None:
+        """A step that is looked at, of so many, is about to use its gradients."""
+        if self._targets is not None and not self._others:
+            self._same, self._steps = self._same + 1, steps
+
+    def only_one(self) -> tuple[int, int, str | None] | None:
+        """Steps that all learn from the one batch that was taken from a DataLoader, the batches
+        that it has, and the line that took it; ``None``: there are others, or it is not known."""
+        if self._others or self._taken != 1 or self._same < _LOOKS or self._steps < _STEPS:
+            return None
+        loader = self._training.loader() if self._training is not None else None
+        batches = None if loader is None else length_of(loader)
+        return None if not batches or batches < 2 else (self._steps, batches, self.place)
 
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
@@ -89,8 +113,14 @@ class Batches:
 
     def compared(self, name: str, output: Any, target: Any) -> None:
         """A loss function of what a model gave and of what it shall give is called."""
-        if name in OF_CLASSES and isinstance(target, torch.Tensor) and target.dim() == 1:
+        if not isinstance(target, torch.Tensor):
+            return
+        if name in OF_CLASSES and target.dim() == 1:
             self._learns_classes |= bool(getattr(output, "requires_grad", False))
+        if self._targets is None:
+            self._targets = weakref.ref(target), version(target)
+        elif self._targets[1] != version(target) or self._targets[0]() is not target:
+            self._others = True
 
     def padded(self) -> tuple[str, int] | None:
         """The shape of batches of tokens that are mostly padding in all of their rows, and the most

@@ -1,18 +1,25 @@
 """What the graph of a loss shows of its layers: which type they compute in, and functions of the
-script's own that keep their own result."""
+script's own that keep their own result. And a profiler that records all steps."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
+from torch.profiler import ProfilerAction
 
 from trainfit.hooks.losses import parameters_of
 from trainfit.torch_private.tensors import forward_of
 
 #: Numbers of a model that is worth a word.
 _LARGE: Final = 1_000_000
+#: What a profiler does that keeps each operator; steps, and looks in a row, which show that no
+#: schedule ends it.
+_RECORDS: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
+_LEAST_STEPS: Final = 64
+_LOOKS: Final = 5
 
 
 class Graphs:
@@ -75,3 +82,35 @@ def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
                 place = None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
                 return type(node).__name__.removesuffix("Backward"), name, place
     return None
+
+
+class Profiling:
+    """Follows a profiler of the script."""
+
+    def __init__(self) -> None:
+        self._began: tuple[weakref.ref[Any], str | None] | None = None
+        self._looks = 0
+        self.all_steps: tuple[int, str | None] | None = None
+        """Steps of which it has recorded each at least, and the line that began it."""
+
+    def begins(self, profiler: Any, place: str | None) -> None:
+        """A profiler begins."""
+        if getattr(profiler, "enabled", True):
+            self._began, self._looks = (weakref.ref(profiler), place), 0
+
+    def ends(self) -> None:
+        """… and ends."""
+        self._began = None
+
+    def look(self, steps: int) -> None:
+        """At a step: does it record?"""
+        profiler = self._began[0]() if self._began is not None else None
+        # The older one (torch.autograd.profiler) records as long as it is on.
+        does = getattr(profiler, "current_action", ProfilerAction.RECORD)
+        if profiler is None or self._began is None or does not in _RECORDS:
+            # Where no step came after its end, the training was over.
+            self._looks, self.all_steps = 0, None
+            return
+        self._looks += 1
+        if self._looks >= _LOOKS and steps >= _LEAST_STEPS:
+            self.all_steps = steps, self._began[1]

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import SequentialSampler
 
-from trainfit.hooks.denormals import denormals
 from trainfit.hooks.losses import (
     Leaf,
     LossScale,
@@ -50,9 +49,11 @@ from trainfit.hooks.owners import (
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.remade import schedule_left_behind
 from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
+from trainfit.hooks.values import denormals
 from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.modules import BatchNorm, Dropout
+from trainfit.torch_private.tensors import item
 
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
@@ -98,6 +99,8 @@ class LearningObserver:
         self._passed = self._changed = 0
         self._zeroed = False
         self._has_zeroed = False
+        #: The last loss of a step that is looked at, where the CPU has it.
+        self._loss = 0.0
         self._scaled = False
         self._unscaled = False
         #: Steps with gradients that were scaled and not unscaled; and whether any ever were, or
@@ -236,8 +239,24 @@ class LearningObserver:
                 self._leaves = leaves_of(root.grad_fn)
         if self._trained_before:
             self.misuse.backward(root)
+        if self._reads_values and isinstance(root, torch.Tensor) and root.device.type == "cpu":
+            self._loss = float(item(root.detach())) if root.numel() == 1 else 0.0
         if with_graph and self._graphs_at is None:
             self._graphs_at = self._place() or ""
+
+    def _called(self) -> list[Any]:
+        """Models that were called and live."""
+        return [model for known in self._models if (model := known()) is not None]
+
+    def grouped(self, optimizer: Any) -> None:
+        """An optimizer is about to get one more group of parameters."""
+        seen = self._seen.get(optimizer)
+        if seen is not None and seen.steps:
+            self.misuse.grown.adds(optimizer, self._place())
+
+    def profiling(self, profiler: Any) -> None:
+        """A profiler of the script begins."""
+        self.misuse.profiling.begins(profiler, self._place())
 
     def chooses(self) -> None:
         """Gradients of chosen tensors are asked for: others get none of that backward pass."""
@@ -296,7 +315,7 @@ class LearningObserver:
     def clipping(self, tensors: Any = None, limit: Any = None) -> None:
         """Gradients of tensors are clipped to a limit, by norm or value (a huge one: they are only
         measured)."""
-        self.misuse.clipping(tensors)
+        self.misuse.clipping(tensors, limit if self._passes else None)
         self._changed += 1
         if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
             self._clipping = self._place() or ""
@@ -360,6 +379,7 @@ class LearningObserver:
             seen = self._seen[optimizer] = ObservedOptimizer(optimizer)
             self._all.append(seen)
             self._look_at_data()
+            self.misuse.begins(optimizer, self._called(), self._made.get(optimizer))
         if self._passes:
             self.misuse.stepping(optimizer, self._made.get(optimizer))
         if seen.is_due():
@@ -373,6 +393,11 @@ class LearningObserver:
                 seen.rate_at = self._rate_is_from(optimizer)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
+                is_only = len(self._all) == 1
+                place = self._made.get(optimizer)
+                look = self.misuse.stalled.look
+                look(optimizer, place, self._loss, self._called(), is_only=is_only)
+            self.misuse.looked(seen.steps)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
             self._steps_scaled += self._scaled and not self._unscaled
@@ -413,7 +438,7 @@ class LearningObserver:
     def _look_at_owners(self, seen: ObservedOptimizer) -> None:
         """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
         part that was replaced the optimizer alone holds them."""
-        called = [model for known in self._models if (model := known()) is not None]
+        called = self._called()
         within = {key for model in called for key in _names(model)}
         foreign = {key for key, had in seen.had.items() if not had and key not in within}
         if called and foreign:
@@ -422,7 +447,7 @@ class LearningObserver:
     def _look_at_unused(self) -> None:
         """Are there gradients that no optimizer uses? Those that shard parameters compute with
         others than they have."""
-        called = [model for known in self._models if (model := known()) is not None]
+        called = self._called()
         self.misuse.trained(
             called, {key: had for seen in self._all for key, had in seen.had.items()}
         )

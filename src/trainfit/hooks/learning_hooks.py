@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import distributions
+from torch import distributions, profiler
 from torch.amp import grad_scaler
+from torch.autograd import profiler as older_profiler
 from torch.distributions import kl
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -37,6 +38,8 @@ _SOFTMAX = "softmax", "log_softmax"
 _SAMPLED = distributions.Normal, distributions.LogNormal, distributions.MultivariateNormal
 #: Those that policies have, too.
 _POLICIES = *_SAMPLED, distributions.Categorical, distributions.Bernoulli, distributions.Beta
+#: Functions of torch.nn.init that give all numbers of a tensor one value.
+_ONE_VALUE = "constant_", "zeros_", "ones_"
 _RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
@@ -63,10 +66,16 @@ def install(
         (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
         (scaler, "get_scale", _of_scaler(LearningObserver.steps_scaler), True),
         (clip_grad, "clip_grad_norm_", _clipping, False),
-        (clip_grad, "clip_grad_value_", lambda it, of=None, *_, **__: it.clipping(of), False),
+        (clip_grad, "clip_grad_value_", _clipping_values, False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
         (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
+        (optim.Optimizer, "add_param_group", lambda it, of, *_, **__: it.grouped(of), True),
+        *((torch.nn.init, name, _initializing, True) for name in _ONE_VALUE),
+        (profiler.profile, "start", _profiling, True),
+        (profiler.profile, "stop", lambda it, *_: it.misuse.profiling.ends(), True),
+        (older_profiler.profile, "__enter__", _profiling, True),
+        (older_profiler.profile, "__exit__", lambda it, *_: it.misuse.profiling.ends(), True),
         (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
@@ -152,6 +161,20 @@ def _clipping(
     **__: Any,
 ) -> None:
     observer.clipping(parameters, max_norm)
+
+
+def _clipping_values(
+    observer: LearningObserver, parameters: Any = None, clip_value: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.clipping(parameters, clip_value)
+
+
+def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
+    observer.misuse.initialized(tensor)
+
+
+def _profiling(observer: LearningObserver, it: Any) -> None:
+    observer.profiling(it)
 
 
 def _gave(observer: LearningObserver, func: Any, args: Any, result: Any) -> None:

@@ -16,10 +16,11 @@ import torch
 from trainfit.hooks.batches import Batches
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.distributions import Samples, mark, trains_critic
-from trainfit.hooks.graphs import Graphs, keeps_result
+from trainfit.hooks.graphs import Graphs, Profiling, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
-from trainfit.hooks.remade import Remade
+from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
+from trainfit.hooks.values import Stalled
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import storage_key
 
@@ -46,6 +47,11 @@ _LAYERS: Final = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 #: Bytes of one-hot vectors, a whole number of 8 bytes for each class, that are worth a word.
 _ONE_HOT: Final = 256 << 20
 _WHOLE: Final = 8
+#: A limit that leaves nothing of gradients, and calls with one that show it.
+_NOTHING: Final = 1e-8
+_CLIPS: Final = 3
+#: Weights whose first values are remembered.
+_INITIALIZED: Final = 64
 
 
 class MisuseObserver:
@@ -60,6 +66,10 @@ class MisuseObserver:
         self._made: Marks[tuple[int, int]] = Marks()
         #: The iterator that gradients were clipped of last.
         self._clipped: Any = None
+        #: Calls that leave nothing of gradients, and others.
+        self._to_nothing = self._to_something = 0
+        #: Lines that gave all numbers of weights one value, by the weights' identity.
+        self._initialized: dict[int, str | None] = {}
         self._batch_sizes: set[int] = set()
         self._over_samples = 0
         #: Leaves that each backward pass so far reaches by flat nodes only: parameters by identity.
@@ -70,6 +80,9 @@ class MisuseObserver:
         self.batches = Batches()
         self.samples = Samples()
         self.graphs = Graphs()
+        self.profiling = Profiling()
+        self.grown = Grown()
+        self.stalled = Stalled()
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -80,12 +93,37 @@ class MisuseObserver:
             self._note("autocast_in_vain", place=place)
         if self.graphs.is_double:
             self._note("double", place="")
+        if (profiled := self.profiling.all_steps) is not None:
+            self._note("profiler_on", str(profiled[0]), place=profiled[1] or "")
+        if (grown := self.grown.found) is not None:
+            self._note("parameters_added", *map(str, grown[:3]), place=grown[3] or "")
+        if (only := self.batches.only_one()) is not None:
+            self._note("one_batch", str(only[0]), str(only[1]), place=only[2] or "")
+        self._note_stalled(names)
         if not leaves:
             return tuple(self._found.values())
         known = [name for key, name in names.items() if key in leaves]
         flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
         told = self._flat_by, str(len(flat)), *flat[:_NAMES]
         return *self._found.values(), Misuse("gradient_flat", told)
+
+    def _note_stalled(self, names: Mapping[int, str]) -> None:
+        """What holds at the last look alone."""
+        for kind in ("gradients_zero", "units_alike", "units_dead"):
+            self._found.pop(kind, None)
+        if self._flat or "clipped_to_nothing" in self._found:
+            return  # which say why
+        if (zero := self.stalled.without_slope) is not None:
+            self._note("gradients_zero", str(zero[0]), str(zero[1]), place=zero[2] or "")
+        elif dead := self.stalled.dead:
+            key, (shape, number, of, at) = next(iter(dead.items()))
+            counts = str(number), str(of)
+            self._note("units_dead", str(len(dead)), names.get(key, shape), *counts, place=at or "")
+        if alike := self.stalled.alike:
+            key, (shape, units) = next(iter(alike.items()))
+            at = next((self._initialized[each] for each in alike if each in self._initialized), "")
+            told = str(len(alike)), names.get(key, shape), str(units)
+            self._note("units_alike", *told, place=at or "")
 
     def _note(self, kind: str, *told: str, place: str | None = None) -> None:
         if kind not in self._found:
@@ -198,6 +236,18 @@ class MisuseObserver:
         if (sampled := self.samples.step()) is not None:
             self._note("sample_without_graph", sampled[0], place=sampled[1])
 
+    def begins(self, optimizer: Any, models: Iterable[Any], place: str | None) -> None:
+        """An optimizer that a line made is about to make its first step; these were called."""
+        self.grown.began(optimizer, models)
+        several, all_of_them = twice(optimizer)
+        if several:
+            self._note("parameters_twice", str(several), str(all_of_them), place=place or "")
+
+    def looked(self, steps: int) -> None:
+        """A step that is looked at, of so many, is about to use its gradients."""
+        self.profiling.look(steps)
+        self.batches.looked(steps)
+
     def autocasting(self) -> None:
         """A region of autocast to 16 bits is about to begin."""
         self.graphs.entered(self._place())
@@ -219,8 +269,22 @@ class MisuseObserver:
         if isinstance(state, Mapping) and state and _is_own(module, state):
             self._note("own_state", type(module).__name__)
 
-    def clipping(self, tensors: Any) -> None:
-        """Gradients of ``tensors`` are about to be clipped."""
+    def initialized(self, weights: Any) -> None:
+        """All numbers of weights are about to get one value."""
+        if len(self._initialized) >= _INITIALIZED:
+            return
+        if isinstance(weights, torch.Tensor) and weights.dim() > 1:
+            self._initialized[id(weights)] = self._place()
+
+    def clipping(self, tensors: Any, limit: Any = None) -> None:
+        """Gradients of ``tensors`` are about to be clipped, to a ``limit`` if it is known."""
+        if isinstance(limit, int | float):
+            if limit > _NOTHING:
+                self._to_something += 1
+            else:
+                self._to_nothing += 1
+            if self._to_nothing >= _CLIPS and not self._to_something:
+                self._note("clipped_to_nothing", f"{limit:g}")
         if not isinstance(tensors, Iterator):
             return
         is_over = isinstance(tensors, GeneratorType) and (

@@ -1,5 +1,5 @@
 """Optimizers that are made over parameters which another one had before: for each step, or with
-the first one's schedule left behind."""
+the first one's schedule left behind. And those that get more parameters as they train."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from types import CellType, FrameType, MethodType
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from trainfit.simgpu.device.user_location import locals_of
 
 #: Optimizers in a row that made one step each.
 _IN_A_ROW: Final = 3
+#: Times that an optimizer gets new parameters, after which more are expected.
+_TIMES: Final = 5
 #: Whose objects have an optimizer without stepping it.
 _NO_OWNERS: Final = ("torch.optim.", "trainfit.")
 
@@ -49,6 +52,55 @@ class Remade:
             self._times[key] = self._times[key] + 1 if self._steps[key] == 1 else 1
         self._last[key], self._steps[key] = weakref.ref(optimizer), 1
         return self._times[key] >= _IN_A_ROW
+
+
+class Grown:
+    """Follows optimizers that get parameters while they train, which no model had before: a part
+    that was frozen, and is trained from some epoch on, is none of these."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        self._first = self._now = self._times = 0
+        self._place: str | None = None
+        self._added: tuple[weakref.ref[Any], int, str | None] | None = None
+
+    def began(self, optimizer: Any, models: Iterable[Any]) -> None:
+        """An optimizer makes its first step; ``models`` were called before it."""
+        self._known |= {id(each) for model in models for each in model.parameters()}
+        self._known |= {id(each) for each in tensors_of(optimizer)}
+
+    def adds(self, optimizer: Any, place: str | None) -> None:
+        """A line is about to give an optimizer that has made steps one more group, which may be an
+        iterator: what it had is looked at later."""
+        self._look()
+        self._added = weakref.ref(optimizer), len(optimizer.param_groups), place
+
+    def _look(self) -> None:
+        """At the group that was added last."""
+        optimizer = self._added[0]() if self._added is not None else None
+        if optimizer is None or self._added is None:
+            return
+        _, before, place = self._added
+        given = [each for group in optimizer.param_groups[before:] for each in group["params"]]
+        if 2 * sum(id(each) not in self._known for each in given) > len(given):
+            self._now = len(tensors_of(optimizer))
+            self._first = self._first or self._now - len(given)
+            self._times, self._place = self._times + 1, place
+        self._added = None
+
+    @property
+    def found(self) -> tuple[int, int, int, str | None] | None:
+        """How often, tensors at first and now, and the line; ``None``: it may be meant."""
+        self._look()
+        if self._times < _TIMES:
+            return None
+        return self._times, self._first, self._now, self._place
+
+
+def twice(optimizer: Any) -> tuple[int, int]:
+    """Tensors that an optimizer has more than once, and all of its tensors."""
+    counts = Counter(map(id, tensors_of(optimizer)))
+    return sum(count > 1 for count in counts.values()), len(counts)
 
 
 def keeps_state(optimizer: Any) -> bool:

@@ -173,6 +173,13 @@ def threads_at_work(processes: Table) -> float:
     return several if several >= thresholds.SECOND_THREAD else 0.0
 
 
+def several_compute(rank: RankView) -> bool:
+    """Do several threads of the training process compute, without a GPU?"""
+    if has_gpu(rank):
+        return False
+    return threads_at_work(rank.main_process) >= thresholds.SECOND_THREAD
+
+
 def is_of_run(rank: RankView, usable: float, least: float = 0.5) -> bool:
     """Is it the run that fills the cores, or ``least`` of them? Unless measured otherwise."""
     ours = median(rank.machine["cores_ours"])

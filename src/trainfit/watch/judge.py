@@ -21,6 +21,7 @@ from trainfit.watch.rules import (
     growth,
     host,
     input,
+    longer_steps,
     memory,
     ranks,
     standing,
@@ -66,6 +67,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
+    "own_programs": "cpu",
     "swapping": "cpu",
     "straggler": "communication",
     "exposed_communication": "communication",
@@ -143,6 +145,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *memory.RULES,
     HOST_MEMORY,
     *growth.RULES,
+    longer_steps.LONGER_STEPS,
     *training.RULES,
     COPIES,
 )
@@ -195,6 +198,7 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "script_waits": (KIND, THREAD_KIND),
     "one_hot_thread": (KIND, LOOP_KIND),
+    "epoch_start": ("sampler_share",),
 }
 
 

@@ -78,6 +78,11 @@ def by_expert(model: Model, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def by_weighted_expert(model: Model, x: torch.Tensor) -> torch.Tensor:
+    weights = x.softmax(1)
+    return sum(layer(x) * weights[:, i : i + 1] for i, layer in enumerate(model.layers))
+
+
 def straight(model: Model, x: torch.Tensor) -> torch.Tensor:
     model.layer(x)
     return x
@@ -108,7 +113,7 @@ def test_a_comprehension_over_what_unbind_gives() -> None:
     assert loop.over == "x.unbind(1)" and loop.rounds == 20
 
 
-@pytest.mark.parametrize("way", [by_layer, by_index, by_expert, straight])
+@pytest.mark.parametrize("way", [by_layer, by_index, by_expert, by_weighted_expert, straight])
 def test_loops_over_layers_and_experts_are_none(
     way: Callable[[Model, torch.Tensor], object],
 ) -> None:

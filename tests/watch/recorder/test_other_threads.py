@@ -61,3 +61,26 @@ def test_the_kernel_tells_a_threads_time() -> None:
     found = other_threads._cpu_s(threading.get_native_id())
     assert found is not None and found > 0.04
     assert other_threads._cpu_s(1 << 30) is None and other_threads._cpu_s(None) is None
+
+
+def test_of_a_large_pool_all_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = threading.Event()
+    pool = [threading.Thread(target=waits_until, args=(stop,)) for _ in range(20)]
+    for each in pool:
+        each.start()
+    own = {each.native_id for each in pool}
+    clock = {"now": 0.0}
+    monkeypatch.setattr(
+        other_threads, "_cpu_s", lambda at: 0.1 * clock["now"] if at in own else 0.0
+    )
+    looks = OtherThreadLooks()
+    try:
+        for number in range(60):
+            clock["now"] = float(number)
+            looks.look(threading.get_ident(), 100.0 + clock["now"])
+    finally:
+        stop.set()
+        for each in pool:
+            each.join()
+    found = looks.summary()
+    assert found.threads == 20 and found.cores == pytest.approx(2.0, rel=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
-from trainfit.watch.recorder.job import CalledModels, ReadyBatches
+from trainfit.watch.recorder.job import CalledModels, InputSizes, ReadyBatches
 from trainfit.watch.recorder.looks import stacks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -738,3 +739,41 @@ def test_a_model_is_traced_as_it_is_without_a_recorder(tmp_path: Path) -> None:
             loss_of(traced, DATA.tensors).backward()
             optimizer.step()
     assert torch.equal(traced(DATA.tensors[0]), model(DATA.tensors[0]))
+
+
+def test_sizes_of_inputs_are_thinned_out() -> None:
+    sizes = InputSizes()
+    for step in range(1000):
+        sizes.note(({"x": torch.zeros(2, step + 1), "n": 3},))
+        sizes.note(([torch.zeros(4)], None))
+        sizes.end(step)
+    sizes.end(1000)  # no model was called in it
+    found = sizes.found()
+    assert 90 < len(found) <= 200 and found[0] == (0, 4) and found[-1][0] > 980
+    assert all(size == max(4, 2 * step + 2) for step, size in found)
+
+
+def test_programs_that_are_started_are_told_with_their_line(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with recorded(tmp_path) as run:
+        subprocess.run(["true"], check=True)  # before the training
+        for command, shell in ((["/bin/true", "-x"], False), ("true -x", True)):
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+            subprocess.run(command, shell=shell, check=True)
+        with pytest.raises(FileNotFoundError):
+            subprocess.Popen(["a-program-that-is-not-there"])
+    told = [each for each in run.record.events if each.kind == "program"]
+    assert len(told) == 2
+    assert all(each.values["pid"] > 0 and "test_steps.py:" in each.text for each in told)
+
+
+def test_the_line_that_sets_the_number_of_threads(tmp_path: Path) -> None:
+    model, number = nn.Linear(3, 1), torch.get_num_threads()
+    with recorded(tmp_path) as run:
+        for _ in range(3):
+            torch.set_num_threads(number)
+        model(torch.ones(2, 3)).mean().backward()
+    (told,) = (each for each in run.record.events if each.kind == "threads")
+    assert "test_steps.py:" in told.text and torch.get_num_threads() == number

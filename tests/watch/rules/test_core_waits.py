@@ -10,7 +10,7 @@ import pytest
 
 from helpers_watch import finding, kinds, loader, run, run_on_cpu, table
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import GrowingVariable, RunRecord
+from trainfit.results.runs.watched import Event, GrowingVariable, RunRecord
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -71,6 +71,55 @@ def test_operators_whose_threads_share_cores_with_others_get_one_thread() -> Non
         fix = finding(result, "cpu_contention").fix
         assert fix.settings.get("OMP_NUM_THREADS") == value
         assert ("until all 2 threads" in fix.action) == (value is not None)
+
+
+def test_threads_that_wait_for_each_other_on_full_cores_make_no_growing_steps() -> None:
+    """They compute meanwhile: 1.4 ms of CPU time became 90 as other programs came."""
+    longer = np.linspace(0.01, 0.2, 200)
+    several = {"main": {"cpu_cores": 0.5, "hottest_thread": 0.3}}
+    for processes, is_told in ((several, False), ({}, True)):
+        record = disturbed(
+            core_waits(0.6, 0.9), 0.004, 0.002, forward_s=longer, processes=processes
+        )
+        rows = record.ranks[0].steps
+        rows["cpu_s"] = 0.9 * rows["step_s"]
+        assert ("growing_steps" in kinds(judge(record))) == is_told
+    # Inputs that became a little larger are a part of it.
+    sizes = tuple((step, 1000 if step < 120 else 1500) for step in range(0, 200, 5))
+    header = {"input_sizes": sizes}
+    record = disturbed(core_waits(0.6, 0.9), 0.004, 0.002, forward_s=longer, header=header)
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * rows["step_s"]
+    assert finding(judge(record), "growing_steps").severity == "info"
+
+
+def test_programs_that_the_script_starts_are_no_others() -> None:
+    """Each checkpoint is compressed by a program that runs next to the training."""
+    events = [Event(1.0, "program", 0, None, "train.py:18", {"pid": 900.0 + n}) for n in range(2)]
+
+    def judged_with(cores: float, threads: int = 1) -> WatchResult:
+        hottest = 0.9 / threads
+        record = disturbed(
+            core_waits(0.4, 0.1, cores=0.9),
+            0.004,
+            0.002,
+            machine={"cores_ours": 1.95},
+            processes={"main": {"cpu_cores": 0.9, "hottest_thread": hottest}},
+            events=events,
+        )
+        rows = record.processes[record.processes["role"] == 0].copy()
+        rows["role"], rows["cpu_cores"], rows["pid"] = 2, cores, 900
+        return judge(
+            dataclasses.replace(record, processes=np.concatenate([record.processes, rows]))
+        )
+
+    found = finding(judged_with(1.0), "own_programs")
+    assert found.title.startswith("Programs that the script starts use 1.0 of 2 cores")
+    assert str(found.at) == "train.py:18" and found.share == pytest.approx(0.2, abs=0.02)
+    assert "cpu_contention" not in kinds(judged_with(1.0))
+    assert "own_programs" not in kinds(judged_with(0.05))
+    # Of two threads the later one holds up each operator.
+    assert (finding(judged_with(1.0, 2), "own_programs").share or 0) > 0.15
 
 
 def test_a_batch_that_costs_much_to_give_is_found_whatever_else_runs() -> None:

@@ -11,6 +11,7 @@ import pytest
 from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds, watch_screen
 from trainfit.report.watch import answer
 from trainfit.results.runs import tables
+from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import (
     CodeLine,
     Event,
@@ -281,6 +282,36 @@ def test_a_log_that_each_step_writes_out_whole() -> None:
 def test_longer_steps_of_which_no_variable_tells() -> None:
     found = finding(longer(), "growing_steps")
     assert found.place is None and "detach()" in found.fix.action
+
+
+def test_steps_that_get_longer_as_their_inputs_do_are_meant() -> None:
+    def sizes(last: int) -> Any:
+        return tuple((step, 1000 if step < 100 else last) for step in range(0, 200, 5))
+
+    found = finding(longer(input_sizes=sizes(4000)), "growing_steps")
+    assert found.severity == "info" and "from 1,000 to 4,000 numbers" in found.title
+    assert answer(longer(input_sizes=sizes(4000))).find("longer") < 0
+    assert finding(longer(input_sizes=sizes(1000)), "growing_steps").severity != "info"
+    # A history that is never cut is an input that grows, too.
+    tokens = GrowingVariable("tokens", "train.py:30", "tensor", 64, 3200, 190, "tensors")
+    more = tuple((step, 1000 + 20 * step) for step in range(0, 200, 5))
+    kept = longer(input_sizes=more, growing=(tokens,))
+    assert finding(kept, "growing_steps").severity != "info"
+    # … and what it gives in stages has a name, too.
+    assert finding(longer(input_sizes=sizes(4000), growing=(tokens,)), "growing_steps") == found
+
+
+def test_an_optimizer_that_gets_more_and_more_parameters() -> None:
+    added = Misuse("parameters_added", ("30", "6", "66"), "train.py:27")
+    learning = LearningFacts(steps=10, misuses=(added,))
+    more = 1 + 6e-3 * np.arange(200)
+    longer = {f"{name}_s": 0.02 * more for name in ("forward", "backward", "optimizer")}
+    record = run_on_cpu(200, **longer, header={"learning": learning})
+    rows = record.ranks[0].steps
+    rows["cpu_s"] = 0.9 * rows["step_s"]
+    found = finding(judge(record), "growing_steps")
+    assert "the optimizer gets new parameters" in found.title and str(found.at) == "train.py:27"
+    assert "before the loop" in found.fix.action
 
 
 def test_other_programs_that_come_make_no_growing_steps() -> None:

@@ -374,6 +374,21 @@ def test_pytorch_with_one_thread_on_many_cores() -> None:
     assert result.next_command == "OMP_NUM_THREADS=7 trainfit watch -- python train.py"
 
 
+def test_one_thread_where_the_second_of_two_cores_is_idle() -> None:
+    """What else runs on a machine keeps a few percent of it busy."""
+    header = {"threads": {"torch": 1}, "usable_cores": 2.0, "loaders": ()}
+    machine = {"cores_busy": 1.06, "cores_ours": 1.02}
+    told = [Event(0.5, "threads", 0, None, "train.py:3")]
+    result = judge(run_on_cpu(header=header, machine=machine, events=told))
+    found = finding(result, "one_hot_thread")
+    assert str(found.at) == "train.py:3" and found.fix.settings == {"OMP_NUM_THREADS": "2"}
+    assert "torch.set_num_threads(2)" in found.fix.action
+    own_code = judge(run_on_cpu(header=header, machine=machine, other_s=0.1))
+    assert "one_hot_thread" not in kinds(own_code)
+    machine = {"cores_busy": 1.3, "cores_ours": 1.02}
+    assert "one_hot_thread" not in kinds(judge(run_on_cpu(header=header, machine=machine)))
+
+
 # --- What judge says in sum -----------------------------------------------------------------------
 def test_phases_add_up_and_other_is_the_rest() -> None:
     result = judge(run(other_s=0.02))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from helpers_watch import finding, loader, run_on_cpu
+from helpers_watch import finding, kinds, loader, run_on_cpu
 from trainfit.report.watch import answer
+from trainfit.results.runs import tables
 from trainfit.results.runs.watched import CodeLine, StackLooks
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
@@ -137,6 +138,19 @@ def test_what_the_choice_of_samples_costs_is_no_lack_of_workers() -> None:
     alone = finding(waiting(fetches={"fetch_s": 0.001}), "input_bound")
     rest = [each.share or 0.0 for each in result.findings if each.kind == "input_bound"]
     assert sum(rest) == pytest.approx((alone.share or 0.0) - 0.6, abs=0.01)
+
+
+def test_a_sampler_of_pytorch_that_draws_all_samples_of_long_epochs() -> None:
+    """None of its lines is the script's; epochs' starts are what it costs."""
+    own = "torch.utils.data.sampler.__iter__"
+    lines = tuple(CodeLine("", 90, (), own, each) for each in ("torch.multinomial", "x.tolist"))
+    flags = np.where(np.arange(200) % 50 == 0, tables.EPOCH_START, 0)
+    input_s = np.where(flags > 0, 4.0, 0.001)
+    result = waiting(header={"sampler_code": StackLooks(400, lines)}, input_s=input_s, flags=flags)
+    found = finding(result, "sampler_share")
+    assert found.title.endswith("45% of the time: WeightedRandomSampler")
+    assert str(found.at) == "train.py:41" and "num_samples" in found.fix.action
+    assert "epoch_start" not in kinds(result)
 
 
 def test_without_looks_it_is_as_before() -> None:

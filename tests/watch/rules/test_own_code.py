@@ -64,6 +64,30 @@ def test_three_steps_that_are_very_long_tell_what_they_wait_for() -> None:
     assert not healthy.findings and nothing_found(healthy) == ""
 
 
+def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
+    """And not a lock that somebody holds for too long."""
+    waits = CodeLine("train.py:22", 60, (), "list", "waiter.acquire", "lock")
+    decode = StackLooks(80, (CodeLine("train.py:11", 50, ("thread.py:58",), "append"),))
+
+    def judged(threads: ThreadLooks) -> WatchResult:
+        record = run_on_cpu(other_s=0.1, cpu_s=0.02)
+        looks = StackLooks(80, (waits,))
+        first = record.ranks[0]
+        header = dataclasses.replace(first.header, other_code=looks, other_threads=threads)
+        return judge(
+            dataclasses.replace(record, ranks=(dataclasses.replace(first, header=header),))
+        )
+
+    result = judged(ThreadLooks(decode, 0.12, 8, 0.9))
+    found = finding(result, "other_code")
+    assert "waits for 8 threads of the script, busy at train.py:11" in found.title
+    assert "one thread at a time" in found.cause and "processes instead" in found.fix.action
+    side_by_side = finding(judged(ThreadLooks(decode, 0.9, 4, 3.4)), "other_code")
+    assert "processes instead" not in side_by_side.fix.action
+    for idle in (ThreadLooks(), ThreadLooks(decode, 0.02, 8, 0.1)):
+        assert "waits for a lock" in finding(judged(idle), "other_code").title
+
+
 def test_few_steps_are_enough_where_they_are_long() -> None:
     result = judge(other(SAVES, LOGS, steps=14, other_s=3.0))
     assert result.steps < 20 and kinds(result) == ["other_code"] and result.limit == "script"

@@ -10,6 +10,7 @@ import pytest
 
 from helpers_watch import HEADER, finding, kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.report.watch import answer, progress_line
+from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge
@@ -67,6 +68,15 @@ def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
     result = judge(still(SLEEPS, loaders=loader(num_workers=0)))
     found = finding(result, "standstill")
     assert str(found.place) == "train.py:14" and "the main thread is at train.py:14" in found.title
+
+
+def test_a_profiler_that_puts_together_what_it_recorded_is_named() -> None:
+    """It keeps the interpreter's lock meanwhile: no stack is seen."""
+    on = LearningFacts(steps=10, misuses=(Misuse("profiler_on", ("4096",), "train.py:7"),))
+    found = judge(still("pid 7", learning=on)).findings[0]
+    assert found.kind == "standstill" and str(found.place) == "train.py:7"
+    assert "a profiler has recorded all steps" in found.title and "schedule" in found.fix.action
+    assert "profiler" not in judge(still(SLEEPS, learning=on)).findings[0].title
 
 
 def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:

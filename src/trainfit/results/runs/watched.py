@@ -114,10 +114,13 @@ class StackLooks:
 @dataclasses.dataclass(frozen=True)
 class ThreadLooks:
     """Looks at the Python threads next to the one that trains, while they compute: their lines, and
-    of the busiest the part of a core that it has (``cpu_share``)."""
+    of the busiest the part of a core that it has (``cpu_share``); how many threads compute, and the
+    cores that they have together."""
 
     code: StackLooks = StackLooks()
     cpu_share: float = 0.0
+    threads: int = 0
+    cores: float = 0.0
 
 
 NO_THREADS: Final = ThreadLooks()
@@ -264,6 +267,8 @@ class RunHeader(ResultFile):
     """What workers have in common that each should have for itself."""
     other_threads: ThreadLooks = NO_THREADS
     """Of the script's own Python threads."""
+    input_sizes: tuple[tuple[int, int], ...] = ()
+    """Steps, and elements of the largest tensor that a model was given in each: some of all."""
     growing: tuple[GrowingVariable, ...] = ()
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
@@ -328,11 +333,15 @@ def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
     return {uuid: place for place, uuid in enumerate(uuids)}
 
 
+NO_VALUES: Final[Mapping[str, float]] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
     "exception", "worker_died", "worker_stack" (in which one ended), "skipped_step", "compiled" (by
-    torch.compile), "restart" (a second training in one script)."""
+    torch.compile), "restart" (a second training in one script), "program" (PID and line of one
+    that the script started), "threads" (the line that set PyTorch's number of them)."""
 
     time_s: float
     kind: str

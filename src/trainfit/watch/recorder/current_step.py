@@ -12,7 +12,7 @@ from typing import Any, Final
 from trainfit.results.runs import tables
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.gpu_step import NO_MEMORY, Device, GpuStep, Memory, StepNumbers
-from trainfit.watch.recorder.job import CalledModels, LoaderRecord
+from trainfit.watch.recorder.job import CalledModels, InputSizes, LoaderRecord
 from trainfit.watch.recorder.phases import (
     CollectiveTime,
     Counts,
@@ -114,6 +114,7 @@ class CurrentStep:
         self._first: float | None = None
         self._cpu = 0.0
         self.models = CalledModels()
+        self.inputs = InputSizes()
         self._loader: LoaderRecord | None = None
         self._memory_at = -math.inf
         self._gpu: GpuStep | None = None
@@ -326,6 +327,7 @@ class CurrentStep:
         row = self._row(now, used)
         gpu, phases = self._gpu, self.phases
         self._tell(row)
+        self.inputs.end(self.count)
         began = now if self._started is None else self._started
         decided = phases.clock()
         # What the hooks have measured of themselves, and this.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from trainfit.results.runs.watched import NO_VALUES
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.modules import Convolution, TransposedConvolution
@@ -142,7 +143,14 @@ class Host(Protocol):
     def saw(self, error: BaseException) -> None:
         """The training raised, in a call that we watch."""
 
-    def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None: ...
+    def event(
+        self,
+        kind: str,
+        *,
+        seconds: float | None = None,
+        text: str = "",
+        values: Mapping[str, float] = NO_VALUES,
+    ) -> None: ...
 
     def learn(self, **facts: Any) -> None:
         """Fields of the run's header."""

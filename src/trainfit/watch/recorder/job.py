@@ -26,6 +26,10 @@ _REMEMBERED: Final = 15
 _LEAST_REMEMBERED: Final = 8
 _TIMES_USUAL: Final = 2
 _MORE: Final = 2
+#: Arguments of a module that are looked at, and steps whose sizes are kept.
+_GIVEN: Final = 4
+_SEVERAL: Final[tuple[type, ...]] = (list, tuple, type(dict[str, int]().values()))
+_MOST_SIZES: Final = 200
 
 
 class CalledModels:
@@ -109,6 +113,37 @@ class CalledModels:
         if sized and given and elements == self._largest and module not in self._timed:
             self.samples += samples_in(given[0]) or 0
         return is_largest
+
+
+class InputSizes:
+    """Elements of the largest tensor that outermost modules were given, by step: of a long run
+    every second, every fourth and so on."""
+
+    def __init__(self) -> None:
+        self._sizes: list[tuple[int, int]] = []
+        self._every = self._seen = self._largest = 0
+
+    def note(self, given: tuple[Any, ...]) -> None:
+        """A module is called with ``given``."""
+        for each in given[:_GIVEN]:
+            parts = each.values() if type(each) is dict else each
+            for part in itertools.islice(parts, _GIVEN) if type(parts) in _SEVERAL else (each,):
+                if isinstance(part, torch.Tensor):
+                    self._largest = max(self._largest, part.numel())
+
+    def end(self, step: int) -> None:
+        """The step is over."""
+        largest, self._largest = self._largest, 0
+        self._seen += 1
+        if largest and self._seen > self._every:
+            self._sizes.append((step, largest))
+            self._seen = 0
+            if len(self._sizes) > _MOST_SIZES:
+                self._sizes = self._sizes[::2]
+                self._every = 2 * self._every + 1
+
+    def found(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self._sizes)
 
 
 def script_place() -> str:

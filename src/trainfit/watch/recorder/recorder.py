@@ -28,6 +28,7 @@ from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
+    NO_VALUES,
     Ending,
     Event,
     RunHeader,
@@ -290,10 +291,17 @@ class Recorder:
         if not row[_FLAGS] & tables.LIGHT:
             self._look_around(row)
 
-    def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None:
+    def event(
+        self,
+        kind: str,
+        *,
+        seconds: float | None = None,
+        text: str = "",
+        values: Mapping[str, float] = NO_VALUES,
+    ) -> None:
         """See :class:`step_recorder.Sink`."""
         events = self._early_events if self._files is None else self._files.events
-        events.append(Event(self.steps.now, kind, self.steps.count, seconds, text))
+        events.append(Event(self.steps.now, kind, self.steps.count, seconds, text, values))
 
     def learn(self, **facts: Any) -> None:
         """Fields of the run's header."""
@@ -476,6 +484,7 @@ class Recorder:
             loss_at=self.steps.numbers.loss_at,
             recording_share=self.steps.budget.share(self.steps.seconds),
             light_steps=self.steps.budget.light,
+            input_sizes=self.steps.inputs.found(),
             communication=self._communication.facts(self.steps.collectives),
             notes=notes,
             **self._code(),

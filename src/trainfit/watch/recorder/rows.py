@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
 
 from trainfit.results.runs import tables
+from trainfit.results.runs.watched import NO_VALUES
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.gpu_step import GpuStep, Memory
 from trainfit.watch.recorder.phases import Counts, PhaseClock
@@ -86,7 +87,14 @@ class Sink(Protocol):
     """Who keeps what is found out."""
 
     def append(self, row: tuple[Any, ...]) -> None: ...
-    def event(self, kind: str, *, seconds: float | None = None, text: str = "") -> None: ...
+    def event(
+        self,
+        kind: str,
+        *,
+        seconds: float | None = None,
+        text: str = "",
+        values: Mapping[str, float] = NO_VALUES,
+    ) -> None: ...
     def training(self) -> None:
         """The first backward pass or optimizer's step."""
 

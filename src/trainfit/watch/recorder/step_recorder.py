@@ -141,6 +141,8 @@ class StepRecorder(CurrentStep):
             self._sink.called(module)
         else:
             self._segment.calls = True
+        if trains:
+            self.inputs.note(given)
         if trains and self.models.note(module, given, self._loader is None):
             self._sink.root_called(module)
         return ph.FORWARD, self.enter(ph.FORWARD)

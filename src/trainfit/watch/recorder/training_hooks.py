@@ -1,9 +1,11 @@
-"""Hooks of a training: models, backward passes, optimizers, loss scaling, checkpoints."""
+"""Hooks of a training: models, backward passes, optimizers, loss scaling, checkpoints,
+programs that it starts."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
+from trainfit.watch.recorder.job import script_place
 
 _clock = time.perf_counter
 _is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
@@ -35,6 +38,8 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(clip_grad, "clip_grad_norm_", functools.partial(_clip, host))
     patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
     patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
+    patches.hook(subprocess.Popen, "__init__", functools.partial(_program, host))
+    patches.hook(torch, "set_num_threads", functools.partial(_threads, host))
     handles = _hook_optimizers(host)
 
     def remove() -> None:
@@ -191,6 +196,40 @@ def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
         construct(optimizer, *args, **kwargs)
 
     return __init__
+
+
+#: Programs that are told of: their line is mostly one.
+_PROGRAMS: Final = 200
+
+
+def _program(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
+    """Programs that the script starts, which may need the cores of the training."""
+    left = [_PROGRAMS]
+
+    @in_place_of(start)
+    def __init__(process: Any, *args: Any, **kwargs: Any) -> None:
+        start(process, *args, **kwargs)
+        if left[0] and host.live and host.steps.trains:
+            with careful(host, "Popen"):
+                left[0] -= 1
+                if place := script_place():
+                    host.event("program", text=place, values={"pid": float(process.pid)})
+
+    return __init__
+
+
+def _threads(host: Host, set_number: Callable[..., Any]) -> Callable[..., Any]:
+    told: set[str] = set()
+
+    @in_place_of(set_number)
+    def set_num_threads(*args: Any, **kwargs: Any) -> Any:
+        with careful(host, "set_num_threads"):
+            if host.live and len(told) < _PROGRAMS and (place := script_place()) not in told:
+                told.add(place)
+                host.event("threads", text=place)
+        return set_number(*args, **kwargs)
+
+    return set_num_threads
 
 
 def _scale(host: Host, scale: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import Seconds
 from trainfit.watch.view import RankView, known, median
 
-_TRAINING, _WORKER = 0, 1
+_TRAINING, _WORKER, _OTHER = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,28 @@ class CoreWaits:
             return None
         busy, ours = (float(np.mean(rows[name])) for name in ("cores_busy", "cores_ours"))
         return max(0.0, 1 - ours / busy) if busy > 0 else 0.0
+
+    @functools.cached_property
+    def of_programs(self) -> float:
+        """Cores that programs keep busy which the script has started, on average."""
+        first, last = self.rank.window
+        every = self.rank.run.processes
+        rows = every[(every["role"] == _OTHER) & (every["rank"] == self.rank.header.rank)]
+        rows = rows[(rows["time_s"] >= first) & (rows["time_s"] <= last)]
+        looks = len(np.unique(self.rank.main_process["time_s"]))
+        return float(np.nansum(rows["cpu_cores"])) / looks if looks else 0.0
+
+    @property
+    def lost_to_programs(self) -> float | None:
+        """Of the time, that in which the training has no core while these have it; ``None``: not
+        measured. Where several threads compute, each operator waits for all of them."""
+        busy, main = known(self.rank.machine["cores_busy"]), self.main_thread
+        if main is None or not len(busy) or not busy.mean() > 0:
+            return None
+        part = min(1.0, self.of_programs / float(busy.mean()))
+        waits, cpu = (self._mean(self._of(_TRAINING), name) for name in ("threads", "cpu_cores"))
+        several = part * (waits or 0.0) / cpu if cpu and checks.several_compute(self.rank) else 0.0
+        return max(main * part, 1 - 1 / (1 + several))
 
     @functools.cached_property
     def main_thread(self) -> float | None:

@@ -424,6 +424,14 @@ class Fetching:
         return line, 0.0 if line is None else line.count / max(1, looks.looks)
 
     @functools.cached_property
+    def library_sampler(self) -> tuple[CodeLine | None, float]:
+        """The same where PyTorch's own sampler does, of which no line is the script's."""
+        looks = self.rank.header.sampler_code
+        lines = [each for each in looks.lines if not each.place]
+        share = sum(each.count for each in lines) / max(1, looks.looks)
+        return max(lines, key=lambda each: each.count, default=None), share
+
+    @functools.cached_property
     def waited(self) -> checks.Seconds:
         """Seconds a step of waiting for batches, but for what epochs' starts and the choice of
         samples cost."""

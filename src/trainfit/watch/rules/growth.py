@@ -10,23 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings import fixes
-from trainfit.findings.habits import ALL_AGAIN, CYCLED, GROWING_WORK, KEPT_BATCHES, KEPT_GRAPHS
+from trainfit.findings.habits import CYCLED, KEPT_BATCHES, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
 from trainfit.results.runs.tables import (
-    CHECKPOINT,
-    EPOCH_START,
-    EVALUATION,
     SHARED_MEMORY,
     TEMPORARY,
     Table,
 )
 from trainfit.results.runs.watched import Event, GrowingVariable
-from trainfit.results.text import count, duration, percent, size
+from trainfit.results.text import count, duration, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
-from trainfit.watch.rules.core_waits import CoreWaits
-from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import PHASES, RankView, RunView, known, median
+from trainfit.watch.rules.rule import Rule
+from trainfit.watch.view import RankView, RunView, known, median
 
 #: Seconds after which growth is no start any more: pools and caches have filled.
 _LEAST_S: Final = 20
@@ -114,7 +110,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
         yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
         return
-    if not _goes_on(at, held, slope[0]):
+    if not goes_on(at, held, slope[0]):
         return
     step_s = view.seconds / len(view.steps)
     left = known(view.machine["ram_available_bytes"])
@@ -217,7 +213,7 @@ def _kinds(view: RankView, role: int) -> dict[str, float]:
     return found
 
 
-def _goes_on(
+def goes_on(
     at: NDArray[np.generic], held: NDArray[np.generic], slope: float, least: float = 0.5
 ) -> bool:
     """Does the second half grow by half as much as the whole? What levels off is a cache."""
@@ -378,7 +374,7 @@ _DELETE: Final = (
 def _grows_by(at: NDArray[np.generic], used: NDArray[np.generic]) -> float:
     """Bytes a second by which a file system fills, for good; 0: it does not."""
     slope = robust_slope(at, used)
-    if slope is None or slope[1] <= 0 or not _goes_on(at, used, slope[0]):
+    if slope is None or slope[1] <= 0 or not goes_on(at, used, slope[0]):
         return 0.0
     return slope[0]
 
@@ -428,158 +424,4 @@ def _writes_at(view: RankView) -> Place | None:
 
 FILES: Final = Rule(("shm_growth", "temporary_growth"), _find_files, each_rank=True)
 
-
-# ---
-# Steps that get longer.
-
-
-_RARE: Final = EVALUATION | CHECKPOINT | EPOCH_START
-#: Of the median step, by how much steps must have become longer.
-_LONGER: Final = 0.2
-#: Of that, what CPU time (or the GPU's) must explain: other programs make steps longer, too.
-_OWN: Final = 0.5
-#: Of the median, by how much CPU time must have grown where other programs share the cores: their
-#: caches, and the other half of a core, make the same work cost up to twice as much.
-_DEARER: Final = 0.67
-
-
-def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
-    view = run.judged
-    steps = view.steps[(view.steps["flags"] & _RARE) == 0]
-    if len(steps) < thresholds.GROWTH_STEPS:
-        return  # no trend shows in so few
-    numbers = np.asarray(steps["step"], dtype=np.float64)
-    slope = robust_slope(numbers, steps["step_s"])
-    span = float(numbers[-1] - numbers[0])
-    usual = median(steps["step_s"])
-    if slope is None or usual is None or slope[1] <= 0:
-        return
-    longer = slope[0] * span
-    if _own_growth(view, steps) < _LONGER:
-        return  # other programs have taken more and more of the cores
-    if longer < _LONGER * usual or not _goes_on(numbers, steps["step_s"], slope[0], 0.3):
-        return
-    if _grows_alike(view, steps, numbers, longer / usual):
-        return
-    # Each as a part of itself: where programs take turns, a CPU second lasts for longer.
-    own = max(
-        _trend(numbers, steps[name]) * usual / (median(steps[name]) or usual)
-        for name in ("cpu_s", "gpu_s")
-    )
-    phases = {name: _trend(numbers, steps[f"{name}_s"]) for name in PHASES}
-    rest = slope[0] - sum(phases.values())
-    phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
-    variable = _that_grows(view)
-    loader = checks.training_loader(view.header)
-    held_up = CoreWaits(view).held_up_by_others or 0.0
-    is_pressed = held_up >= thresholds.CRITICAL_SHARE and not checks.has_gpu(view)
-    if phase == "input" and not _batches_cost_more(view):
-        return  # ready batches that are used up, other programs: no batch needs longer
-    if own < _OWN * slope[0] and (
-        phase != "input" or (is_pressed and (loader is None or not loader.num_workers))
-    ):
-        return
-    tells = variable is not None and variable.kind in _COMPUTED
-    if is_pressed and not tells and own * span < _DEARER * usual:
-        return
-    first, last = usual - longer / 2, usual + longer / 2
-    share = min(1.0, longer / 2 / usual)
-    evidence = (
-        Evidence("a step at first", max(0.0, first), "s"),
-        Evidence("a step at last", last, "s"),
-        Evidence("growth", slope[0], "s/step"),
-        Evidence(f"of it {_CALLED.get(phase, phase)}", phases.get(phase, rest) / slope[0]),
-    )
-    title = f"Steps get longer: from {duration(max(0.0, first))} to {duration(last)} in {span:.0f} "
-    title += f"steps, {percent(phases.get(phase, rest) / slope[0])} of it in {_CALLED[phase]}"
-    is_log = variable is not None and variable.kind in ("list", "dict") and not variable.holds
-    habit = ALL_AGAIN if is_log and phase == "other" else GROWING_WORK
-    cause = habit.cause
-    if variable is not None:
-        what = "elements" if variable.kind in ("tensor", "array") else "entries"
-        title += f"; `{variable.name}` grows"
-        cause = (
-            f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} {what} in "
-            f"{variable.steps} steps, and each step computes with all of it"
-        )
-    yield Finding(
-        "growing_steps",
-        severity(share),
-        title,
-        evidence,
-        cause,
-        (Fix(habit.action),),
-        "likely",
-        share,
-        None if variable is None else Place.parse(variable.place),
-    )
-
-
-_CALLED: Final = {
-    "input": "waiting for batches",
-    "copy": "copies to the GPU",
-    "forward": "the forward pass",
-    "backward": "the backward pass",
-    "optimizer": "the optimizer",
-    "sync": "waiting for the GPU",
-    "checkpoint": "checkpoints",
-    "evaluation": "evaluation",
-    "other": "other Python code",
-}
-
-
-def _batches_cost_more(view: RankView) -> bool:
-    """Do batches need longer and longer, without the time in which their worker had no core? Unless
-    what they cost was not recorded."""
-    alone = CoreWaits(view).fetch_s
-    times = known(view.fetches["fetch_s"] if alone is None else alone)
-    if len(times) < thresholds.GROWTH_STEPS:
-        return not len(times)
-    numbers = np.arange(len(times), dtype=np.float64)
-    return _trend(numbers, times) * len(times) >= _LONGER * float(np.median(times))
-
-
-def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], longer: float) -> bool:
-    """Does the optimizer get longer as steps do, by this part of their median? On a CPU it does the
-    same work in each step, so that what makes it longer is the machine: threads that wait for each
-    other compute meanwhile, and their CPU time grows with what else runs."""
-    usual = median(steps["optimizer_s"])
-    if checks.has_gpu(view) or not usual:
-        return False
-    span = float(numbers[-1] - numbers[0])
-    return _trend(numbers, steps["optimizer_s"]) * span / usual >= _OWN * longer
-
-
-def _own_growth(view: RankView, steps: Table) -> float:
-    """By how much of their median steps become longer, without what other programs add to them."""
-    ends, lengths = (np.asarray(steps[name], dtype=np.float64) for name in ("end_s", "step_s"))
-    own = CoreWaits(view).alone(ends, lengths)
-    numbers = np.asarray(steps["step"], dtype=np.float64)
-    return _trend(numbers, own) * float(numbers[-1] - numbers[0]) / (median(own) or math.inf)
-
-
-def _trend(numbers: NDArray[np.float64], values: NDArray[np.generic]) -> float:
-    """Seconds a step by which a part grows; 0: not measured, or it does not."""
-    found = robust_slope(numbers, values)
-    return 0.0 if found is None else max(0.0, found[0])
-
-
-#: Kinds of variables of which a step computes with all that they have.
-_COMPUTED: Final = ("tensor", "array", "sum")
-
-
-def _that_grows(view: RankView) -> GrowingVariable | None:
-    """The variable that a step computes with: a tensor first."""
-    order = _COMPUTED
-    found = [each for each in view.header.growing if each.kind in order or each.holds]
-    found = found or list(view.header.growing)
-    return min(
-        found,
-        key=lambda each: order.index(each.kind) if each.kind in order else len(order),
-        default=None,
-    )
-
-
-LONGER_STEPS: Final = Rule(("growing_steps",), _find_longer_steps, each_rank=True)
-
-RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES, LONGER_STEPS)
+RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from trainfit.findings import fixes
 from trainfit.findings.threads import call_of, variable_of
-from trainfit.results.findings import Evidence, Finding, Fix, Unknown
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import RunHeader
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
@@ -152,7 +153,7 @@ def _without_others(rank: RankView, left: float) -> Fix:
     )
     threads = rank.header.threads.get("torch", 1)
     value = max(1, int(left / max(1, checks.local_ranks(rank))))
-    if value >= threads or not main_thread.several_compute(rank):
+    if value >= threads or not checks.several_compute(rank):
         return Fix(action)
     # An operator is done when the last of its threads is: each waits for its turn on a core.
     many = {"torch": threads}
@@ -174,6 +175,62 @@ def _added_by_others(rank: RankView) -> Iterator[Evidence]:
 
 
 CPU_CONTENTION: Final = Rule((_CPU_CONTENTION_KIND,), _find_cpu_contention, each_rank=True)
+
+
+# ---
+# Programs that the script itself has started keep the cores busy that it would use.
+
+
+_OWN_PROGRAMS_KIND: Final = "own_programs"
+#: Cores of them, from which they are in its way.
+_LEAST_CORES: Final = 0.1
+
+
+def _find_own_programs(view: RunView) -> Iterator[Finding]:
+    rank = view.judged
+    usable, waits = checks.usable_cores(rank.header), CoreWaits(rank)
+    share, busy = waits.lost_to_programs, known(rank.machine["cores_busy"])
+    if checks.are_few(rank) or checks.is_kept_busy(rank) or usable is None or share is None:
+        return
+    is_full = np.mean(busy >= thresholds.SATURATED * usable) >= thresholds.LASTING
+    if waits.of_programs < _LEAST_CORES or share < thresholds.NOTICEABLE or not is_full:
+        return
+    yield Finding(
+        _OWN_PROGRAMS_KIND,
+        severity(share),
+        f"Programs that the script starts use {waits.of_programs:.1f} of {usable:g} cores while it "
+        f"trains: the training waits {checks.in_percent(share)} of the time for one",
+        (
+            Evidence("cores of these programs", waits.of_programs, "cores"),
+            Evidence(USABLE_CORES, usable, "cores"),
+            Evidence("ready, without a core", waits.main_thread or 0.0, "of the time"),
+        ),
+        "They run next to the training and take turns with its threads; started more often than "
+        "they end, they become more and more",
+        (
+            Fix(
+                "start them with nice -n 19 before the command, so that the training has the cores "
+                "first, and one at a time (wait() for the last one); less often, or after the "
+                "training"
+            ),
+        ),
+        "likely",
+        share,
+        _started(rank),
+    )
+
+
+def _started(rank: RankView) -> Place | None:
+    """The line that started what keeps the cores busy most; ``None``: it was not told."""
+    told = {e.values["pid"]: e.text for e in rank.record.events if e.kind == "program"}
+    rows = rank.run.processes
+    cores: dict[str, float] = defaultdict(float)
+    for pid, place in told.items():
+        cores[place] += float(np.nansum(rows["cpu_cores"][rows["pid"] == pid]))
+    return Place.parse(max(cores, key=lambda each: cores[each], default=None))
+
+
+OWN_PROGRAMS: Final = Rule((_OWN_PROGRAMS_KIND,), _find_own_programs, each_rank=True)
 
 
 # ---
@@ -443,6 +500,7 @@ RULES: Final[tuple[Rule, ...]] = (
     CGROUP_THROTTLING,
     SWAPPING,
     CPU_CONTENTION,
+    OWN_PROGRAMS,
     main_thread.ONE_HOT_THREAD,
     main_thread.SCRIPT_WAITS,
 )

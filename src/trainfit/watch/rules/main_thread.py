@@ -287,20 +287,13 @@ def _waits(rank: RankView) -> NDArray[np.float64]:
     if backward:
         # Autograd's thread launches the backward pass; other ranks are waited for in it.
         named += np.nan_to_num(checks.column(rank, "backward_s"))
-    if several_compute(rank) or (not checks.has_gpu(rank) and checks.is_crowded(rank)):
+    if checks.several_compute(rank) or (not checks.has_gpu(rank) and checks.is_crowded(rank)):
         # The main thread waits for the other threads of PyTorch, or for its turn on a core: it
         # computes.
         names = ("forward_s", "optimizer_s", *(() if backward else ("backward_s",)))
         named += np.sum([np.nan_to_num(checks.column(rank, each)) for each in names], axis=0)
     waits = np.nan_to_num(np.maximum(0.0, step_s - cpu_s - named))
     return waits if _would_get_more(rank, cpu_s, step_s - named) else np.zeros(len(waits))
-
-
-def several_compute(rank: RankView) -> bool:
-    """Do several threads of the training process compute, without a GPU?"""
-    if checks.has_gpu(rank):
-        return False
-    return checks.threads_at_work(rank.main_process) >= thresholds.SECOND_THREAD
 
 
 def _computes_batches(rank: RankView) -> float:
@@ -347,6 +340,10 @@ SCRIPT_WAITS: Final = Rule((_SCRIPT_WAITS_KIND,), _find_script_waits, each_rank=
 _ONE_HOT_THREAD_KIND: Final = "one_hot_thread"
 
 
+#: Cores that a machine's own programs keep busy when nothing runs.
+_SOME: Final = 0.1
+
+
 def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     yield from (few := list(checks.too_few_steps(rank, _ONE_HOT_THREAD_KIND)))
@@ -361,7 +358,9 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
         )
         return
     hot = np.mean(hottest >= thresholds.HOT_THREAD) >= thresholds.LASTING
-    if not hot or cores.idle < max(1.0, thresholds.IDLE_CORES * cores.usable):
+    if not hot or cores.idle < max(
+        thresholds.HOT_THREAD, thresholds.IDLE_CORES * cores.usable - _SOME
+    ):
         return
     main = MainThread(rank)
     share, threads = _own_code(main), rank.header.threads.get("torch")
@@ -371,6 +370,8 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
         Evidence("usable cores", cores.usable, "cores"),
     )
     if share >= thresholds.OTHER_CODE:
+        if cores.idle < 1.0:
+            return  # a second process would have no core of its own
         yield Finding(
             _ONE_HOT_THREAD_KIND,
             severity(share),
@@ -388,7 +389,8 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             share,
         )
     elif not checks.has_gpu(rank) and threads is not None and 2 * threads <= cores.usable:
-        value = max(1, int(cores.idle) + threads)
+        place = checks.event_place(rank, "threads")
+        value = max(1, round(cores.idle) + threads)
         yield Finding(
             _ONE_HOT_THREAD_KIND,
             "warning",
@@ -396,8 +398,15 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             f"{cores.idle:.1f} cores are idle",
             (*evidence, Evidence("threads of PyTorch", float(threads))),
             "OMP_NUM_THREADS, torchrun or the script limits the number of threads",
-            (Fix(f"set OMP_NUM_THREADS={value}", settings={"OMP_NUM_THREADS": str(value)}),),
+            (
+                Fix(
+                    f"set OMP_NUM_THREADS={value}"
+                    + (f", and torch.set_num_threads({value}) or no such call" if place else ""),
+                    settings={"OMP_NUM_THREADS": str(value)},
+                ),
+            ),
             "likely",
+            place=place,
         )
 
 

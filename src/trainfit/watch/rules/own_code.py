@@ -61,6 +61,9 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         )
     )
     name = most.calls or most.inner
+    if (at := _threads_waited_for(rank, line)) is not None:
+        yield _waits_for_threads(rank, line, at, share)
+        return
     called = f" (`{name}`)" if name else ""
     yield Finding(
         KIND,
@@ -73,6 +76,55 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "The training waits for this line of the script in each step, or in some of them",
         (Fix(habit.action),),
+        "likely",
+        share,
+        line.place,
+    )
+
+
+#: Cores that threads have together, from which they compute what the training waits for; and from
+#: which they do that side by side, outside of Python.
+_AT_WORK: Final = 0.25
+_SIDE_BY_SIDE: Final = 1.2
+
+
+def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
+    """The line at which threads of the script compute while the training waits for them."""
+    threads = rank.header.other_threads
+    at = costliest(threads.code)
+    if line.most.waits_for != "lock" or at is None or at.count < thresholds.LOOKS_AT_LINE:
+        return None
+    computes = threads.cores >= max(_AT_WORK, MainThread(rank).cpu or 0.0)
+    return at if computes else None
+
+
+def _waits_for_threads(rank: RankView, line: CostlyLine, at: CostlyLine, share: float) -> Finding:
+    threads = rank.header.other_threads
+    in_turns = threads.cores < _SIDE_BY_SIDE
+    who = f"{threads.threads} threads" if threads.threads > 1 else "a thread"
+    return Finding(
+        KIND,
+        severity(share),
+        f"{line} waits for {who} of the script, busy at {at}, for {checks.in_percent(share)} of "
+        "the time",
+        (
+            Evidence("outside of all phases", MainThread(rank).other or 0.0, "of the time"),
+            Evidence("looks at the main thread", float(rank.header.other_code.looks)),
+            Evidence("of them at this line", float(line.count)),
+            Evidence("cores of these threads together", threads.cores, "cores"),
+        ),
+        "Python runs one thread at a time, however many there are"
+        if in_turns
+        else "The training needs what they compute sooner than they have it",
+        (
+            Fix(
+                "processes instead: a torch.utils.data.Dataset whose DataLoader has workers, or "
+                "ProcessPoolExecutor; more threads would not help"
+                if in_turns
+                else "begin the next batch before the step (a DataLoader with workers does), or "
+                "make it cheaper"
+            ),
+        ),
         "likely",
         share,
         line.place,

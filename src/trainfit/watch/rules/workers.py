@@ -16,7 +16,7 @@ from trainfit.results.runs.watched import WatchedLoader
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import RunView, median
+from trainfit.watch.view import RankView, RunView, median
 
 _NO_WORKERS_KIND: Final = "no_workers"
 
@@ -151,6 +151,8 @@ _SAMPLER_KIND: Final = "sampler_share"
 def _find_sampler_share(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     line, share = Fetching(rank).sampler
+    if line is None:
+        yield from _find_library_sampler(rank)
     if (
         checks.are_few(rank)
         or line is None
@@ -177,6 +179,39 @@ def _find_sampler_share(view: RunView) -> Iterator[Finding | Unknown]:
         "likely",
         share,
         line.place,
+    )
+
+
+def _find_library_sampler(rank: RankView) -> Iterator[Finding]:
+    """PyTorch's own, which orders or draws all samples of an epoch when it begins."""
+    line, share = Fetching(rank).library_sampler
+    if checks.are_few(rank) or line is None or share < thresholds.NOTICEABLE:
+        return
+    if line.count < thresholds.LOOKS_AT_LINE:
+        return
+    draws = "multinomial" in line.inner
+    name = "WeightedRandomSampler" if draws else line.inner or line.calls
+    yield Finding(
+        _SAMPLER_KIND,
+        severity(share),
+        f"Choosing the samples of batches costs {checks.in_percent(share)} of the time: {name}",
+        (
+            Evidence("looks at the main thread", float(rank.header.sampler_code.looks)),
+            Evidence("of them in the sampler", share * rank.header.sampler_code.looks),
+        ),
+        "The sampler chooses all samples of an epoch when it begins, in the training process, also "
+        "those that are not used",
+        (
+            Fix(
+                "draw only as many as an epoch uses: WeightedRandomSampler(weights, num_samples=…)"
+                if draws
+                else "longer epochs; or a sampler that draws only as many as an epoch uses: "
+                "RandomSampler(data, replacement=True, num_samples=…)"
+            ),
+        ),
+        "likely",
+        share,
+        checks.loader_place(rank.header),
     )
 
 

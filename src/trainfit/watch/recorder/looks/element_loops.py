@@ -135,7 +135,20 @@ _GIVES: Final = ("unbind", "enumerate", "zip", "reversed", "list", "tuple")
 
 def rounds_of(loop: Loop, names: Mapping[str, Any]) -> int:
     """Of a loop over elements of a tensor among ``names``, how many there are; else 0."""
+    if _calls_each(loop):
+        return 0  # layers, or experts: a tensor that is indexed has a weight for each
     return _gone_over(loop.iterates, names) or _indexed(loop, names)
+
+
+def _calls_each(loop: Loop) -> bool:
+    """Does a loop call what it goes over, or what its variable is an index of?"""
+    for node in (inner for each in loop.body for inner in ast.walk(each)):
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Subscript):
+            called = called.slice
+        if isinstance(called, ast.Name) and called.id in loop.variables:
+            return True
+    return False
 
 
 def _gone_over(node: ast.expr, names: Mapping[str, Any]) -> int:

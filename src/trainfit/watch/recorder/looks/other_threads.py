@@ -18,8 +18,9 @@ from trainfit.watch.recorder.looks.stacks import StackCounts, users_stack
 _SCHEDULED: Final = "/proc/self/task/{}/schedstat"
 #: Of the time between two looks, what a thread is on a core for that computes.
 _COMPUTES: Final = 0.05
-#: Threads that are looked at: a pool may have hundreds.
+#: Threads that are looked at each time, in turns, and of how many: a pool may have hundreds.
 _MOST: Final = 8
+_OF: Final = 64
 #: Where PyTorch's own thread is, which pins batches.
 _OF_TORCH: Final = "torch/utils/data/"
 
@@ -32,12 +33,16 @@ class OtherThreadLooks:
         self._last: dict[int, tuple[float, float]] = {}
         self._cpu_s: dict[int, float] = {}
         self._began = self._ended = 0.0
+        self._turn = 0
 
     def look(self, training: int, now: float) -> None:
         """At all but the thread ``training``, at ``now`` in seconds."""
         others = [each for each in threading.enumerate() if each.ident != training]
-        if len(others) > _MOST or not others:
+        if len(others) > _OF or not others:
             return
+        if len(others) > _MOST:
+            self._turn = (self._turn + _MOST) % len(others)
+            others = (others + others)[self._turn : self._turn + _MOST]
         self._began, self._ended = self._began or now, now
         self._counts.looks += 1
         for each in others:
@@ -57,8 +62,9 @@ class OtherThreadLooks:
     def summary(self) -> ThreadLooks:
         """What they were found to do."""
         seconds = self._ended - self._began
-        share = max(self._cpu_s.values(), default=0.0) / seconds if seconds > 0 else 0.0
-        return ThreadLooks(self._counts.summary(), share)
+        cores = [each / seconds for each in list(self._cpu_s.values())] if seconds > 0 else []
+        code = self._counts.summary()
+        return ThreadLooks(code, max(cores, default=0.0), len(cores), sum(cores))
 
 
 def _cpu_s(thread: int | None) -> float | None:

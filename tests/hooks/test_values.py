@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from trainfit.findings.learning import of_learning
-from trainfit.hooks.denormals import denormals
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.values import denormals
 from trainfit.results.runs.learning import LearningFacts
 
 

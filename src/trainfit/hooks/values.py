@@ -1,0 +1,179 @@
+"""What values of a CPU's tensors tell of a training, at the few steps that are looked at: denormal
+numbers, gradients that are all 0, layers whose units are one and the same or are dead.
+
+Denormal float32 are below 1.18e-38 and have no leading one; x86 cores compute with them in
+microcode, some 100 cycles an operation. Weights and averages that decay for long become such, and
+gradients of a loss that is next to nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from trainfit.hooks.losses import shape_of
+from trainfit.hooks.owners import tensors_of
+
+#: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
+_TENSORS: Final = 3
+_NUMBERS: Final = 256
+_SMALLEST: Final = float(np.finfo(np.float32).tiny)
+#: An average that an optimizer keeps of each parameter.
+_AVERAGES: Final = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+#: Looks in a row that show gradients of 0.
+_LOOKS: Final = 2
+#: Units of a layer that are hardly alike by chance, what of their largest number they may differ
+#: by (products of the same rows are rounded differently), and layers that are looked at.
+_LEAST_UNITS: Final = 4
+_ALIKE: Final = 1e-3
+_LAYERS: Final = 64
+#: Units of a layer inside a model, what share of them must get no gradient in so many looks in a
+#: row: of one batch a ReLU may let few samples pass.
+_WIDE: Final = 64
+_DEAD: Final = 0.9
+_LOOKS_AT_UNITS: Final = 4
+_WITH_UNITS: Final = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+
+
+def denormals(optimizer: Any) -> dict[str, float]:
+    """By "weights", "gradients" and "averages" of an optimizer on the CPU: of a sample of their
+    numbers, the share that is denormal. Where the core counts them as 0 there are none."""
+    found: dict[str, float] = {}
+    with contextlib.suppress(Exception):  # a tensor of another kind is not looked at
+        for kind, tensors in _kinds(optimizer):
+            shares = [share for each in tensors if (share := _share(each)) is not None]
+            if shares:
+                found[kind] = max(shares)
+    return found
+
+
+def _kinds(optimizer: Any) -> Iterator[tuple[str, list[Any]]]:
+    weights = _some(tensors_of(optimizer))
+    yield "weights", weights
+    yield "gradients", [each.grad for each in weights]
+    states = [optimizer.state.get(each, {}) for each in weights]
+    yield "averages", [state.get(name) for state in states for name in _AVERAGES]
+
+
+def _some(tensors: Sequence[Any]) -> list[Any]:
+    """The largest, in which most of the time goes."""
+    return sorted(tensors, key=lambda each: -each.numel())[:_TENSORS]
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Can its numbers be read as they lie in memory?"""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or tensor.is_sparse:
+        return False
+    return bool(tensor.is_contiguous())
+
+
+def _share(tensor: Any) -> float | None:
+    if not _is_plain(tensor) or tensor.numel() < _NUMBERS:
+        return None
+    values = tensor.detach().numpy().reshape(-1)
+    # A step that is no power of two, so that not all are of one column.
+    sample = np.abs(values[:: max(1, values.size // _NUMBERS) | 1])
+    return float(np.mean((sample > 0) & (sample < _SMALLEST)))
+
+
+class Stalled:
+    """Follows trainings whose steps change nothing, or all units of a layer alike."""
+
+    def __init__(self) -> None:
+        self._zero: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.without_slope: tuple[int, int, str | None] | None = None
+        """Weights whose gradients were 0 at the last looks, of how many of an optimizer; its line.
+        """
+        self.alike: dict[int, tuple[str, int]] = {}
+        """Layers whose units are one and the same, by identity of their weights: shape, units."""
+        self._live: dict[int, list[NDArray[np.bool_]]] = {}
+        self.dead: dict[int, tuple[str, int, int, str | None]] = {}
+        """Layers most of whose units are dead, by identity of their weights: shape, dead units, all
+        of them, the optimizer's line."""
+
+    def look(
+        self,
+        optimizer: Any,
+        place: str | None,
+        loss: float,
+        models: Iterable[Any],
+        *,
+        is_only: bool,
+    ) -> None:
+        """At the gradients that an optimizer, which a line made, is about to use for ``models``,
+        and which maybe are those of a ``loss``."""
+        trained = [each for each in tensors_of(optimizer) if each.grad is not None]
+        weights = [each for each in trained if each.dim() > 1]
+        if not weights or not all(_is_plain(each) and _is_plain(each.grad) for each in weights):
+            return
+        self._look_at_units(weights)
+        own = {id(each) for each in weights}
+        self._look_for_dead(models, own, place)
+        none = not any(_has_slope(each) for each in weights)
+        # A loss that has reached its least, 0, has no slope either.
+        others = any(_has_slope(each) for each in trained if each.dim() < 2)
+        is_zero = none and (others or (is_only and loss != 0))
+        self._zero[optimizer] = self._zero.get(optimizer, 0) + 1 if is_zero else 0
+        if is_zero and self._zero[optimizer] >= _LOOKS:
+            self.without_slope = len(weights), len(trained), place
+        elif self.without_slope is not None and self.without_slope[2] == place:
+            self.without_slope = None
+
+    def _look_at_units(self, weights: Sequence[Any]) -> None:
+        self.alike = {
+            key: told for key, told in self.alike.items() if key not in set(map(id, weights))
+        }
+        for each in weights[:_LAYERS]:
+            units = each.shape[0]
+            if units >= _LEAST_UNITS and each.numel() > units and _are_alike(each):
+                self.alike[id(each)] = shape_of(each), units
+
+    def _look_for_dead(self, models: Iterable[Any], own: set[int], place: str | None) -> None:
+        """The gradient of a unit's bias is 0 where no sample of the batch passes the unit."""
+        left = set(own)
+        for weight, bias in itertools.chain.from_iterable(map(_inner_layers, models)):
+            key, units = id(weight), len(bias)
+            if key not in left or units < _WIDE or not _is_plain(bias.grad):
+                continue
+            left.remove(key)
+            looks = self._live.setdefault(key, [])
+            looks.append(bias.grad.detach().numpy() != 0)
+            del looks[:-_LOOKS_AT_UNITS]
+            live = int(np.logical_or.reduce(looks).sum())
+            self.dead.pop(key, None)
+            # A layer that no sample of any batch passes is one that is not used (an expert).
+            if len(looks) == _LOOKS_AT_UNITS and 0 < live <= (1 - _DEAD) * units:
+                self.dead[key] = shape_of(weight), units - live, units, place
+
+
+def _inner_layers(model: Any) -> list[tuple[Any, Any]]:
+    """Weights and biases of a model's layers but the last one, whose units may be actions of which
+    one is chosen."""
+    layers = [each for each in model.modules() if isinstance(each, _WITH_UNITS)]
+    return [(each.weight, each.bias) for each in layers[:-1][:_LAYERS] if each.bias is not None]
+
+
+def _has_slope(tensor: Any) -> bool:
+    return _is_plain(tensor.grad) and bool(tensor.grad.detach().numpy().any())
+
+
+def _are_alike(weights: Any) -> bool:
+    """Have all units the same weights and the same gradients, which are not 0?"""
+    for each in (weights, weights.grad):
+        rows = each.detach().numpy().reshape(each.shape[0], -1)
+        most = float(np.abs(rows[0]).max())
+        # Of nearly all layers the second row tells.
+        if not most > 0 or float(np.abs(rows[1] - rows[0]).max()) > _ALIKE * most:
+            return False
+        if float(np.abs(rows - rows[0]).max()) > _ALIKE * most:
+            return False
+    return True

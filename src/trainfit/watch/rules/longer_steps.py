@@ -1,0 +1,254 @@
+"""Steps that get longer: a history that is never cut, parameters that are added, hooks; and what is
+none of that, larger inputs and other programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainfit.findings.habits import ALL_AGAIN, GROWING_WORK
+from trainfit.findings.misuse import of_misuse
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
+from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
+from trainfit.results.runs.watched import GrowingVariable
+from trainfit.results.text import duration, percent
+from trainfit.watch import checks, thresholds
+from trainfit.watch.measures import robust_slope
+from trainfit.watch.rules.core_waits import CoreWaits
+from trainfit.watch.rules.growth import goes_on
+from trainfit.watch.rules.rule import Rule, severity
+from trainfit.watch.view import PHASES, RankView, RunView, known, median
+
+_RARE: Final = EVALUATION | CHECKPOINT | EPOCH_START
+#: Of the median step, by how much steps must have become longer.
+_LONGER: Final = 0.2
+#: Of that, what CPU time (or the GPU's) must explain: other programs make steps longer, too.
+_OWN: Final = 0.5
+#: Of the steps, the part that shows how long they are at first.
+_PART: Final = 10
+#: Of the median, by how much CPU time must have grown where other programs share the cores: their
+#: caches, and the other half of a core, make the same work cost up to twice as much.
+_DEARER: Final = 0.67
+
+
+def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
+    view = run.judged
+    steps = view.steps[(view.steps["flags"] & _RARE) == 0]
+    if len(steps) < thresholds.GROWTH_STEPS:
+        return  # no trend shows in so few
+    numbers = np.asarray(steps["step"], dtype=np.float64)
+    slope = robust_slope(numbers, steps["step_s"])
+    span = float(numbers[-1] - numbers[0])
+    usual = median(steps["step_s"])
+    if slope is None or usual is None or slope[1] <= 0:
+        return
+    longer = slope[0] * span
+    if _own_growth(view, steps) < _LONGER:
+        return  # other programs have taken more and more of the cores
+    if longer < _LONGER * usual or not goes_on(numbers, steps["step_s"], slope[0], 0.3):
+        return
+    added = _added_parameters(view)
+    if added is None and _grows_alike(view, steps, numbers, longer / usual):
+        return
+    # Each as a part of itself: where programs take turns, a CPU second lasts for longer.
+    own = max(
+        _trend(numbers, steps[name]) * usual / (median(steps[name]) or usual)
+        for name in ("cpu_s", "gpu_s")
+    )
+    phases = {name: _trend(numbers, steps[f"{name}_s"]) for name in PHASES}
+    rest = slope[0] - sum(phases.values())
+    phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
+    variable = _that_grows(view)
+    loader = checks.training_loader(view.header)
+    held_up = CoreWaits(view).held_up_by_others or 0.0
+    is_pressed = held_up >= thresholds.CRITICAL_SHARE and not checks.has_gpu(view)
+    if phase == "input" and not _batches_cost_more(view):
+        return  # ready batches that are used up, other programs: no batch needs longer
+    if own < _OWN * slope[0] and (
+        phase != "input" or (is_pressed and (loader is None or not loader.num_workers))
+    ):
+        return
+    tells = added is not None or (variable is not None and variable.kind in _COMPUTED)
+    # Threads that wait for each other compute meanwhile: their CPU time tells nothing then.
+    is_dearer = own * span >= _DEARER * usual and not checks.several_compute(view)
+    if is_pressed and not tells and not is_dearer:
+        return
+    first, last = usual - longer / 2, usual + longer / 2
+    if first <= 0:  # they do not grow evenly
+        first = min(usual, median(steps["step_s"][: len(steps) // _PART]) or 0.0)
+    share = min(1.0, longer / 2 / usual)
+    # On full cores other programs may have made the rest of it.
+    times = 1.0 if is_pressed else last / max(first, _AT_FIRST * usual)
+    grown = _inputs_grow(view, numbers, times)
+    # What keeps a history grows with each step; an input's own name says nothing else.
+    is_input = variable is not None and variable.kind in ("tensor", "array")
+    if grown is not None and (not tells or (added is None and is_input and _in_stages(view))):
+        yield _as_inputs_grow(grown, first, last, span)
+        return
+    evidence = (
+        Evidence("a step at first", first, "s"),
+        Evidence("a step at last", last, "s"),
+        Evidence("growth", slope[0], "s/step"),
+        Evidence(f"of it {_CALLED.get(phase, phase)}", phases.get(phase, rest) / slope[0]),
+    )
+    title = f"Steps get longer: from {duration(first)} to {duration(last)} in {span:.0f} "
+    title += f"steps, {percent(phases.get(phase, rest) / slope[0])} of it in {_CALLED[phase]}"
+    if added is not None:
+        cause, fix, place = added.cause, added.fix, added.place
+        title += "; the optimizer gets new parameters again and again"
+        yield Finding(
+            _LONGER_KIND, severity(share), title, evidence, cause, (fix,), "likely", share, place
+        )
+        return
+    is_log = variable is not None and variable.kind in ("list", "dict") and not variable.holds
+    habit = ALL_AGAIN if is_log and phase == "other" else GROWING_WORK
+    cause = habit.cause
+    if variable is not None:
+        what = "elements" if variable.kind in ("tensor", "array") else "entries"
+        title += f"; `{variable.name}` grows"
+        cause = (
+            f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} {what} in "
+            f"{variable.steps} steps, and each step computes with all of it"
+        )
+    yield Finding(
+        _LONGER_KIND,
+        severity(share),
+        title,
+        evidence,
+        cause,
+        (Fix(habit.action),),
+        "likely",
+        share,
+        None if variable is None else Place.parse(variable.place),
+    )
+
+
+_CALLED: Final = {
+    "input": "waiting for batches",
+    "copy": "copies to the GPU",
+    "forward": "the forward pass",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer",
+    "sync": "waiting for the GPU",
+    "checkpoint": "checkpoints",
+    "evaluation": "evaluation",
+    "other": "other Python code",
+}
+
+
+def _batches_cost_more(view: RankView) -> bool:
+    """Do batches need longer and longer, without the time in which their worker had no core? Unless
+    what they cost was not recorded."""
+    alone = CoreWaits(view).fetch_s
+    times = known(view.fetches["fetch_s"] if alone is None else alone)
+    if len(times) < thresholds.GROWTH_STEPS:
+        return not len(times)
+    numbers = np.arange(len(times), dtype=np.float64)
+    return _trend(numbers, times) * len(times) >= _LONGER * float(np.median(times))
+
+
+def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], longer: float) -> bool:
+    """Does the optimizer get longer as steps do, by this part of their median? On a CPU it does the
+    same work in each step, so that what makes it longer is the machine: threads that wait for each
+    other compute meanwhile, and their CPU time grows with what else runs."""
+    usual = median(steps["optimizer_s"])
+    if checks.has_gpu(view) or not usual:
+        return False
+    span = float(numbers[-1] - numbers[0])
+    return _trend(numbers, steps["optimizer_s"]) * span / usual >= _OWN * longer
+
+
+def _own_growth(view: RankView, steps: Table) -> float:
+    """By how much of their median steps become longer, without what other programs add to them."""
+    ends, lengths = (np.asarray(steps[name], dtype=np.float64) for name in ("end_s", "step_s"))
+    own = CoreWaits(view).alone(ends, lengths)
+    numbers = np.asarray(steps["step"], dtype=np.float64)
+    return _trend(numbers, own) * float(numbers[-1] - numbers[0]) / (median(own) or math.inf)
+
+
+def _trend(numbers: NDArray[np.float64], values: NDArray[np.generic]) -> float:
+    """Seconds a step by which a part grows; 0: not measured, or it does not."""
+    found = robust_slope(numbers, values)
+    return 0.0 if found is None else max(0.0, found[0])
+
+
+#: Kinds of variables of which a step computes with all that they have.
+_COMPUTED: Final = ("tensor", "array", "sum")
+
+
+def _that_grows(view: RankView) -> GrowingVariable | None:
+    """The variable that a step computes with: a tensor first."""
+    order = _COMPUTED
+    found = [each for each in view.header.growing if each.kind in order or each.holds]
+    found = found or list(view.header.growing)
+    return min(
+        found,
+        key=lambda each: order.index(each.kind) if each.kind in order else len(order),
+        default=None,
+    )
+
+
+def _added_parameters(view: RankView) -> Finding | None:
+    """What is said of an optimizer that gets more and more parameters."""
+    found = map(of_misuse, view.header.learning.misuses)
+    return next((each for each in found if each.kind == "parameters_added"), None)
+
+
+#: Of the usual step, what one at first is at least for how many times longer the last ones are; and
+#: of that, in powers, what inputs must have grown by (attention needs the square of a length).
+_AT_FIRST: Final = 0.1
+_EXPLAINS: Final = 0.3
+
+
+def _inputs_grow(
+    view: RankView, numbers: NDArray[np.float64], times: float
+) -> tuple[int, int] | None:
+    """Elements of inputs at first and at last, where they grow as steps do, which become so many
+    times as long; ``None``: they do not, or it is not known."""
+    # By steps: those that are looked at become rarer as a run goes on.
+    part = (numbers[-1] - numbers[0]) / 4
+    told = view.header.input_sizes
+    early = [size for step, size in told if numbers[0] <= step <= numbers[0] + part]
+    late = [size for step, size in told if numbers[-1] - part <= step <= numbers[-1]]
+    if not early or not late:
+        return None
+    first, last = int(np.median(early)), int(np.median(late))
+    if last <= first or math.log(last / first) < _EXPLAINS * math.log(max(1.0, times)):
+        return None
+    return first, last
+
+
+#: Of the steps that were looked at, those whose inputs have a size of their own, up to which sizes
+#: change in stages.
+_SIZES_OF_STAGES: Final = 0.25
+
+
+def _in_stages(view: RankView) -> bool:
+    """Do inputs keep a size for many steps?"""
+    sizes = [size for _, size in view.header.input_sizes]
+    return len({*sizes}) <= _SIZES_OF_STAGES * len(sizes)
+
+
+def _as_inputs_grow(grown: tuple[int, int], first: float, last: float, span: float) -> Finding:
+    """A curriculum, larger images or batches from some step on."""
+    return Finding(
+        _LONGER_KIND,
+        "info",
+        f"Steps get longer as the model's inputs do: from {grown[0]:,} to {grown[1]:,} numbers, "
+        f"and from {duration(first)} to {duration(last)} in {span:.0f} steps",
+        (
+            Evidence("numbers of an input at first", float(grown[0])),
+            Evidence("at last", float(grown[1])),
+        ),
+        "later steps have longer sequences, larger images or larger batches",
+        (Fix("right as it is where that is meant; else cut the history (x[:, -N:])"),),
+        "likely",
+    )
+
+
+_LONGER_KIND: Final = "growing_steps"
+LONGER_STEPS: Final = Rule((_LONGER_KIND,), _find_longer_steps, each_rank=True)
