@@ -167,6 +167,10 @@ def test_another_precision_is_asked_for() -> None:
             BatchLimits(8, 8, at_least=True),
             "8: largest batch that was simulated, and with a 10% safety margin",
         ),
+        (
+            BatchLimits(32, 8, at_least=True, failed_batches=(48, 64)),
+            "Largest batch at least 42 (48 and 64 could not be simulated)",
+        ),
         (BatchLimits(32, 8, 16.0, 8), "8: smallest that trains 95% as fast as any at this noise"),
         (BatchLimits(32, 8, data_set=40, epoch_steps=5), "margin: 32; an epoch is then 5 steps"),
     ],

@@ -139,7 +139,8 @@ def _batches(result: PlanResult) -> str:
     more = "at least " if limits is not None and limits.at_least else ""
     largest = f"Largest batch {more}{chosen.largest_batch}"
     if more and limits is not None and not limits.is_data_set(chosen.largest_batch):
-        largest += " (larger ones not simulated)"
+        failed = limits.failed_above(chosen.largest_batch)
+        largest += f" ({failed or 'larger ones not simulated'})"
     samples = (limits.data_set if limits is not None else None) or result.samples
     if samples is not None and chosen.largest_batch >= samples:
         largest = f"Any batch size fits ({data_set_text(result, samples)})"
