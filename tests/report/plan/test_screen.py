@@ -436,7 +436,9 @@ def test_modules_are_named_without_what_they_share(paths: list[str], shown: list
 
 def test_a_loader_that_could_not_be_tuned() -> None:
     plan = dataclasses.replace(ACT, loading=DataLoading(None, failure="no DataLoader was made"))
-    assert "DataLoader not tuned: no DataLoader was made" in words(plan)
+    text = words(plan)
+    assert "DataLoader not tuned: no DataLoader was made" in text
+    assert "the DataLoader could not be measured" in text
 
 
 # -- its size --------------------------------------------------------------------------------
