@@ -42,7 +42,7 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
             reason += f"; {choice.by_hand}"
         return _part(result, command, "set", value, reason)
     if choice.by_hand:
-        reason = choice.by_hand.removesuffix(f": {choice.line}").removesuffix(f": {choice.place}")
+        reason = choice.by_hand_gain
         hazard = next((each.title for each in choice.own_hazards if each.is_critical), "")
         return LaunchPart(
             "amp",

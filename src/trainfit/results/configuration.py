@@ -290,6 +290,11 @@ class AmpChoice:
     time_reason: str = ""
 
     @property
+    def by_hand_gain(self) -> str:
+        """What the change by hand gains, without its line and place."""
+        return self.by_hand.removesuffix(f": {self.line}").removesuffix(f": {self.place}")
+
+    @property
     def text(self) -> str:
         """The dtype with the reason."""
         return f"{self.dtype}: {self.reason}"

@@ -228,8 +228,7 @@ def of_users_lines(choice: AmpChoice, command: Command) -> AmpChoice:
     """Without a change by hand of an installed package; what it would gain is a reason."""
     if not choice.by_hand or not is_packages(choice.place, command):
         return choice
-    gain = choice.by_hand.removesuffix(f": {choice.line}").removesuffix(f": {choice.place}")
-    reason = f"{choice.reason}; {gain}, but {package_says(choice.place)}"
+    reason = f"{choice.reason}; {choice.by_hand_gain}, but {package_says(choice.place)}"
     return dataclasses.replace(
         choice, reason=reason, by_hand="", by_hand_dtype="", line="", place=""
     )
