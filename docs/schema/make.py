@@ -47,6 +47,7 @@ _UNITS: Final = {
     "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",
     "samples": "batch_size best best_from best_to data_set effective_batch evaluation flat_from "
+               "failed_batches "
                "flat_to knee largest_batch micro_batch noise_scale recommended_batch reference "
                "run_batch samples samples_now trains memory",
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "

@@ -144,6 +144,33 @@ def test_a_script_that_cannot_be_stopped_and_a_rebuilt_loader_with_persistent_wo
     assert result.step_s == found["consumer"] == 0.25
 
 
+STARTED = """
+import os, subprocess, sys
+import torch
+
+if "RANK" in os.environ:
+    data = torch.utils.data.TensorDataset(torch.zeros(64, 4))
+    model = torch.nn.Linear(4, 1).cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for (batch,) in torch.utils.data.DataLoader(data, batch_size=8):
+        model(batch.cuda()).sum().backward()
+        optimizer.step()
+else:
+    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    subprocess.run([sys.executable, __file__], env={**os.environ, **job}, check=True)
+"""
+
+
+def test_what_starts_the_script_as_a_process_runs_it_here(
+    tuned: Callable[..., LoaderResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As trl does, by accelerate launch."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    result = tuned("python", write(tmp_path, "started.py", STARTED))
+    assert result.loader.startswith("started.py:9") and "batch size 8" in result.loader
+
+
 def test_a_script_that_fails_before_its_first_step(
     tuned: Callable[..., LoaderResult], tmp_path: Path
 ) -> None:

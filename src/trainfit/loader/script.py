@@ -22,8 +22,9 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import ScriptOutcome, Status, TraceOutcome
 from trainfit.scripts.dataloader import LoaderTracker, is_simulated
-from trainfit.scripts.execute import Stopper, run_script, watch
+from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fault import HangStacks
+from trainfit.scripts.launchers import LaunchInPlace
 from trainfit.scripts.precision import AutocastSwitch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import InferenceWatch, StepWatch
@@ -79,6 +80,7 @@ class Script:
         self._simulation = Simulation(gpu, limited=False, command=spec.command)
         self._loaders = LoaderTracker(keep=True)
         self._step = StepWatch(self._simulation, self._loaders)
+        self._launch = LaunchInPlace(execute, gpus=gpu.count)
         half = torch.bfloat16 if gpu.supports_bf16 else torch.float16
         self._autocast = AutocastSwitch(None, half)
         self._watch = Interventions(self._simulation, (), survey=False)
@@ -111,6 +113,8 @@ class Script:
         enter.enter_context(self._simulation)
         enter.callback(self._patches.restore)
         self._loaders.install(self._patches)
+        enter.callback(self._launch.remove)
+        self._launch.install(self._patches)
         enter.callback(self._autocast.remove)
         self._autocast.install(self._patches)
         enter.callback(self._step.remove)

@@ -230,6 +230,19 @@ class Device:
         """As if the GPU had memory without end."""
         return replay(stream, settings=self.settings)
 
+    def needed(self, stream: Stream) -> Replay:
+        """On a larger GPU, for what does not fit this one: without end, or where most of that would
+        be blocks that PyTorch keeps and does not use (a KV cache of a new size for each token), on
+        the smallest that it fits."""
+        free = self.unlimited(stream)
+        if free.peak_reserved <= _CACHED * free.peak_allocated:
+            return free
+        least = least_capacity(stream, self)
+        return dataclasses.replace(self, capacity_bytes=least).replay(stream)
+
+
+#: Reserved memory for allocated, beyond which it is not what a job needs.
+_CACHED: Final = 2.0
 
 #: Which share of itself the least memory is told to.
 _TO: Final = 1 / 512
@@ -309,7 +322,7 @@ class _Explained:
     def _point(self, batch: int) -> BatchPoint:
         stream = self._law.at(batch)
         outcome = self._device.replay(stream)
-        shown = outcome if outcome.fits else self._device.unlimited(stream)
+        shown = outcome if outcome.fits else self._device.needed(stream)
         return BatchPoint(
             batch_size=batch,
             allocated_bytes=shown.peak_allocated,

@@ -15,7 +15,7 @@ from trainfit.memory.fragmentation import best_setting, compare_settings, fragme
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.held import full_memory
 from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
-from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
+from trainfit.memory.replay import UNLIMITED, Replay, Stream
 from trainfit.results.files.command_line import line_of
 from trainfit.results.files.contents import complete
 from trainfit.results.files.decoding import DecodingError, decode
@@ -85,18 +85,18 @@ def summarize(
 
 def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:
     """The recording on its own GPU, as far as it was limited by it; what a text needs that does
-    not fit is told without that limit."""
+    not fit is told of a GPU that it fits."""
     header = recording.header
     others = header.get("other_processes_bytes") or 0
-    found = replay(
-        Stream.of(recording),
-        capacity_bytes=header["gpu_memory_bytes"] - others if header["limited"] else UNLIMITED,
-        context_bytes=header["context_bytes"],
-        settings=settings or recorded_settings(recording),
+    device = Device(
+        header["gpu_memory_bytes"] - others if header["limited"] else UNLIMITED,
+        header["context_bytes"],
+        settings or recorded_settings(recording),
     )
+    found = device.replay(Stream.of(recording))
     if found.fits or recording.simulated is None:
         return found
-    return replay(found.stream, settings=found.settings)
+    return device.needed(found.stream)
 
 
 def _told(kind: type[_T], told: object) -> _T | None:
@@ -163,7 +163,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
     stream = Stream.of(recording)
     limited = device.replay(stream)
     full = header.get("out_of_memory")
-    shown = limited if limited.fits else device.unlimited(stream)
+    shown = limited if limited.fits else device.needed(stream)
     batches = _batches(first, second, device) if second is not None else None
     settings = compare_settings(
         stream,

@@ -10,6 +10,7 @@ from typing import Final
 
 from trainfit.plan.command.file_values import config_line
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.script_lines import is_packages, package_says
 from trainfit.plan.command.tunables import FRAMEWORKS, LOADER_TUNABLES
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.launch_line import LaunchCommand, launch_command
@@ -41,7 +42,7 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
             reason += f"; {choice.by_hand}"
         return _part(result, command, "set", value, reason)
     if choice.by_hand:
-        reason = choice.by_hand.removesuffix(f": {choice.line}").removesuffix(f": {choice.place}")
+        reason = choice.by_hand_gain
         hazard = next((each.title for each in choice.own_hazards if each.is_critical), "")
         return LaunchPart(
             "amp",
@@ -269,7 +270,9 @@ def _batch_option(plan: PlanResult, command: Command) -> Iterator[LaunchPart]:
         "batch_size", "option", "argument", reason, str(option.batch_size), now, "predicted",
         plan.gpu,
     )  # fmt: skip
-    yield dataclasses.replace(_expressed(part, plan, command), status="option", where="argument")
+    said = _expressed(part, plan, command)
+    if said.value == part.value:
+        yield dataclasses.replace(said, status="option", where="argument")
 
 
 def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
@@ -377,6 +380,9 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
         return dataclasses.replace(
             part, status="by hand", where="script", line=written.text, place=written.place
         )
+    if is_packages(plan.loader_at or "", command):
+        reason = f"{part.value}: {part.reason}; {package_says(plan.loader_at or '')}"
+        return dataclasses.replace(part, status="kept", value=part.present, reason=reason)
     call, name = _maker(plan), _ARGUMENTS.get(part.name, part.name)
     framework = FRAMEWORKS.get(plan.step.loop) if plan.step is not None else None
     if framework is not None and part.name in framework.names:

@@ -543,7 +543,7 @@ def _other_gpus(
     end = evaluation if evaluation is not None and evaluation.fits is False else None
     if present.configuration.fits and end is None:
         return ()
-    need = job.memory_model.unlimited(Stream.of(recording_of(job.largest))).peak_reserved
+    need = job.memory_model.shown(Stream.of(recording_of(job.largest)))[0].peak_reserved
     if end is not None:
         need = max(need, (end.device_bytes or 0) - job.memory_model.context_bytes)
     libraries = {part.name for part in job.memory_model.context}

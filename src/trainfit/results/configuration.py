@@ -53,7 +53,7 @@ class BatchLimits:
     ``evaluation``: the largest with which the evaluation fits, by a rule from two batch sizes,
     where that is less than training allows (0: none; ``None``: it does not limit, or less is
     known). ``option`` is a faster one with which a step would have other samples (``None``: there
-    is none).
+    is none). ``failed_batches`` could not be simulated.
     """
 
     memory: int | None
@@ -66,6 +66,12 @@ class BatchLimits:
     epoch_steps: int | None = None
     evaluation: int | None = None
     option: BatchOption | None = None
+    failed_batches: tuple[int, ...] = ()
+
+    def failed_above(self, batch: int) -> str:
+        """The larger sizes than ``batch`` that could not be simulated, in words; empty: none."""
+        sizes = [str(each) for each in sorted(self.failed_batches) if each > batch]
+        return f"{' and '.join(sizes)} could not be simulated" if sizes else ""
 
     def is_data_set(self, batch: int) -> bool:
         """Has the data set about as many samples as this batch? (Sizes are rounded to 8.)"""
@@ -282,6 +288,11 @@ class AmpChoice:
     candidates: tuple[AmpCandidate, ...] = ()
     memory_reason: str = ""
     time_reason: str = ""
+
+    @property
+    def by_hand_gain(self) -> str:
+        """What the change by hand gains, without its line and place."""
+        return self.by_hand.removesuffix(f": {self.line}").removesuffix(f": {self.place}")
 
     @property
     def text(self) -> str:

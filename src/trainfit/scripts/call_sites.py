@@ -26,6 +26,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainfit.results.runs.trace import CallSite
+from trainfit.simgpu.device.user_location import calls_of_user, locals_of
+
 _MISSING: Final = object()
 #: Of a statement this long nothing is parsed: looking must stay cheap.
 _LONGEST_LINES: Final = 60
@@ -336,3 +339,27 @@ def fetchers() -> frozenset[int]:
     from trainfit.torch_private.data_loading import FETCHERS
 
     return frozenset(id(kind.__dict__["fetch"].__code__) for kind in FETCHERS)
+
+
+# ---
+# The user's calls around a frame.
+
+
+def users_calls(frame: types.FrameType) -> tuple[CallSite, ...]:
+    """The user's calls from ``frame`` outwards, the innermost first."""
+    found, makers = [], []
+    for caller, called in calls_of_user(frame):
+        code = called.f_code
+        name, names = code.co_name, _parameters(code)
+        if names[:1] == ("self",):
+            kind, names = type(locals_of(called).get("self")), names[1:]
+            if name == "__init__":
+                name = kind.__name__
+            elif isinstance(made := inspect.getattr_static(kind, "__init__"), types.FunctionType):
+                makers.append(CallSite("", kind.__name__, _parameters(made.__code__)[1:]))
+        found.append(CallSite(f"{caller.f_code.co_filename}:{caller.f_lineno}", name, names))
+    return (*found, *makers)
+
+
+def _parameters(code: types.CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -29,11 +29,12 @@ from trainfit.results.runs.trace import (
     SampleScan,
     Status,
 )
+from trainfit.scripts.call_sites import users_calls
 from trainfit.scripts.phases.loops import ends_epoch
 from trainfit.scripts.samples.batch_sizes import FedBatches, FetchedSizes, FetchTimes
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
-from trainfit.simgpu.device.user_location import calls_of_user, locals_of, user_frame
+from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 
@@ -257,47 +258,12 @@ class LoaderTracker:
 
     def install(self, patches: PatchSet) -> None:
         """Watch every DataLoader that is made from now on, until ``patches`` is restored."""
-        construct, iterate = DataLoader.__init__, DataLoader.__iter__
-        make = private.GET_ITERATOR.now
         iterator = private.LoaderIterator
         advance = iterator.__next__
-        signature = inspect.signature(construct)
         tracker = self
         self._sizes.install(patches)
         self._times.install(patches)
         self._epochs.install(patches, self._find, self._made, self._original)
-
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            where, sites = user_frame(), _call_sites(sys._getframe())
-            if tracker._override is not None and tracker._override.index == tracker.count:
-                bound = signature.bind(loader, *args, **kwargs)
-                _override(bound.arguments, tracker._override.batch_size)
-                args, kwargs = bound.args[1:], bound.kwargs
-            construct(loader, *args, **kwargs)
-            tracker._made.append(_Made(loader, tracker.count, where, tracker._keep, sites))
-
-        def __iter__(loader: Any) -> Any:
-            batches = iterate(loader)
-            made = tracker._find(loader)
-            if made is not None and isinstance(batches, iterator):
-                made.known = tracker._describe(made)
-            return batches
-
-        def _get_iterator(loader: Any) -> Any:
-            """What ``__iter__`` calls, and endless loaders (Ultralytics') themselves."""
-            made = tracker._find(loader)
-            if made is not None and tracker._keep and not made.batches:
-                with contextlib.suppress(Exception):  # a library's object may raise anything
-                    made.handles = open_handles(loader.dataset)
-            most = math.inf if tracker._keep else len(os.sched_getaffinity(0))
-            with tracker._epochs.making(made), _workers_at_most(most, loader):
-                batches = make(loader)
-            if made is not None:
-                tracker._epochs.begun(batches, made)
-                tracker._of_iterator[batches] = made
-                made.known = tracker._describe(made)
-                _keep_loader(batches, loader)
-            return batches
 
         def __next__(batches: Any) -> Any:
             began = time.perf_counter()
@@ -320,10 +286,60 @@ class LoaderTracker:
                 tracker.after_batch()
             return batch
 
-        patches.set(DataLoader, "__init__", __init__)
-        patches.set(DataLoader, "__iter__", __iter__)
-        patches.set(*private.GET_ITERATOR, _get_iterator)
+        self._watch(patches, DataLoader)
         patches.set(iterator, "__next__", __next__)
+
+        def torchdata(module: types.ModuleType) -> None:
+            for kind in private.defined_in(module):
+                if issubclass(kind, DataLoader):
+                    tracker._watch(patches, kind)
+
+        patches.when_imported(private.TORCHDATA, torchdata)
+
+    def _watch(self, patches: PatchSet, kind: type) -> None:
+        """A class of DataLoaders: PyTorch's, or one that is made without it (torchdata's)."""
+        construct, iterate = kind.__init__, kind.__iter__  # type: ignore[misc, attr-defined]
+        make = getattr(kind, private.GET_ITERATOR.name)
+        signature = inspect.signature(construct)
+        tracker = self
+
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            where, sites = user_frame(), users_calls(sys._getframe())
+            if tracker._override is not None and tracker._override.index == tracker.count:
+                bound = signature.bind(loader, *args, **kwargs)
+                _override(bound.arguments, tracker._override.batch_size)
+                args, kwargs = bound.args[1:], bound.kwargs
+            before = tracker.count
+            construct(loader, *args, **kwargs)
+            if tracker.count == before:  # else by PyTorch's, which it called
+                tracker._made.append(_Made(loader, tracker.count, where, tracker._keep, sites))
+
+        def __iter__(loader: Any) -> Any:
+            batches = iterate(loader)
+            made = tracker._find(loader)
+            if made is not None and isinstance(batches, private.LoaderIterator):
+                made.known = tracker._describe(made)
+            return batches
+
+        def _get_iterator(loader: Any) -> Any:
+            """What ``__iter__`` calls, and endless loaders (Ultralytics') themselves."""
+            made = tracker._find(loader)
+            if made is not None and tracker._keep and not made.batches:
+                with contextlib.suppress(Exception):  # a library's object may raise anything
+                    made.handles = open_handles(loader.dataset)
+            most = math.inf if tracker._keep else len(os.sched_getaffinity(0))
+            with tracker._epochs.making(made), _workers_at_most(most, loader):
+                batches = make(loader)
+            if made is not None:
+                tracker._epochs.begun(batches, made)
+                tracker._of_iterator[batches] = made
+                made.known = tracker._describe(made)
+                _keep_loader(batches, loader)
+            return batches
+
+        patches.set(kind, "__init__", __init__)
+        patches.set(kind, "__iter__", __iter__)
+        patches.set(kind, private.GET_ITERATOR.name, _get_iterator)
 
     def note_step(self) -> None:
         """An optimizer step is over: the first time, this tells which loader fed it, of several the
@@ -485,26 +501,6 @@ class LoaderTracker:
             drops_last=bool(getattr(sampler, "drop_last", False)),
             data_set=length_of(getattr(loader, "dataset", None)),
         )
-
-
-def _call_sites(frame: types.FrameType) -> tuple[CallSite, ...]:
-    """The user's calls from ``frame`` outwards, the innermost first."""
-    found, makers = [], []
-    for caller, called in calls_of_user(frame):
-        code = called.f_code
-        name, names = code.co_name, _parameters(code)
-        if names[:1] == ("self",):
-            kind, names = type(locals_of(called).get("self")), names[1:]
-            if name == "__init__":
-                name = kind.__name__
-            elif isinstance(made := inspect.getattr_static(kind, "__init__"), types.FunctionType):
-                makers.append(CallSite("", kind.__name__, _parameters(made.__code__)[1:]))
-        found.append(CallSite(f"{caller.f_code.co_filename}:{caller.f_lineno}", name, names))
-    return (*found, *makers)
-
-
-def _parameters(code: types.CodeType) -> tuple[str, ...]:
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _keep_loader(batches: Any, loader: Any) -> None:

@@ -220,15 +220,16 @@ class OptionsWatch:
         kind = getattr(module, "OmegaConf", None)
         if kind is None:
             return
-        read, merge = kind.from_cli, kind.merge
+        read, merge = kind.from_dotlist, kind.merge
         watch = self
         #: The configuration made of the script's words, and these.
         made_of: list[tuple[Any, list[str]]] = []
 
+        # What from_cli calls, and scripts that leave words to another parser first (torchtune).
         @functools.wraps(read)
-        def from_cli(args_list: Any = None) -> Any:
-            made = read(args_list)
-            words = watch._begin(args_list)
+        def from_dotlist(dotlist: Any) -> Any:
+            made = read(dotlist)
+            words = watch._begin(dotlist)
             if words is not None:
                 made_of[:] = [(made, words)]
             return made
@@ -241,7 +242,7 @@ class OptionsWatch:
                     watch._note(words, lambda given: of_omegaconf(merged, given))
             return merged
 
-        patches.set(kind, "from_cli", staticmethod(from_cli))
+        patches.set(kind, "from_dotlist", staticmethod(from_dotlist))
         patches.set(kind, "merge", staticmethod(merge_noted))
 
     # -- notes -------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class PatchSet:
     def __init__(self) -> None:
         self._saved: list[tuple[Replacement, Callable[[], None]]] = []
         self._presented: dict[int, tuple[Any, Any, Any]] = {}
+        self._awaited: list[ImportHook] = []
 
     @property
     def replaced(self) -> tuple[Replacement, ...]:
@@ -81,8 +82,16 @@ class PatchSet:
         self._saved.append((Replacement(owner, name, original), put_back))
         setattr(owner, name, self._present(owner, name, original, value))
 
+    def when_imported(self, name: str, patch: Callable[[ModuleType], None]) -> None:
+        """Have ``patch`` called with the module ``name``, now or as soon as it is imported."""
+        hook = ImportHook(name, patch)
+        self._awaited.append(hook)
+        hook.install()
+
     def restore(self) -> None:
-        """Put back everything that was replaced; safe to call twice."""
+        """Put back everything that was replaced, and wait for no import; safe to call twice."""
+        while self._awaited:
+            self._awaited.pop().remove()
         while self._saved:
             self._saved.pop()[1]()
         self._presented.clear()

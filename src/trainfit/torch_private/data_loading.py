@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, cast
+from types import ModuleType
+from typing import Any, Final, cast
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,6 +31,10 @@ with needed():
 LoaderIterator: Any = _BaseDataLoaderIter
 #: What makes a batch of its indices, in a worker or in the main process.
 FETCHERS: tuple[Any, ...] = (MapFetcher, _IterableFetcher)
+
+#: The module of ``StatefulDataLoader``, which calls neither the constructor of PyTorch's DataLoader
+#: nor what makes its iterators.
+TORCHDATA: Final = "torchdata.stateful_dataloader.stateful_dataloader"
 
 GET_ITERATOR = place(DataLoader, "_get_iterator")
 NEXT_INDEX = place(LoaderIterator, "_next_index")
@@ -70,6 +75,15 @@ def settings_of(loader: Any) -> LoaderSettings:
         persistent_workers=bool(getattr(loader, "persistent_workers", False)),
         start_method=context.get_start_method() if context is not None else default_start(),
     )
+
+
+def defined_in(module: ModuleType) -> list[type]:
+    """The classes that a module itself defines."""
+    return [
+        each
+        for each in vars(module).values()
+        if isinstance(each, type) and each.__module__ == module.__name__
+    ]
 
 
 def default_start() -> StartMethod:

@@ -100,3 +100,15 @@ def test_the_least_capacity_is_the_smallest_that_blocks_which_were_returned_leav
     device = Device(1 << 40, context, AllocatorSettings())
     assert device.unlimited(stream).peak_reserved == 304 << 20
     assert least_capacity(stream, device) == pytest.approx((300 + 140) << 20, rel=1 / 256)
+    needed = device.needed(stream)
+    assert (needed.fits, needed.peak_reserved) == (True, 140 << 20)
+
+
+def test_blocks_that_are_used_again_are_needed() -> None:
+    with trainfit.simulate("RTX 4090") as simulation:
+        for megabytes in (140, 100, 64):
+            torch.empty(megabytes << 20, dtype=torch.uint8, device="cuda")
+    stream = Stream.of(simulation.recording)
+    device = Device(100 << 20, 0, AllocatorSettings())
+    assert not device.replay(stream).fits
+    assert device.needed(stream).peak_reserved == device.unlimited(stream).peak_reserved

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +15,7 @@ from trainfit.hardware import GpuSpec, catalogue, find_gpu
 from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
 from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_run
 from trainfit.plan.changes.amp_hazards import unscaled as gradients_unscaled
-from trainfit.plan.changes.amp_settings import is_beaten
+from trainfit.plan.changes.amp_settings import is_beaten, of_users_lines
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import amp_precisions
 from trainfit.plan.runs.tracing import Trace
@@ -434,6 +437,33 @@ def test_the_line_to_change(seen: AmpSeen, autocast: str | None, dtype: str, lin
     place = "train.py:57" if autocast else None
     outcome = TraceOutcome("finished", 3, 1.0, autocast=autocast, autocast_at=place, amp=seen)
     assert ": ".join(filter(None, line_for(dtype, outcome, has=autocast))) == line
+
+
+@pytest.mark.parametrize(
+    ("command", "place", "is_asked"),
+    [
+        ("python train.py", "train.py:57", True),
+        ("python train.py", "", True),
+        ("python train.py", "/env/lib/python3.11/site-packages/torchtune/_parse.py:99", False),
+        ("tool --x 1", "", False),
+    ],
+)
+def test_a_change_is_the_users_to_make_in_files_of_theirs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, place: str, is_asked: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "python").symlink_to(sys.executable)
+    (tmp_path / "tool").write_text(f"#!{sys.executable}\n")
+    (tmp_path / "tool").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    text = "bfloat16 would give 1.13× the samples/s (predicted)"
+    line = "with torch.autocast(…)"
+    asked = AmpChoice(None, "off", "kept", by_hand=": ".join(filter(None, (text, place, line))),
+                      by_hand_dtype="bfloat16", line=line, place=place)  # fmt: skip
+    found = of_users_lines(asked, parse_command(command.split()))
+    assert (found == asked) == is_asked
+    assert is_asked or (not found.by_hand and text in found.reason and line not in found.reason)
 
 
 @pytest.mark.parametrize(("error", "is_said"), [(0.05, True), (0.25, False)])

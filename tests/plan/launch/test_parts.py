@@ -160,6 +160,17 @@ def test_a_value_in_a_configuration_file_is_changed_there(
     assert f"in {name}, was 8: " in part_reason(part)
 
 
+def test_no_line_of_an_installed_package_is_to_be_changed() -> None:
+    place = "/env/lib/python3.11/site-packages/torchtune/recipe.py:557"
+    plan = dataclasses.replace(PLAN, loading=DataLoading(result(), 8), loader_at=place)
+    parts = with_launch(plan, parse("python train.py")).launch_parts
+    assert not change_lines(parts)
+    kept = {part.name: part for part in parts if place in part.reason}
+    assert {"batch_size", "num_workers"} <= set(kept)
+    assert (kept["batch_size"].status, kept["batch_size"].value) == ("kept", "8")
+    assert kept["batch_size"].reason.startswith("24: ")
+
+
 def test_cores_that_the_command_chooses_are_kept() -> None:
     found = result(cores=CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "", ""), reasons=(CORES,))
     plan, parts = launched(found, f"taskset -c 1 {LINE}")

@@ -424,6 +424,13 @@ def _pair(kind: str = "switch") -> argparse.ArgumentParser:
     return parser
 
 
+def _undecided() -> argparse.ArgumentParser:
+    """As TRL's: bfloat16, unless it is said or float16 is."""
+    parser = argument("--bf16", type=_str2bool, default=None)
+    parser.add_argument("--fp16", type=_str2bool, nargs="?", const=True, default=False)
+    return parser
+
+
 def _timm() -> argparse.ArgumentParser:
     parser = argument("--amp", action="store_true")
     parser.add_argument("--amp-dtype", default="float16")
@@ -457,6 +464,12 @@ def _timm() -> argparse.ArgumentParser:
         (_pair(), "--fp16", _FP16, "fp16", "no", "fp16", {"no": "", "bf16": "--bf16"}),
         (_pair("bare"), "--bf16 True", _BF16, "bf16", "no", "fp16",
          {"no": "--bf16 False", "fp16": "--bf16 False --fp16"}),
+        (_undecided(), "", _BF16, "bf16", "no", "fp16",
+         {"bf16": "", "no": "--bf16=False", "fp16": "--bf16=False --fp16"}),
+        (_undecided(), "--fp16 True", _FP16, "fp16", "no", "fp16",
+         {"no": "--fp16 False --bf16=False", "bf16": "--fp16 False --bf16=True"}),
+        (argument("--bf16", type=_str2bool), "", SEEN, "false", "true", None,
+         {"true": "--bf16=True", "false": ""}),
         (_timm(), "", SEEN, "no", "bf16", "fp16",
          {"bf16": "--amp --amp-dtype=bfloat16", "fp16": "--amp"}),
         (argument("--dtype", default="float32"), "--dtype=float16", _FP16, "float16", "float32",

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
 
+from trainfit.plan.runs.failures import NotSimulated, ScriptError
+from trainfit.plan.runs.progress import Notes
+from trainfit.plan.runs.runs import Runs
+from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.attempts import (
     MOST_TRIALS,
+    Attempts,
     Found,
     SimulatedBatch,
     found_by,
     reach_of,
     search,
 )
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 
 CAPACITY, USABLE = 1_000_000, 900_000
 
@@ -166,3 +173,23 @@ def test_sizes_that_processes_can_share_are_tried() -> None:
     found, asked = run(lambda batch: 1_000 * batch, known=(6, 12), unit=6)
     assert asked and not any(batch % 6 for batch in asked)
     assert found.recommended is not None and 850 <= found.recommended <= 900
+
+
+class _Failing:
+    """Runs of which none but the smallest succeeds."""
+
+    def start(self, batch: int, spec: RunSpec) -> None:
+        del batch, spec
+
+    def trace(self, batch: int, spec: RunSpec) -> Trace:
+        del spec
+        raise NotSimulated if batch == 32 else ScriptError("AssertionError")
+
+
+def test_sizes_that_fail_are_known_and_told_of_with_the_cause() -> None:
+    notes = Notes()
+    nothing: Any = None
+    attempts = Attempts(cast(Runs, _Failing()), nothing, nothing, notes)
+    assert not list(attempts.made([22, 16, 32], AS_WRITTEN))
+    assert attempts.failed(AS_WRITTEN) == (16, 22)
+    assert "batch size 16 could not be simulated: AssertionError" in notes

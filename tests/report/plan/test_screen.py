@@ -167,6 +167,10 @@ def test_another_precision_is_asked_for() -> None:
             BatchLimits(8, 8, at_least=True),
             "8: largest batch that was simulated, and with a 10% safety margin",
         ),
+        (
+            BatchLimits(32, 8, at_least=True, failed_batches=(48, 64)),
+            "Largest batch at least 42 (48 and 64 could not be simulated)",
+        ),
         (BatchLimits(32, 8, 16.0, 8), "8: smallest that trains 95% as fast as any at this noise"),
         (BatchLimits(32, 8, data_set=40, epoch_steps=5), "margin: 32; an epoch is then 5 steps"),
     ],
@@ -432,7 +436,9 @@ def test_modules_are_named_without_what_they_share(paths: list[str], shown: list
 
 def test_a_loader_that_could_not_be_tuned() -> None:
     plan = dataclasses.replace(ACT, loading=DataLoading(None, failure="no DataLoader was made"))
-    assert "DataLoader not tuned: no DataLoader was made" in words(plan)
+    text = words(plan)
+    assert "DataLoader not tuned: no DataLoader was made" in text
+    assert "the DataLoader could not be measured" in text
 
 
 # -- its size --------------------------------------------------------------------------------

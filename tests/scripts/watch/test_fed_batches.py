@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data._utils import fetch
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from trainfit.results.runs.trace import LoaderInfo, LoaderOverride, SampleOverride
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private.data_loading import workers_of
+from trainfit.torch_private.data_loading import TORCHDATA, workers_of
 
 TEXTS = [torch.ones(length, dtype=torch.long) for length in (5, 3, 9, 1, 7, 2)]
 
@@ -36,6 +39,22 @@ def watched(make: Callable[[], DataLoader[Any]], **options: Any) -> tuple[Loader
         patches.restore()
     assert found is not None
     return found, batches
+
+
+_construct = DataLoader.__init__
+
+
+class Stateful(DataLoader[Any]):
+    """As torchdata's: with neither the constructor nor the iterators of PyTorch's."""
+
+    def __init__(self, data: Any, batch_size: int = 1) -> None:
+        _construct(self, data, batch_size)
+
+    def _get_iterator(self) -> Any:
+        return _SingleProcessDataLoaderIter(self)
+
+    def __iter__(self) -> Any:
+        return self._get_iterator()
 
 
 class Stream(IterableDataset[torch.Tensor]):
@@ -248,3 +267,18 @@ def test_a_simulated_run_starts_no_more_workers_than_there_are_cores(
     info = tracker.feeding()
     assert len(first) == 2 and loader.num_workers == 3
     assert info is not None and info.settings.num_workers == 3
+
+
+def test_torchdatas_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(TORCHDATA)
+    monkeypatch.setattr(Stateful, "__module__", TORCHDATA)
+    module.Stateful = Stateful  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, TORCHDATA, module)
+    original = Stateful._get_iterator
+    data = torch.zeros(7, 3)
+    found, batches = watched(lambda: Stateful(data, 2))
+    assert (found.batch_size, found.samples, found.fed) == (2, 7, (2, 2, 2, 1))
+    assert [len(each) for each in batches] == [2, 2, 2, 1]
+    _, batches = watched(lambda: Stateful(data, 2), override=LoaderOverride(0, 3))
+    assert [len(each) for each in batches] == [3, 3, 1]
+    assert Stateful._get_iterator is original

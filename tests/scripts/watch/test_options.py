@@ -264,6 +264,23 @@ def test_omegaconf_of_the_scripts_words(run: Any) -> None:
     assert (found["data.num_workers"].value, found["data.num_workers"].given) == ("2", False)
 
 
+def test_omegaconf_of_what_another_parser_left(run: Any) -> None:
+    """torchtune: argparse has --config, OmegaConf the rest, which may be nothing."""
+    omegaconf = pytest.importorskip("omegaconf").OmegaConf
+
+    def merged() -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--config")
+        rest = parser.parse_known_args()[1]
+        base = omegaconf.create({"batch_size": 2, "seed": 1})
+        omegaconf.merge(base, omegaconf.from_dotlist(rest))
+
+    found = run(merged, "--config", "tt.yaml")
+    assert (found["batch_size"].value, found["batch_size"].given) == ("2", False)
+    found = run(merged, "--config", "tt.yaml", "batch_size=4")
+    assert (found["batch_size"].value, found["batch_size"].given) == ("4", True)
+
+
 @pytest.mark.parametrize("kind", ["dataclass", "function"])
 def test_tyro(run: Any, watch: OptionsWatch, kind: str) -> None:
     tyro = pytest.importorskip("tyro")

@@ -20,7 +20,9 @@ from trainfit.plan.changes.amp_hazards import (
     place_of,
     step_parts,
 )
+from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import other_value
+from trainfit.plan.command.script_lines import is_packages, package_says
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS
 from trainfit.plan.runs.batches import full_steps, is_full
 from trainfit.plan.runs.failures import NotSimulated, ScriptError
@@ -215,9 +217,21 @@ def _chosen(
     job: PlannedJob, present: AmpSetting, others: list[AmpSetting], failed: Sequence[Finding]
 ) -> tuple[AmpChoice | None, AmpSetting]:
     choice = choose_amp(present, others, job.gpu, failed)
+    if choice is not None:
+        choice = of_users_lines(choice, job.command)
     if choice is None or choice.configuration is None:
         return choice, present
     return choice, next(each for each in others if each.configuration is choice.configuration)
+
+
+def of_users_lines(choice: AmpChoice, command: Command) -> AmpChoice:
+    """Without a change by hand of an installed package; what it would gain is a reason."""
+    if not choice.by_hand or not is_packages(choice.place, command):
+        return choice
+    reason = f"{choice.reason}; {choice.by_hand_gain}, but {package_says(choice.place)}"
+    return dataclasses.replace(
+        choice, reason=reason, by_hand="", by_hand_dtype="", line="", place=""
+    )
 
 
 def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSetting]) -> AmpChoice:

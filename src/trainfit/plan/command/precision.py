@@ -81,10 +81,29 @@ def _names(option: ScriptOption) -> tuple[str, ...]:
 
 def _is_boolean(option: ScriptOption) -> bool:
     text = option.value
+    if _is_open(option):
+        return True
     if option.switch or as_switch(text) is not None:
         # "no" is a precision where there are others.
         return option.switch or not (text == "no" and _family(option) is not None)
     return False
+
+
+def _is_open(option: ScriptOption) -> bool:
+    """A boolean without a value, which the script decides on (TRL's ``--bf16``, which is on unless
+    ``--fp16`` is)?"""
+    return option.value is None and "bool" in option.type.lower()
+
+
+def _readings_of(candidate: Candidate) -> Iterator[Candidate]:
+    """An option as it may be meant: one without a value is on or off."""
+    if not _is_open(candidate.option):
+        yield candidate
+        return
+    for text in ("True", "False"):
+        yield dataclasses.replace(
+            candidate, option=dataclasses.replace(candidate.option, value=text)
+        )
 
 
 def _dtype_of(option: ScriptOption) -> str | None:
@@ -97,25 +116,42 @@ def _pairs(command: Command, named: Sequence[Candidate]) -> Iterator[AmpReading]
     """Two booleans, one for each dtype (Transformers' bf16 and fp16)."""
     booleans = [each for each in named if _is_boolean(each.option)]
     of_dtype = {
-        dtype: [each for each in booleans if _dtype_of(each.option) == dtype]
+        dtype: [
+            reading
+            for each in booleans
+            if _dtype_of(each.option) == dtype
+            for reading in _readings_of(each)
+        ]
         for dtype in _DTYPES[:2]
     }
     for bf16, fp16 in itertools.product(*of_dtype.values()):
         on = [name for name, each in (("bf16", bf16), ("fp16", fp16)) if _is_on(each)]
         now = {"": "off", "bf16": "bfloat16", "fp16": "float16"}.get("".join(on))
-        first = write_switch(command, bf16, {"bf16": True, "fp16": False, "no": False})
-        other = write_switch(command, fp16, {"bf16": False, "fp16": True, "no": False})
+        present = on[0] if on else "no"
+        first = _written(command, bf16, {"bf16": True, "fp16": False, "no": False}, present)
+        other = _written(command, fp16, {"bf16": False, "fp16": True, "no": False}, present)
         if now is None or first is None or other is None:
             continue
         yield AmpReading(
             shown=f"{bf16.shown}, {fp16.shown}",
             now=now,
-            present=on[0] if on else "no",
+            present=present,
             opposite="no" if on else "bf16",
             float16="fp16",
             writing=first + other,
             given=bf16.place is not None or fp16.place is not None,
         )
+
+
+def _written(
+    command: Command, candidate: Candidate, on_at: Mapping[str, bool], present: str
+) -> Writing | None:
+    """A boolean at a precision's values. What none was given for depends on the other options: it
+    is said wherever they are others than at ``present``."""
+    option = candidate.option
+    if candidate.place is None and option.default is None and not option.switch:
+        return write_texts(command, candidate, {at: str(on) for at, on in on_at.items()}, present)
+    return write_switch(command, candidate, on_at)
 
 
 def _is_on(candidate: Candidate) -> bool:
@@ -134,7 +170,8 @@ def _single(
         if found is not None:
             yield found
             return
-    yield from _by_switch(command, candidate)
+    for each in _readings_of(candidate):
+        yield from _by_switch(command, each)
 
 
 def _by_precision(command: Command, candidate: Candidate) -> Iterator[AmpReading]:
@@ -192,7 +229,7 @@ def _by_switch(command: Command, candidate: Candidate) -> Iterator[AmpReading]:
         writing: Writing | None = write_value(command, candidate, "amp", text)
     else:
         present, other = (ON, OFF) if on else (OFF, ON)
-        writing = write_switch(command, candidate, {ON: True, OFF: False})
+        writing = _written(command, candidate, {ON: True, OFF: False}, present)
     if writing is None:
         return
     float16 = None

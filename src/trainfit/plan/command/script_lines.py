@@ -5,7 +5,8 @@ line: ``fit(model, data, batch_size=32)`` of a library that makes the DataLoader
 attribute or an entry in its place is looked for in those files: a parameter's default, a field of a
 configuration class, an argument of a call, an entry of a dictionary. Only where one place alone has
 the number is it the line. Other settings of the DataLoader are arguments of the innermost call that
-has a parameter for them. Nothing is executed.
+has a parameter for them. Lines of installed packages are not the user's to change, also where one
+is what runs (``tune run``, ``trl sft``). Nothing is executed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import LOADER_TUNABLES
 from trainfit.results.changes import ScriptLine
 from trainfit.results.runs.trace import CallSite
+from trainfit.simgpu.device.user_location import is_installed
 
 _LOADER: Final = "DataLoader"
 _PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {_LOADER: ("dataset", "batch_size")}
@@ -35,7 +37,8 @@ def script_lines(
     ``batch`` is the batch size that was seen (``None``: not known); ``sites`` are the user's calls
     that the DataLoader was made in, the innermost first.
     """
-    files = [_file_of(site) for site in sites if site.place]
+    places = [site.place for site in sites if site.place]
+    files = [_file_of(place) for place in places if not is_installed(place)]
     if command.kind == "script":
         files.append(command.name)
     names = {str(Path(name).resolve()): name for name in reversed(files)}
@@ -46,8 +49,27 @@ def script_lines(
     return {**found, "batch_size": line} if line is not None else found
 
 
-def _file_of(site: CallSite) -> str:
-    return site.place.rpartition(":")[0]
+def is_packages(place: str, command: Command) -> bool:
+    """Is a line at ``place`` (empty: not known where) an installed package's?
+
+    What is not known is in the package whose console script the command runs: that has no lines of
+    its own.
+    """
+    if place:
+        return is_installed(place)
+    program = Path(command.name)
+    # pip writes a console script next to the interpreter that it was installed for.
+    return command.kind == "script" and not program.suffix and (program.parent / "python").exists()
+
+
+def package_says(place: str) -> str:
+    """Why a change at ``place`` is not asked for."""
+    where = f" at {place}" if place else ""
+    return f"no option of the command says it, and the line{where} is an installed package's"
+
+
+def _file_of(place: str) -> str:
+    return place.rpartition(":")[0]
 
 
 def _read(name: str) -> Source | None:
@@ -92,7 +114,7 @@ class _Search:
         """The calls that the DataLoader was made in, the innermost first."""
         by_path = {source.path.resolve(): source for source in self.sources}
         for site in self.sites:
-            source = by_path.get(Path(_file_of(site)).resolve())
+            source = by_path.get(Path(_file_of(site.place)).resolve())
             number = site.place.rpartition(":")[2]
             if source is None or not number.isdigit():
                 continue

@@ -78,9 +78,11 @@ def write_value(command: Command, candidate: Candidate, name: str, present: str)
     return Writing({}, (Edit(flag, unsaid), Edit(value, unsaid)), candidate.option.ahead)
 
 
-def write_texts(command: Command, candidate: Candidate, texts: Mapping[str, str]) -> Writing:
+def write_texts(
+    command: Command, candidate: Candidate, texts: Mapping[str, str], unsaid: str | None = None
+) -> Writing:
     """The option's value for each of a tunable's: ``texts``; it is not added where it is what it is
-    by default."""
+    by default, or at ``unsaid`` alone."""
     place = candidate.place
     if place is not None and place.value_at is not None:
         word = command.words[place.value_at]
@@ -89,7 +91,10 @@ def write_texts(command: Command, candidate: Candidate, texts: Mapping[str, str]
             {place.value_at: Edit(word, {at: (start + text,) for at, text in texts.items()})}
         )
     flag, default = _long_flag(candidate.option), candidate.option.value
-    words = {at: () if text == default else (f"{flag}={text}",) for at, text in texts.items()}
+    words = {
+        at: () if (text == default if unsaid is None else at == unsaid) else (f"{flag}={text}",)
+        for at, text in texts.items()
+    }
     return Writing({}, (Edit(flag, words),), candidate.option.ahead)
 
 

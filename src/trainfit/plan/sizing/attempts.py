@@ -14,7 +14,7 @@ import numpy as np
 
 from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.runs.batches import full_part, full_steps, is_full, most_timed
-from trainfit.plan.runs.failures import ScriptError
+from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.progress import CHANGES, Notes
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
@@ -251,10 +251,15 @@ class Attempts:
         self._machine = machine
         self._notes = notes
         self._made: dict[RunSpec, dict[int, Trace]] = {}
+        self._failed: dict[RunSpec, set[int]] = {}
 
     def simulated(self, spec: RunSpec) -> dict[int, Trace]:
         """The runs that :meth:`made` gave."""
         return dict(self._made.get(spec, {}))
+
+    def failed(self, spec: RunSpec) -> tuple[int, ...]:
+        """The sizes that :meth:`made` could not give."""
+        return tuple(sorted(self._failed.get(spec, ())))
 
     def trial(self, batch: int, trace: Trace) -> SimulatedBatch:
         stream = Stream.of(recording_of(trace))
@@ -289,7 +294,11 @@ class Attempts:
             try:
                 trace = self._runs.trace(batch, spec)
             except ScriptError as error:
-                self.note(f"batch size {batch} could not be simulated: {error}")
+                said = f"batch size {batch} could not be simulated: {error}"
+                if said not in self._notes:
+                    self._notes.add(said, CHANGES)
+                if not isinstance(error, NotSimulated):  # which has a note of its own
+                    self._failed.setdefault(spec, set()).add(batch)
                 continue
             if is_full(trace, batch):
                 self._made.setdefault(spec, {})[batch] = trace

@@ -276,7 +276,7 @@ class BatchSizes:
             found.largest,
             advised.batch,
             peak,
-            limits=advised.limits,
+            limits=dataclasses.replace(advised.limits, failed_batches=self._attempts.failed(spec)),
             curve=curve,
             check=BatchCheck(advised.batch) if peak is not None and advised.batch else None,
         )
@@ -320,7 +320,7 @@ class BatchSizes:
             found.largest,
             advised.batch,
             self._attempts.peak(advised.batch, spec),
-            limits=advised.limits,
+            limits=dataclasses.replace(advised.limits, failed_batches=self._attempts.failed(spec)),
             curve=curve,
             check=BatchCheck(advised.batch),
         )

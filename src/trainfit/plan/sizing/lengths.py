@@ -261,19 +261,19 @@ class _Search:
             return None
         model = self._model(recording_of(trace))
         stream = Stream.of(recording_of(trace))
-        limited = model.limited(stream)
-        taken = limited.peak_reserved + model.context_bytes
+        shown, fits = model.shown(stream)
+        taken = shown.peak_reserved + model.context_bytes
         unlimited = model.unlimited(stream)
         need = unlimited.peak_reserved + model.context_bytes
         found = _Simulated(
             value,
             trace,
             spec,
-            taken if limited.fits else need,
+            taken,
             need,
             unlimited.peak_allocated,
-            limited.fits,
-            limited.fits and taken <= model.usable_bytes,
+            fits,
+            fits and taken <= model.usable_bytes,
         )
         self._trials[value] = found
         self._ram.learn(value, trace.outcome.peak_ram_bytes)

@@ -89,9 +89,10 @@ class MemoryModel:
         return self.device.unlimited(stream)
 
     def shown(self, stream: Stream) -> tuple[Replay, bool]:
-        """At the capacity, or without it where that is too small; does it fit?"""
+        """At the capacity, or as a larger GPU would have it where that is too small; does it
+        fit?"""
         limited = self.limited(stream)
-        return (limited if limited.fits else self.unlimited(stream)), limited.fits
+        return (limited if limited.fits else self.device.needed(stream)), limited.fits
 
     def figures(
         self, outcome: Replay, context: tuple[Constant, ...] | None = None

@@ -414,8 +414,9 @@ def _at_least(limits: BatchLimits | None, batch: int) -> str:
     """Said of a figure above which none was simulated."""
     if limits is None or not limits.at_least:
         return ""
-    full = "the data set has no more"
-    return f"at least; {full if limits.is_data_set(batch) else 'no larger batch was simulated'}"
+    if limits.is_data_set(batch):
+        return "at least; the data set has no more"
+    return f"at least; {limits.failed_above(batch) or 'no larger batch was simulated'}"
 
 
 def _is_bound(limits: BatchLimits) -> bool:

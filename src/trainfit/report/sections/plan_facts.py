@@ -19,7 +19,7 @@ from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
 from trainfit.results.loader import BUSY
 from trainfit.results.plan import PlanResult, batch_reasons, data_set_text, run_rate
-from trainfit.results.speed import RunRate, StepSpeed
+from trainfit.results.speed import DataLoading, RunRate, StepSpeed
 from trainfit.results.text import count, duration, rate, size, times
 
 #: A rate that differs from another by less does not differ.
@@ -139,7 +139,8 @@ def _batches(result: PlanResult) -> str:
     more = "at least " if limits is not None and limits.at_least else ""
     largest = f"Largest batch {more}{chosen.largest_batch}"
     if more and limits is not None and not limits.is_data_set(chosen.largest_batch):
-        largest += " (larger ones not simulated)"
+        failed = limits.failed_above(chosen.largest_batch)
+        largest += f" ({failed or 'larger ones not simulated'})"
     samples = (limits.data_set if limits is not None else None) or result.samples
     if samples is not None and chosen.largest_batch >= samples:
         largest = f"Any batch size fits ({data_set_text(result, samples)})"
@@ -193,7 +194,7 @@ def _speed(result: PlanResult) -> str:
     run, on = of_all_ranks(run, result)
     unit = rate_unit(result)
     samples = f", {most}{rate(run.samples_per_s)} {unit}/s{on}" if run.samples_per_s else ""
-    return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run)})"
+    return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run, result.loading)})"
 
 
 def rate_unit(result: PlanResult) -> str:
@@ -214,7 +215,7 @@ def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:
     return whole, f" on {result.ranks.count} GPUs"
 
 
-def limit_text(run: RunRate) -> str:
+def limit_text(run: RunRate, loading: DataLoading | None = None) -> str:
     """What is to be said of the DataLoader next to a run's rate; empty where it keeps up."""
     if run.limit == "loader":
         alone = f"need {duration(run.gpu_step_s)}"
@@ -223,7 +224,8 @@ def limit_text(run: RunRate) -> str:
         marked = f", {BUSY}" if run.loader == "busy" else ""
         return f": the DataLoader is the limit{marked}; the GPU alone would {alone}"
     if run.limit == "gpu only":
-        return "; GPU step only: the DataLoader was not measured"
+        could = "could not be" if loading is not None and loading.failure else "was not"
+        return f"; GPU step only: the DataLoader {could} measured"
     return "; GPU step only: the DataLoader's rate is not known" if run.limit == "unknown" else ""
 
 
@@ -435,6 +437,12 @@ def _files(result: PlanResult) -> str:
 
 
 #: What is shown, in this order: its name, its detail, its text.
+def _not_measured(result: PlanResult) -> str:
+    """Why the DataLoader of a job that can start was not measured."""
+    failed = result.loading is not None and result.loading.failure and result.can_start
+    return keeps_up_text(result) if failed else ""
+
+
 _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("batch size", 0, _batch),
     ("option", 8, _option),
@@ -443,7 +451,8 @@ _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
     ("step", 10, _step),
     ("samples", 25, _makeup),
     ("shapes", 22, _shapes),
-    ("DataLoader", 20, keeps_up_text),
+    ("DataLoader", 7, _not_measured),
+    ("DataLoader", 20, lambda result: "" if _not_measured(result) else keeps_up_text(result)),
     ("fault", 5, wrong_data_text),
     ("threads", 12, _threads),
     ("variables", 0, _removed),

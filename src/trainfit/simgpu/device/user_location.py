@@ -149,14 +149,19 @@ def call_of_user() -> str | None:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def is_installed(filename: str) -> bool:
+    """Does a file lie where packages are installed, whoever runs it?"""
+    return filename.startswith(_LIBRARIES) or any(folder in filename for folder in _INSTALLED)
+
+
 @functools.cache
 def is_library(filename: str) -> bool:
     """Does a source file belong to Python, an installed package, or trainfit?"""
     if filename.startswith(tuple(_claimed)):
         return False
     return (
-        filename.startswith((_PACKAGE, "<", *_LIBRARIES))
-        or any(folder in filename for folder in _INSTALLED)
+        filename.startswith((_PACKAGE, "<"))
+        or is_installed(filename)
         or _is_of_another_project(filename)
     )
 

@@ -60,12 +60,11 @@ class LoaderHooks:
 
     def watch_torchdata(self, patches: PatchSet, module: ModuleType) -> None:
         """``StatefulDataLoader`` has iterators of its own."""
-        for kind in vars(module).values():
-            if isinstance(kind, type) and kind.__module__ == module.__name__:
-                if "__next__" in vars(kind):
-                    self.watch_iterator(patches, kind)
-                if private.GET_ITERATOR.name in vars(kind):
-                    patches.hook(kind, private.GET_ITERATOR.name, self._making)
+        for kind in private.defined_in(module):
+            if "__next__" in vars(kind):
+                self.watch_iterator(patches, kind)
+            if private.GET_ITERATOR.name in vars(kind):
+                patches.hook(kind, private.GET_ITERATOR.name, self._making)
 
     def _constructing(self, construct: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(construct)
