@@ -162,10 +162,10 @@ def test_assumptions_on_data_are_stated(tmp_path: Path) -> None:
 
 FAILURES = {
     "raises": (
-        "def helper():\n    raise ValueError('bad \\x1b[31m data')\nhelper()\n",
-        ["the script failed at {script}:10 (ValueError: bad \\x1b[31m data)",
+        "def helper():\n    raise ValueError('bad \\x1b[2J\\x1b[31m data')\nhelper()\n",
+        ["the script failed at {script}:10 (ValueError: bad \\x1b[2J data)",
          "its traceback is below"],
-        ["line 11, in <module>", "line 10, in helper", "ValueError: bad \\x1b[31m data"],
+        ["line 11, in <module>", "line 10, in helper", "ValueError: bad \\x1b[2J\\x1b[31m data"],
     ),
     "syntax": (
         "def f(:\n",
