@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import trainfit
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.buffers import Buffer, largest_buffer
 from trainfit.memory.explanation import summarize
 from trainfit.memory.growth import step_pattern

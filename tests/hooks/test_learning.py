@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 import trainfit
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks import ranks as ranks_module
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import trainfit
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding

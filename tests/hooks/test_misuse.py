@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler as schedules
 
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
 from trainfit.results.runs.learning import LearningFacts, ScheduleEnd, ScheduleFades
 

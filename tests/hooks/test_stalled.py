@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.values import denormals
 from trainfit.results.runs.learning import LearningFacts

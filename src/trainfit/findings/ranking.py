@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from trainfit.findings import failure, learning
+from trainfit.findings import failure
+from trainfit.findings.training import learning
 from trainfit.results.findings import Finding
 
 #: A run that stands still, or ranks of it that are gone; so far nothing else matters.

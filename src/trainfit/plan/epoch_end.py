@@ -28,12 +28,13 @@ from trainfit.plan.epoch_peak import (
     memory_at_the_end,
     what_grows,
 )
+from trainfit.plan.evaluation_batches import ALIKE, within_evaluation
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.runs.batches import last_batch_fails, remainder_of
-from trainfit.plan.runs.failures import NotSimulated, ScriptError, fails_beyond, what_happened
+from trainfit.plan.runs.failures import NotSimulated, fails_beyond, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
-from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
+from trainfit.results.configuration import EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
 from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -109,7 +110,10 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     else:
         there, more = evaluations.at(best, chosen.spec, evaluations.lengths(present))
         findings += tuple(each for each in more if each.kind == LAST_BATCH)
-    setting, there = _limited(job, chosen, evaluations, present, there)
+    lengths = evaluations.lengths(present)
+    setting, there = within_evaluation(
+        job, chosen, present, there, lambda size, spec: evaluations.at(size, spec, lengths)[0]
+    )
     return EpochEnds(setting, present, there, findings, evaluations.looked)
 
 
@@ -197,7 +201,7 @@ class _Evaluations:
         if coverage is None or not self._looks_on or not (coverage.after or coverage.by_number):
             return end, findings
         last, more = self._of_end(batch, spec, lengths, coverage)
-        if (last.device_bytes or 0) > (1 + _ALIKE) * (end.device_bytes or 0):
+        if (last.device_bytes or 0) > (1 + ALIKE) * (end.device_bytes or 0):
             return dataclasses.replace(last, saved=end.saved), (*findings, *more)
         # At other batch sizes it will not be the end of the run that needs most, either.
         self._looks_on = False
@@ -497,125 +501,8 @@ def _later_peak(run: ShortRun) -> int:
     """Of the steps after the first epoch's, where that is more."""
     peaks = _peaks(run.outcome)
     highest = max(peaks, default=0)
-    return highest if highest > (1 + _ALIKE) * max(peaks[:_STEPS], default=0) else 0
+    return highest if highest > (1 + ALIKE) * max(peaks[:_STEPS], default=0) else 0
 
 
 def _peaks(outcome: Replay) -> list[int]:
     return [allocated for allocated, _ in outcome.step_peaks]
-
-
-# ---
-# Batch sizes with which the evaluation fits.
-
-
-#: Memory that differs by less is that of training.
-_ALIKE: Final = 0.02
-#: Batch sizes that are simulated until one fits where the rule says that it does.
-_TRIALS: Final = 3
-
-
-def _limited(
-    job: PlannedJob,
-    chosen: AmpSetting,
-    evaluations: _Evaluations,
-    present: EpochEnd,
-    there: EpochEnd | None,
-) -> tuple[AmpSetting, EpochEnd | None]:
-    """``chosen`` with no batch size beyond what the evaluation allows, and the evaluation at the
-    recommended one; ``there`` is that of ``chosen`` as it is given (``None``: ``present``)."""
-    seen, model = there or present, job.memory_model
-    what = "evaluation" if seen.evaluation == "simulated" and seen.is_of_epoch else seen.title
-    best, peak = chosen.batches.recommended, chosen.batches.recommended_peak
-    if seen.device_bytes is None or best is None or peak is None:
-        return chosen, there
-    fits = seen.device_bytes <= model.usable_bytes
-    if fits and seen.device_bytes <= (1 + _ALIKE) * (peak.peak_reserved + model.context_bytes):
-        return chosen, there  # training is what limits
-    other = present if there is not None and chosen.spec == AS_WRITTEN else None
-    if other is None:
-        size = best // 2 or 2
-        other, _ = evaluations.at(size, chosen.spec, evaluations.lengths(present))
-    largest = _largest(seen, other, model.capacity_bytes)
-    allowed = _largest(seen, other, model.usable_bytes) or 0
-    trained = chosen.batches.largest
-    if largest is None or (fits and trained is not None and largest >= (1 - _ALIKE) * trained):
-        return chosen, there
-    if fits or (allowed == 0 and seen.fits):
-        return _with(job, chosen, best, (largest, allowed or best), what), there
-    for _ in range(_TRIALS if allowed else 0):
-        at = _recommended(chosen, allowed)
-        end, _ = evaluations.at(at, chosen.spec, evaluations.lengths(present))
-        if end.fits:
-            return _with(job, chosen, at, (largest, allowed), what), end
-        allowed = at // 2
-        if not allowed:
-            break
-    return _with(job, chosen, None, (0, 0), what), there
-
-
-def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
-    """The largest batch size whose evaluation needs no more than ``within_bytes``, by a line
-    through two of them; 0: none. ``None``: any, or it is not known."""
-    if None in (one.device_bytes, two.device_bytes, one.batch_size, two.batch_size):
-        return None
-    small, large = sorted((one, two), key=lambda end: end.batch_size or 0)
-    assert small.batch_size and large.batch_size
-    assert small.device_bytes is not None and large.device_bytes is not None
-    slope = (large.device_bytes - small.device_bytes) / (large.batch_size - small.batch_size)
-    if slope <= 0:
-        return None if max(small.device_bytes, large.device_bytes) <= within_bytes else 0
-    return max(0, int(small.batch_size + (within_bytes - small.device_bytes) / slope))
-
-
-def _recommended(chosen: AmpSetting, allowed: int) -> int:
-    """The largest batch size up to ``allowed`` of which the step's time is known, else itself."""
-    known = [step.batch_size or 0 for step in chosen.batches.curve.steps]
-    grain = chosen.batches.curve.grain
-    return max((size for size in known if size <= allowed and size % grain.samples == 0),
-               default=grain.rounded(allowed))  # fmt: skip
-
-
-def _with(
-    job: PlannedJob, chosen: AmpSetting, best: int | None, most: tuple[int, int], what: str
-) -> AmpSetting:
-    """``chosen`` with another batch size; of ``most`` samples ``what`` limits it (the evaluation)
-    fits, and with the safety margin."""
-    largest, memory = most
-    batches = chosen.batches
-    limits = batches.limits or BatchLimits(None, None)
-    peak, check = batches.recommended_peak, batches.check
-    if best != batches.recommended:
-        why = f"the {what} fits up to {largest}" if best else f"the {what} does not fit"
-        limits = dataclasses.replace(limits, reason=why, epoch_steps=None)
-        peak, check = _peak(job, chosen, best)
-    if limits.memory is not None:
-        limits = dataclasses.replace(limits, memory=min(limits.memory, memory))
-    if batches.largest is not None and batches.largest <= largest:
-        limits = dataclasses.replace(limits, evaluation=None)
-    else:
-        limits = dataclasses.replace(limits, evaluation=largest)
-        batches = dataclasses.replace(batches, largest=largest)
-    batches = dataclasses.replace(
-        batches,
-        recommended=best,
-        recommended_peak=peak,
-        limits=limits,
-        check=check,
-    )
-    configuration = job.configuration(chosen.trace, batches, chosen.spec)
-    return dataclasses.replace(chosen, batches=batches, configuration=configuration)
-
-
-def _peak(
-    job: PlannedJob, chosen: AmpSetting, best: int | None
-) -> tuple[Replay | None, BatchCheck | None]:
-    """Of training at another batch size."""
-    if best is None:
-        return None, None
-    try:
-        run = job.runs.trace(best, job.sized(chosen.spec))
-    except ScriptError as error:
-        law = chosen.batches.law
-        peak = job.memory_model.limited(law.at(best)) if law is not None else None
-        return peak, BatchCheck(best, str(error))
-    return job.memory_model.limited(Stream.of(recording_of(run))), BatchCheck(best)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from trainfit.findings.habits import of_steps as of_habits
-from trainfit.findings.learning import of_learning
 from trainfit.findings.out_of_memory import MISTAKES, TENSORS_KEPT, of_full_memory
+from trainfit.findings.training.learning import of_learning
 from trainfit.hardware import GpuSpec, catalogue, device_constants
 from trainfit.hardware.gpu.figures import is_of_desktop
 from trainfit.memory.held import full_memory

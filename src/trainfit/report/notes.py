@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from trainfit.findings.learning import KINDS as LEARNING
+from trainfit.findings.training.learning import KINDS as LEARNING
 from trainfit.report.blocks import WHOLE, Item, Items, Tone, items, rows
 from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from trainfit.findings.habits import of_steps as of_habits
-from trainfit.findings.learning import of_learning
 from trainfit.findings.out_of_memory import of_request
+from trainfit.findings.training.learning import of_learning
 from trainfit.hardware import GpuSpec
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command

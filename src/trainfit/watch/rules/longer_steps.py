@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings.habits import ALL_AGAIN, GROWING_WORK
-from trainfit.findings.misuse import of_misuse
+from trainfit.findings.training.misuse import of_misuse
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import GrowingVariable

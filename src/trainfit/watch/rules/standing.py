@@ -11,8 +11,8 @@ from typing import Final
 
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.hangs import FORK_UNSAFE, explain
-from trainfit.findings.misuse import of_misuse
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
+from trainfit.findings.training.misuse import of_misuse
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import Event, RankRecord, exit_words
 from trainfit.results.text import count, duration, short

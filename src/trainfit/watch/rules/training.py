@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from trainfit.findings.habits import UNSCALED
-from trainfit.findings.learning import KINDS as LEARNING_KINDS
-from trainfit.findings.learning import of_learning
+from trainfit.findings.training.learning import KINDS as LEARNING_KINDS
+from trainfit.findings.training.learning import of_learning
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.text import count as plural

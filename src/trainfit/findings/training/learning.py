@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings import fixes, habits, misuse
-from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, Severity
+from trainfit.findings import habits
+from trainfit.findings.training import losses, misuse, rates
+from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
 
-#: A learning rate may be 0 in the first step of a warm-up.
-_LEAST_STEPS: Final = 3
+#: Steps with gradients that were used before: one in so many is no accident.
+_IN_THREE: Final = 3
 #: Below this share of the tensors one or the other unused part of a model is meant so.
 _UNUSED: Final = 0.1
 #: Names that are given.
@@ -271,9 +272,9 @@ def _clipping_late(facts: LearningFacts) -> Iterator[Finding]:
 
 def _loss(facts: LearningFacts) -> Iterator[Finding]:
     if facts.misfit is not None:
-        yield misuse.of_misfit(facts.misfit)
+        yield losses.of_misfit(facts.misfit)
     if facts.eps_lost is not None:
-        yield misuse.of_lost_eps(*facts.eps_lost)
+        yield losses.of_lost_eps(*facts.eps_lost)
     yield from map(misuse.of_misuse, facts.misuses)
 
 
@@ -403,7 +404,7 @@ def _zeroing(facts: LearningFacts) -> Iterator[Finding]:
 
 
 def _repeated(facts: LearningFacts) -> Iterator[Finding]:
-    if not facts.used_again or _LEAST_STEPS * facts.used_again < facts.steps:
+    if not facts.used_again or _IN_THREE * facts.used_again < facts.steps:
         return
     yield Finding(
         "step_repeated",
@@ -455,130 +456,6 @@ def _remainder(facts: LearningFacts) -> Iterator[Finding]:
             ),
         ),
         place=Place.parse(facts.dropped_at),
-    )
-
-
-def _rate(facts: LearningFacts) -> Iterator[Finding]:
-    if facts.zero_rates < _LEAST_STEPS:
-        return
-    yield Finding(
-        "rate_zero",
-        "critical",
-        f"The learning rate is 0 in all {facts.zero_rates} steps that were looked at: nothing is "
-        "learned",
-        (Evidence("learning rate", 0.0),),
-        "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
-        "scheduler.step() not called)",
-        (Fix("give a learning rate, and check what the scheduler makes of it"),),
-        place=Place.parse(facts.rate_zero_at),
-    )
-
-
-def _vanishing(facts: LearningFacts) -> Iterator[Finding]:
-    rate = facts.vanished_rate
-    if rate is None:
-        return
-    yield Finding(
-        "rate_vanishes",
-        "critical",
-        f"The learning rate has fallen to {rate:.0g}: nothing is learned any more",
-        (Evidence("learning rate", f"{rate:.0g}"),),
-        "a schedule whose lengths are epochs is stepped with each batch",
-        (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
-        confidence="likely",
-    )
-
-
-#: Of a large tensor, the share of denormal numbers from which they cost time.
-_DENORMAL: Final = 0.05
-_MOSTLY_DENORMAL: Final = 0.5
-_DENORMAL_IN: Final = {
-    "weights": "the weights",
-    "gradients": "the gradients",
-    "averages": "what the optimizer keeps of past gradients",
-}
-
-
-def _denormal_severity(facts: LearningFacts) -> Severity:
-    """What an optimizer keeps is used once a step, weights by far more often by layers."""
-    if facts.denormal_in == "averages":
-        return "info"
-    return "critical" if facts.denormal >= _MOSTLY_DENORMAL else "warning"
-
-
-def _denormals(facts: LearningFacts) -> Iterator[Finding]:
-    if facts.denormal < _DENORMAL:
-        return
-    where = _DENORMAL_IN.get(facts.denormal_in, "the numbers")
-    yield Finding(
-        "denormals",
-        _denormal_severity(facts),
-        f"{percent(facts.denormal)} of {where} are denormal (below 1.2e-38): the CPU computes with "
-        "them up to 100 times slower",
-        (Evidence("denormal numbers of a large tensor", facts.denormal),),
-        "weights or averages that only decay (no gradient, weight decay), an initialization or a "
-        "loss that is next to nothing",
-        (
-            Fix(
-                "torch.set_flush_denormal(True) at the start of the script, which makes them 0",
-                line="torch.set_flush_denormal(True)",
-            ),
-        ),
-        confidence="likely",
-    )
-
-
-def _schedule(facts: LearningFacts) -> Iterator[Finding]:
-    end = facts.schedule
-    if end is None or facts.vanished_rate is not None:
-        return
-    when = f"after {count(end.step, 'step')} of {end.of_steps}"
-    if end.error:
-        title = f"The learning-rate schedule ends {when}: {end.error}"
-        kind, cause = SCHEDULE_ENDS, "it was made for fewer steps than the training has"
-    elif end.rises:
-        title = f"The learning rate is down {when}, then goes up again, and so on"
-        kind = "rate_rises"
-        cause = "CosineAnnealingLR, which has no end, is made for fewer steps than the training has"
-    elif end.rate < 0:
-        title = f"The learning rate is below 0 {when}: steps increase the loss from then on"
-        kind, cause = SCHEDULE_ENDS, "its function goes on below 0 where the schedule is over"
-    else:
-        title = f"The learning rate falls to {end.rate:.0g} {when}: nothing is learned from then on"
-        kind, cause = "rate_vanishes", "the schedule is for fewer steps than the training has"
-    yield Finding(
-        kind,
-        "warning" if end.rises else "critical",
-        title,
-        (Evidence("schedule", f"{end.step} of {count(end.of_steps, 'step')}"),),
-        f"{cause}, or for epochs and is stepped with each batch",
-        (Fix(fixes.SCHEDULE),),
-        confidence="likely",
-        place=Place.parse(end.place),
-        subject=f"after {count(end.step, 'step')}" if end.error else "",
-    )
-
-
-def _unused(facts: LearningFacts) -> Iterator[Finding]:
-    unused = facts.schedule_unused
-    if unused is None:
-        return
-    yield Finding(
-        "schedule_unused",
-        "critical",
-        f"{unused.name} is made for {count(unused.made_for_steps, 'step')}, all of the training's "
-        f"{unused.of_steps}, and is not stepped with them: the learning rate stays near its first",
-        (Evidence("schedule", count(unused.made_for_steps, "step")),),
-        "scheduler.step() is called once an epoch, or never",
-        (
-            Fix(
-                "scheduler.step() after each optimizer.step(); of Lightning: "
-                '{"scheduler": scheduler, "interval": "step"}'
-            ),
-            Fix("give the schedule its length in epochs"),
-        ),
-        confidence="likely",
-        place=Place.parse(unused.place),
     )
 
 
@@ -641,7 +518,7 @@ KINDS: Final = (
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
     *(_half, _scaled, _zeroing, _dropped, _remainder, _repeated),
-    *(_rate, _vanishing, _schedule, _unused),
-    *(_mode, _frozen, _anomaly, _accumulation, _unused_gradients, _graph_unused, _denormals),
+    *(rates.rate, rates.vanishing, rates.schedule, rates.unused_schedule),
+    *(_mode, _frozen, _anomaly, _accumulation, _unused_gradients, _graph_unused, rates.denormals),
     _swapped,
 )

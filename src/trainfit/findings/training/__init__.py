@@ -1,0 +1,1 @@
+"""What spoils a training's learning: conditions over what a run showed, and each fix's words."""

@@ -1,0 +1,168 @@
+"""Loss functions that get something else than they are for: which, why it matters, what to
+write."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.runs.learning import LEAST_HALF, LossMisfit
+
+
+def of_misfit(found: LossMisfit) -> Finding:
+    """The finding of a loss function and what it gets."""
+    if found.missing is not None:
+        return _not_activated(found)
+    if found.activation == "log":
+        return _log_of_softmax(found)
+    if found.activation == "log_softmax":
+        return Finding(
+            "activation_elsewhere",
+            "critical",
+            f"The log_softmax before {found.name} does not go over the classes (outputs are "
+            f"{found.shapes[0]}, classes in dimension 1)",
+            (Evidence("outputs", found.shapes[0]),),
+            "it makes probabilities of samples, not of classes: they do not sum to 1 for a sample",
+            (
+                Fix("log_softmax(x, dim=1)", line="F.log_softmax(x, dim=1)")
+                if found.name == "nll_loss"
+                else Fix("the last layer's output as it is (logits)"),
+            ),
+            place=Place.parse(found.place),
+        )
+    if found.activation is not None:
+        return _activated_twice(found, found.activation)
+    if len(found.shapes) == 1:
+        return Finding(
+            "one_class",
+            "critical",
+            f"{found.name} gets a single class (outputs are {found.shapes[0]}): nothing is learned",
+            (Evidence("outputs", found.shapes[0]),),
+            "the softmax over a single class is 1, whatever the model gives",
+            (
+                Fix(
+                    "two outputs for two classes; or one output and "
+                    "BCEWithLogitsLoss()(output.squeeze(1), y.float())"
+                ),
+            ),
+            place=Place.parse(found.place),
+        )
+    output, target = found.shapes
+    return Finding(
+        "loss_broadcast",
+        "critical",
+        f"{found.name or 'The loss'} compares each output with every target: outputs are "
+        f"{output}, targets {target}",
+        (Evidence("outputs", output), Evidence("targets", target)),
+        "tensors of different shapes are broadcast against each other: the network learns the "
+        "targets' mean",
+        (Fix("give both one shape: output.squeeze(1), or target.unsqueeze(1)"),),
+        place=Place.parse(found.place),
+    )
+
+
+def of_lost_eps(eps: float, place: str) -> Finding:
+    """The finding of a small number that float16 does not have."""
+    return Finding(
+        "eps_lost",
+        "warning",
+        f"{eps:g} is 0 in float16, to which it is added: a logarithm or a division after it gives "
+        "inf or NaN where the rest is 0",
+        (Evidence("added", eps), Evidence("smallest float16", LEAST_HALF)),
+        "autocast leaves that operator in the type of its input, float16",
+        (
+            Fix("x.float() before it (the loss in float32), or bfloat16"),
+            Fix("1e-4 instead"),
+        ),
+        place=Place.parse(place),
+    )
+
+
+def _not_activated(found: LossMisfit) -> Finding:
+    """A layer's output where probabilities or their logarithms are wanted."""
+    instead, does = _BY_ITSELF[found.name]
+    return Finding(
+        "activation_missing",
+        "critical",
+        f"{found.name} gets a layer's output as it is, and wants that of a {found.missing}",
+        (),
+        does,
+        (Fix(f"{instead}; or {found.missing} before it"),),
+        confidence="likely",
+        place=Place.parse(found.place),
+    )
+
+
+#: What to take instead of a function that needs an activation before it; what comes of it without.
+_BY_ITSELF: Final = {
+    "nll_loss": (
+        "cross_entropy (CrossEntropyLoss), which applies log_softmax itself",
+        "it gives the output of the right class with the sign turned: the loss falls below 0 "
+        "without end, and no other class is lowered",
+    ),
+    "kl_div": (
+        "kl_div(log_softmax(output, dim=1), target)",
+        "numbers that are no logarithms of probabilities give no divergence: the loss has no least "
+        "value",
+    ),
+    "binary_cross_entropy": (
+        "binary_cross_entropy_with_logits (BCEWithLogitsLoss), which applies sigmoid itself",
+        "numbers outside of 0 … 1 have no logarithm: on a GPU that is a device-side assert",
+    ),
+}
+
+
+def _log_of_softmax(found: LossMisfit) -> Finding:
+    return Finding(
+        "log_of_softmax",
+        "warning",
+        f"{found.name} gets log(softmax(x)): where a probability is 0 its logarithm is -inf, and "
+        "the gradient NaN",
+        (),
+        "softmax gives 0 for classes that are 104 below the largest (in float16 17), and a "
+        "logarithm of its own cannot know what they were",
+        (
+            Fix(
+                "log_softmax(x, dim=1); or cross_entropy of the last layer's output",
+                line="F.log_softmax(x, dim=1)",
+            ),
+        ),
+        place=Place.parse(found.place),
+    )
+
+
+def _activated_twice(found: LossMisfit, activation: str) -> Finding:
+    if activation == "relu":
+        return Finding(
+            "activation_clips",
+            "warning",
+            f"{found.name} gets the output of a relu, and wants logits, which may be below 0",
+            (),
+            "what the last layer gives below 0 is cut off and gets no gradient: no class can be "
+            "made less likely than that",
+            (Fix("no relu after the last layer"),),
+            place=Place.parse(found.place),
+        )
+    wants_log = found.name in _OF_LOGARITHMS
+    instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
+    return Finding(
+        "activation_twice",
+        "critical" if wants_log else "warning",
+        f"{found.name} gets the output of a {activation}, and wants "
+        f"{'log-probabilities' if wants_log else 'logits'}",
+        (),
+        "probabilities are read as logarithms: the loss is wrong"
+        if wants_log
+        else f"it applies {_APPLIES.get(found.name, activation)} itself: twice, gradients "
+        "are small and the loss cannot get near 0",
+        (Fix(f"give it {instead}; {activation} for predictions only"),),
+        place=Place.parse(found.place),
+    )
+
+
+#: Loss functions that want logarithms of probabilities; what the others apply.
+_OF_LOGARITHMS: Final = ("nll_loss", "kl_div")
+_APPLIES: Final = {
+    "cross_entropy": "softmax",
+    "binary_cross_entropy_with_logits": "sigmoid",
+}

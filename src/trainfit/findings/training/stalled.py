@@ -1,0 +1,175 @@
+"""Trainings that step and learn nothing, or not from what they are given: what was seen, why, what
+to write. And what makes each step dearer for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import count
+
+
+def _to_nothing(found: Misuse) -> Finding:
+    limit = float(found.told[0])
+    turned = limit < 0
+    return Finding(
+        "clipped_to_nothing",
+        "critical",
+        f"Gradients are clipped to {limit:g}: "
+        + (
+            "they point the other way, and steps raise the loss" if turned else "nothing is learned"
+        ),
+        (Evidence("limit", f"{limit:g}"),),
+        "they are multiplied by the limit over their norm: a negative one turns them around"
+        if turned
+        else "they are multiplied by the limit over their norm, which leaves nothing of them",
+        (
+            Fix(
+                "a limit above 0, as 1.0; to leave them as they are, no call (if max_norm > 0: "
+                "clip_grad_norm_(…)), or float('inf') to measure their norm"
+            ),
+        ),
+    )
+
+
+def _added(found: Misuse) -> Finding:
+    times, first, now = found.told
+    return Finding(
+        "parameters_added",
+        "warning",
+        f"The optimizer gets new parameters again and again: {times} times so far, from {first} to "
+        f"{now} tensors",
+        (Evidence("add_param_group", f"{times} times"),),
+        "each step makes all of them, and the optimizer keeps its averages of all",
+        (
+            Fix(
+                "make all parts of the model, and the optimizer over all of them, before the loop; "
+                "add_param_group() for a part only once"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _twice(found: Misuse) -> Finding:
+    several, every = found.told
+    return Finding(
+        "parameters_twice",
+        "warning",
+        f"The optimizer has {several} of {every} tensors more than once: each of its steps changes "
+        "them as often",
+        (Evidence("more than once", f"{several} of {every} tensors"),),
+        "lists of parameters were put together that have some in common",
+        (Fix("give each parameter once: list(dict.fromkeys(parameters))"),),
+    )
+
+
+def _profiled(found: Misuse) -> Finding:
+    (steps,) = found.told
+    return Finding(
+        "profiler_on",
+        "warning",
+        f"A profiler records all steps, {steps} or more so far: each operator costs more, what it "
+        "keeps of them fills the RAM, and its end lasts long",
+        (Evidence("recorded", count(int(steps), "step")),),
+        "torch.profiler records from its start to its end, where no schedule says otherwise",
+        (
+            Fix(
+                "profile some steps only: profile(schedule=torch.profiler.schedule(wait=5, "
+                "warmup=2, active=3, repeat=1)) with prof.step() after each step; or leave it out"
+            ),
+        ),
+    )
+
+
+def _one_batch(found: Misuse) -> Finding:
+    steps, batches = found.told
+    return Finding(
+        "one_batch",
+        "warning",
+        f"All steps, {steps} or more, learn from one and the same batch: the DataLoader has "
+        f"{batches}",
+        (Evidence("batches used", f"1 of {batches}"),),
+        "the batch is taken before the loop, next(iter(loader)), and no other one in it",
+        (
+            Fix(
+                "for batch in loader: … around the step; right as it is only to see whether the "
+                "model can learn one batch by heart"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _without_slope(found: Misuse) -> Finding:
+    weights, tensors = found.told
+    return Finding(
+        "gradients_zero",
+        "critical",
+        f"The gradients of all weights are 0 ({weights} of the optimizer's {tensors} tensors): "
+        "nothing is learned any more",
+        (Evidence("gradients 0", f"{weights} of {tensors} tensors"),),
+        "units that give 0 or are saturated for all samples have no slope (ReLUs after a step that "
+        "was far too large, a sigmoid of large numbers), nor have inputs that are 0",
+        (
+            Fix(
+                "a lower learning rate from the start, a warm-up or clip_grad_norm_; inputs of "
+                "about mean 0 and deviation 1; LeakyReLU or GELU"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _dead(found: Misuse) -> Finding:
+    layers, name, dead, units = found.told
+    more = f" (and most of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
+    return Finding(
+        "units_dead",
+        "warning",
+        f"{dead} of the {units} units of {name}{more} are dead: no sample passes them, and they "
+        "get no gradient",
+        (Evidence("without a gradient", f"{dead} of {units} units"),),
+        "a step that was far too large has put them where they give 0 for all samples (ReLU): from "
+        "there nothing brings them back",
+        (
+            Fix(
+                "a lower learning rate from the start, a warm-up or clip_grad_norm_; inputs of "
+                "about mean 0 and deviation 1; LeakyReLU or GELU"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _alike(found: Misuse) -> Finding:
+    layers, name, units = found.told
+    more = f" (and of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
+    return Finding(
+        "units_alike",
+        "critical",
+        f"All {units} units of {name}{more} are one and the same: equal weights get equal "
+        "gradients, and stay equal",
+        (Evidence("layers", layers),),
+        "their weights began with one value; only random ones make units different",
+        (
+            Fix(
+                "leave PyTorch's own initialization, or nn.init.kaiming_normal_, xavier_uniform_ "
+                "or normal_ for weights; constants for biases and norms only"
+            ),
+        ),
+    )
+
+
+STALLED: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "clipped_to_nothing": _to_nothing,
+    "parameters_added": _added,
+    "parameters_twice": _twice,
+    "profiler_on": _profiled,
+    "one_batch": _one_batch,
+    "gradients_zero": _without_slope,
+    "units_alike": _alike,
+    "units_dead": _dead,
+}
