@@ -62,10 +62,7 @@ _END_LIMIT_S: Final = 60.0
 #: waited for.
 _MOST_STEPS: Final = 2000
 _BY_HAND_S: Final = 30.0
-_IN_NONE: Final = (
-    f"no evaluation was seen in {_EPOCHS} epochs that were cut short (for one that comes more "
-    "rarely, plan the command with one in each epoch)"
-)
+_IN_NONE: Final = f"no evaluation was seen in {_EPOCHS} epochs (a rarer one was not simulated)"
 #: A run with one evaluation that lasts longer is not made again with several.
 _SLOW_S: Final = 60.0
 #: Where a script fails, in a run whose epochs are cut short.
