@@ -92,6 +92,7 @@ def index(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     if type(tensor) is not SimulatedTensor:
         raise indexed_on_host(indices)
     if not any(each is not None and each.dtype in MASKS for each in indices):
+        _check_indices(engine, tensor, indices)
         return engine.generic(info, args, kwargs)
     expanded: list[Any] = []
     for each in indices:
@@ -110,6 +111,8 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     known = target._life.value if type(target) is SimulatedTensor else None
     if any(each is not None and each.dtype in MASKS for each in indices):
         _wait_for_mask(engine, args)
+    else:
+        _check_indices(engine, target, indices)
     result = engine.generic(engine.info(func), args, kwargs)
     if known is not None and any(_is_unknown_mask(engine, each) for each in indices):
         target._life.value = known
@@ -362,10 +365,56 @@ def embedding(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return engine.generic(engine.info(func), args, kwargs)
 
 
-def _outside(values: torch.Tensor, size: int, ignored: int | None = None) -> int | None:
-    """One of ``values`` that is not in 0 … size - 1; ``None``: all are."""
+@handles(
+    aten.gather.default,
+    *(aten.scatter.value, aten.scatter.src, aten.scatter_.value, aten.scatter_.src),
+    *(aten.scatter_add.default, aten.scatter_add_.default),
+    *(aten.scatter_reduce.two, aten.scatter_reduce_.two),
+    *(aten.index_add.default, aten.index_add_.default),
+)
+def along_a_dimension(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Reading or writing at places of one dimension, that of the second argument."""
+    tensor, dimension, indices = args[:3]
+    known = engine.values.read(indices)
+    if known is not None and tensor.dim():
+        _check(known, tensor, dimension % tensor.dim())
+    return engine.generic(engine.info(func), args, kwargs)
+
+
+@handles(aten.index_select.default)
+def index_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Entries of one dimension."""
+    tensor, dimension, indices = args
+    known = engine.values.read(indices)
+    size = tensor.shape[dimension] if tensor.dim() else 1
+    if known is not None and _outside(known, size) is not None:
+        raise IndexError("index out of range in self")
+    return engine.generic(engine.info(func), args, kwargs)
+
+
+def _check_indices(engine: Engine, tensor: Any, indices: Any) -> None:
+    """Of ``tensor[indices]``, which may count from the end."""
+    for dimension, each in enumerate(indices):
+        known = None if each is None else engine.values.read(each)
+        if known is not None:
+            _check(known, tensor, dimension, least=-tensor.shape[dimension])
+
+
+def _check(values: torch.Tensor, tensor: Any, dimension: int, least: int = 0) -> None:
+    size = tensor.shape[dimension]
+    wrong = _outside(values, size, least=least)
+    if wrong is not None:
+        raise IndexError(
+            f"index {wrong} is out of bounds for dimension {dimension} with size {size}"
+        )
+
+
+def _outside(
+    values: torch.Tensor, size: int, ignored: int | None = None, least: int = 0
+) -> int | None:
+    """One of ``values`` that is not in ``least`` … size - 1; ``None``: all are."""
     with no_dispatch():
-        wrong = values[(values < 0) | (values >= size)]
+        wrong = values[(values < least) | (values >= size)]
         if ignored is not None:
             wrong = wrong[wrong != ignored]
         return int(wrong[0]) if wrong.numel() else None
