@@ -68,7 +68,8 @@ def train(
     for step in range(steps):
         observer.called(model)
         optimizer.zero_grad()
-        loss(model(x()), y()).backward()
+        error = loss(model(x()), y())
+        error.backward()
         between(step)
         optimizer.step()
 

@@ -99,8 +99,8 @@ class LearningObserver:
         self._passed = self._changed = 0
         self._zeroed = False
         self._has_zeroed = False
-        #: The last loss of a step that is looked at, where the CPU has it.
-        self._loss = 0.0
+        #: What the last backward pass began at.
+        self._root: weakref.ref[Any] | None = None
         self._scaled = False
         self._unscaled = False
         #: Steps with gradients that were scaled and not unscaled; and whether any ever were, or
@@ -239,10 +239,17 @@ class LearningObserver:
                 self._leaves = leaves_of(root.grad_fn)
         if self._trained_before:
             self.misuse.backward(root)
-        if self._reads_values and isinstance(root, torch.Tensor) and root.device.type == "cpu":
-            self._loss = float(item(root.detach())) if root.numel() == 1 else 0.0
+        if self._reads_values:
+            self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
         if with_graph and self._graphs_at is None:
             self._graphs_at = self._place() or ""
+
+    def _loss(self) -> float:
+        """The last loss, where the CPU has it and the script still does; else 0."""
+        root = self._root() if self._root is not None else None
+        if root is None or root.device.type != "cpu" or root.numel() != 1:
+            return 0.0
+        return float(item(root.detach()))
 
     def _called(self) -> list[Any]:
         """Models that were called and live."""
@@ -396,7 +403,7 @@ class LearningObserver:
                 is_only = len(self._all) == 1
                 place = self._made.get(optimizer)
                 look = self.misuse.stalled.look
-                look(optimizer, place, self._loss, self._called(), is_only=is_only)
+                look(optimizer, place, self._loss(), self._called(), is_only=is_only)
             self.misuse.looked(seen.steps)
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)

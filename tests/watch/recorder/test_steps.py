@@ -744,9 +744,10 @@ def test_a_model_is_traced_as_it_is_without_a_recorder(tmp_path: Path) -> None:
 def test_sizes_of_inputs_are_thinned_out() -> None:
     sizes = InputSizes()
     for step in range(1000):
-        sizes.note(({"x": torch.zeros(2, step + 1), "n": 3},))
-        sizes.note(([torch.zeros(4)], None))
-        sizes.end(step)
+        if not step & sizes.passed_over:
+            sizes.note(({"x": torch.zeros(2, step + 1), "n": 3},))
+            sizes.note(([torch.zeros(4)], None))
+            sizes.end(step)
     sizes.end(1000)  # no model was called in it
     found = sizes.found()
     assert 90 < len(found) <= 200 and found[0] == (0, 4) and found[-1][0] > 980

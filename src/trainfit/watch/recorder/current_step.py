@@ -327,7 +327,8 @@ class CurrentStep:
         row = self._row(now, used)
         gpu, phases = self._gpu, self.phases
         self._tell(row)
-        self.inputs.end(self.count)
+        if not self.count & self.inputs.passed_over:
+            self.inputs.end(self.count)
         began = now if self._started is None else self._started
         decided = phases.clock()
         # What the hooks have measured of themselves, and this.

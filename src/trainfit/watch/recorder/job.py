@@ -116,12 +116,14 @@ class CalledModels:
 
 
 class InputSizes:
-    """Elements of the largest tensor that outermost modules were given, by step: of a long run
-    every second, every fourth and so on."""
+    """Elements of the largest tensor that outermost modules were given, by step: of every fourth
+    step, of a long run every eighth and so on."""
 
     def __init__(self) -> None:
         self._sizes: list[tuple[int, int]] = []
-        self._every = self._seen = self._largest = 0
+        self._largest = 0
+        self.passed_over = 3
+        """Bits of a step's number that are all 0 where it is looked at: others cost no call."""
 
     def note(self, given: tuple[Any, ...]) -> None:
         """A module is called with ``given``."""
@@ -133,14 +135,12 @@ class InputSizes:
 
     def end(self, step: int) -> None:
         """The step is over."""
-        largest, self._largest = self._largest, 0
-        self._seen += 1
-        if largest and self._seen > self._every:
-            self._sizes.append((step, largest))
-            self._seen = 0
-            if len(self._sizes) > _MOST_SIZES:
-                self._sizes = self._sizes[::2]
-                self._every = 2 * self._every + 1
+        if self._largest:
+            self._sizes.append((step, self._largest))
+        self._largest = 0
+        if len(self._sizes) > _MOST_SIZES:
+            self._sizes = self._sizes[::2]
+            self.passed_over = 2 * self.passed_over + 1
 
     def found(self) -> tuple[tuple[int, int], ...]:
         return tuple(self._sizes)

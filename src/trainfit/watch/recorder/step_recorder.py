@@ -141,7 +141,7 @@ class StepRecorder(CurrentStep):
             self._sink.called(module)
         else:
             self._segment.calls = True
-        if trains:
+        if trains and not self.count & self.inputs.passed_over:
             self.inputs.note(given)
         if trains and self.models.note(module, given, self._loader is None):
             self._sink.root_called(module)
