@@ -93,6 +93,34 @@ def test_seeds_that_differ(seed: str, tmp_path: Path) -> None:
     assert not _kinds(tmp_path, _DATA.format(name="__getitem__", seed=seed))
 
 
+_NET = """
+    class Net(nn.Module):
+        def {name}(self, x):
+            return self.last({call})
+"""
+
+
+@pytest.mark.parametrize(
+    "call", ["F.dropout(x)", "F.dropout(x, 0.5)", "nn.functional.dropout2d(x, p=0.1, inplace=True)"]
+)
+def test_a_dropout_that_evaluations_have(call: str, tmp_path: Path) -> None:
+    assert _kinds(tmp_path, _NET.format(name="forward", call=call)) == ["dropout-in-evaluation"]
+    assert not _kinds(tmp_path, _NET.format(name="augment", call=call))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("F.dropout(x, training=self.training)", "F.dropout(x, 0.5, self.training)"),
+        *("F.dropout(x, 0.5, training=True)", "F.alpha_dropout(x)", "self.dropout(x)"),
+        *("F.dropout(x, **options)", "mine.dropout(x)"),
+        "F.dropout(x) if self.training else x",
+    ],
+)
+def test_a_dropout_that_is_told_when(call: str, tmp_path: Path) -> None:
+    assert not _kinds(tmp_path, _NET.format(name="forward", call=call))
+
+
 def test_a_state_that_is_kept_without_a_copy(tmp_path: Path) -> None:
     text = """
     import copy

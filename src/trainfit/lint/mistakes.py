@@ -1,10 +1,11 @@
 """Lines of a script that cannot do what they are for, whatever it is given: a method that is named
 and not called, an iterator that is gone over after its end, samples that all get the same random
-numbers."""
+numbers, a dropout that evaluations have, too."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,6 +24,10 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 SAME_NUMBERS: Final = "same-random-numbers"
 _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
+#: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).
+_DROPOUT: Final = re.compile(r"(?:^|\.)(?:F|functional)\.dropout(?:1d|2d|3d)?$")
+_ALWAYS_DROPS: Final = "dropout-in-evaluation"
+_WARNINGS: Final = (SAME_NUMBERS, _ALWAYS_DROPS)
 
 
 def mistakes(source: Source) -> Iterator[Finding]:
@@ -30,6 +35,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from uncalled(source)
     yield from _used_up(source)
     yield from _seeded(source)
+    yield from _dropped(source)
 
 
 def uncalled(source: Source) -> Iterator[Finding]:
@@ -143,10 +149,37 @@ def _seeded(source: Source) -> Iterator[Finding]:
                 )
 
 
+def _dropped(source: Source) -> Iterator[Finding]:
+    """``F.dropout(x, 0.5)`` in a ``forward``, whatever the module's mode is."""
+    for owner in ast.walk(source.tree):
+        if not isinstance(owner, ast.FunctionDef) or owner.name != "forward":
+            continue
+        nodes = list(ast.walk(owner))
+        if not owner.args.args or any(getattr(each, "attr", "") == "training" for each in nodes):
+            continue  # it looks at its mode
+        for call in nodes:
+            if not isinstance(call, ast.Call) or len(call.args) > 2:
+                continue
+            if any(each.arg in ("training", None) for each in call.keywords):
+                continue
+            if _DROPOUT.search(ast.unparse(call.func)):
+                text = source.text(call)
+                mode = f"{owner.args.args[0].arg}.training"
+                yield _finding(
+                    source,
+                    call,
+                    _ALWAYS_DROPS,
+                    f"{text} drops in evaluations, too: model.eval() does not reach it",
+                    "the function's training is True where it is not given, whatever the module's "
+                    "mode is.",
+                    f"{text[:-1].rstrip(' ,')}, training={mode}), or nn.Dropout as a module",
+                )
+
+
 def _finding(
     source: Source, node: ast.stmt | ast.expr, kind: str, title: str, cause: str, fix: str
 ) -> Finding:
     line = source.line(node.lineno).rstrip()
     place = Place(source.name, node.lineno, source.column(node), line)
-    severity: Severity = "warning" if kind == SAME_NUMBERS else "critical"
+    severity: Severity = "warning" if kind in _WARNINGS else "critical"
     return Finding(kind, severity, title, (), cause, (Fix(fix),), place=place)
