@@ -128,7 +128,8 @@ def _report(error: TrainfitError) -> int:
     if cause is not None:
         print(f"trainfit: cause: {printable(cause.title)}", file=sys.stderr)
         place = str(cause.place or "")
-        if re.search(rf"{re.escape(place.rpartition('/')[2])}\b", str(error)) is None:
+        at = re.escape(place.rpartition("/")[2])
+        if place and re.search(rf"{at}\b", str(error)) is None:
             print(f"trainfit: line: {printable(place)}", file=sys.stderr)
         print(f"trainfit: fix: {printable(cause.fix.action)}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):

@@ -152,10 +152,6 @@ def _collates(raised: ParsedException) -> bool:
     """Does a batch's collation raise it, and not a ``torch.stack`` of the model's?"""
     if not raised.frames or raised.worker is not None:
         return True
-    return _is_collating(raised)
-
-
-def _is_collating(raised: ParsedException) -> bool:
     return any("collate" in f"{each.path} {each.function}" for each in raised.frames)
 
 

@@ -167,8 +167,8 @@ def of_own_error(failure: Failure) -> Finding:
     title = short(exception_text(raised.type, raised.message), _LONGEST_TITLE)
     if raised.worker is not None:
         title += " (in a worker)"
-    found = failure_finding("script_error", title, clipped(raised_words(raised)), fix)
-    return dataclasses.replace(found, place=raised.place)
+    cause = clipped(raised_words(raised))
+    return failure_finding("script_error", title, cause, fix, place=raised.place)
 
 
 def clipped(text: str) -> str:
@@ -194,8 +194,7 @@ def _hung(
     fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
         fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
-    found = failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings)
-    return dataclasses.replace(found, place=hang.place)
+    return failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings, hang.place)
 
 
 def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Finding:
@@ -247,8 +246,8 @@ def _resources(
         by_workers = raised.worker is not None or _FORKING in failure.traceback
         large = int(asked[1]) >= _LARGE if asked else words is not None and _bytes(words) >= _LARGE
         fix = fixes.memory(settings) if by_workers and not large else fixes.RAM
-        found = failure_finding("out_of_memory", summary, f"{raised.message}{where}", fix, settings)
-        return dataclasses.replace(found, place=raised.place)
+        cause = f"{raised.message}{where}"
+        return failure_finding("out_of_memory", summary, cause, fix, settings, raised.place)
     return None
 
 
@@ -342,15 +341,15 @@ def _not_rebuilt(output: str, settings: LoaderSettings | None) -> Finding | None
         return None
     if any(each.is_user and each.function == "<module>" for each in raised.frames):
         return None  # a module that cannot be imported
-    words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
-    found = failure_finding(
+    words = exception_text(raised.type, short(raised.message))
+    return failure_finding(
         "not_rebuilt",
         f"A process that is not forked cannot make what it is given of its pickle: {words}",
         raised_words(raised),
         fixes.GETATTR if at.function == "__getattr__" else fixes.REBUILT,
         settings,
+        at.place,
     )
-    return dataclasses.replace(found, place=at.place)
 
 
 def _outermost(text: str) -> Frame | None:
@@ -395,10 +394,9 @@ def _not_picklable(
         summary = "What a new process is given cannot be pickled"
     summary += f": {short(raised.message)}"
     fix = fixes.not_picklable(said)
-    found = failure_finding("not_picklable", summary, said, fix, settings)
     named = _OBJECT.search(said)
     place = tracebacks.defined_at(failure.traceback, named[1] or named[2]) if named else None
-    return dataclasses.replace(found, place=place)
+    return failure_finding("not_picklable", summary, said, fix, settings, place)
 
 
 # --- Processes that ended ---------------------------------------------------------------------
@@ -501,16 +499,16 @@ def _exception(
     if known is not None:
         return dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)
     if "pin memory thread" in raised.where:
-        words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
+        words = exception_text(raised.type, short(raised.message))
         own = raised.culprit is not None and raised.culprit.is_user
-        found = failure_finding(
+        return failure_finding(
             "pin_memory",
             f"{'The pin_memory() of a batch' if own else 'Pinning'} raises {words}",
             evidence,
             fixes.OWN_PINNING if own else fixes.PINNING,
             settings,
+            raised.place,
         )
-        return dataclasses.replace(found, place=raised.place)
     return None
 
 

@@ -230,6 +230,11 @@ class Device:
         """As if the GPU had memory without end."""
         return replay(stream, settings=self.settings)
 
+    def shown(self, stream: Stream) -> tuple[Replay, bool]:
+        """At the GPU's capacity, or what does not fit as :meth:`needed` has it; does it fit?"""
+        limited = self.replay(stream)
+        return (limited if limited.fits else self.needed(stream)), limited.fits
+
     def needed(self, stream: Stream) -> Replay:
         """On a larger GPU, for what does not fit this one: without end, or where most of that would
         be blocks that PyTorch keeps and does not use (a KV cache of a new size for each token), on
@@ -321,15 +326,14 @@ class _Explained:
 
     def _point(self, batch: int) -> BatchPoint:
         stream = self._law.at(batch)
-        outcome = self._device.replay(stream)
-        shown = outcome if outcome.fits else self._device.needed(stream)
+        shown, fits = self._device.shown(stream)
         return BatchPoint(
             batch_size=batch,
             allocated_bytes=shown.peak_allocated,
             reserved_bytes=shown.peak_reserved,
             device_bytes=shown.peak_reserved + self._device.context_bytes,
             line_bytes=0,
-            fits=outcome.fits,
+            fits=fits,
             where=self._place(batch),
         )
 

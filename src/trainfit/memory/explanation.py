@@ -161,9 +161,8 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
     recording, header = first.recording, first.recording.header
     device = device_of(recording)
     stream = Stream.of(recording)
-    limited = device.replay(stream)
+    shown, fits = device.shown(stream)
     full = header.get("out_of_memory")
-    shown = limited if limited.fits else device.needed(stream)
     batches = _batches(first, second, device) if second is not None else None
     settings = compare_settings(
         stream,
@@ -180,7 +179,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         torch=header["torch"],
         batch_size=first.batch_size,
         memory=figures(shown, context_parts(recording)),
-        fits=limited.fits and full is None,
+        fits=fits and full is None,
         step=recording.makeup,
         peak=peak(recording, stream, shown),
         remaining=remaining(recording, stream, shown),
@@ -189,7 +188,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         fragmentation=fragmentation(
             stream,
             shown,
-            capacity_bytes=device.capacity_bytes if limited.fits else None,
+            capacity_bytes=device.capacity_bytes if fits else None,
             context_bytes=device.context_bytes,
             settings=device.settings,
         ),
@@ -202,7 +201,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         timeline_phases=_phases(recording, len(timeline(stream, shown))),
         notes=tuple(_notes(first)),
         assumptions=dict(header["assumptions"]),
-        findings=_findings(recording, shown, fits=limited.fits and full is None),
+        findings=_findings(recording, shown, fits=fits and full is None),
         out_of_memory=full,
     )
 

@@ -152,7 +152,12 @@ class Unknown:
 
 
 def failure_finding(
-    kind: str, title: str, cause: str, action: str, loader: LoaderSettings | None = None
+    kind: str,
+    title: str,
+    cause: str,
+    action: str,
+    loader: LoaderSettings | None = None,
+    place: Place | None = None,
 ) -> Finding:
     """What ends a run, or gives wrong samples: certain, with one fix."""
-    return Finding(kind, "critical", title, (), cause, (Fix(action),), loader=loader)
+    return Finding(kind, "critical", title, (), cause, (Fix(action),), loader=loader, place=place)

@@ -4,7 +4,7 @@ which, why it matters, what to write."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from trainfit.findings.training.stalled import STALLED
@@ -16,6 +16,11 @@ from trainfit.results.text import count, percent, size
 def of_misuse(found: Misuse) -> Finding:
     """The finding of what has not the effect that it is meant to have."""
     return dataclasses.replace(_MISUSES[found.kind](found), place=Place.parse(found.place))
+
+
+def of_kind(kind: str, misuses: Iterable[Misuse]) -> Finding | None:
+    """The finding of a kind of them; ``None``: there is none."""
+    return next((of_misuse(each) for each in misuses if each.kind == kind), None)
 
 
 def _cut_off(found: Misuse) -> Finding:

@@ -19,7 +19,7 @@ from trainfit.loader.measure.records import BEGAN, WALL, Run
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding, failure_finding
-from trainfit.results.text import count, duration, short
+from trainfit.results.text import count, duration, exception_text, short
 
 
 def context_of(
@@ -110,13 +110,13 @@ def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContex
         summary = "The run failed without an error message"
         return failure_finding("died", summary, said, fixes.DIED, settings)
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
-    words = f"{raised.type}: {short(raised.message)}" if raised.message else raised.type
+    words = exception_text(raised.type, short(raised.message))
     evidence = clipped(raised_words(raised))
     kind, who = "exception", "The loader"
     if raised.worker is not None:
         kind, who = "worker_exception", f"Worker {raised.worker}"
-    found = failure_finding(kind, f"{who} raises {words}", evidence, fixes.EXCEPTION, settings)
-    return dataclasses.replace(found, place=raised.place)
+    title = f"{who} raises {words}"
+    return failure_finding(kind, title, evidence, fixes.EXCEPTION, settings, raised.place)
 
 
 def _looked_closer(fault: Finding, workload: Workload | None, seen: FailureContext) -> Finding:
@@ -127,8 +127,9 @@ def _looked_closer(fault: Finding, workload: Workload | None, seen: FailureConte
         if 0 < limit_s < silent_s:
             title = f"A batch needs longer than the DataLoader's timeout of {duration(limit_s)}"
             cause = f"{fault.title}; {fault.cause}"
-            found = failure_finding("timeout", title, cause, fixes.TIMEOUT, fault.loader)
-            return dataclasses.replace(found, place=fault.place)
+            return failure_finding(
+                "timeout", title, cause, fixes.TIMEOUT, fault.loader, fault.place
+            )
     if fault.kind == "not_picklable" and workload is not None:
         return pickled(workload).fault or fault
     if fault.kind == "spawn_start":

@@ -20,6 +20,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.curve import Curve, curve_through, refine, timed
 from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.results.files.contents import Severity
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.speed import StepSpeed
@@ -294,9 +295,7 @@ class Attempts:
             try:
                 trace = self._runs.trace(batch, spec)
             except ScriptError as error:
-                said = f"batch size {batch} could not be simulated: {error}"
-                if said not in self._notes:
-                    self._notes.add(said, CHANGES)
+                self.note(f"batch size {batch} could not be simulated: {error}", CHANGES)
                 if not isinstance(error, NotSimulated):  # which has a note of its own
                     self._failed.setdefault(spec, set()).add(batch)
                 continue
@@ -374,10 +373,10 @@ class Attempts:
         parts = {size: full_part(each) for size, each in paths.items()}
         told = {s: each for s, each in parts.items() if not each.steps < 2 <= parts[batch].steps}
         said = other_path(batch, told)
-        if said and said not in self._notes:
-            self._notes.add(said, CHANGES)
+        if said:
+            self.note(said, CHANGES)
         return bool(said)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, severity: Severity = "information") -> None:
         if text not in self._notes:
-            self._notes.append(text)
+            self._notes.add(text, severity)

@@ -91,8 +91,7 @@ class MemoryModel:
     def shown(self, stream: Stream) -> tuple[Replay, bool]:
         """At the capacity, or as a larger GPU would have it where that is too small; does it
         fit?"""
-        limited = self.limited(stream)
-        return (limited if limited.fits else self.device.needed(stream)), limited.fits
+        return self.device.shown(stream)
 
     def figures(
         self, outcome: Replay, context: tuple[Constant, ...] | None = None

@@ -268,8 +268,8 @@ class Collectives:
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
-        rpc = ImportHook(_RPC, lambda module: patches.set(module, "init_rpc", _init_rpc))
-        self._imports = [parallel, watch_states(patches), rpc]
+        patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
+        self._imports = [parallel, watch_states(patches)]
         for each in self._imports:
             each.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)

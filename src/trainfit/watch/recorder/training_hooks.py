@@ -19,6 +19,7 @@ from torch.optim import optimizer as optim
 
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
+from trainfit.torch_private.data_loading import TORCHDATA
 from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
@@ -340,7 +341,7 @@ def install_saving(
                 module.add(name)  # what torch.compile leaves alone
 
     hooks.append(ImportHook(TRACE_RULES, traces))
-    hooks.append(ImportHook("torchdata.stateful_dataloader.stateful_dataloader", seen))
+    hooks.append(ImportHook(TORCHDATA, seen))
     for hook in hooks:
         hook.install()
 

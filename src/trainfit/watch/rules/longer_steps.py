@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings.habits import ALL_AGAIN, GROWING_WORK
-from trainfit.findings.training.misuse import of_misuse
+from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
 from trainfit.results.runs.watched import GrowingVariable
@@ -51,7 +51,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
         return  # other programs have taken more and more of the cores
     if longer < _LONGER * usual or not goes_on(numbers, steps["step_s"], slope[0], 0.3):
         return
-    added = _added_parameters(view)
+    added = of_kind("parameters_added", view.header.learning.misuses)
     if added is None and _grows_alike(view, steps, numbers, longer / usual):
         return
     # Each as a part of itself: where programs take turns, a CPU second lasts for longer.
@@ -190,12 +190,6 @@ def _that_grows(view: RankView) -> GrowingVariable | None:
         key=lambda each: order.index(each.kind) if each.kind in order else len(order),
         default=None,
     )
-
-
-def _added_parameters(view: RankView) -> Finding | None:
-    """What is said of an optimizer that gets more and more parameters."""
-    found = map(of_misuse, view.header.learning.misuses)
-    return next((each for each in found if each.kind == "parameters_added"), None)
 
 
 #: Of the usual step, what one at first is at least for how many times longer the last ones are; and

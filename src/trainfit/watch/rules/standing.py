@@ -12,7 +12,7 @@ from typing import Final
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.hangs import FORK_UNSAFE, explain
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
-from trainfit.findings.training.misuse import of_misuse
+from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import Event, RankRecord, exit_words
 from trainfit.results.text import count, duration, short
@@ -98,7 +98,9 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         evidence.append(Evidence("ranks that wait for it", names))
     evidence += [Evidence("stack", _stack(each)) for each in _busy(first)]
     cause, fix = _cause_and_fix(first)
-    if where is None and (profiled := _profiled(first.view)) is not None:
+    # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
+    profiled = of_kind("profiler_on", first.view.header.learning.misuses)
+    if where is None and profiled is not None:
         title = f"No step for {duration(first.seconds)}: a profiler has recorded all steps"
         title += ", and puts that together"
         cause, fix, where = profiled.cause, profiled.fix, profiled.place
@@ -114,12 +116,6 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         rank=rank,
         last_step=first.event.step,
     )
-
-
-def _profiled(view: RankView) -> Finding | None:
-    """A profiler keeps the interpreter's lock while it ends, so that no stack is seen."""
-    found = map(of_misuse, view.header.learning.misuses)
-    return next((each for each in found if each.kind == "profiler_on"), None)
 
 
 def _busy(still: _Still) -> list[ThreadStack]:
