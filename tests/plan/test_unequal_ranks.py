@@ -11,7 +11,8 @@ from helpers_cli import json_of, trainfit
 pytestmark = pytest.mark.usefixtures("warm")
 
 SCRIPT = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(512, 512).cuda())
 optimizer = torch.optim.SGD(model.parameters())

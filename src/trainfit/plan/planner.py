@@ -67,7 +67,7 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
-from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus
+from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus, strays
 from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.memory_model import Batches, Growth
 from trainfit.plan.sizing.planned_job import PlannedJob
@@ -272,7 +272,7 @@ def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstan
         sizes = tunable_sizes(job, tunable, chosen.spec, solves=bool(settings.solve))
 
     # The samples of an optimizer step.
-    others_agree = agreement(job.first, batch, job.runs, ends.run)
+    others_agree = agreement(job.first, batch, job.runs, ends.run, job.gpu.machines)
     if (larger := _larger_rank(job, present, others_agree)) is not None:
         present = chosen = larger
         choice = None if choice is None or choice.configuration is not None else choice
@@ -457,6 +457,7 @@ def _built(
             *of_gpus(gpus, present.configuration.step_s),
             *stages.findings(),
             *others_agree.findings,
+            *_strays(job, present, others_agree),
             *ends.findings,
         ),
         epoch_end=ends.present,
@@ -513,6 +514,13 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
         growth = Growth.of(job.pattern, job.memory_model)
         full = (*of_steps(job.pattern, growth, graphs_at), *full)
     return (*found, *full)
+
+
+def _strays(job: PlannedJob, present: AmpSetting, others: Agreement) -> tuple[Finding, ...]:
+    """What another rank puts on rank 0's GPU."""
+    other = None if others.other is None else others.other.recording
+    now = present.configuration.memory.device_bytes
+    return strays(other, others.rank, job.recording, job.memory_model, now)
 
 
 def _distinct(*findings: Finding) -> tuple[Finding, ...]:

@@ -13,7 +13,9 @@ from trainfit.results.runs.steps import StepMakeup
 
 #: What bounds a step: arithmetic on Tensor cores or on shader cores, the memory's bandwidth, the
 #: CPU that launches kernels, copies between host and device.
-Bound = Literal["tensor cores", "shader cores", "bandwidth", "launches", "host copies"]
+Bound = Literal[
+    "tensor cores", "shader cores", "bandwidth", "launches", "host copies", "communication"
+]
 
 #: What an operator's kernels wait for.
 Limit = Literal["arithmetic", "memory", "latency"]

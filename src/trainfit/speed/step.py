@@ -197,14 +197,16 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     costed = TimedWork(work, machine)
     step_s, host_s, waited_s, launching_s = _one_of_many(costed)
     seconds, communication_s = costed.seconds, float(costed.links.sum())
-    exposed_s = 0.0
+    gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
+    bound, exposed_s = _bound(costed.times, machine, seconds, host_s, copies_s), 0.0
     if communication_s:
         exposed_s = max(0.0, step_s - _one_of_many(costed.alone())[0])
         slowed_s = SLOWED_BY * max(0.0, communication_s - exposed_s)
         step_s, exposed_s = step_s + slowed_s, exposed_s + slowed_s
+        if exposed_s > step_s / 2:
+            bound = "communication"
     slowest_s = step_s * slowest_of(work)
     step_s += slowest_s
-    gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
     by_kind: dict[str, float] = {}
     totals = np.bincount(work.column("kind"), weights=seconds, minlength=len(KINDS))
     for name, total in zip(PLAIN.values(), totals.tolist(), strict=True):
@@ -215,7 +217,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
         gpu_s,
         host_s,
         copies_s,
-        _bound(costed.times, machine, seconds, host_s, copies_s),
+        bound,
         by_kind,
         host_s + (0.0 if machine.gpu.shared_memory_device else waited_s),
         spread_of(

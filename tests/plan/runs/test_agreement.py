@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 
-from trainfit.plan.runs.agreement import disagreement
-from trainfit.results.runs.communication import LEAVES, Meeting
-from trainfit.results.runs.trace import Status, TraceOutcome
+from trainfit.plan.runs.agreement import _uneven, disagreement, same_gpu
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.communication import JOINS, LEAVES, Meeting
+from trainfit.results.runs.trace import LoaderInfo, Status, TraceOutcome
 
 PAIR, ALL = (0, 1), (0, 1, 2, 3)
 
@@ -75,3 +76,25 @@ def test_what_follows_a_join_is_the_work_of_ranks_that_still_have_batches(ends_e
     assert not (said(short, long) if ends_early == 0 else said(long, short))
     before = outcome(BARRIER, leaves, status="ended")
     assert said(before, long)
+
+
+def test_two_ranks_that_use_one_gpu() -> None:
+    """NCCL refuses a GPU that another rank of the machine has."""
+    mine, theirs = (outcome(Meeting("all_reduce", PAIR, 8, gpu=gpu)) for gpu in (0, 1))
+    assert same_gpu(mine, theirs, 1) is None
+    assert same_gpu(mine, mine, 1) == mine.meetings[0]
+    unknown = outcome(reduced(3))
+    assert same_gpu(unknown, unknown, 1) is None
+
+
+def test_ranks_with_other_numbers_of_batches_hang() -> None:
+    def of(samples: int, *meetings: Meeting) -> TraceOutcome:
+        loader = LoaderInfo(0, 8, samples, 3, LoaderSettings(0), "list", None)
+        return dataclasses.replace(outcome(*meetings), loader=loader)
+
+    assert not _uneven(of(160), of(160), 1)
+    cause, fails = _uneven(of(160), of(80), 1)
+    assert cause.title == "Rank 0 has 20 batches an epoch, rank 1 has 10"
+    assert fails.subject.startswith("when rank 1 has no more batches (10 an epoch, others 20)")
+    joins = Meeting(JOINS, (0,), 0)
+    assert not _uneven(of(160, joins), of(80), 1)

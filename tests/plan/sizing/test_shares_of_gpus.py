@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +12,12 @@ from torch import nn
 from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.plan.sizing import gpus_of_process
 from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers
+from trainfit.results.findings import FAILS_LATER
+from trainfit.results.runs.recording import Recording, RecordingHeader
 from trainfit.simgpu import Simulation
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.speed.work import Work
 
 
@@ -33,3 +40,28 @@ def test_a_period_of_equal_steps_is_one_of_them() -> None:
     assert by_ddp[0] is not None and by_ddp[1] == pytest.approx(by_ddp[0], rel=0.1)
     shares = [gpus_of_process._busy(work, machine) for work in (one, two)]
     assert shares[1] == pytest.approx(shares[0], rel=0.1)
+
+
+def test_what_another_rank_puts_on_the_first_gpu() -> None:
+    """`map_location="cuda:0"` in each rank: the first GPU holds it once for each of them."""
+    gpu = find_gpus("4x RTX 4090")
+    model = MemoryModel(gpu, AllocatorSettings(), 0.0, ())
+
+    def recorded(device: str, loads_mib: int) -> Recording:
+        with Simulation(gpu) as simulation:
+            torch.zeros(256 << 20, dtype=torch.uint8, device=device)
+            loaded = torch.zeros(loads_mib << 20, dtype=torch.uint8, device="cuda:0")
+            del loaded
+        recording = simulation.recording
+        header = typing.cast(RecordingHeader, {**recording.header, "ranks": 4})
+        return dataclasses.replace(recording, header=header)
+
+    first, other = recorded("cuda:0", 512), recorded("cuda:3", 512)
+    (found,) = gpus_of_process.strays(other, 3, first, model, 1 << 30)
+    assert found.severity == "warning" and found.place is not None
+    assert "Rank 3 puts 512 MiB on GPU 0" in found.title and "the other 3 ranks" in found.title
+    # It is rank 0's own, and of the first rank of another machine.
+    assert not gpus_of_process.strays(first, 0, first, model, 1 << 30)
+    assert not gpus_of_process.strays(recorded("cuda:3", 0), 3, first, model, 1 << 30)
+    cause, fails = gpus_of_process.strays(recorded("cuda:3", 8 << 10), 3, first, model, 1 << 30)
+    assert cause.kind != fails.kind == FAILS_LATER and "on GPU 0" in fails.subject

@@ -12,10 +12,12 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import trainfit
+from trainfit.results.runs.communication import JOINS
 from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import COLLECTIVES, KINDS
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch
+from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.process_groups import ProcessGroupNCCL
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.torch_private import distributed as private
@@ -242,6 +244,8 @@ def test_sync_batch_norm_gathers_statistics_and_reduces_gradients(gpu: Any) -> N
     assert ("all_gather", RANKS * 4 * (2 * 8 + 1), RANKS, 0) in sent
     assert ("all_reduce", 4 * 2 * 8, RANKS, 0) in sent[before:]
     assert all(parameter.grad is not None for parameter in model.parameters())
+    # Equal ranks have samples all: nothing was assumed of which do.
+    assert not any("mask" in each for each in gpu.recording.header["assumptions"])
 
 
 def test_groups_say_on_how_many_machines_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,3 +306,27 @@ def test_a_rank_whose_batches_are_over_is_told(gpu: Any) -> None:
         model(torch.ones(2, 8, device="cuda")).sum().backward()
     assert private.ranks_of_join(join) == list(range(RANKS))
     assert private.ranks_of_join(Join([model], enable=False)) == []
+
+
+def test_what_ranks_do_together_is_on_a_gpu_of_each(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else NCCL refuses: two ranks that have the same one are told from what each says it was."""
+    torch.cuda.set_device(2)
+    distributed.all_reduce(torch.zeros(8, device="cuda"))
+    distributed.barrier()
+    distributed.all_reduce(torch.zeros(8))  # by gloo
+    for name, value in (("CUDA_VISIBLE_DEVICES", "2"), ("SLURM_PROCID", "0")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)  # number 0 may be another GPU in each rank
+            distributed.all_reduce(torch.zeros(8, device="cuda"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    distributed.all_reduce(torch.zeros(8, device="cuda"))
+    meetings = Communication.current.peers.meetings  # type: ignore[union-attr]
+    assert [each.gpu for each in meetings] == [2, None, None, None, None, 2]
+
+
+def test_a_join_is_known_before_the_batches_are_over(gpu: Any) -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device="cuda"))
+    with Join([model]):
+        assert Communication.current.peers.meetings[-1].kind == JOINS  # type: ignore[union-attr]

@@ -393,6 +393,14 @@ def test_copies_from_pageable_memory_are_slower() -> None:
     assert pageable.bound == "host copies"
 
 
+def test_what_most_of_a_step_waits_for_may_be_other_gpus() -> None:
+    """Copies of a model among the GPUs of one process need more time than its kernels."""
+    several = machine(gpu=dataclasses.replace(RTX_3090, count=4))
+    passing = row("all_reduce", read=1 << 30, rows=4)
+    assert step_time(work(moving(1e-3), passing), several).bound == "communication"
+    assert step_time(work(moving(1.0), passing), several).bound == "bandwidth"
+
+
 @settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e-3), min_size=1, max_size=30))
 def test_the_recurrence_is_that_of_a_queue(took: list[float]) -> None:

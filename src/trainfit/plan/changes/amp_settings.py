@@ -99,6 +99,8 @@ def time_reason(
         return f"{text}: {casts}it is bound by launches"
     if after.now.bound == "host copies":
         return f"{text}: it is bound by copies between host and device"
+    if after.now.bound == "communication":
+        return f"{text}: it is bound by communication between GPUs"
     kept = _kept_time(parts)
     return f"{text}: of the kernels' time, {kept}" if kept else text
 

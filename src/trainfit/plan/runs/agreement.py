@@ -14,11 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
+from trainfit.plan.runs.failures import (
+    NotSimulated,
+    ScriptError,
+    cause_of_error,
+    what_happened,
+)
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace
-from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.communication import LEAVES, Meeting
+from trainfit.results.findings import FAILS_LATER, Evidence, Finding, Fix
+from trainfit.results.runs.communication import JOINS, LEAVES, Meeting
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.results.text import size
@@ -47,9 +52,14 @@ def start(first: Trace, batch: int | None, runs: Runs) -> None:
 
 
 def agreement(
-    first: Trace, batch: int | None, runs: Runs, end: tuple[RunSpec, Trace] | None = None
+    first: Trace,
+    batch: int | None,
+    runs: Runs,
+    end: tuple[RunSpec, Trace] | None = None,
+    machines: int = 1,
 ) -> Agreement:
-    """Of the job's other ranks; raises :class:`ScriptError` where one disagrees with rank 0.
+    """Of the job's other ranks, on so many machines; raises :class:`ScriptError` where one
+    disagrees with rank 0, or uses its GPU.
 
     ``end`` is rank 0's run to the end of an epoch: where it does something with others there, they
     are compared there, too.
@@ -67,6 +77,7 @@ def agreement(
         return Agreement()
     outcome = other.outcome
     _require(first.outcome, outcome, spec.rank)
+    _require_own_gpu(first, outcome, spec.rank, machines)
     if outcome.status not in ("finished", "ended"):
         words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
         return Agreement(words, _fails(outcome, spec.rank, writes=_writes(first.outcome)))
@@ -90,7 +101,9 @@ def _compare_end(
 def _other_of(first: Trace) -> RunSpec | None:
     """The run of the rank that is compared; ``None`` where rank 0 does nothing with others."""
     met = first.outcome.meetings
-    groups: set[tuple[int, ...]] = {each.group for each in met if each.kind not in _OF_TWO}
+    groups: set[tuple[int, ...]] = {
+        each.group for each in met if each.kind not in (*_OF_TWO, JOINS)
+    }
     if first.ranks or not groups:
         return None
     smallest = min(groups, key=len)
@@ -106,6 +119,27 @@ def _require(first: TraceOutcome, other: TraceOutcome, rank: int) -> None:
             f"ranks disagree about collectives: {said}; the job would hang. Let every rank of a "
             "group call the same ones, in the same order, with the same shapes"
         )
+
+
+def _require_own_gpu(first: Trace, other: TraceOutcome, rank: int, machines: int) -> None:
+    ranks = 1 if first.recording is None else first.recording.ranks
+    if not rank % max(1, ranks // machines):  # the first of its machine
+        return
+    shared = same_gpu(first.outcome, other, rank)
+    if shared is not None:
+        raise ScriptError(
+            f"rank 0 and rank {rank} both use GPU {shared.gpu}, in {_words(shared)}; the job would "
+            "end there: Duplicate GPU detected",
+            cause=cause_of_error("DistBackendError: Duplicate GPU detected", ""),
+        )
+
+
+def same_gpu(first: TraceOutcome, other: TraceOutcome, rank: int) -> Meeting | None:
+    """The first collective that two ranks of a machine do with the memory of one and the same GPU,
+    as rank ``rank`` has it; ``None``: there is none."""
+    mine, theirs = _common(first, rank), _common(other, rank)
+    used = {each.gpu for each in mine} - {None}
+    return next((each for each in theirs if each.gpu in used), None)
 
 
 def disagreement(first: TraceOutcome, other: TraceOutcome, rank: int) -> str:
@@ -176,26 +210,30 @@ def _fails(outcome: TraceOutcome, rank: int, *, writes: bool) -> tuple[Finding, 
 
 
 def _uneven(first: TraceOutcome, other: TraceOutcome, rank: int) -> tuple[Finding, ...]:
-    """Ranks whose epochs differ in their number of batches."""
+    """Ranks whose epochs differ in their number of batches, and what comes of it. The batches that
+    one lacks are made up for by ``model.join()``."""
     mine, theirs = _batches(first), _batches(other)
-    if mine is None or theirs is None or mine == theirs:
+    joins = any(each.kind == JOINS for each in (*first.meetings, *other.meetings))
+    if mine is None or theirs is None or mine == theirs or joins:
         return ()
-    return (
-        Finding(
-            "uneven_batches",
-            "warning",
-            f"rank 0 has {mine} batches an epoch, rank {rank} has {theirs}",
-            (Evidence("batches of rank 0", str(mine)), Evidence(f"of rank {rank}", str(theirs))),
-            "at the end of the epoch one rank waits in a collective for a batch that the other "
-            "does not have: the job hangs until its timeout",
-            (
-                Fix(
-                    "a DistributedSampler, which fills up or drops to the same number; or "
-                    "`with model.join():` around the loop"
-                ),
+    fewer, least, most = (0, mine, theirs) if mine < theirs else (rank, theirs, mine)
+    cause = Finding(
+        "uneven_batches",
+        "critical",
+        f"Rank 0 has {mine} batches an epoch, rank {rank} has {theirs}",
+        (Evidence("batches of rank 0", str(mine)), Evidence(f"of rank {rank}", str(theirs))),
+        "a rank without a next batch leaves the others waiting in a collective: the job hangs "
+        "until its timeout, at the end of an epoch or, where ranks go on unevenly, of the last",
+        (
+            Fix(
+                "a DistributedSampler, which fills up or drops to the same number; or "
+                "`with model.join():` around the loop"
             ),
         ),
     )
+    when = f"when rank {fewer} has no more batches ({least} an epoch, others {most}): it hangs"
+    fails = Finding(FAILS_LATER, "critical", f"the job hangs {when}", (), "", (), subject=when)
+    return (cause, fails)
 
 
 def _batches(outcome: TraceOutcome) -> int | None:

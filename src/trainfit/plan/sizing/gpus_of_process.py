@@ -14,11 +14,11 @@ from trainfit.memory.replay import Stream, of_each_gpu
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers as transfers_of
-from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.findings import FAILS_LATER, Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import Recording, gpu_of
 from trainfit.results.runs.steps import MARKS, TRANSFERS
 from trainfit.results.speed import CollectiveTime, GpuShare, GpusOfProcess
-from trainfit.results.text import duration, percent, size
+from trainfit.results.text import count, duration, percent, size
 from trainfit.speed.collectives import one_collective
 from trainfit.speed.step import Machine, TimedWork, step_time
 from trainfit.speed.work import Work
@@ -163,3 +163,73 @@ def _evidence(shares: Sequence[GpuShare], step_s: float | None) -> tuple[Evidenc
         if each.busy_share is not None
     ]
     return (*busy, *([] if step_s is None else [Evidence("a step", duration(step_s))]))
+
+
+# ---
+# What ranks put on a GPU of another rank.
+
+
+def strays(
+    other: Recording | None, rank: int, first: Recording, memory_model: MemoryModel, now: int
+) -> tuple[Finding, ...]:
+    """That rank ``rank`` has tensors on a GPU of rank 0's, which needs ``now`` bytes by itself.
+
+    Each process that uses a GPU has a context there. The ranks between are taken to do the same.
+    """
+    each_machine = max(1, first.ranks // memory_model.gpu.machines)
+    others = each_machine - 1
+    if other is None or not rank % each_machine:
+        return ()
+    stream, taken = Stream.of(other), Stream.of(first).gpus
+    used = [
+        each for each in of_each_gpu(stream, settings=memory_model.settings) if each.peak_allocated
+    ]
+    own, stray = (
+        max(
+            (each for each in used if (each.gpu in taken) is of_others),
+            key=lambda each: each.peak_allocated,
+            default=None,
+        )
+        for of_others in (False, True)
+    )
+    if own is None or stray is None:
+        return ()
+    gpu, held = stray.gpu, stray.peak_reserved
+    need = others * (held + memory_model.gpu.context_bytes)
+    place = _largest_on(other, gpu)
+    full = now + need > memory_model.capacity_bytes
+    added = f"GPU {gpu} with {size(need)} more" if full else f"{size(need)} there"
+    finding = Finding(
+        "gpu_of_another_rank",
+        "critical" if full else "warning",
+        f"Rank {rank} puts {size(stray.peak_allocated)} on GPU {gpu}, which is rank 0's: the other "
+        f"{count(others, 'rank')} may need {added}",
+        (
+            Evidence(f"of rank {rank} on GPU {gpu}", size(held)),
+            Evidence(f"of rank {rank} on GPU {own.gpu}", size(own.peak_reserved)),
+            Evidence(f"all ranks on GPU {gpu}", size(now + need)),
+        ),
+        f"tensors are made on, or loaded to, GPU {gpu} in every rank, and each process has a CUDA "
+        "context there, too",
+        (
+            Fix(
+                'torch.load(…, map_location="cpu"), and torch.cuda.set_device(local_rank) before '
+                "the first tensor"
+            ),
+        ),
+        place=place,
+    )
+    if not full:
+        return (finding,)
+    there = f"on GPU {gpu}: with what the other ranks put there it needs {size(now + need)}"
+    fails = Finding(FAILS_LATER, "critical", f"out of memory {there}", (), "", (), subject=there)
+    return (finding, fails)
+
+
+def _largest_on(recording: Recording, gpu: int) -> Place | None:
+    """The user's line of the largest allocation on a GPU."""
+    there = np.flatnonzero((gpu_of(recording.alloc_stream) == gpu) & (recording.alloc_line >= 0))
+    if not len(there):
+        return None
+    line = recording.alloc_line[there[np.argmax(recording.alloc_bytes[there])]]
+    return Place.parse(recording.strings[line])

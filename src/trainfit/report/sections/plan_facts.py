@@ -33,6 +33,7 @@ BOUNDS: Final = {
     "bandwidth": "memory bandwidth",
     "launches": "kernel launches on the CPU",
     "host copies": "copies between host and GPU",
+    "communication": "communication between GPUs",
 }
 
 

@@ -58,6 +58,8 @@ NO_COMMUNICATION: Final = RankCommunication()
 #: The kind of a meeting after which a rank does for the others whatever they still do: its batches
 #: are over, and ``torch.distributed.algorithms.join`` makes up for it.
 LEAVES: Final = "join"
+#: The kind of one of its own by which it is known that this will be so.
+JOINS: Final = "joins"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Meeting:
 
     ``group`` are the ranks that take part, ``peer`` the one that a send goes to, or a receive comes
     from. ``nbytes`` have to be the same on all of them (0: they need not). ``place`` is the user's
-    line ("file:line") that it is called in.
+    line ("file:line") that it is called in. ``gpu`` is the number of the GPU whose memory it is of
+    (``None``: the host's, or which one that number means is a matter of the rank's environment).
     """
 
     kind: str
@@ -74,3 +77,4 @@ class Meeting:
     nbytes: int
     place: str | None = None
     peer: int | None = None
+    gpu: int | None = None

@@ -18,7 +18,7 @@ import torch
 
 from trainfit.results.gpus import Kernel
 from trainfit.results.runs.recording import gpu_of, stream_on
-from trainfit.simgpu.communication.peers import Peers
+from trainfit.simgpu.communication.peers import Peers, gpu_in
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
@@ -490,8 +490,11 @@ def _meet(
         peers.met("receive", ranks, 0)
         return None, None
     uneven = name in _UNEVEN or any(each.dtype is torch.uint8 for each in tensors)
-    shown = "barrier" if name in _BARRIERS else kind
-    peers.met(shown, ranks, 0 if uneven or name in _BARRIERS else bytes_of(tensors))
+    if name in _BARRIERS:  # NCCL chooses a GPU for it
+        peers.met("barrier", ranks, 0)
+    else:
+        nbytes = 0 if uneven else bytes_of(tensors)
+        peers.met(kind, ranks, nbytes, gpu=gpu_in(call.group, tensors))
     if name == "broadcast_" and peers.company:
         root = ranks[int(call.named["root_rank"])]
         if root != peers.rank:

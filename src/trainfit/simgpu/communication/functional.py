@@ -23,6 +23,7 @@ from trainfit.simgpu.communication.collectives import (
     ranks_of,
     reduce_to,
 )
+from trainfit.simgpu.communication.peers import gpu_in
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles, handles_named
 from trainfit.simgpu.device.tensor import DeviceTensor
@@ -143,7 +144,8 @@ def _register(name: str, overload: str, rule: _Functional) -> None:
         moved = sources if moves_inputs else made
         if call.ranks > 1:
             nbytes = 0 if kind == "all_to_all" else bytes_of(moved)
-            communication.peers.met(kind, ranks_of(call.group), nbytes)
+            gpu = gpu_in(call.group, moved)
+            communication.peers.met(kind, ranks_of(call.group), nbytes, gpu=gpu)
         handle = communication.launch_functional(kind, call.group, moved)
         for target, source in zip(made, sources, strict=True):
             if call.ranks > 1:

@@ -19,6 +19,7 @@ import torch
 
 from trainfit.results.runs.communication import Meeting
 from trainfit.results.runs.trace import CAME_FOLDER, SENT_FOLDER, WAITS_FILE
+from trainfit.simgpu.device.tensor import DeviceTensor, gpu_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.torch_private.operators import no_dispatch
 
@@ -26,6 +27,30 @@ from trainfit.torch_private.operators import no_dispatch
 _MOST: Final = 4000
 #: Seconds between looks for what another rank sends.
 _TICK_S: Final = 0.005
+
+
+#: Where one of these names a single GPU, or ranks come from a batch system, which may give each its
+#: own, GPU 0 of one rank is not that of another.
+_HIDES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_OF_BATCH_SYSTEMS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK")
+
+
+def gpu_in(group: Any, tensors: Sequence[Any]) -> int | None:
+    """The number of the machine's GPU that NCCL finds ``tensors`` on in a collective of ``group``;
+    ``None``: it has no part in it, or the number may be another GPU's in another rank."""
+    gpu = next((gpu_of(each) for each in tensors if isinstance(each, DeviceTensor)), None)
+    if gpu is None or not _by_nccl(group):
+        return None
+    hidden = any("," not in os.environ.get(name, ",") for name in _HIDES)
+    return None if hidden or any(name in os.environ for name in _OF_BATCH_SYSTEMS) else gpu
+
+
+def _by_nccl(group: Any) -> bool:
+    """Gloo and MPI let two ranks use one GPU."""
+    try:
+        return "cuda:nccl" in torch.distributed.get_backend_config(group)
+    except (KeyError, ValueError):  # one that PyTorch keeps no list of
+        return False
 
 
 class PeerIsGone(RuntimeError):
@@ -47,10 +72,18 @@ class Peers:
         self._folder = Path(folder)
         self._sent, self._expected = 0, Counter[int]()
 
-    def met(self, kind: str, group: Sequence[int], nbytes: int, peer: int | None = None) -> None:
-        """It takes part in something that all ranks of ``group`` have to."""
+    def met(
+        self,
+        kind: str,
+        group: Sequence[int],
+        nbytes: int,
+        peer: int | None = None,
+        gpu: int | None = None,
+    ) -> None:
+        """It takes part in something that all ranks of ``group`` have to, with what is on ``gpu``
+        (:func:`gpu_in`)."""
         if len(self.meetings) < _MOST:
-            self.meetings.append(Meeting(kind, tuple(group), nbytes, user_frame(), peer))
+            self.meetings.append(Meeting(kind, tuple(group), nbytes, user_frame(), peer, gpu))
 
     def send(self, to: int, content: torch.Tensor | None) -> None:
         """``content`` goes to rank ``to`` (``None``: it is not known)."""

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
-from trainfit.results.runs.communication import LEAVES
+from trainfit.results.runs.communication import JOINS, LEAVES
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
 from trainfit.simgpu.communication import functional as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
@@ -334,7 +334,7 @@ def _count_sharing(patches: PatchSet, module: Any) -> None:
 
 
 def _install_join(patches: PatchSet, peers: Peers) -> None:
-    """Tell where a rank's batches are over that others may have more of."""
+    """Tell that a rank may have fewer batches than others, and where they are over."""
     from torch.distributed.algorithms.join import Join
 
     from trainfit.torch_private import distributed as private
@@ -348,6 +348,15 @@ def _install_join(patches: PatchSet, peers: Peers) -> None:
 
         return __exit__
 
+    def enters(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __enter__(join: Any) -> Any:
+            peers.met(JOINS, (peers.rank,), 0)
+            return original(join)
+
+        return __enter__
+
+    patches.hook(Join, "__enter__", enters)
     patches.hook(Join, "__exit__", hook)
 
 

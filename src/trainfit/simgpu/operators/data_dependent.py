@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import sys
+from types import FrameType
+from typing import Any, Final
 
 import torch
 from torch.torch_version import TorchVersion
@@ -143,11 +145,29 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
             found = contents[0].nonzero()
         columns = [_known_result(engine, aten.nonzero.default, c) for c in found.unbind(1)]
         return columns
-    engine.assumed_size = True
-    count = _assumed_count(engine, "indexing by an unknown mask", mask)
+    if _of_equal_ranks():
+        count = mask.numel()
+    else:
+        engine.assumed_size = True
+        count = _assumed_count(engine, "indexing by an unknown mask", mask)
     return [
         new_result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())
     ]
+
+
+#: Where SyncBatchNorm leaves out ranks that had no sample: of equal ranks there are none, though
+#: their counts come in one tensor with statistics that are not known.
+_SYNCHRONISED: Final = ("torch.nn.modules._functions", "forward")
+
+
+def _of_equal_ranks() -> bool:
+    """Is SyncBatchNorm the caller?"""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _SYNCHRONISED:
+            return "count_all" in frame.f_code.co_varnames
+        frame = frame.f_back
+    return False
 
 
 @handles(private.unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
