@@ -79,7 +79,7 @@ from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import Finding
+from trainfit.results.findings import SEVERITIES, Finding
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, TunableSizes, with_run_rate
 from trainfit.results.runs.generation import Generation
@@ -524,12 +524,12 @@ def _strays(job: PlannedJob, present: AmpSetting, others: Agreement) -> tuple[Fi
 
 
 def _distinct(*findings: Finding) -> tuple[Finding, ...]:
-    """Each once: the memory of an epoch's end may be that of its steps."""
+    """Each once, as the memory of an epoch's end may be that of its steps; the worst first."""
     found: list[Finding] = []
     for each in findings:
         if each not in found:
             found.append(each)
-    return tuple(found)
+    return tuple(sorted(found, key=lambda each: SEVERITIES.index(each.severity)))
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

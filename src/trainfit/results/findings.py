@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from trainfit.results.loader_settings import LoaderSettings
 
 Severity = Literal["critical", "warning", "info"]
+SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 Confidence = Literal["certain", "likely", "possible"]
 
 

@@ -54,7 +54,8 @@ def test_what_another_rank_puts_on_the_first_gpu() -> None:
             del loaded
         recording = simulation.recording
         header = typing.cast(RecordingHeader, {**recording.header, "ranks": 4})
-        return dataclasses.replace(recording, header=header)
+        own = int(device.removeprefix("cuda:"))
+        return dataclasses.replace(recording, header=header).seen_from(own)
 
     first, other = recorded("cuda:0", 512), recorded("cuda:3", 512)
     (found,) = gpus_of_process.strays(other, 3, first, model, 1 << 30)

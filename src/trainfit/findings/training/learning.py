@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.findings import habits
 from trainfit.findings.training import losses, misuse, rates
-from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place
+from trainfit.results.findings import SCHEDULE_ENDS, SEVERITIES, Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
 
@@ -28,10 +28,7 @@ def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
     if not facts.steps:
         return ()
     found = [finding for rule in _RULES for finding in rule(facts)]
-    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
-
-
-_ORDER: Final = ("critical", "warning", "info")
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def _gradients(facts: LearningFacts) -> Iterator[Finding]:

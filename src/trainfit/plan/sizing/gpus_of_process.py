@@ -172,44 +172,36 @@ def _evidence(shares: Sequence[GpuShare], step_s: float | None) -> tuple[Evidenc
 def strays(
     other: Recording | None, rank: int, first: Recording, memory_model: MemoryModel, now: int
 ) -> tuple[Finding, ...]:
-    """That rank ``rank`` has tensors on a GPU of rank 0's, which needs ``now`` bytes by itself.
+    """That rank ``rank`` has tensors on the GPU of rank 0, which needs ``now`` bytes by itself.
 
     Each process that uses a GPU has a context there. The ranks between are taken to do the same.
     """
-    each_machine = max(1, first.ranks // memory_model.gpu.machines)
-    others = each_machine - 1
-    if other is None or not rank % each_machine:
+    others = max(1, first.ranks // memory_model.gpu.machines) - 1
+    # A recording has the rank's own GPU as the first, and that in its place (Recording.seen_from).
+    own = rank % memory_model.gpu.count
+    if other is None or not own:
         return ()
-    stream, taken = Stream.of(other), Stream.of(first).gpus
-    used = [
-        each for each in of_each_gpu(stream, settings=memory_model.settings) if each.peak_allocated
-    ]
-    own, stray = (
-        max(
-            (each for each in used if (each.gpu in taken) is of_others),
-            key=lambda each: each.peak_allocated,
-            default=None,
-        )
-        for of_others in (False, True)
-    )
-    if own is None or stray is None:
+    held_on = {
+        each.gpu: each for each in of_each_gpu(Stream.of(other), settings=memory_model.settings)
+    }
+    stray, mine = held_on.get(own), held_on.get(0)
+    if stray is None or mine is None or not stray.peak_allocated or not mine.peak_allocated:
         return ()
-    gpu, held = stray.gpu, stray.peak_reserved
+    held = stray.peak_reserved
     need = others * (held + memory_model.gpu.context_bytes)
-    place = _largest_on(other, gpu)
+    place = _largest_on(other, own)
     full = now + need > memory_model.capacity_bytes
-    added = f"GPU {gpu} with {size(need)} more" if full else f"{size(need)} there"
     finding = Finding(
         "gpu_of_another_rank",
         "critical" if full else "warning",
-        f"Rank {rank} puts {size(stray.peak_allocated)} on GPU {gpu}, which is rank 0's: the other "
-        f"{count(others, 'rank')} may need {added}",
+        f"Rank {rank} puts {size(stray.peak_allocated)} on GPU 0, which is rank 0's: the other "
+        f"{count(others, 'rank')} may need {size(need)} there",
         (
-            Evidence(f"of rank {rank} on GPU {gpu}", size(held)),
-            Evidence(f"of rank {rank} on GPU {own.gpu}", size(own.peak_reserved)),
-            Evidence(f"all ranks on GPU {gpu}", size(now + need)),
+            Evidence(f"of rank {rank} on GPU 0", size(held)),
+            Evidence(f"of rank {rank} on GPU {own}", size(mine.peak_reserved)),
+            Evidence("all ranks on GPU 0", size(now + need)),
         ),
-        f"tensors are made on, or loaded to, GPU {gpu} in every rank, and each process has a CUDA "
+        "tensors are made on, or loaded to, GPU 0 in every rank, and each process has a CUDA "
         "context there, too",
         (
             Fix(
@@ -221,7 +213,7 @@ def strays(
     )
     if not full:
         return (finding,)
-    there = f"on GPU {gpu}: with what the other ranks put there it needs {size(now + need)}"
+    there = f"on GPU 0: with what the other ranks put there it needs {size(now + need)}"
     fails = Finding(FAILS_LATER, "critical", f"out of memory {there}", (), "", (), subject=there)
     return (finding, fails)
 
