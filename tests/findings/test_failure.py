@@ -348,6 +348,13 @@ def test_the_advice_at_the_end_of_every_error_of_cuda_is_no_assert() -> None:
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "kernel_failed", "CUDNN"),
         ("Duplicate GPU detected : rank 1 and rank 0", "gpu_of_two_ranks", "NCCL"),
         (
+            "DistributedDataParallel device_ids and output_device arguments only work with "
+            "single-device/multiple-device GPU modules or CPU modules, but got device_ids [0], "
+            "output_device None, and module parameters {device(type='cpu')}.",
+            "wrapped_on_host",
+            "CPU",
+        ),
+        (
             "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy",
             *("gpu_to_numpy", "NumPy"),
         ),

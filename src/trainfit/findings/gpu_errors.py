@@ -133,6 +133,16 @@ _KNOWN: Final = (
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group, and no '
         "more ranks than GPUs (torchrun --nproc_per_node)",
     ),
+    # torch/nn/parallel/distributed.py
+    KnownError(
+        "wrapped_on_host",
+        re.compile(
+            r"device_ids and output_device arguments only work with [^\n]*module parameters "
+            r"\{device\(type='cpu'\)\}"
+        ),
+        "DistributedDataParallel is given device_ids, and a model that is still on the CPU",
+        "model.to(device) before DistributedDataParallel(model, device_ids=[local_rank])",
+    ),
     # torch/csrc/utils/tensor_numpy.cpp
     KnownError(
         "gpu_to_numpy",

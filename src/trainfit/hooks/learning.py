@@ -319,10 +319,10 @@ class LearningObserver:
             if found is not None:
                 self._misfit = dataclasses.replace(found, place=self._place())
 
-    def clipping(self, tensors: Any = None, limit: Any = None) -> None:
+    def clipping(self, tensors: Any = None, limit: Any = None, by_norm: bool = True) -> None:
         """Gradients of tensors are clipped to a limit, by norm or value (a huge one: they are only
         measured)."""
-        self.misuse.clipping(tensors, limit if self._passes else None)
+        self.misuse.clipping(tensors, limit if self._passes else None, by_norm)
         self._changed += 1
         if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
             self._clipping = self._place() or ""

@@ -166,7 +166,7 @@ def _clipping(
 def _clipping_values(
     observer: LearningObserver, parameters: Any = None, clip_value: Any = None, *_: Any, **__: Any
 ) -> None:
-    observer.clipping(parameters, clip_value)
+    observer.clipping(parameters, clip_value, by_norm=False)
 
 
 def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:

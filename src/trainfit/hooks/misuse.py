@@ -22,6 +22,7 @@ from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.values import Stalled
 from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.modules import in_shards
 from trainfit.torch_private.tensors import storage_key
 
 #: Names that are told.
@@ -66,6 +67,8 @@ class MisuseObserver:
         self._made: Marks[tuple[int, int]] = Marks()
         #: The iterator that gradients were clipped of last.
         self._clipped: Any = None
+        #: Where gradients were first clipped by the norm of all of them (empty: not known).
+        self._norm_at: str | None = None
         #: Calls that leave nothing of gradients, and others.
         self._to_nothing = self._to_something = 0
         #: Lines that gave all numbers of weights one value, by the weights' identity.
@@ -276,8 +279,10 @@ class MisuseObserver:
         if isinstance(weights, torch.Tensor) and weights.dim() > 1:
             self._initialized[id(weights)] = self._place()
 
-    def clipping(self, tensors: Any, limit: Any = None) -> None:
+    def clipping(self, tensors: Any, limit: Any = None, by_norm: bool = True) -> None:
         """Gradients of ``tensors`` are about to be clipped, to a ``limit`` if it is known."""
+        if by_norm and self._norm_at is None:
+            self._norm_at = self._place() or ""
         if isinstance(limit, int | float):
             if limit > _NOTHING:
                 self._to_something += 1
@@ -323,6 +328,8 @@ class MisuseObserver:
         """Optimizers gave these parameters a gradient, by identity, in models that were called."""
         if (classes := self.batches.sorted_by_class()) is not None:
             self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
+        if self._norm_at is not None and any(map(in_shards, models)):
+            self._note("norm_of_a_shard", place=self._norm_at)
         names = [
             (name or type(part).__name__, part)
             for model in models

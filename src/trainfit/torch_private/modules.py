@@ -139,6 +139,17 @@ def keys_of_other_ranks(
             yield make(unflat_param_names=tuple(names), is_fsdp_managed=True)
 
 
+def in_shards(model: Any) -> bool:
+    """Does FSDP of the first kind keep a part of each parameter of ``model`` on each of its ranks?
+    (The second kind's parameters are tensors that know of the others' parts.)"""
+    module: Any = sys.modules.get("torch.distributed.fsdp")
+    first = getattr(module, "FullyShardedDataParallel", ())
+    return any(
+        isinstance(part, first) and part.sharding_strategy.name != "NO_SHARD"
+        for part in model.modules()
+    )
+
+
 def half_of(model: Any) -> str:
     """The half precision to which FSDP casts the parameters of ``model``, or of its first part
     that has one; empty: there is none."""

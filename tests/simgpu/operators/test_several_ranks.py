@@ -9,9 +9,16 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.join import Join
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 
 import trainfit
+from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.learning_hooks import install
 from trainfit.results.runs.communication import JOINS
 from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
@@ -20,6 +27,7 @@ from trainfit.scripts.precision import AccelerateWatch, AmpWatch
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.process_groups import ProcessGroupNCCL
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import distributed as private
 
 RANKS = 4
@@ -330,3 +338,25 @@ def test_a_join_is_known_before_the_batches_are_over(gpu: Any) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device="cuda"))
     with Join([model]):
         assert Communication.current.peers.meetings[-1].kind == JOINS  # type: ignore[union-attr]
+
+
+def test_the_norm_of_a_shard_is_not_that_of_the_gradients(gpu: Any) -> None:
+    def kinds(strategy: ShardingStrategy) -> list[str]:
+        model = FullyShardedDataParallel(nn.Linear(64, 64).cuda(), sharding_strategy=strategy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        observer, patches = LearningObserver(lambda: "train.py:7"), PatchSet()
+        remove = install(lambda: observer, patches)
+        try:
+            for _ in range(3):
+                observer.called(model)
+                model(torch.ones(2, 64, device="cuda")).square().mean().backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            remove()
+            patches.restore()
+        return [each.kind for each in observer.facts().misuses]
+
+    assert kinds(ShardingStrategy.FULL_SHARD) == ["norm_of_a_shard"]
+    assert kinds(ShardingStrategy.NO_SHARD) == []

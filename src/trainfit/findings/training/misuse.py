@@ -260,6 +260,24 @@ def _without_graph(found: Misuse) -> Finding:
     )
 
 
+def _norm_of_a_shard(found: Misuse) -> Finding:
+    return Finding(
+        "norm_of_a_shard",
+        "critical",
+        "Gradients are clipped by the norm of this rank's shard: each rank scales its part of them "
+        "by another factor",
+        (),
+        "torch.nn.utils.clip_grad_norm_ sees the part of FSDP's parameters that the rank keeps; "
+        "the norm of all is known to the model that FSDP made",
+        (
+            Fix(
+                "model.clip_grad_norm_(max_norm) of the FSDP model",
+                line="model.clip_grad_norm_(max_norm)",
+            ),
+        ),
+    )
+
+
 def _sorted(found: Misuse) -> Finding:
     classes, size_ = found.told
     return Finding(
@@ -362,6 +380,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "gradient_flat": _flat,
     "own_state": _own_state,
     "clips_nothing": _clips_nothing,
+    "norm_of_a_shard": _norm_of_a_shard,
     "softmax_over_samples": _over_samples,
     "samples_as_steps": _samples_as_steps,
     "freeze_ignored": _not_frozen,
