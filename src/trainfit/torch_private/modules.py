@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -137,6 +138,15 @@ def keys_of_other_ranks(
         managed = given["fqn_to_fsdp_param_info"].get(names[0])
         if key not in states and managed is not None and not parameter.numel():
             yield make(unflat_param_names=tuple(names), is_fsdp_managed=True)
+
+
+def in_sync_batch_norm(frame: FrameType | None) -> bool:
+    """Is ``frame`` called by SyncBatchNorm's forward pass?"""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.nn.modules._functions":
+            return "count_all" in frame.f_code.co_varnames
+        frame = frame.f_back
+    return False
 
 
 def in_shards(model: Any) -> bool:

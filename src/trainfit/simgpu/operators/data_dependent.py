@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from types import FrameType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
@@ -15,6 +14,7 @@ from trainfit.simgpu.device.geometry import indexed_on_host
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.tensor import CPU, SimulatedTensor, spec_of, wrap
 from trainfit.simgpu.device.values import MASKS, worth_keeping
+from trainfit.torch_private import modules
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
 
@@ -145,7 +145,9 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
             found = contents[0].nonzero()
         columns = [_known_result(engine, aten.nonzero.default, c) for c in found.unbind(1)]
         return columns
-    if _of_equal_ranks():
+    if modules.in_sync_batch_norm(sys._getframe()):
+        # It leaves out ranks that had no sample: of equal ranks there are none, though their counts
+        # come in one tensor with statistics that are not known.
         count = mask.numel()
     else:
         engine.assumed_size = True
@@ -153,21 +155,6 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
     return [
         new_result(engine, aten.nonzero.default, (count,), torch.int64) for _ in range(mask.dim())
     ]
-
-
-#: Where SyncBatchNorm leaves out ranks that had no sample: of equal ranks there are none, though
-#: their counts come in one tensor with statistics that are not known.
-_SYNCHRONISED: Final = ("torch.nn.modules._functions", "forward")
-
-
-def _of_equal_ranks() -> bool:
-    """Is SyncBatchNorm the caller?"""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _SYNCHRONISED:
-            return "count_all" in frame.f_code.co_varnames
-        frame = frame.f_back
-    return False
 
 
 @handles(private.unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
