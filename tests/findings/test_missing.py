@@ -27,6 +27,9 @@ def absent(module: str, folder: Path) -> Finding:
         ("gym", "gymnasium in its place"),
         ("tensorflow", "pip install 'tensorflow>=1.8,<2' (setup.py names it;"),
         ("addict_x", "pip install addict_x (requirements.txt names it)"),
+        ("patoolib", "pip install 'patool==4.0.3' (requirements.txt names it"),
+        ("skimage", "pip install scikit-image (requirements.txt names it)"),
+        ("chess_x", "pip install 'python-chess-x>=1' (requirements.txt names it"),
         ("utilities", "no list of requirements here names it"),
     ],
 )
@@ -35,7 +38,9 @@ def test_pip_is_told_what_is_meant(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setup.py").write_text("setup(install_requires=['tensorflow>=1.8,<2', 'tqdm'])\n")
-    (tmp_path / "requirements.txt").write_text("numpy\naddict_x  # of the configuration\n")
+    (tmp_path / "requirements.txt").write_text(
+        "patool==4.0.3\npython-chess-x>=1\nscikit-image\naddict_x  # of the configuration\n"
+    )
     assert fix in absent(module, tmp_path).fix.action
 
 

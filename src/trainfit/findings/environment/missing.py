@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings.environment.requirements import Asked, asked_for, wanted_by
+from trainfit.findings.environment.requirements import Asked, asked_for, asked_like, wanted_by
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import NO_MODULE, ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -41,6 +41,7 @@ _DISTRIBUTIONS: Final = {
     "open_clip": "open_clip_torch",
     "openslide": "openslide-python",
     "parselmouth": "praat-parselmouth",
+    "patoolib": "patool",
     "PIL": "pillow",
     "pkg_resources": "'setuptools<81'",
     "pl_bolts": "lightning-bolts",
@@ -132,6 +133,10 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     if name in _ADDRESSES:
         return _finding(title, f"pip install git+{_ADDRESSES[name]}")
     package = _DISTRIBUTIONS.get(name, name)
+    if asked is None and package != name:
+        asked = asked_for(package, raised.folder)
+    elif asked is None and (asked := asked_like(name, raised.folder)) is not None:
+        package = asked.package
     if asked is not None and asked.version:
         wanted = f"pip install '{package}{asked.version}' ({asked.file} names it; "
         return _finding(title, f"{wanted}with an older Python where pip finds no such version)")
