@@ -94,6 +94,10 @@ _NOT_BROUGHT: Final = {
         "environment of their own",
     ),
 }
+#: What a library says that imports a class by its name (Hydra's get_class and instantiate).
+_TOLD: Final = re.compile(
+    r"ModuleNotFoundError\(\"No module named|ModuleNotFoundError: No module named"
+)
 #: A folder without an __init__.py, as an empty one.
 _EMPTY: Final = re.compile(r"cannot import name '[^']+' from '([\w.]+)' \(unknown location\)")
 
@@ -101,14 +105,15 @@ _EMPTY: Final = re.compile(r"cannot import name '[^']+' from '([\w.]+)' \(unknow
 def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A module that Python does not find, and that is of no installed package."""
     found = NO_MODULE.search(raised.message) or _EMPTY.search(raised.message)
-    if raised.type not in ("ModuleNotFoundError", "ImportError") or found is None:
+    told = _TOLD.search(raised.message) is not None
+    if found is None or not (told or raised.type in ("ModuleNotFoundError", "ImportError")):
         return None
     module = found[1]
     name = module.partition(".")[0]
     if (submodule := _submodule(name, raised)) is not None:
         path, fix = submodule
         return _finding(f"{path} is a git submodule that was not checked out", fix)
-    if raised.type == "ImportError":
+    if raised.type != "ModuleNotFoundError" and not told:
         return None
     if (setup := _built_by(module, raised)) is not None:
         return _finding(

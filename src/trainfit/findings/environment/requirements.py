@@ -20,7 +20,7 @@ from typing import Any, Final
 #: Files of a folder that name versions, those first that pip installs by.
 _FILES: Final = (
     *("requirements*.txt", "requirements/*.txt", "pyproject.toml", "setup.py", "setup.cfg"),
-    *("*environment*.y*ml", "env*.y*ml", "INSTALL*.md", "README*.md"),
+    *("*environment*.y*ml", "env*.y*ml", "INSTALL*.md", "get_started*.md", "README*.md"),
 )
 #: Folders above the script's that are looked at.
 _ABOVE: Final = 3
