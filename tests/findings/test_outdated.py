@@ -94,6 +94,8 @@ def torch_six() -> object:
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
         (lambda: torch.symeig(torch.eye(2)), "torch.linalg"),  # type: ignore[attr-defined]
+        (lambda: torch.stft(torch.rand(64), 16, return_complex=None), "torch.view_as_real"),
+        (lambda: torch.istft(torch.rand(9, 5, 2), 16), "torch.view_as_complex"),
         (a_sampler, "super().__init__() without an argument"),
         (an_environment, "terminated or truncated"),
     ],

@@ -182,6 +182,21 @@ _KNOWN: Final = (
         "transformers and datasets have no use_auth_token any longer",
         "token=… instead of use_auth_token=…",
     ),
+    # aten/src/ATen/native/SpectralOps.cpp, since 2.0
+    KnownError(
+        "outdated",
+        re.compile(r"stft requires the return_complex parameter be given"),
+        "PyTorch 2 and newer have torch.stft return complex numbers",
+        "torch.view_as_real(torch.stft(…, return_complex=True)) for the two planes of before; or "
+        "return_complex=True and .abs() for the magnitudes",
+    ),
+    # the same file, of torch.istft
+    KnownError(
+        "outdated",
+        re.compile(r"istft requires a complex-valued input tensor"),
+        "PyTorch 2 and newer give torch.istft complex numbers alone",
+        "torch.istft(torch.view_as_complex(x.contiguous()), …)",
+    ),
     # torch/autograd/profiler.py, up to 2.13
     KnownError(
         "outdated",
