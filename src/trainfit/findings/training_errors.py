@@ -384,7 +384,10 @@ _KNOWN: Final = (
     # torchvision/datasets
     KnownError(
         "no_data_set",
-        re.compile(r"Dataset not found(?: or corrupted)?\. You (?:can|may) use download=True"),
+        re.compile(
+            r"Dataset (?:metadata file )?not found(?: or corrupted)?\. "
+            r"You (?:can|may) use download=True"
+        ),
         "torchvision does not find the data set in the folder that it is given, or finds other "
         "files than the published ones",
         "correct the path: its root is the folder above the data set's own (MNIST/raw, "
