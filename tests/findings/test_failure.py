@@ -554,6 +554,13 @@ def no_metadata() -> None:  # torchvision/datasets/cifar.py
     )
 
 
+def other_head() -> None:  # transformers/modeling_utils.py
+    raise RuntimeError(
+        "You set `ignore_mismatched_sizes` to `False`, thus raising an error. For details look at "
+        "the above report!"
+    )
+
+
 def no_classes() -> None:  # torchvision/datasets/folder.py
     raise FileNotFoundError("Couldn't find any class folder in images.")
 
@@ -572,6 +579,7 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
         (gated, "hub_refused", "hf auth login"),
         (no_files, "no_data_set", "VOCdevkit/VOC2012"),
         (no_metadata, "no_data_set", "VOCdevkit/VOC2012"),
+        (other_head, "state_dict_sizes", "ignore_mismatched_sizes=True"),
         (no_classes, "no_data_set", "FOLDER/cat/1.jpg"),
         (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),

@@ -361,6 +361,14 @@ _KNOWN: Final = (
         "make the model as it was, load it, and then replace the last layer; or take the keys that "
         "differ out of the state: strict=False alone does not skip them",
     ),
+    # transformers/modeling_utils.py
+    KnownError(
+        "state_dict_sizes",
+        re.compile(r"`ignore_mismatched_sizes` to `False`"),
+        "The checkpoint has layers of another size than the model (its last layer, by the classes)",
+        "from_pretrained(…, ignore_mismatched_sizes=True), which makes those layers new (the "
+        "examples have --ignore_mismatched_sizes); or num_labels= as the checkpoint has it",
+    ),
     # caffe2/serialize/inline_container.cc by way of torch/serialization.py
     KnownError(
         "no_folder",
