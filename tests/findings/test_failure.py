@@ -555,6 +555,19 @@ def no_files() -> None:  # torchvision/datasets/voc.py
     raise RuntimeError("Dataset not found or corrupted. You can use download=True to download it")
 
 
+def no_metadata() -> None:  # torchvision/datasets/cifar.py
+    raise RuntimeError(
+        "Dataset metadata file not found or corrupted. You can use download=True to download it"
+    )
+
+
+def other_head() -> None:  # transformers/modeling_utils.py
+    raise RuntimeError(
+        "You set `ignore_mismatched_sizes` to `False`, thus raising an error. For details look at "
+        "the above report!"
+    )
+
+
 def no_classes() -> None:  # torchvision/datasets/folder.py
     raise FileNotFoundError("Couldn't find any class folder in images.")
 
@@ -572,6 +585,8 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
         (no_address_of_httpx, "server_unreachable", "where there is a network"),
         (gated, "hub_refused", "hf auth login"),
         (no_files, "no_data_set", "VOCdevkit/VOC2012"),
+        (no_metadata, "no_data_set", "VOCdevkit/VOC2012"),
+        (other_head, "state_dict_sizes", "ignore_mismatched_sizes=True"),
         (no_classes, "no_data_set", "FOLDER/cat/1.jpg"),
         (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),

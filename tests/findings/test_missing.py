@@ -27,6 +27,9 @@ def absent(module: str, folder: Path) -> Finding:
         ("gym", "gymnasium in its place"),
         ("tensorflow", "pip install 'tensorflow>=1.8,<2' (setup.py names it;"),
         ("addict_x", "pip install addict_x (requirements.txt names it)"),
+        ("patoolib", "pip install 'patool==4.0.3' (requirements.txt names it"),
+        ("skimage", "pip install scikit-image (requirements.txt names it)"),
+        ("chess_x", "pip install 'python-chess-x>=1' (requirements.txt names it"),
         ("utilities", "no list of requirements here names it"),
     ],
 )
@@ -35,7 +38,9 @@ def test_pip_is_told_what_is_meant(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "setup.py").write_text("setup(install_requires=['tensorflow>=1.8,<2', 'tqdm'])\n")
-    (tmp_path / "requirements.txt").write_text("numpy\naddict_x  # of the configuration\n")
+    (tmp_path / "requirements.txt").write_text(
+        "patool==4.0.3\npython-chess-x>=1\nscikit-image\naddict_x  # of the configuration\n"
+    )
     assert fix in absent(module, tmp_path).fix.action
 
 
@@ -127,3 +132,23 @@ def _of_ext(folder: Path) -> str:
     frame = f'  File "{folder / "func.py"}", line 9, in <module>\n    from ._ext import dcn_v2\n'
     said = "ModuleNotFoundError: No module named 'lib.DCNv2._ext'"
     return f"Traceback (most recent call last):\n{frame}{said}\n"
+
+
+@pytest.mark.parametrize("chained", [True, False])
+def test_a_library_that_imports_a_class_by_its_name(tmp_path: Path, chained: bool) -> None:
+    """Hydra's ImportError of diffusion_policy, whose requirements name another Hydra."""
+    (tmp_path / "requirements.txt").write_text("hydra-core==1.0\nzarr\n")
+    user = f'  File "{tmp_path / "train.py"}", line 30, in main\n    get_class(target)\n'
+    library = '  File "/lib/site-packages/hydra/utils.py", line 44, in get_class\n    raise e\n'
+    heading = "Traceback (most recent call last):\n"
+    text = f"{heading}{user}{library}ImportError: Error loading 'policy.Workspace':"
+    absent = "ModuleNotFoundError: No module named 'zarr'\n"
+    if chained:
+        joint = "\nThe above exception was the direct cause of the following exception:\n\n"
+        text = f"{heading}{user}{absent}{joint}{text}\nAre you sure?\n"
+    else:
+        said = """ModuleNotFoundError("No module named 'zarr'")"""
+        text += f"\n{said}\nAre you sure that 'Workspace' is importable?\n"
+    fault = of_exception(text)
+    assert fault is not None and fault.kind == "package_missing"
+    assert fault.fix.action.startswith("pip install zarr")

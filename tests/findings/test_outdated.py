@@ -94,6 +94,8 @@ def torch_six() -> object:
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
         (lambda: torch.symeig(torch.eye(2)), "torch.linalg"),  # type: ignore[attr-defined]
+        (lambda: torch.stft(torch.rand(64), 16, return_complex=None), "torch.view_as_real"),
+        (lambda: torch.istft(torch.rand(9, 5, 2), 16), "torch.view_as_complex"),
         (a_sampler, "super().__init__() without an argument"),
         (an_environment, "terminated or truncated"),
     ],
@@ -124,6 +126,18 @@ def test_what_libraries_had_once(call: Callable[[], object], fix: str) -> None:
         (
             "TypeError: pad_center() takes 1 positional argument but 2 were given",
             "pad_center(window, size=…)",
+        ),
+        (
+            "ImportError: cannot import name 'load_metric' from 'datasets' (/datasets)",
+            "pip install evaluate",
+        ),
+        (
+            "TypeError: Bert.__init__() got an unexpected keyword argument 'use_auth_token'",
+            "token=…",
+        ),
+        (
+            "TypeError: profile.__init__() got an unexpected keyword argument 'use_cuda'",
+            "use_device='cuda'",
         ),
         (
             "AttributeError: 'FigureCanvasAgg' object has no attribute 'tostring_rgb'",
@@ -242,6 +256,54 @@ def test_what_the_installed_version_of_a_package_has_not(said: str, gone: str | 
     if fault is not None:
         assert fault.title == f"The installed version of {gone}"
         assert "requirements" in fault.fix.action
+
+
+@pytest.mark.parametrize(
+    ("imports", "call", "said", "title"),
+    [
+        (
+            "import timm",
+            "timm.create_model('vit', extra=1)",
+            "create_model() got an unexpected keyword argument 'extra'",
+            "create_model() of the installed timm",
+        ),
+        (
+            "from torch.utils.data import DataLoader",
+            "DataLoader([], extra=1)",
+            "DataLoader.__init__() got an unexpected keyword argument 'extra'",
+            "DataLoader() of the installed torch",
+        ),
+        ("from model import Net", "Net(extra=1)", "Net.__init__() got an unexpected keyword", None),
+        (
+            "import torch",
+            "Net(extra=1)",
+            "Net.__init__() got an unexpected keyword argument 'a'",
+            None,
+        ),
+    ],
+)
+def test_an_argument_that_the_installed_version_has_not(
+    tmp_path: Path, imports: str, call: str, said: str, title: str | None
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"{imports}\n{call}\n")
+    text = f'  File "{script}", line 2, in <module>\n    {call}\nTypeError: {said}\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{text}")
+    assert (fault.title if fault is not None else None) == title or (
+        fault is not None and title is not None and fault.title.startswith(title)
+    )
+
+
+def test_an_argument_that_a_package_hands_on(tmp_path: Path) -> None:
+    """What the user's call gives is refused deep in the package; not what it did not give."""
+    script = tmp_path / "train.py"
+    script.write_text("import timm\nmodel = timm.create_model(\n    'vit',\n    extra=1,\n)\n")
+    inner = '  File "/lib/site-packages/timm/vit.py", line 9, in vit\n    return Vit(**kwargs)\n'
+    said = "TypeError: Vit.__init__() got an unexpected keyword argument '{}'\n"
+    text = f'  File "{script}", line 2, in <module>\n    model = timm.create_model(\n{inner}{said}'
+    fault = of_exception(f"Traceback (most recent call last):\n{text.format('extra')}")
+    assert fault is not None and fault.title.startswith("timm.create_model() of the installed timm")
+    assert of_exception(f"Traceback (most recent call last):\n{text.format('other')}") is None
 
 
 def test_a_module_of_the_scripts_own_package_is_no_package() -> None:

@@ -16,6 +16,18 @@ def _kinds(tmp_path: Path, text: str) -> list[str]:
     return [each.kind for each in mistakes_in(script)]
 
 
+def test_files_that_the_run_did_not_import_are_another_commands(tmp_path: Path) -> None:
+    script, video = tmp_path / "train.py", tmp_path / "video.py"
+    script.write_text("if kind == 'video':\n    from video import Clips\n")
+    video.write_text(
+        "class Clips:\n    def __getitem__(self, i):\n        torch.manual_seed(0)\n"
+        "        return torch.rand(3)\n"
+    )
+    assert len(mistakes_in(script)) == 1
+    assert mistakes_in(script, [str(script), str(video)]) == mistakes_in(script)
+    assert mistakes_in(script, [str(script)]) == ()
+
+
 _LOOPS = """
     batches = {made}
     for epoch in range(3):

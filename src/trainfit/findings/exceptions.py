@@ -459,4 +459,5 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     tensor_errors.known,
     script_errors.known,
     outdated.excluded,
+    outdated.argument_gone,
 )

@@ -494,8 +494,12 @@ def _exception(
     if not failure.error_type:
         return None
     evidence = raised_words(raised)
-    causes = (tracebacks.parse(*each) for each in tracebacks.raised_from(failure.traceback))
-    known = next(filter(None, (exceptions.known(each, seen) for each in (raised, *causes))), None)
+    causes = [tracebacks.parse(*each) for each in tracebacks.raised_from(failure.traceback)]
+    # what lacks a module says nothing else for certain
+    causes.sort(key=lambda each: each.type != "ModuleNotFoundError")
+    at = sum(each.type == "ModuleNotFoundError" for each in causes)
+    order = (*causes[:at], raised, *causes[at:])
+    known = next(filter(None, (exceptions.known(each, seen) for each in order)), None)
     if known is not None:
         return dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)
     if "pin memory thread" in raised.where:

@@ -361,6 +361,14 @@ _KNOWN: Final = (
         "make the model as it was, load it, and then replace the last layer; or take the keys that "
         "differ out of the state: strict=False alone does not skip them",
     ),
+    # transformers/modeling_utils.py
+    KnownError(
+        "state_dict_sizes",
+        re.compile(r"`ignore_mismatched_sizes` to `False`"),
+        "The checkpoint has layers of another size than the model (its last layer, by the classes)",
+        "from_pretrained(…, ignore_mismatched_sizes=True), which makes those layers new (the "
+        "examples have --ignore_mismatched_sizes); or num_labels= as the checkpoint has it",
+    ),
     # caffe2/serialize/inline_container.cc by way of torch/serialization.py
     KnownError(
         "no_folder",
@@ -384,7 +392,10 @@ _KNOWN: Final = (
     # torchvision/datasets
     KnownError(
         "no_data_set",
-        re.compile(r"Dataset not found(?: or corrupted)?\. You (?:can|may) use download=True"),
+        re.compile(
+            r"Dataset (?:metadata file )?not found(?: or corrupted)?\. "
+            r"You (?:can|may) use download=True"
+        ),
         "torchvision does not find the data set in the folder that it is given, or finds other "
         "files than the published ones",
         "correct the path: its root is the folder above the data set's own (MNIST/raw, "

@@ -6,7 +6,8 @@ rule speaks only where the reading is certain (docs/script-rules.md has them all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -46,9 +47,10 @@ RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
 )
 
 
-def mistakes_in(path: Path) -> tuple[Finding, ...]:
+def mistakes_in(path: Path, ran: Collection[str] = ()) -> tuple[Finding, ...]:
     """Lines of a script, or of a file of its own that it imports, that cannot do what they are for;
-    none where it cannot be read."""
+    none where it cannot be read. Where the files that a run ``ran`` are known, of these alone: an
+    import in a branch may be another command's."""
     try:
         files, unread = read_files(path)
         found = [each for file in files for each in mistakes(file.source)]
@@ -58,7 +60,12 @@ def mistakes_in(path: Path) -> tuple[Finding, ...]:
             found += step_rules.state_not_copied(project)
     except UnreadableError:
         return ()
-    return tuple(found)
+    other = {
+        file.source.name
+        for file in files[1:]
+        if ran and os.path.realpath(file.source.path) not in ran
+    }
+    return tuple(each for each in found if each.at is None or each.at.file not in other)
 
 
 def read_script(path: Path) -> ScriptReport:

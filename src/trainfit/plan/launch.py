@@ -288,7 +288,7 @@ def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]
         replicas = plan.ranks.replicas if plan.ranks is not None else 1
         batch = (plan.chosen.recommended_batch or now or 1) / (now or 1)
         becomes = step.effective_batch * wanted / seen * batch
-        said = effective_words(step.effective_batch, replicas)
+        said = effective_words(step.effective_batch // step.rounds, replicas)
         reason = f"keeps {said}" if round(becomes) == step.effective_batch else f"instead of {said}"
     status: PartStatus = "kept" if wanted == seen else "set"
     yield LaunchPart("grad_accum", status, "argument", reason, str(wanted), str(seen))

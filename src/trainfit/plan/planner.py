@@ -500,7 +500,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     outcome = job.first.outcome
     found = (
         *fails_later(job.first, job.command),
-        *mistakes_of(job.command),
+        *mistakes_of(job.command, outcome),
         *of_learning(outcome.learning),
         *unscaled(present.hazards, outcome),
     )

@@ -113,7 +113,8 @@ def _by_loader(feeds: Sequence[StepFeed], batches: int) -> StepMakeup:
     rounds = most_frequent([feed.rounds for feed in feeds])
     if rounds > 1:  # optimizers that step in turns: each accumulates as many
         per_step = [round(len(feed.batches) / feed.rounds) for feed in feeds]
-        return _made(None, max(1, round(batches / rounds)), samples, batches, per_step, sums)
+        found = _made(None, max(1, round(batches / rounds)), samples, batches, per_step, sums)
+        return dataclasses.replace(found, rounds=rounds)
     per_step = [len(feed.batches) for feed in feeds]
     if calls == batches:  # what was fetched ahead is no part of a step
         per_step = [feed.calls for feed in feeds]

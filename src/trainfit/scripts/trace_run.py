@@ -61,7 +61,7 @@ from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.cuda.clocks import OwnTime
 from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.user_location import files_of_user, user_frame
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -524,6 +524,7 @@ class Runner:
             absent=tuple(self._simulation.absent.asked),
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),
+            files=files_of_user(),
         ).save(self._spec.outcome)
         return True
 

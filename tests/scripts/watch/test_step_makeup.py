@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.sizing.recommendation import accumulation_for
+from trainfit.plan.sizing.recommendation import EffectiveBatch, accumulation_for
 from trainfit.plan.sizing.speed import fast_end
 from trainfit.report.steps import step_lines
 from trainfit.results.runs.steps import StepMakeup
@@ -308,6 +310,18 @@ def test_the_effective_batch_stays_as_near_as_it_can(micro: int, steps: int, cho
     becomes = chosen * most
     assert most == 1 or abs(becomes - wanted) <= chosen / 2
     assert bool(found.action) == (becomes != wanted)
+
+
+def test_a_critic_that_steps_five_times_has_the_samples_of_one_batch() -> None:
+    """StarGAN and WGANs: a step is the generator's, with five of the critic's."""
+    turns = dataclasses.replace(fed(5, calls=20, backwards=6, size=16), rounds=5)
+    found = makeup_of([turns] * 3)
+    assert found is not None
+    assert (found.effective_batch, found.accumulation, found.rounds) == (80, 1, 5)
+    command = parse_command(["python", "-m", "json.tool", "--b={batch_size:16}"])
+    effective = EffectiveBatch(command, found, 16)
+    assert effective.words(16) == "the effective batch size of 16"
+    assert "from 16 to 8" in accumulation_for(command, found, 16, 8).action
 
 
 def test_without_a_placeholder_it_is_said_what_changes_and_what_keeps_it() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings.environment.requirements import Asked, asked_for, wanted_by
+from trainfit.findings.environment.requirements import Asked, asked_for, asked_like, wanted_by
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import NO_MODULE, ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -41,6 +41,7 @@ _DISTRIBUTIONS: Final = {
     "open_clip": "open_clip_torch",
     "openslide": "openslide-python",
     "parselmouth": "praat-parselmouth",
+    "patoolib": "patool",
     "PIL": "pillow",
     "pkg_resources": "'setuptools<81'",
     "pl_bolts": "lightning-bolts",
@@ -93,6 +94,10 @@ _NOT_BROUGHT: Final = {
         "environment of their own",
     ),
 }
+#: What a library says that imports a class by its name (Hydra's get_class and instantiate).
+_TOLD: Final = re.compile(
+    r"ModuleNotFoundError\(\"No module named|ModuleNotFoundError: No module named"
+)
 #: A folder without an __init__.py, as an empty one.
 _EMPTY: Final = re.compile(r"cannot import name '[^']+' from '([\w.]+)' \(unknown location\)")
 
@@ -100,14 +105,15 @@ _EMPTY: Final = re.compile(r"cannot import name '[^']+' from '([\w.]+)' \(unknow
 def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A module that Python does not find, and that is of no installed package."""
     found = NO_MODULE.search(raised.message) or _EMPTY.search(raised.message)
-    if raised.type not in ("ModuleNotFoundError", "ImportError") or found is None:
+    told = _TOLD.search(raised.message) is not None
+    if found is None or not (told or raised.type in ("ModuleNotFoundError", "ImportError")):
         return None
     module = found[1]
     name = module.partition(".")[0]
     if (submodule := _submodule(name, raised)) is not None:
         path, fix = submodule
         return _finding(f"{path} is a git submodule that was not checked out", fix)
-    if raised.type == "ImportError":
+    if raised.type != "ModuleNotFoundError" and not told:
         return None
     if (setup := _built_by(module, raised)) is not None:
         return _finding(
@@ -132,6 +138,10 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     if name in _ADDRESSES:
         return _finding(title, f"pip install git+{_ADDRESSES[name]}")
     package = _DISTRIBUTIONS.get(name, name)
+    if asked is None and package != name:
+        asked = asked_for(package, raised.folder)
+    elif asked is None and (asked := asked_like(name, raised.folder)) is not None:
+        package = asked.package
     if asked is not None and asked.version:
         wanted = f"pip install '{package}{asked.version}' ({asked.file} names it; "
         return _finding(title, f"{wanted}with an older Python where pip finds no such version)")

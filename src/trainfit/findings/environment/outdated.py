@@ -6,14 +6,16 @@ name here is one that a library had and has no longer, with what took its place.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.util
+import linecache
 import re
 from typing import Final
 
 from trainfit.findings.environment.requirements import Unmet, installed_version, unmet, unmet_by
 from trainfit.findings.facts import FailureContext
-from trainfit.findings.tracebacks import NO_MODULE, ParsedException, modules_named
+from trainfit.findings.tracebacks import NO_MODULE, Frame, ParsedException, modules_named
 from trainfit.findings.training_errors import KnownError, first_met
 from trainfit.results.findings import Finding, failure_finding
 
@@ -166,6 +168,42 @@ _KNOWN: Final = (
         "PyTorch's schedules have no verbose any longer",
         "leave verbose out, and print scheduler.get_last_lr()",
     ),
+    # datasets/load.py, up to 2
+    KnownError(
+        "outdated",
+        re.compile(r"cannot import name 'load_metric' from 'datasets'"),
+        "datasets has no metrics any longer",
+        "pip install evaluate; from evaluate import load as load_metric",
+    ),
+    # transformers/modeling_utils.py, datasets/load.py: use_auth_token, up to 4
+    KnownError(
+        "outdated",
+        re.compile(r"got an unexpected keyword argument 'use_auth_token'"),
+        "transformers and datasets have no use_auth_token any longer",
+        "token=… instead of use_auth_token=…",
+    ),
+    # aten/src/ATen/native/SpectralOps.cpp, since 2.0
+    KnownError(
+        "outdated",
+        re.compile(r"stft requires the return_complex parameter be given"),
+        "PyTorch 2 and newer have torch.stft return complex numbers",
+        "torch.view_as_real(torch.stft(…, return_complex=True)) for the two planes of before; or "
+        "return_complex=True and .abs() for the magnitudes",
+    ),
+    # the same file, of torch.istft
+    KnownError(
+        "outdated",
+        re.compile(r"istft requires a complex-valued input tensor"),
+        "PyTorch 2 and newer give torch.istft complex numbers alone",
+        "torch.istft(torch.view_as_complex(x.contiguous()), …)",
+    ),
+    # torch/autograd/profiler.py, up to 2.13
+    KnownError(
+        "outdated",
+        re.compile(r"profile\.__init__\(\) got an unexpected keyword argument 'use_cuda'"),
+        "PyTorch's profiler has no use_cuda any longer",
+        "use_device='cuda' instead of use_cuda=True",
+    ),
     # scipy.misc, up to 1.2
     KnownError(
         "outdated",
@@ -307,6 +345,33 @@ def excluded(raised: ParsedException, _: FailureContext) -> Finding | None:
     return None if asked is None else _excluded(asked)
 
 
+#: "profile.__init__() got an unexpected keyword argument 'use_cuda'".
+_ARGUMENT: Final = re.compile(r"((?:\w+\.)?\w+)\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def argument_gone(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A call of the user's with an argument that what it calls, of an installed package, does not
+    have: whatever versions the repository asks for."""
+    met = _ARGUMENT.search(raised.message)
+    if raised.type != "TypeError" or met is None or raised.culprit is None:
+        return None
+    owner, _dot, name = met[1].rpartition(".")
+    called = owner if name == "__init__" else name
+    if not raised.frames[-1].is_user:
+        called = _called_with(raised.culprit, met[2])
+    package = next((each for each in _imported_as(raised, called) if _is_installed(each)), "")
+    if not (called and package):
+        return None
+    version = installed_version(package)
+    return failure_finding(
+        "outdated",
+        f"{called}() of the installed {f'{package} {version}'.strip()} has no argument {met[2]}",
+        "",
+        f"leave {met[2]} out, or write what the installed version has in its place; or the version "
+        f"of {package} that the script was written for, in an environment of its own",
+    )
+
+
 def _changed(raised: ParsedException) -> list[str]:
     """The packages that may have changed: those in which it is raised, the innermost first, or
     the one whose function the user's line calls; none where it may be the user's own name."""
@@ -339,6 +404,18 @@ def _imported_as(raised: ParsedException, name: str) -> list[str]:
     called = re.search(rf"(?<![\w.])([A-Za-z_]\w*)\.(?:\w+\.)*{name}\s*\(", culprit.code)
     root = called[1] if called is not None else name
     return modules_named(dataclasses.replace(culprit, code=root))
+
+
+def _called_with(frame: Frame, argument: str) -> str:
+    """What the user's statement calls with an argument of this name, with its dots; or empty."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.path)))
+    except (SyntaxError, ValueError):
+        return ""
+    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    at = [each for each in calls if each.lineno <= frame.line <= (each.end_lineno or 0)]
+    given = [each for each in at if any(word.arg == argument for word in each.keywords)]
+    return ast.unparse(given[-1].func) if given else ""
 
 
 #: Lines above one that fails that may be the condition it stands under.

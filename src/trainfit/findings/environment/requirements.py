@@ -20,7 +20,7 @@ from typing import Any, Final
 #: Files of a folder that name versions, those first that pip installs by.
 _FILES: Final = (
     *("requirements*.txt", "requirements/*.txt", "pyproject.toml", "setup.py", "setup.cfg"),
-    *("*environment*.y*ml", "env*.y*ml", "INSTALL*.md", "README*.md"),
+    *("*environment*.y*ml", "env*.y*ml", "INSTALL*.md", "get_started*.md", "README*.md"),
 )
 #: Folders above the script's that are looked at.
 _ABOVE: Final = 3
@@ -40,6 +40,13 @@ _OF_CONDA: Final = re.compile(rf"^\s*-\s*(?:[\w-]+::)?(?P<name>{_NAME})=(?P<vers
 _QUOTED: Final = re.compile(r"[\"']([^\"'\n]+)[\"']")
 #: Packages that conda and pip call otherwise.
 _SAME: Final = {"pytorch": "torch", "opencv": "opencv-python", "tensorboard-x": "tensorboardx"}
+
+
+#: Names of packages that differ from their module's.
+_LIKE: Final = (
+    *("py{}", "py-{}", "python-{}", "{}-python", "{}-py", "{}lib"),
+    *("pytorch-{}", "{}-pytorch", "torch-{}", "{}-torch"),
+)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,14 @@ def asked_for(package: str, folder: Path) -> Asked | None:
     return next((each for each in found if each.version), next(iter(found), None))
 
 
+def asked_like(module: str, folder: Path) -> Asked | None:
+    """What the repository asks for under a name that a package of ``module`` often has (chess is
+    python-chess's), and that is not installed: an installed one would have brought the module."""
+    name = _plain(module)
+    found = (asked_for(form.format(name), folder) for form in _LIKE)
+    return next((each for each in found if each and not _is_installed(each.package)), None)
+
+
 def meets(installed: str, asked: str) -> bool:
     """Does a version meet all clauses of a specifier? One that cannot be read is met."""
     # A watched run's own environment may not have it, and does not need it.
@@ -136,6 +151,13 @@ def _installed(module: str) -> Iterator[tuple[str, str]]:
 @functools.cache
 def _distributions() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(package))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def installed_version(module: str) -> str:

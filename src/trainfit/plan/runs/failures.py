@@ -77,7 +77,7 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.steps == 0:
         output = script_output(trace)
         message = f"{command.name}: {_without_step(outcome, command, output)}"
-        cause = cause_of(outcome, trace.output) or next(iter(mistakes_of(command)), None)
+        cause = cause_of(outcome, trace.output) or next(iter(mistakes_of(command, outcome)), None)
         said, own = unsaid(outcome, output), outcome.own_fault
         raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
     if trace.recording is None or not len(trace.recording.alloc_bytes):
@@ -198,10 +198,11 @@ def cause_of_error(
     return of_failure(failure, settings, seen)
 
 
-def mistakes_of(command: Command) -> tuple[Finding, ...]:
+def mistakes_of(command: Command, outcome: TraceOutcome | None = None) -> tuple[Finding, ...]:
     """Lines of the script that cannot do what they are for (``optimizer.step`` without
-    parentheses)."""
-    return mistakes_in(Path(command.name)) if command.kind == "script" else ()
+    parentheses), in the files that a run of it has imported."""
+    ran = outcome.files if outcome is not None else ()
+    return mistakes_in(Path(command.name), ran) if command.kind == "script" else ()
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

@@ -162,7 +162,7 @@ def _described(
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
     findings = (
-        *mistakes_of(command),
+        *mistakes_of(command, trace.outcome),
         *of_learning(trace.outcome.learning),
         *of_habits(recording.makeup),
         *loops_on_gpu(recording),

@@ -86,7 +86,8 @@ class EffectiveBatch:
 
     def words(self, batch: int) -> str:
         """The job's effective batch size at ``batch``, in words."""
-        return effective_words(self.samples_at(batch), self.replicas)
+        rounds = self.makeup.rounds if self.makeup is not None else 1
+        return effective_words(self.samples_at(batch) // rounds, self.replicas)
 
     @property
     def keeper(self) -> str:
@@ -202,7 +203,7 @@ def _without_placeholder(
     else:
         where = f" at {makeup.where}" if makeup.where else ""
         option = f"the number of micro-batches before the optimizer's step{where}"
-    before, after = samples * replicas, becomes * replicas
+    before, after = (each * replicas // makeup.rounds for each in (samples, becomes))
     changes = f"with batch size {chosen} the effective one changes from {before} to {after}"
     if chosen > present * seen:
         return f"{changes}: only a batch size of at most {present * seen} keeps it"

@@ -33,7 +33,8 @@ class StepMakeup:
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
     the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
     ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
-    ``is_whole``: each step is of the same tensors, as all samples at once are.
+    ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
+    steps of optimizers in turns that it has, each with as many of its samples.
     """
 
     micro_batch: int | None
@@ -49,6 +50,7 @@ class StepMakeup:
     trials: int = 0
     why: str = ""
     is_whole: bool = False
+    rounds: int = 1
 
     def of_all(self, processes: int) -> StepMakeup:
         """With the samples of all ``processes``, of which this one has as many as the others."""

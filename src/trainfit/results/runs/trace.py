@@ -399,7 +399,7 @@ class TraceOutcome(ScriptOutcome):
     spoils it. ``context`` are the sequences that the models were given. ``absent`` are packages
     with a stand-in that the script looked for and that are not installed, ``imported`` those of
     them that it imports where they are. ``meetings`` are the first things that it did with other
-    ranks.
+    ranks. ``files`` are the user's own that it imported.
     """
 
     loader: LoaderInfo | None = None
@@ -428,6 +428,7 @@ class TraceOutcome(ScriptOutcome):
     absent: tuple[str, ...] = ()
     imported: tuple[str, ...] = ()
     meetings: tuple[Meeting, ...] = ()
+    files: tuple[str, ...] = ()
 
     @property
     def half(self) -> str | None:

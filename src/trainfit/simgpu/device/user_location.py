@@ -77,6 +77,13 @@ def _folders_of_torch() -> tuple[str, ...]:
     return _PACKAGE, str(Path(sys.modules["torch"].__file__ or "").parent) + os.sep
 
 
+def files_of_user() -> tuple[str, ...]:
+    """The user's files that are imported by now: their real paths."""
+    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = (each for each in named if isinstance(each, str) and not is_library(each))
+    return tuple(sorted({os.path.realpath(each) for each in files}))
+
+
 def place_of_user() -> tuple[str, int] | None:
     """Likewise, as file and line; for callers that ask at every allocation, hence unrolled."""
     frame: FrameType | None = sys._getframe(2)
