@@ -36,7 +36,9 @@ def first_met(errors: Iterable[KnownError], message: str) -> tuple[KnownError, s
 
 #: torch/csrc/autograd/saved_variable.cpp gives the tensor's operator: a transposed weight's, or
 #: that of the many weights of a recurrent layer.
-_OF_WEIGHTS: Final = re.compile(r"output 0 of (?:As(?:Strided)?|T|Permute|Unsqueeze)\w*Backward")
+_OF_WEIGHTS: Final = re.compile(
+    r"output 0 of (?:As(?:Strided)?|T|Permute|Unsqueeze)(?:Backward\d*)?\b"
+)
 _STEP_BETWEEN: Final = (
     "what is carried from step to step (a hidden state) needs .detach(); else optimizer.step() "
     "came between a forward pass and its backward pass: make all backward passes first, or a new "

@@ -17,7 +17,7 @@ from torch.utils.data import SequentialSampler, Subset
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.tensors import storage_key, version
 
 #: Where data sets keep the label of each sample.
 _LABELS: Final = ("targets", "labels", "y", "_labels")
@@ -31,6 +31,11 @@ _TENSORS: Final = 8
 #: Looks at steps, and steps, with the targets of the first, after which no others are expected.
 _LOOKS: Final = 6
 _STEPS: Final = 64
+
+
+def _where(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+    storage = storage_key(tensor.untyped_storage())
+    return storage, int(tensor.storage_offset()), tuple(tensor.shape)
 
 
 class _Loader(NamedTuple):
@@ -53,6 +58,8 @@ class Batches:
         #: Positions that batches of a shape use, one number for each batch.
         self._used: dict[tuple[int, ...], list[int]] = {}
         self._embedded: set[tuple[int, ...]] = set()
+        #: The tokens that were embedded last: their storage, where in it, their shape.
+        self._tokens: tuple[int, int, tuple[int, ...]] | None = None
         #: Are classes learned, one for each sample of a batch?
         self._learns_classes = False
         #: What a loss was compared with at each look so far, and its version; looks with nothing
@@ -110,6 +117,14 @@ class Batches:
         """An embedding of tokens is about to be computed."""
         if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
             self._embedded.add(tuple(tokens.shape))
+            self._tokens = None if tokens.is_floating_point() else _where(tokens)
+
+    def follows(self, labels: Any) -> bool:
+        """Are these the tokens that were embedded last, from the second on?"""
+        if self._tokens is None or not isinstance(labels, torch.Tensor) or labels.dim() != 2:
+            return False
+        storage, offset, shape = self._tokens
+        return _where(labels) == (storage, offset + 1, shape)
 
     def compared(self, name: str, output: Any, target: Any) -> None:
         """A loss function of what a model gave and of what it shall give is called."""

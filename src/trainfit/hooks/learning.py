@@ -48,7 +48,13 @@ from trainfit.hooks.owners import (
 )
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.remade import schedule_left_behind
-from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
+from trainfit.hooks.schedules import (
+    Schedule,
+    rate_as_factor,
+    schedule_end,
+    schedule_fades,
+    schedule_unused,
+)
 from trainfit.hooks.values import denormals
 from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
@@ -146,6 +152,7 @@ class LearningObserver:
         self._clipping: str | None = None
         self._clipped_late: str | None = None
         self._rootless: str | None = None
+        self._loading: weakref.ref[Any] | None = None
         #: Where a batch was taken last, if of all of a data set.
         self._over_all: str | None = None
         #: Tensors of optimizers, by identity, in modules that were not called.
@@ -176,6 +183,18 @@ class LearningObserver:
         (:meth:`passed`), a mode that is set and a checkpoint: most steps cost next to nothing."""
 
     # -- what happens ----------------------------------------------------------------------------
+
+    def loading(self, module: Any, state: Any) -> None:
+        """``module.load_state_dict(state)`` is called."""
+        self._loading = weakref.ref(module)
+        self.misuse.loading(module, state)
+
+    def loaded(self, keys: Any) -> None:
+        """… and gave what names are missing and left over."""
+        known, self._loading = self._loading, None
+        if (module := known() if known is not None else None) is not None:
+            lacks, other = getattr(keys, "missing_keys", ()), getattr(keys, "unexpected_keys", ())
+            self.misuse.loaded(module, lacks, other)
 
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
@@ -222,6 +241,7 @@ class LearningObserver:
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
         """A backward pass from ``tensors`` begins, whose gradients may have graphs themselves."""
+        self.misuse.second_order.passes((self._place() or "") if with_graph else None)
         self._passes += 1
         self._passed += 1
         self._used += 1
@@ -267,6 +287,7 @@ class LearningObserver:
 
     def chooses(self) -> None:
         """Gradients of chosen tensors are asked for: others get none of that backward pass."""
+        self.misuse.second_order.passes(None)
         self._chooses = True
 
     def made(self, optimizer: Any) -> None:
@@ -533,9 +554,14 @@ class LearningObserver:
         is_seldom = len(self._remainders) < self._whole_steps and not self._losses_else
         return max(self._remainders, default=0) if is_seldom else 0
 
-    def _left_behind(self) -> tuple[Misuse, ...]:
-        found = schedule_left_behind(self._schedules, list(self._seen))
-        return () if found is None else (Misuse("schedule_left_behind", found[:2], found[2]),)
+    def _of_schedules(self) -> tuple[Misuse, ...]:
+        found = []
+        if (left := schedule_left_behind(self._schedules, list(self._seen))) is not None:
+            found.append(Misuse("schedule_left_behind", left[:2], left[2]))
+        if (factor := rate_as_factor(self._schedules, list(self._seen))) is not None:
+            told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
+            found.append(Misuse("rate_times_rate", told, factor[2]))
+        return tuple(found)
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -594,7 +620,7 @@ class LearningObserver:
             if all_known and looked
             else None,
             misfit=self._misfit,
-            misuses=(*self.misuse.found(names), *self._left_behind()),
+            misuses=(*self.misuse.found(names), *self._of_schedules()),
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,

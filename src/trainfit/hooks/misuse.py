@@ -12,11 +12,12 @@ from types import GeneratorType
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from trainfit.hooks.batches import Batches
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.distributions import Samples, mark, trains_critic
-from trainfit.hooks.graphs import Graphs, Profiling, keeps_result
+from trainfit.hooks.graphs import Graphs, Profiling, SecondOrder, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
@@ -80,6 +81,7 @@ class MisuseObserver:
         self.batches = Batches()
         self.samples = Samples()
         self.graphs = Graphs()
+        self.second_order = SecondOrder()
         self.profiling = Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
@@ -93,6 +95,8 @@ class MisuseObserver:
             self._note("autocast_in_vain", place=place)
         if self.graphs.is_double:
             self._note("double", place="")
+        if (unused := self.second_order.unused()) is not None:
+            self._note("second_order_unused", place=unused)
         if (profiled := self.profiling.all_steps) is not None:
             self._note("profiler_on", str(profiled[0]), place=profiled[1] or "")
         if (grown := self.grown.found) is not None:
@@ -158,6 +162,8 @@ class MisuseObserver:
             return
         if func is torch.Tensor.scatter_ and args[3:] == (1,):
             self.one_hot(args[0].shape, args[0].itemsize, args[0].is_cuda)
+        if func is functional.pad and args[1:2] == ((0, 1),) and self.batches.follows(args[0]):
+            self._note("shifted_twice")
         given = tensors_among(args)
         self._look_at_softmax(func, given, result)
         follow(self._cuts, func, given, result, self._place)
@@ -231,6 +237,7 @@ class MisuseObserver:
 
     def stepping(self, optimizer: Any, place: str | None) -> None:
         """An optimizer that a line made is about to step."""
+        self.second_order.stepping()
         if self._remade.steps(optimizer, place):
             self._note("optimizer_remade", type(optimizer).__name__, place=place)
         if (sampled := self.samples.step()) is not None:
@@ -268,6 +275,13 @@ class MisuseObserver:
         """``module.load_state_dict(state)`` is called."""
         if isinstance(state, Mapping) and state and _is_own(module, state):
             self._note("own_state", type(module).__name__)
+
+    def loaded(self, module: Any, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        """A state that need not have all names was loaded: these it lacks, and has too many."""
+        own = len(module.state_dict())
+        if missing and unexpected and len(missing) >= own:
+            told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
+            self._note("state_not_loaded", *told)
 
     def initialized(self, weights: Any) -> None:
         """All numbers of weights are about to get one value."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.lint.imports import Source
+from trainfit.lint.in_vain import lost_lines
 from trainfit.results.findings import Finding, Fix, Place, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
@@ -36,6 +37,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _used_up(source)
     yield from _seeded(source)
     yield from _dropped(source)
+    yield from lost_lines(source)
 
 
 def uncalled(source: Source) -> Iterator[Finding]:

@@ -100,6 +100,11 @@ _BY_ITSELF: Final = {
         "it gives the output of the right class with the sign turned: the loss falls below 0 "
         "without end, and no other class is lowered",
     ),
+    "ctc_loss": (
+        "ctc_loss(log_softmax(output, dim=2), …)",
+        "numbers that are no logarithms of probabilities give no likelihood: the loss falls below "
+        "0 without end",
+    ),
     "kl_div": (
         "kl_div(log_softmax(output, dim=1), target)",
         "numbers that are no logarithms of probabilities give no divergence: the loss has no least "
@@ -161,7 +166,7 @@ def _activated_twice(found: LossMisfit, activation: str) -> Finding:
 
 
 #: Loss functions that want logarithms of probabilities; what the others apply.
-_OF_LOGARITHMS: Final = ("nll_loss", "kl_div")
+_OF_LOGARITHMS: Final = ("nll_loss", "kl_div", "ctc_loss")
 _APPLIES: Final = {
     "cross_entropy": "softmax",
     "binary_cross_entropy_with_logits": "sigmoid",
