@@ -39,10 +39,11 @@ def _where(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
 
 
 class _Loader(NamedTuple):
-    """A DataLoader, and the line that goes over it."""
+    """A DataLoader, the line that goes over it, and its data set, which its iterators keep."""
 
     loader: weakref.ref[Any]
     place: str | None
+    data: weakref.ref[Any] | None = None
 
 
 class Batches:
@@ -73,9 +74,17 @@ class Batches:
         """The line that goes over the batches which are trained on."""
         return self._training.place if self._training is not None else None
 
+    @property
+    def data(self) -> Any:
+        """The data set of the batches which are trained on."""
+        known = self._training.data if self._training is not None else None
+        return None if known is None else known()
+
     def iterated(self, loader: Any, place: str | None) -> None:
         """A DataLoader begins to be gone over."""
-        self._begun = _Loader(weakref.ref(loader), place)
+        data = getattr(loader, "dataset", None)
+        known = weakref.ref(data) if hasattr(data, "__weakref__") else None
+        self._begun = _Loader(weakref.ref(loader), place, known)
 
     def asked(self, iterator: Any) -> None:
         """The iterator of a DataLoader is asked for a batch."""

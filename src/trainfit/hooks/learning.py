@@ -8,6 +8,7 @@ first steps of each optimizer, and then now and then.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import weakref
 from collections import Counter
@@ -28,6 +29,7 @@ from trainfit.hooks.losses import (
     leaves_of,
     mark_broadcast,
     misfit,
+    nodes_of,
     scale_of_loss,
     shape_of,
 )
@@ -55,7 +57,7 @@ from trainfit.hooks.schedules import (
     schedule_fades,
     schedule_unused,
 )
-from trainfit.hooks.values import denormals
+from trainfit.hooks.values import denormals, gap_in, only_line, steep
 from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.modules import BatchNorm, Dropout
@@ -152,6 +154,8 @@ class LearningObserver:
         self._clipping: str | None = None
         self._clipped_late: str | None = None
         self._rootless: str | None = None
+        #: Where numbers that are not finite come from, once that was asked; no kind: not known.
+        self._not_finite: Misuse | None = None
         self._loading: weakref.ref[Any] | None = None
         #: Where a batch was taken last, if of all of a data set.
         self._over_all: str | None = None
@@ -419,6 +423,8 @@ class LearningObserver:
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
             if seen.zero_rates == 1:
                 seen.rate_at = self._rate_is_from(optimizer)
+            if self._reads_values:
+                self._look_at_numbers(optimizer)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
                 is_only = len(self._all) == 1
@@ -442,6 +448,22 @@ class LearningObserver:
                 self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _look_at_numbers(self, optimizer: Any) -> None:
+        """Where does what is not finite come from: a slope, or the data?"""
+        loss = self._loss()
+        root = self._root() if self._root is not None else None
+        if self._not_finite is not None or root is None:
+            return
+        if not math.isfinite(loss):
+            gap = gap_in(self.misuse.batches.data)
+            told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
+            self._not_finite = Misuse("data_not_finite" if gap else "", told)
+        elif not self._trained_before and (
+            named := list(steep(optimizer, loss, nodes_of(root.grad_fn) or ()))
+        ):
+            place = only_line((self._place() or "").rpartition(":")[0], [each for _, each in named])
+            self._not_finite = Misuse("slope_infinite", tuple(name for name, _ in named), place)
 
     def _look_at_remainder(self) -> None:
         """Did zero_grad() drop gradients that an epoch's last batches left?"""
@@ -620,6 +642,7 @@ class LearningObserver:
             if all_known and looked
             else None,
             misfit=self._misfit,
+            not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
             misuses=(*self.misuse.found(names), *self._of_schedules()),
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,

@@ -150,6 +150,8 @@ class LearningFacts:
     passed_by: Of several ranks, the class of the model that is called within its
         DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
+    not_finite: Of a loss that is not finite, or of gradients, where that comes from: a function
+        with an infinite slope ("slope_infinite"), the data ("data_not_finite"); on a CPU only.
     misuses: What has no effect, or another than it is meant to have, the first of each kind.
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
@@ -207,6 +209,7 @@ class LearningFacts:
     same_order: str | None = None
     passed_by: str | None = None
     misfit: LossMisfit | None = None
+    not_finite: Misuse | None = None
     misuses: tuple[Misuse, ...] = ()
     clipped_late: str | None = None
     clipped_scaled: str | None = None
