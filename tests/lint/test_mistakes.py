@@ -263,3 +263,30 @@ def test_gradients_that_stay_off(tmp_path: Path) -> None:
     assert not _kinds(tmp_path, text.format(more="f(x); torch.set_grad_enabled(True)"))
     assert not _kinds(tmp_path, text.format(more="f(x)").replace(".backward()", ""))
     assert not _kinds(tmp_path, "torch.set_grad_enabled(False)\nf(x)\n")
+
+
+def test_a_lightning_step_without_a_result(tmp_path: Path) -> None:
+    text = """
+        class Model(L.LightningModule):
+            def training_step(self, batch, index):
+                loss = self.net(batch)
+                {end}
+            def validation_step(self, batch, index):
+                self.log("loss", self.net(batch))
+    """
+    assert _kinds(tmp_path, text.format(end="self.log('loss', loss)")) == ["step-without-result"]
+    for end in ("return loss", "self.manual_backward(loss)", "raise NotImplementedError"):
+        assert not _kinds(tmp_path, text.format(end=end))
+    assert not _kinds(tmp_path, text.format(end="pass").replace("L.LightningModule", "nn.Module"))
+
+
+def test_aids_of_debugging_that_were_left(tmp_path: Path) -> None:
+    lines = {
+        'os.environ["CUDA_LAUNCH_BLOCKING"] = "1"': ["launches-blocked"],
+        "torch.backends.cudnn.enabled = False": ["cudnn-off"],
+        'os.environ["CUDA_LAUNCH_BLOCKING"] = "0"': [],
+        "torch.backends.cudnn.enabled = True": [],
+        "if debug: torch.backends.cudnn.enabled = False": [],
+    }
+    for line, kinds in lines.items():
+        assert _kinds(tmp_path, line) == kinds

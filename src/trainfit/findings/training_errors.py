@@ -244,12 +244,19 @@ _KNOWN: Final = (
     # aten/src/ATen/native/LossNLL.cpp, cuda/Loss.cu, cuda/NLLLoss2d.cu, torch/nn/functional.py
     KnownError(
         "target_type",
+        re.compile(r"only batches of spatial targets supported"),
+        "The loss of an image wants a class for each pixel: targets of (N, H, W)",
+        "mask.squeeze(1).long() of (N, 1, H, W); mask.argmax(1) of one-hot classes (N, classes, H, "
+        "W); of an image in colours each colour becomes a class's number first",
+    ),
+    KnownError(
+        "target_type",
         re.compile(
             r"expected target dtype to be Long|expected scalar type Long but found"
             r"|nll_loss\w*\" not implemented for '(?:Int|Float|Double|Half)'"
             r"|floating point type for target with class probabilities"
             r"|result type Float can't be cast to the desired output type Long"
-            r"|multi-target not supported|only batches of spatial targets supported"
+            r"|multi-target not supported"
         ),
         "The targets have not the type or shape that this loss wants",
         "cross_entropy wants classes as y.long() of shape (N), or probabilities as y.float() of "
