@@ -484,9 +484,11 @@ def test_labels_that_are_shifted_by_the_script_and_by_the_model(simulated: Found
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+            self.positions = nn.Embedding(12, 8)
 
         def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-            output = self.head(self.embed(tokens)).flatten(0, 1)
+            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            output = self.head(self.embed(tokens) + self.positions(places)).flatten(0, 1)
             labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
             return F.cross_entropy(output, labels.flatten())
 
@@ -549,3 +551,48 @@ def test_a_function_of_rates_where_a_factor_is_wanted(found: Found) -> None:
         (lambda step: 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5), 1.0),
     ):
         assert "rate_times_rate" not in run(function, lr)
+
+
+def test_a_gradient_penalty_without_a_graph(simulated: Found) -> None:
+    def run(create_graph: bool, weight: bool = False) -> dict[str, Finding]:
+        model = _net().cuda()
+
+        def loss(batch: Tensor) -> Tensor:
+            x = batch.cuda().requires_grad_(True)
+            value = model(x).mean()
+            (slope,) = torch.autograd.grad(value, x, create_graph=create_graph)
+            penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            value = model(x).mean()
+            return value * penalty if weight else value + 10 * penalty
+
+        loader = DataLoader(torch.randn(32, 16), 8)
+        return simulated(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.SGD(model.parameters(), 0.1)
+            )
+        )
+
+    told = run(False)["term_cut_off"]
+    assert "create_graph=True" in told.cause and "create_graph=True" in told.fixes[0].action
+    assert "term_cut_off" not in run(True)
+    assert "term_cut_off" not in run(False, weight=True)
+
+
+def test_ctc_of_a_layer_over_time_steps(simulated: Found) -> None:
+    def run(activate: Callable[[Tensor], Tensor]) -> dict[str, Finding]:
+        model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 5)).cuda()
+        lengths = torch.full((4,), 12), torch.full((4,), 3)
+
+        def loss(batch: Tensor) -> Tensor:
+            output = activate(model(batch.cuda().transpose(0, 1)))
+            return F.ctc_loss(output, torch.ones(4, 3, dtype=torch.long).cuda(), *lengths)
+
+        loader = DataLoader(torch.randn(16, 12, 16), 4)
+        return simulated(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.SGD(model.parameters(), 0.1)
+            )
+        )
+
+    assert "activation_missing" in run(lambda x: x)
+    assert not run(lambda x: x.log_softmax(2))

@@ -7,6 +7,7 @@ of labels is looked at, none of its samples are loaded.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +27,8 @@ _LEAST_POSITIONS: Final = 32
 _UNUSED: Final = 0.5
 #: Batches that show it.
 _BATCHES: Final = 2
+#: Embeddings of one model that are remembered: of tokens, positions, types of tokens.
+_EMBEDDINGS: Final = 4
 #: Tensors of one batch that are looked at.
 _TENSORS: Final = 8
 #: Looks at steps, and steps, with the targets of the first, after which no others are expected.
@@ -59,8 +62,8 @@ class Batches:
         #: Positions that batches of a shape use, one number for each batch.
         self._used: dict[tuple[int, ...], list[int]] = {}
         self._embedded: set[tuple[int, ...]] = set()
-        #: The tokens that were embedded last: their storage, where in it, their shape.
-        self._tokens: tuple[int, int, tuple[int, ...]] | None = None
+        #: What was embedded last (positions are, too): its storage, where in it, its shape.
+        self._tokens: deque[tuple[int, int, tuple[int, ...]]] = deque(maxlen=_EMBEDDINGS)
         #: Are classes learned, one for each sample of a batch?
         self._learns_classes = False
         #: What a loss was compared with at each look so far, and its version; looks with nothing
@@ -126,14 +129,14 @@ class Batches:
         """An embedding of tokens is about to be computed."""
         if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
             self._embedded.add(tuple(tokens.shape))
-            self._tokens = None if tokens.is_floating_point() else _where(tokens)
+            self._tokens.append(_where(tokens))
 
     def follows(self, labels: Any) -> bool:
-        """Are these the tokens that were embedded last, from the second on?"""
-        if self._tokens is None or not isinstance(labels, torch.Tensor) or labels.dim() != 2:
+        """Are these tokens that were embedded just now, from the second on?"""
+        if not isinstance(labels, torch.Tensor) or labels.dim() != 2:
             return False
-        storage, offset, shape = self._tokens
-        return _where(labels) == (storage, offset + 1, shape)
+        storage, offset, shape = _where(labels)
+        return (storage, offset - 1, shape) in self._tokens
 
     def compared(self, name: str, output: Any, target: Any) -> None:
         """A loss function of what a model gave and of what it shall give is called."""

@@ -60,7 +60,6 @@ def install(
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
         (torch.autograd, "backward", _backward, False),
-        (torch.autograd, "grad", lambda it, *_, **__: it.chooses(), True),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
         (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
@@ -100,6 +99,7 @@ def install(
     results: tuple[tuple[Any, str, _Tell, _Tell, bool], ...] = (
         (LoaderIterator, "__next__", LearningObserver.fed, _given, False),
         (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
+        (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
     )
     for owner, name, told, gave_it, always in results:
@@ -151,6 +151,20 @@ def _backward(
     if inputs is not None:
         observer.chooses()
     observer.backward(tensors, with_graph=create_graph)
+
+
+def _asking(
+    observer: LearningObserver,
+    outputs: Any = None,
+    inputs: Any = None,
+    grad_outputs: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    *_: Any,
+    **__: Any,
+) -> None:
+    observer.chooses()
+    observer.misuse.asking(with_graph=create_graph)
 
 
 def _clipping(

@@ -70,7 +70,7 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     activation = next((each for each in _WANTS.get(name, ()) if made.startswith(each)), None)
     if activation is not None:
         return LossMisfit(name, activation=activation.lower())
-    if name in _NEEDS and made.startswith(_UNBOUNDED):
+    if name in _NEEDS and (made.startswith(_UNBOUNDED) or _adds_bias(node, made)):
         return LossMisfit(name, missing=_NEEDS[name])
     return None
 
@@ -143,6 +143,15 @@ def _made_by(output: torch.Tensor) -> Any:
             break
         node = node.next_functions[0][0] if node.next_functions else None
     return node
+
+
+def _adds_bias(node: Any, made: str) -> bool:
+    """Is it the sum of a product and a parameter, as a layer of several dimensions computes it?"""
+    if not made.startswith("Add"):
+        return False
+    terms = [each for each, _ in node.next_functions if each is not None]
+    products = [each for each in terms if each.name().startswith(("UnsafeView", "Mm", "Bmm"))]
+    return len(terms) == 2 and len(products) == 1 and bool(parameters_of(terms))
 
 
 def _is_of_one_class(name: str, output: Sequence[int], node: Any, made: str) -> bool:

@@ -22,7 +22,7 @@ from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.values import Stalled
-from trainfit.results.runs.learning import Misuse
+from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.torch_private.tensors import storage_key
 
 #: Names that are told.
@@ -63,6 +63,7 @@ class MisuseObserver:
         self._place, self._steps = place, steps
         self._found: dict[str, Misuse] = {}
         self._cuts: Marks[Cut] = Marks()
+        self._asks_without = False
         #: In which step tensors were made, and through how many steps their graph goes back.
         self._made: Marks[tuple[int, int]] = Marks()
         #: The iterator that gradients were clipped of last.
@@ -254,6 +255,19 @@ class MisuseObserver:
         """A step that is looked at, of so many, is about to use its gradients."""
         self.profiling.look(steps)
         self.batches.looked(steps)
+
+    def asking(self, *, with_graph: bool) -> None:
+        """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""
+        self._asks_without = not with_graph and torch.is_grad_enabled()
+
+    def answered(self, gradients: Any) -> None:
+        """… and given."""
+        if not self._asks_without or not isinstance(gradients, tuple):
+            return
+        cut = Cut(WITHOUT_GRAPH, self._place(), False)
+        for each in gradients:
+            if isinstance(each, torch.Tensor):
+                self._cuts.put(each, cut)
 
     def autocasting(self) -> None:
         """A region of autocast to 16 bits is about to begin."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from trainfit.findings.training.stalled import STALLED
 from trainfit.results.findings import Evidence, Finding, Fix, Place
-from trainfit.results.runs.learning import Misuse
+from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.results.text import count, percent, size
 
 
@@ -31,7 +31,9 @@ def _cut_off(found: Misuse) -> Finding:
         "A term of the loss trains nothing: it has no gradient, and only moves the number",
         (Evidence("cut off by", operator), *((Evidence("at", cut_at),) if cut_at else ())),
         f"{operator} cuts it off from what the model computes: what comes after it has no graph",
-        (
+        (Fix("torch.autograd.grad(…, create_graph=True)", line="create_graph=True"),)
+        if operator == WITHOUT_GRAPH
+        else (
             Fix(
                 "compute it by differentiable operators of what the model gives (probabilities in "
                 "place of argmax or a threshold, parameters without .data or detach())"

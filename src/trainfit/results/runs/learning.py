@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+#: What cuts off a term of a loss that is computed of gradients.
+WITHOUT_GRAPH: Final = "autograd.grad() without create_graph=True"
 #: float16's smallest number, half of which rounds to 0.
 LEAST_HALF: Final = 2.0**-24
 
