@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainfit.lint.api import mistakes_in
+from trainfit.report.notes import spoilt_text
 
 
 def _kinds(tmp_path: Path, text: str) -> list[str]:
@@ -183,6 +184,14 @@ def test_steps_behind_the_loop_over_batches(
 ) -> None:
     text = _EPOCHS.format(target=target, over=over, body=body)
     assert _kinds(tmp_path, text) == ["steps-after-loop"]
+
+
+def test_the_first_line_says_that_such_a_training_does_not_learn(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("optimizer.step\n")
+    assert "does not learn" in spoilt_text(mistakes_in(script))
+    script.write_text('os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n')
+    assert not spoilt_text(mistakes_in(script))
 
 
 @pytest.mark.parametrize(

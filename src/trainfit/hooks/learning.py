@@ -306,6 +306,10 @@ class LearningObserver:
         )
         return next(of_it, None) or self._made.get(optimizer)
 
+    def _rates_are_from(self) -> str | None:
+        """… of the first optimizer."""
+        return next((self._rate_is_from(optimizer) for optimizer in self._seen), None)
+
     def scheduled(self, scheduler: Any) -> None:
         """A schedule of learning rates is made."""
         self._schedules.append(Schedule(weakref.ref(scheduler), self._place()))
@@ -654,7 +658,8 @@ class LearningObserver:
             used_again=sum(seen.again for seen in looked),
             zero_rates=(zeros := steps_at_zero(looked)),
             rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
-            vanished_rate=vanished_rate(looked),
+            vanished_rate=(vanished := vanished_rate(looked)),
+            vanished_at=None if vanished is None else self._rates_are_from(),
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
             if is_whole

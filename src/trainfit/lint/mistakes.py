@@ -26,6 +26,13 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 SAME_NUMBERS: Final = "same-random-numbers"
 _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
+#: Kinds of mistakes with which a training does not learn what it is meant to.
+SPOILS: Final = frozenset(
+    (
+        *("not-called", "iterator-used-up", "steps-after-loop", "parameter-rebound"),
+        *("step-without-result", "gradients-left-off"),
+    )
+)
 #: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).
 _DROPOUT: Final = re.compile(r"(?:^|\.)(?:F|functional)\.dropout(?:1d|2d|3d)?$")
 _ALWAYS_DROPS: Final = "dropout-in-evaluation"

@@ -167,6 +167,7 @@ class LearningFacts:
     zero_rates: Steps at which each learning rate was 0.
     rate_zero_at: Then, the line that made the schedule, or else the optimizer.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
+    vanished_at: Then, the line that made the schedule, or else the optimizer.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
     schedule_unused: A schedule that will hardly begin; only of simulated runs.
     denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
@@ -224,6 +225,7 @@ class LearningFacts:
     zero_rates: int = 0
     rate_zero_at: str | None = None
     vanished_rate: float | None = None
+    vanished_at: str | None = None
     schedule_fades: ScheduleFades | None = None
     denormal: float = 0.0
     denormal_in: str = ""
