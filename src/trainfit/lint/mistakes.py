@@ -238,7 +238,7 @@ def _debugging(source: Source) -> Iterator[Finding]:
                 source,
                 node,
                 "cudnn-off",
-                f"{text} takes PyTorch's own kernels in place of cuDNN's: convolutions and "
+                f"{text} switches to PyTorch's own kernels from cuDNN's: convolutions and "
                 "recurrent layers are slower, and need more memory",
                 "it is a way around an error of cuDNN, for all of the script.",
                 "remove the line; where one part needs it: with "

@@ -65,7 +65,9 @@ def test_a_worker_that_never_returns_is_named_live() -> None:
 
 
 def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
-    locked = WORKER.replace(HEAD, f'{HEAD}\n  File "/usr/lib/python3.11/threading.py", line 169 in acquire')
+    locked = WORKER.replace(
+        HEAD, f'{HEAD}\n  File "/usr/lib/python3.11/threading.py", line 169 in acquire'
+    )
     found = judge(still(f"{MAIN}\n\n{locked}")).findings[0]
     assert "do not inherit locks" in found.fix.action and str(found.place) == "data.py:8"
 
