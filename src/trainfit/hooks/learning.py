@@ -306,10 +306,6 @@ class LearningObserver:
         )
         return next(of_it, None) or self._made.get(optimizer)
 
-    def _rates_are_from(self) -> str | None:
-        """… of the first optimizer."""
-        return next((self._rate_is_from(optimizer) for optimizer in self._seen), None)
-
     def scheduled(self, scheduler: Any) -> None:
         """A schedule of learning rates is made."""
         self._schedules.append(Schedule(weakref.ref(scheduler), self._place()))
@@ -425,7 +421,7 @@ class LearningObserver:
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
             unchanged = not self._zeroed and self._passes == 0 == added
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
-            if seen.zero_rates == 1:
+            if seen.zero_rates == 1 or len(seen.vanished) == 1:
                 seen.rate_at = self._rate_is_from(optimizer)
             if self._reads_values:
                 self._look_at_numbers(optimizer)
@@ -659,7 +655,7 @@ class LearningObserver:
             zero_rates=(zeros := steps_at_zero(looked)),
             rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
             vanished_rate=(vanished := vanished_rate(looked)),
-            vanished_at=None if vanished is None else self._rates_are_from(),
+            vanished_at=None if vanished is None else looked[0].rate_at,
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
             if is_whole
