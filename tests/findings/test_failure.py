@@ -403,6 +403,31 @@ def changed_in_place() -> None:
     y.backward()
 
 
+def activation_in_place() -> None:
+    x = torch.ones(2, requires_grad=True).tanh()
+    y = x.pow(2).sum()
+    x += 1
+    y.backward()
+
+
+def weight_in_place() -> None:  # as a simulated run says it
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: [MetaFloatType [256, 1]], which is output 0 of T, is at version 1; expected "
+        "version 0 instead."
+    )
+
+
+def mask_in_a_channel() -> None:
+    masks = torch.zeros(2, 1, 3, 3, dtype=torch.long)
+    functional.cross_entropy(torch.zeros(2, 4, 3, 3), masks)
+
+
+def last_observation_by_its_old_name() -> None:
+    infos: dict[str, int] = {"final_obs": 0}
+    infos["final_observation"]
+
+
 def stepped_between() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -593,6 +618,10 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
         (used_twice, "graph_used_twice", "detach()"),
         (changed_in_place, "changed_in_place", "x = x + y"),
         (stepped_between, "changed_in_place", "optimizer.step() came between"),
+        (weight_in_place, "changed_in_place", "what is carried from step to step"),
+        (activation_in_place, "changed_in_place", "x = x + y"),
+        (mask_in_a_channel, "target_type", "mask.squeeze(1)"),
+        (last_observation_by_its_old_name, "outdated", 'infos["final_obs"]'),
         (one_sample, "batch_of_one", "drop_last=True"),
         (a_label_too_many, "label_out_of_range", "from 0"),
         (a_token_too_many, "index_out_of_range", "resize_token_embeddings"),

@@ -734,6 +734,7 @@ def test_one_of_two_optimizers_keeps_its_gradients(watched: Callable[..., Learni
 def test_a_schedule_that_has_ended(watched: Callable[..., LearningFacts]) -> None:
     (found,) = of_learning(watched(schedule_has_ended))
     assert found.kind == "rate_vanishes" and "fallen to 0:" in found.title
+    assert found.place is not None and found.place.file.endswith("test_learning.py")
 
 
 def test_detached(watched: Callable[..., LearningFacts]) -> None:

@@ -426,3 +426,173 @@ def test_an_advantage_that_is_not_detached(found: Found) -> None:
         lambda _, values: values.sigmoid(),  # a weight of a mixture
     ):
         assert "advantage_with_graph" not in run(healthy)
+
+
+def test_a_state_of_which_no_name_is_the_models(found: Found) -> None:
+    state = {f"module.{name}": value for name, value in _net().state_dict().items()}
+
+    def run(state: dict[str, Any]) -> dict[str, Finding]:
+        model, loss, loader = _plain()
+
+        def load_and_train(observer: LearningObserver) -> None:
+            model.load_state_dict(state, strict=False)
+            _train(observer, model, loss, loader, lambda: torch.optim.SGD(model.parameters(), 0.1))
+
+        return found(load_and_train)
+
+    told = run(state)["state_not_loaded"]
+    assert "module.0.weight against 0.weight" in told.title and _is_here(told)
+    assert 'removeprefix("module.")' in told.fixes[0].action
+    nested = run({"model": _net().state_dict(), "epoch": 3})["state_not_loaded"]
+    assert 'checkpoint["state_dict"]' in nested.fixes[0].action
+    # All but a new head; all and more.
+    assert not run({k: v for k, v in _net().state_dict().items() if k[0] == "0"})
+    assert not run({**_net().state_dict(), "head.weight": torch.zeros(3)})
+    assert not run({})
+
+
+def test_gradients_with_a_graph_that_nobody_uses(found: Found) -> None:
+    def run(train: Callable[[nn.Module, Tensor], None]) -> dict[str, Finding]:
+        model, _, loader = _plain()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def steps(observer: LearningObserver) -> None:
+            for x, y in loader:
+                observer.called(model)
+                optimizer.zero_grad()
+                train(model, F.cross_entropy(model(x), y))
+                optimizer.step()
+
+        return found(steps)
+
+    def penalized(model: nn.Module, loss: Tensor) -> None:
+        loss.backward(create_graph=True)
+        sum(p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None).backward()
+
+    def asked(model: nn.Module, loss: Tensor) -> None:
+        loss.backward(create_graph=True)
+        torch.autograd.grad(sum(p.grad.sum() for p in model.parameters()), [*model.parameters()])
+
+    told = run(lambda _, loss: loss.backward(create_graph=True))["second_order_unused"]
+    assert _is_here(told) and told.fixes[0].line == "loss.backward()"
+    for train in (penalized, asked, lambda _, loss: loss.backward()):
+        assert "second_order_unused" not in run(train)
+
+
+def test_labels_that_are_shifted_by_the_script_and_by_the_model(simulated: Found) -> None:
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 50)
+            self.positions = nn.Embedding(12, 8)
+
+        def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+            places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+            output = self.head(self.embed(tokens) + self.positions(places)).flatten(0, 1)
+            labels = F.pad(labels, (0, 1), value=-100)[..., 1:].contiguous()
+            return F.cross_entropy(output, labels.flatten())
+
+    def run(loss: Callable[[nn.Module, Tensor], Tensor]) -> dict[str, Finding]:
+        model = Causal().cuda()
+        loader = DataLoader(torch.randint(0, 50, (16, 12)), 4)
+
+        def train(observer: LearningObserver) -> None:
+            def make() -> torch.optim.Optimizer:
+                return torch.optim.SGD(model.parameters(), 0.1)
+
+            _train(observer, model, lambda tokens: loss(model, tokens.cuda()), loader, make)
+
+        return simulated(train)
+
+    assert "shifted_twice" in run(lambda model, tokens: model(tokens[:, :-1], tokens[:, 1:]))
+    assert "shifted_twice" not in run(lambda model, tokens: model(tokens, tokens))
+    assert "shifted_twice" not in run(lambda model, tokens: model(tokens[:, 1:], tokens[:, 1:]))
+
+
+def test_ctc_of_a_layers_output(found: Found) -> None:
+    def run(activate: Callable[[Tensor], Tensor]) -> dict[str, Finding]:
+        model = nn.Linear(16, 5)
+        lengths = torch.full((4,), 12), torch.full((4,), 3)
+
+        def loss(batch: Any) -> Tensor:
+            output = activate(model(batch)).transpose(0, 1)
+            return F.ctc_loss(output, torch.ones(4, 3, dtype=torch.long), *lengths)
+
+        loader = DataLoader(torch.randn(16, 12, 16), 4)
+        return found(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.SGD(model.parameters(), 0.1)
+            )
+        )
+
+    told = run(lambda x: x)["activation_missing"]
+    assert told.title.startswith("ctc_loss gets a layer's output") and _is_here(told)
+    assert "activation_twice" in run(lambda x: x.softmax(2))
+    assert not run(lambda x: x.log_softmax(2))
+
+
+def test_a_function_of_rates_where_a_factor_is_wanted(found: Found) -> None:
+    def run(function: Callable[[int], float], lr: float) -> dict[str, Finding]:
+        model, loss, loader = _plain()
+
+        def make() -> torch.optim.Optimizer:
+            optimizer = torch.optim.Adam(model.parameters(), lr)
+            kept.append(torch.optim.lr_scheduler.LambdaLR(optimizer, function))
+            return optimizer
+
+        kept: list[Any] = []
+        return found(lambda observer: _train(observer, model, loss, loader, make))
+
+    told = run(lambda epoch: 1e-3 * 0.95**epoch, 1e-3)["rate_times_rate"]
+    assert told.title.startswith("The learning rate is never above 1e-06") and _is_here(told)
+    for function, lr in (
+        (lambda epoch: 0.95**epoch, 1e-3),
+        (lambda step: min(1.0, (step + 1) / 5000), 1e-3),  # a warm-up
+        (lambda step: 512**-0.5 * min((step + 1) ** -0.5, (step + 1) * 4000**-1.5), 1.0),
+    ):
+        assert "rate_times_rate" not in run(function, lr)
+
+
+def test_a_gradient_penalty_without_a_graph(simulated: Found) -> None:
+    def run(create_graph: bool, weight: bool = False) -> dict[str, Finding]:
+        model = _net().cuda()
+
+        def loss(batch: Tensor) -> Tensor:
+            x = batch.cuda().requires_grad_(True)
+            value = model(x).mean()
+            (slope,) = torch.autograd.grad(value, x, create_graph=create_graph)
+            penalty = ((slope.norm(2, dim=1) - 1) ** 2).mean()
+            value = model(x).mean()
+            return value * penalty if weight else value + 10 * penalty
+
+        loader = DataLoader(torch.randn(32, 16), 8)
+        return simulated(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.SGD(model.parameters(), 0.1)
+            )
+        )
+
+    told = run(False)["term_cut_off"]
+    assert "create_graph=True" in told.cause and "create_graph=True" in told.fixes[0].action
+    assert "term_cut_off" not in run(True)
+    assert "term_cut_off" not in run(False, weight=True)
+
+
+def test_ctc_of_a_layer_over_time_steps(simulated: Found) -> None:
+    def run(activate: Callable[[Tensor], Tensor]) -> dict[str, Finding]:
+        model = nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 5)).cuda()
+        lengths = torch.full((4,), 12), torch.full((4,), 3)
+
+        def loss(batch: Tensor) -> Tensor:
+            output = activate(model(batch.cuda().transpose(0, 1)))
+            return F.ctc_loss(output, torch.ones(4, 3, dtype=torch.long).cuda(), *lengths)
+
+        loader = DataLoader(torch.randn(16, 12, 16), 4)
+        return simulated(
+            lambda observer: _train(
+                observer, model, loss, loader, lambda: torch.optim.SGD(model.parameters(), 0.1)
+            )
+        )
+
+    assert "activation_missing" in run(lambda x: x)
+    assert not run(lambda x: x.log_softmax(2))

@@ -1,17 +1,23 @@
-"""Denormal numbers of weights, gradients and averages, and what is said of them."""
+"""Denormal numbers of weights, gradients and averages, and numbers that are not finite."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainfit.findings.training.learning import of_learning
+from trainfit.findings.training.losses import not_finite
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.values import denormals
-from trainfit.results.runs.learning import LearningFacts
+from trainfit.results.runs.learning import LearningFacts, Misuse
+from trainfit.simgpu.patching import PatchSet
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +88,59 @@ def test_what_is_said_of_them() -> None:
     (kept,) = of_learning(LearningFacts(steps=5, denormal=0.9, denormal_in="averages"))
     assert (some.severity, kept.severity) == ("warning", "info")
     assert not of_learning(LearningFacts(steps=5, denormal=0.01, denormal_in="weights"))
+
+
+def test_a_slope_that_is_infinite_is_told_from_the_first_gradients(tmp_path: Path) -> None:
+    def run(distance: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        observer = LearningObserver(lambda: f"{script}:3", reads_values=True)
+        for _ in range(2):
+            optimizer.zero_grad()
+            z = model(torch.randn(8, 4))
+            loss = distance(((z[:, None] - z[None]) ** 2).sum(-1)).mean()
+            observer.backward(loss)
+            loss.backward()
+            observer.stepping(optimizer)
+            optimizer.step()
+            observer.stepped(optimizer)
+        return observer.facts().not_finite
+
+    script = tmp_path / "train.py"
+    script.write_text("# sqrt( is steep\nd = torch.sqrt(x)\n")
+    assert run(torch.sqrt) == Misuse("slope_infinite", ("sqrt",), f"{script}:2")
+    script = tmp_path / "more.py"
+    script.write_text("d = torch.sqrt(x)\ne = torch.sqrt(y)\n")
+    assert run(torch.sqrt) == Misuse("slope_infinite", ("sqrt",), None)
+    assert run(lambda squares: squares**0.5).told == ("a power below 1",)
+    assert run(lambda squares: torch.sqrt(squares + 1e-12)) is None
+    assert run(lambda squares: squares) is None
+
+
+def test_a_gap_in_the_data_is_told_where_the_loss_is_not_finite() -> None:
+    def run(x: torch.Tensor) -> Any:
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        observer = LearningObserver(lambda: "train.py:3", reads_values=True)
+        patches = PatchSet()
+        remove = install(lambda: observer, patches)
+        try:
+            for (batch,) in DataLoader(TensorDataset(x), 4):
+                optimizer.zero_grad()
+                loss = model(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+        finally:
+            remove()
+            patches.restore()
+        return observer.facts().not_finite
+
+    x = torch.randn(16, 4)
+    assert run(x) is None
+    x[5, 2] = float("nan")
+    assert run(x) == Misuse("data_not_finite", ("tensors[0]", "5", "1"))
+    assert run(x.nan_to_num()) is None
+    assert not_finite(None) is None
+    told = not_finite(Misuse("data_not_finite", ("tensors[0]", "5", "1")))
+    assert told is not None and "row 5" in told[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainfit.lint.api import mistakes_in
+from trainfit.report.notes import spoilt_text
 
 
 def _kinds(tmp_path: Path, text: str) -> list[str]:
@@ -150,3 +151,163 @@ def test_a_state_that_is_kept_without_a_copy(tmp_path: Path) -> None:
     """
     assert _kinds(tmp_path, text.format(kept="model.state_dict()")) == ["state-not-copied"]
     assert not _kinds(tmp_path, text.format(kept="copy.deepcopy(model.state_dict())"))
+
+
+def test_a_tensor_that_is_moved_and_not_kept(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        loader = DataLoader(TensorDataset(torch.zeros(8, 3), torch.zeros(8)))
+        for {target} in loader:
+            {line}
+            train({target})
+    """
+    lines = [("x, y", "x.to('cuda')"), ("x, y", "y.long()"), ("batch", "batch[0].cuda()")]
+    for target, line in lines:
+        assert _kinds(tmp_path, text.format(target=target, line=line)) == ["result-dropped"]
+    for target, line in [
+        ("x, y", "x = x.to('cuda')"),
+        ("x, y", "model.to('cuda')"),
+        ("batch", "batch.to('cuda')"),  # an object of its own may move itself
+        ("x, y", "x.add_(1)"),
+    ]:
+        assert not _kinds(tmp_path, text.format(target=target, line=line))
+
+
+_EPOCHS = """
+    import torch
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader
+    loader = DataLoader(torch.zeros(8, 3))
+    for epoch in range(3):
+        for {target} in {over}:
+            {body}
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "over", "body"),
+    [("x", "loader", "loss = F.mse_loss(x, x)"), ("i, x", "enumerate(loader)", "loss = f(x)")],
+)
+def test_steps_behind_the_loop_over_batches(
+    target: str, over: str, body: str, tmp_path: Path
+) -> None:
+    text = _EPOCHS.format(target=target, over=over, body=body)
+    assert _kinds(tmp_path, text) == ["steps-after-loop"]
+
+
+def test_the_first_line_says_that_such_a_training_does_not_learn(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("optimizer.step\n")
+    assert "does not learn" in spoilt_text(mistakes_in(script))
+    script.write_text('os.environ["CUDA_LAUNCH_BLOCKING"] = "1"\n')
+    assert not spoilt_text(mistakes_in(script))
+
+
+@pytest.mark.parametrize(
+    ("target", "over", "body"),
+    [
+        ("x", "loader", "loss = loss + f(x)"),
+        ("x", "loader", "loss += f(x)"),
+        ("x", "loader", "loss = f(x); break"),
+        ("x", "loader", "loss = f(x); loss.backward()"),
+        ("x", "loader", "losses.append(f(x)); loss = sum(losses)"),
+        ("layer", "layers", "loss = f(layer)"),  # each goes on with what the one before gave
+    ],
+)
+def test_losses_of_all_batches(target: str, over: str, body: str, tmp_path: Path) -> None:
+    assert not _kinds(tmp_path, _EPOCHS.format(target=target, over=over, body=body))
+
+
+@pytest.mark.parametrize(
+    ("over", "body", "found"),
+    [
+        ("p in model.parameters()", "p = p - lr * p.grad", True),
+        ("e, p in zip(ema.parameters(), model.parameters())", "e = 0.9 * e + 0.1 * p", True),
+        ("_, p in model.named_parameters()", "p = p - p.grad", True),
+        ("p in model.parameters()", "p -= lr * p.grad", False),
+        ("p in model.parameters()", "p = p.detach(); total += p.sum()", False),
+        ("p in model.parameters()", "q = p * 2", False),
+        ("p in items", "p = p + 1", False),
+    ],
+)
+def test_parameters_that_get_a_name(over: str, body: str, found: bool, tmp_path: Path) -> None:
+    kinds = _kinds(tmp_path, f"for {over}:\n    {body}\n")
+    assert kinds == ["parameter-rebound"] * found
+
+
+def test_a_sum_that_its_first_pass_ends(tmp_path: Path) -> None:
+    text = """
+        def evaluate(loader):
+            total = 0
+            for x in loader:
+                total += x
+                {end}
+    """
+    assert _kinds(tmp_path, text.format(end="return total / 3")) == ["loop-ends-first"]
+    assert not _kinds(tmp_path, text.format(end="if total > 3: return total"))
+    assert not _kinds(tmp_path, text.format(end="return x"))  # the first one
+    assert not _kinds(tmp_path, text.replace("    {end}", "return total"))
+    text = text.replace("total += x", "if x: continue")
+    assert not _kinds(tmp_path, text.format(end="return total"))
+
+
+def test_a_transform_of_all_parts(tmp_path: Path) -> None:
+    text = """
+        full = Images(transform=augment)
+        train, val = random_split(full, [8, 2])
+        {lines}
+    """
+    (kind,) = _kinds(tmp_path, text.format(lines="val.dataset.transform = resize"))
+    assert kind == "transform-shared"
+    for lines in (
+        "val.dataset = copy.copy(full); val.dataset.transform = resize",
+        "train.dataset.transform = resize; val.dataset.transform = resize",
+        "other.dataset.transform = resize",
+        "val.transform = resize",
+    ):
+        assert not _kinds(tmp_path, text.format(lines=lines))
+
+
+def test_gradients_that_stay_off(tmp_path: Path) -> None:
+    text = """
+        def validate():
+            torch.set_grad_enabled(False)
+            {more}
+        for x in loader:
+            f(x).backward()
+            validate()
+    """
+    assert _kinds(tmp_path, text.format(more="f(x)")) == ["gradients-left-off"]
+    assert not _kinds(tmp_path, text.format(more="f(x); torch.set_grad_enabled(True)"))
+    assert not _kinds(tmp_path, text.format(more="f(x)").replace(".backward()", ""))
+    assert not _kinds(tmp_path, "torch.set_grad_enabled(False)\nf(x)\n")
+
+
+def test_a_lightning_step_without_a_result(tmp_path: Path) -> None:
+    text = """
+        class Model(L.LightningModule):
+            def training_step(self, batch, index):
+                loss = self.net(batch)
+                {end}
+            def validation_step(self, batch, index):
+                self.log("loss", self.net(batch))
+    """
+    assert _kinds(tmp_path, text.format(end="self.log('loss', loss)")) == ["step-without-result"]
+    for end in ("return loss", "self.manual_backward(loss)", "raise NotImplementedError"):
+        assert not _kinds(tmp_path, text.format(end=end))
+    assert not _kinds(tmp_path, text.format(end="pass").replace("L.LightningModule", "nn.Module"))
+
+
+def test_aids_of_debugging_that_were_left(tmp_path: Path) -> None:
+    lines = {
+        'os.environ["CUDA_LAUNCH_BLOCKING"] = "1"': ["launches-blocked"],
+        "torch.backends.cudnn.enabled = False": ["cudnn-off"],
+        'os.environ["CUDA_LAUNCH_BLOCKING"] = "0"': [],
+        "torch.backends.cudnn.enabled = True": [],
+        "if debug: torch.backends.cudnn.enabled = False": [],
+    }
+    for line, kinds in lines.items():
+        assert _kinds(tmp_path, line) == kinds

@@ -121,7 +121,7 @@ def test_a_chain_over_lines_is_named_where_cuda_stands(tmp_path: Path) -> None:
     "text",
     [
         "if torch.cuda.is_available():\n    x = x.cuda()\n",
-        "use_cuda = not args.no_cuda and torch.cuda.is_available()\nif use_cuda:\n    x.cuda()\n",
+        "gpu = args.gpu and torch.cuda.is_available()\nif gpu:\n    x = x.cuda()\n",
         "if args.gpu is not None:\n    x = x.cuda(args.gpu)\nelse:\n    x = x.cuda()\n",
         "x = x.cuda() if torch.cuda.is_available() else x\n",
         "assert torch.cuda.is_available()\nx = x.cuda()\n",

@@ -36,7 +36,9 @@ def first_met(errors: Iterable[KnownError], message: str) -> tuple[KnownError, s
 
 #: torch/csrc/autograd/saved_variable.cpp gives the tensor's operator: a transposed weight's, or
 #: that of the many weights of a recurrent layer.
-_OF_WEIGHTS: Final = re.compile(r"output 0 of (?:As(?:Strided)?|T|Permute|Unsqueeze)\w*Backward")
+_OF_WEIGHTS: Final = re.compile(
+    r"output 0 of (?:As(?:Strided)?|T|Permute|Unsqueeze)(?:Backward\d*)?\b"
+)
 _STEP_BETWEEN: Final = (
     "what is carried from step to step (a hidden state) needs .detach(); else optimizer.step() "
     "came between a forward pass and its backward pass: make all backward passes first, or a new "
@@ -242,12 +244,19 @@ _KNOWN: Final = (
     # aten/src/ATen/native/LossNLL.cpp, cuda/Loss.cu, cuda/NLLLoss2d.cu, torch/nn/functional.py
     KnownError(
         "target_type",
+        re.compile(r"only batches of spatial targets supported"),
+        "The loss of an image wants a class for each pixel: targets of (N, H, W)",
+        "mask.squeeze(1).long() of (N, 1, H, W); mask.argmax(1) of one-hot classes (N, classes, H, "
+        "W); of an image in colours each colour becomes a class's number first",
+    ),
+    KnownError(
+        "target_type",
         re.compile(
             r"expected target dtype to be Long|expected scalar type Long but found"
             r"|nll_loss\w*\" not implemented for '(?:Int|Float|Double|Half)'"
             r"|floating point type for target with class probabilities"
             r"|result type Float can't be cast to the desired output type Long"
-            r"|multi-target not supported|only batches of spatial targets supported"
+            r"|multi-target not supported"
         ),
         "The targets have not the type or shape that this loss wants",
         "cross_entropy wants classes as y.long() of shape (N), or probabilities as y.float() of "

@@ -7,6 +7,7 @@ of labels is looked at, none of its samples are loaded.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +18,7 @@ from torch.utils.data import SequentialSampler, Subset
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.tensors import storage_key, version
 
 #: Where data sets keep the label of each sample.
 _LABELS: Final = ("targets", "labels", "y", "_labels")
@@ -26,6 +27,8 @@ _LEAST_POSITIONS: Final = 32
 _UNUSED: Final = 0.5
 #: Batches that show it.
 _BATCHES: Final = 2
+#: Embeddings of one model that are remembered: of tokens, positions, types of tokens.
+_EMBEDDINGS: Final = 4
 #: Tensors of one batch that are looked at.
 _TENSORS: Final = 8
 #: Looks at steps, and steps, with the targets of the first, after which no others are expected.
@@ -33,11 +36,17 @@ _LOOKS: Final = 6
 _STEPS: Final = 64
 
 
+def _where(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
+    storage = storage_key(tensor.untyped_storage())
+    return storage, int(tensor.storage_offset()), tuple(tensor.shape)
+
+
 class _Loader(NamedTuple):
-    """A DataLoader, and the line that goes over it."""
+    """A DataLoader, the line that goes over it, and its data set, which its iterators keep."""
 
     loader: weakref.ref[Any]
     place: str | None
+    data: weakref.ref[Any] | None = None
 
 
 class Batches:
@@ -53,6 +62,8 @@ class Batches:
         #: Positions that batches of a shape use, one number for each batch.
         self._used: dict[tuple[int, ...], list[int]] = {}
         self._embedded: set[tuple[int, ...]] = set()
+        #: What was embedded last (positions are, too): its storage, where in it, its shape.
+        self._tokens: deque[tuple[int, int, tuple[int, ...]]] = deque(maxlen=_EMBEDDINGS)
         #: Are classes learned, one for each sample of a batch?
         self._learns_classes = False
         #: What a loss was compared with at each look so far, and its version; looks with nothing
@@ -66,9 +77,17 @@ class Batches:
         """The line that goes over the batches which are trained on."""
         return self._training.place if self._training is not None else None
 
+    @property
+    def data(self) -> Any:
+        """The data set of the batches which are trained on."""
+        known = self._training.data if self._training is not None else None
+        return None if known is None else known()
+
     def iterated(self, loader: Any, place: str | None) -> None:
         """A DataLoader begins to be gone over."""
-        self._begun = _Loader(weakref.ref(loader), place)
+        data = getattr(loader, "dataset", None)
+        known = weakref.ref(data) if hasattr(data, "__weakref__") else None
+        self._begun = _Loader(weakref.ref(loader), place, known)
 
     def asked(self, iterator: Any) -> None:
         """The iterator of a DataLoader is asked for a batch."""
@@ -110,6 +129,14 @@ class Batches:
         """An embedding of tokens is about to be computed."""
         if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
             self._embedded.add(tuple(tokens.shape))
+            self._tokens.append(_where(tokens))
+
+    def follows(self, labels: Any) -> bool:
+        """Are these tokens that were embedded just now, from the second on?"""
+        if not isinstance(labels, torch.Tensor) or labels.dim() != 2:
+            return False
+        storage, offset, shape = _where(labels)
+        return (storage, offset - 1, shape) in self._tokens
 
     def compared(self, name: str, output: Any, target: Any) -> None:
         """A loss function of what a model gave and of what it shall give is called."""

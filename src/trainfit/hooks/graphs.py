@@ -20,6 +20,8 @@ _LARGE: Final = 1_000_000
 _RECORDS: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _LEAST_STEPS: Final = 64
 _LOOKS: Final = 5
+#: Steps without a use of a gradient's graph.
+_LEAST_UNUSED: Final = 2
 
 
 class Graphs:
@@ -82,6 +84,30 @@ def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
                 place = None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
                 return type(node).__name__.removesuffix("Backward"), name, place
     return None
+
+
+class SecondOrder:
+    """Follows backward passes that record a graph of their own: does another one go through it?"""
+
+    def __init__(self) -> None:
+        self._made_at: str | None = None
+        self._unused = 0
+        self._is_used = False
+        self._at = ""
+
+    def passes(self, place: str | None) -> None:
+        """A backward pass begins, or gradients are asked for; ``place``: where, if with a graph."""
+        self._is_used = self._is_used or self._made_at is not None
+        self._made_at = place
+
+    def stepping(self) -> None:
+        """An optimizer's step begins, which uses the gradients' numbers alone."""
+        if self._made_at is not None:
+            self._unused, self._at, self._made_at = self._unused + 1, self._made_at, None
+
+    def unused(self) -> str | None:
+        """The line that records them, where no pass ever went on in one; ``None``: one did."""
+        return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
 
 
 class Profiling:

@@ -8,6 +8,7 @@ first steps of each optimizer, and then now and then.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import weakref
 from collections import Counter
@@ -28,6 +29,7 @@ from trainfit.hooks.losses import (
     leaves_of,
     mark_broadcast,
     misfit,
+    nodes_of,
     scale_of_loss,
     shape_of,
 )
@@ -48,8 +50,14 @@ from trainfit.hooks.owners import (
 )
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
 from trainfit.hooks.remade import schedule_left_behind
-from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
-from trainfit.hooks.values import denormals
+from trainfit.hooks.schedules import (
+    Schedule,
+    rate_as_factor,
+    schedule_end,
+    schedule_fades,
+    schedule_unused,
+)
+from trainfit.hooks.values import denormals, gap_in, only_line, steep
 from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.modules import BatchNorm, Dropout
@@ -146,6 +154,9 @@ class LearningObserver:
         self._clipping: str | None = None
         self._clipped_late: str | None = None
         self._rootless: str | None = None
+        #: Where numbers that are not finite come from, once that was asked; no kind: not known.
+        self._not_finite: Misuse | None = None
+        self._loading: weakref.ref[Any] | None = None
         #: Where a batch was taken last, if of all of a data set.
         self._over_all: str | None = None
         #: Tensors of optimizers, by identity, in modules that were not called.
@@ -176,6 +187,18 @@ class LearningObserver:
         (:meth:`passed`), a mode that is set and a checkpoint: most steps cost next to nothing."""
 
     # -- what happens ----------------------------------------------------------------------------
+
+    def loading(self, module: Any, state: Any) -> None:
+        """``module.load_state_dict(state)`` is called."""
+        self._loading = weakref.ref(module)
+        self.misuse.loading(module, state)
+
+    def loaded(self, keys: Any) -> None:
+        """… and gave what names are missing and left over."""
+        known, self._loading = self._loading, None
+        if (module := known() if known is not None else None) is not None:
+            lacks, other = getattr(keys, "missing_keys", ()), getattr(keys, "unexpected_keys", ())
+            self.misuse.loaded(module, lacks, other)
 
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
@@ -222,6 +245,7 @@ class LearningObserver:
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
         """A backward pass from ``tensors`` begins, whose gradients may have graphs themselves."""
+        self.misuse.second_order.passes((self._place() or "") if with_graph else None)
         self._passes += 1
         self._passed += 1
         self._used += 1
@@ -267,6 +291,7 @@ class LearningObserver:
 
     def chooses(self) -> None:
         """Gradients of chosen tensors are asked for: others get none of that backward pass."""
+        self.misuse.second_order.passes(None)
         self._chooses = True
 
     def made(self, optimizer: Any) -> None:
@@ -396,8 +421,10 @@ class LearningObserver:
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
             unchanged = not self._zeroed and self._passes == 0 == added
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
-            if seen.zero_rates == 1:
+            if seen.zero_rates == 1 or len(seen.vanished) == 1:
                 seen.rate_at = self._rate_is_from(optimizer)
+            if self._reads_values:
+                self._look_at_numbers(optimizer)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
                 is_only = len(self._all) == 1
@@ -421,6 +448,22 @@ class LearningObserver:
                 self._dropping = self._dropped_at
             if self._evaluating is not None:
                 self._look_at_mode(optimizer)
+
+    def _look_at_numbers(self, optimizer: Any) -> None:
+        """Where does what is not finite come from: a slope, or the data?"""
+        loss = self._loss()
+        root = self._root() if self._root is not None else None
+        if self._not_finite is not None or root is None:
+            return
+        if not math.isfinite(loss):
+            gap = gap_in(self.misuse.batches.data)
+            told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
+            self._not_finite = Misuse("data_not_finite" if gap else "", told)
+        elif not self._trained_before and (
+            named := list(steep(optimizer, loss, nodes_of(root.grad_fn) or ()))
+        ):
+            place = only_line((self._place() or "").rpartition(":")[0], [each for _, each in named])
+            self._not_finite = Misuse("slope_infinite", tuple(name for name, _ in named), place)
 
     def _look_at_remainder(self) -> None:
         """Did zero_grad() drop gradients that an epoch's last batches left?"""
@@ -533,9 +576,14 @@ class LearningObserver:
         is_seldom = len(self._remainders) < self._whole_steps and not self._losses_else
         return max(self._remainders, default=0) if is_seldom else 0
 
-    def _left_behind(self) -> tuple[Misuse, ...]:
-        found = schedule_left_behind(self._schedules, list(self._seen))
-        return () if found is None else (Misuse("schedule_left_behind", found[:2], found[2]),)
+    def _of_schedules(self) -> tuple[Misuse, ...]:
+        found = []
+        if (left := schedule_left_behind(self._schedules, list(self._seen))) is not None:
+            found.append(Misuse("schedule_left_behind", left[:2], left[2]))
+        if (factor := rate_as_factor(self._schedules, list(self._seen))) is not None:
+            told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
+            found.append(Misuse("rate_times_rate", told, factor[2]))
+        return tuple(found)
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -594,7 +642,8 @@ class LearningObserver:
             if all_known and looked
             else None,
             misfit=self._misfit,
-            misuses=(*self.misuse.found(names), *self._left_behind()),
+            not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
+            misuses=(*self.misuse.found(names), *self._of_schedules()),
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,
@@ -605,7 +654,8 @@ class LearningObserver:
             used_again=sum(seen.again for seen in looked),
             zero_rates=(zeros := steps_at_zero(looked)),
             rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
-            vanished_rate=vanished_rate(looked),
+            vanished_rate=(vanished := vanished_rate(looked)),
+            vanished_at=None if vanished is None else looked[0].rate_at,
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
             schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
             if is_whole

@@ -60,7 +60,6 @@ def install(
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
         (torch.autograd, "backward", _backward, False),
-        (torch.autograd, "grad", lambda it, *_, **__: it.chooses(), True),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
         (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
@@ -81,7 +80,6 @@ def install(
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         *((kind, "forward", _recurring, False) for kind in _RECURRENT),
         (torch.nn.MultiheadAttention, "forward", _attending, False),
-        (torch.nn.Module, "load_state_dict", _loading, True),
         (torch.nn.ModuleList, "__init__", _listing, True),
         (torch.nn.Sequential, "__init__", _chaining, True),
         (functional, "one_hot", _one_hot, False),
@@ -98,12 +96,14 @@ def install(
     )
     for owner, name, told, always in hooks:
         patches.hook(owner, name, functools.partial(_around, tell, told, always))
-    results: tuple[tuple[Any, str, _Tell, _Tell], ...] = (
-        (LoaderIterator, "__next__", LearningObserver.fed, _given),
-        *((kind, "log_prob", _asked, _log_probabilities) for kind in _POLICIES),
+    results: tuple[tuple[Any, str, _Tell, _Tell, bool], ...] = (
+        (LoaderIterator, "__next__", LearningObserver.fed, _given, False),
+        (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
+        (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
+        *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
     )
-    for owner, name, told, gave_it in results:
-        patches.hook(owner, name, functools.partial(_giving, tell, told, gave_it))
+    for owner, name, told, gave_it, always in results:
+        patches.hook(owner, name, functools.partial(_giving, tell, told, gave_it, always))
 
     def computed(*tensors: Any) -> None:
         if observed().awake:
@@ -151,6 +151,20 @@ def _backward(
     if inputs is not None:
         observer.chooses()
     observer.backward(tensors, with_graph=create_graph)
+
+
+def _asking(
+    observer: LearningObserver,
+    outputs: Any = None,
+    inputs: Any = None,
+    grad_outputs: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    *_: Any,
+    **__: Any,
+) -> None:
+    observer.chooses()
+    observer.misuse.asking(with_graph=create_graph)
 
 
 def _clipping(
@@ -203,7 +217,7 @@ def _attending(
 def _loading(
     observer: LearningObserver, module: Any, state_dict: Any = None, *_: Any, **__: Any
 ) -> None:
-    observer.misuse.loading(module, state_dict)
+    observer.loading(module, state_dict)
 
 
 def _embedding(observer: LearningObserver, input: Any = None, *_: Any, **__: Any) -> None:
@@ -229,14 +243,14 @@ def _compared(observer: LearningObserver, p: Any = None, q: Any = None) -> None:
 
 
 def _giving(
-    tell: _Careful, told: _Tell, gave: _Tell, original: Callable[..., Any]
+    tell: _Careful, told: _Tell, gave: _Tell, always: bool, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Around what gives something that is looked at, too: the next batch, log-probabilities."""
     observed = tell.observed
 
     @functools.wraps(original)
     def hook(*args: Any, **kwargs: Any) -> Any:
-        if not observed().awake:
+        if not (always or observed().awake):
             return original(*args, **kwargs)
         tell(told, *args, **kwargs)
         result = original(*args, **kwargs)

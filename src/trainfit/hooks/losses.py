@@ -21,6 +21,8 @@ _TERMS: Final = 100
 _NODES: Final = 20_000
 #: Nodes that pass a loss on as it is.
 _SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
+#: … and what only changes the order of its numbers.
+_ORDER: Final = ("Transpose", "Permute")
 #: Functions that compare what they get number by number, and broadcast what differs in shape.
 ELEMENTWISE: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 #: Functions that want logits or log-probabilities, and the nodes that make something else of them.
@@ -29,11 +31,13 @@ _WANTS: Final = {
     "binary_cross_entropy_with_logits": ("Sigmoid", "Softmax", "Relu"),
     "nll_loss": ("Softmax", "Sigmoid"),
     "kl_div": ("Softmax", "Sigmoid"),
+    "ctc_loss": ("Softmax", "Sigmoid"),
 }
 #: Functions that need an activation before them, and that one.
 _NEEDS: Final = {
     "nll_loss": "log_softmax",
     "kl_div": "log_softmax",
+    "ctc_loss": "log_softmax",
     "binary_cross_entropy": "sigmoid",
 }
 #: Functions of which dimension 1 is that of the classes.
@@ -66,7 +70,7 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     activation = next((each for each in _WANTS.get(name, ()) if made.startswith(each)), None)
     if activation is not None:
         return LossMisfit(name, activation=activation.lower())
-    if name in _NEEDS and made.startswith(_UNBOUNDED):
+    if name in _NEEDS and (made.startswith(_UNBOUNDED) or _adds_bias(node, made)):
         return LossMisfit(name, missing=_NEEDS[name])
     return None
 
@@ -135,10 +139,19 @@ def _made_by(output: torch.Tensor) -> Any:
     """The node that computed a tensor, whatever shape and type it was given then."""
     node = output.grad_fn
     for _ in range(_DEPTH):
-        if node is None or not node.name().startswith(_SAME):
+        if node is None or not node.name().startswith((*_SAME, *_ORDER)):
             break
         node = node.next_functions[0][0] if node.next_functions else None
     return node
+
+
+def _adds_bias(node: Any, made: str) -> bool:
+    """Is it the sum of a product and a parameter, as a layer of several dimensions computes it?"""
+    if not made.startswith("Add"):
+        return False
+    terms = [each for each, _ in node.next_functions if each is not None]
+    products = [each for each in terms if each.name().startswith(("UnsafeView", "Mm", "Bmm"))]
+    return len(terms) == 2 and len(products) == 1 and bool(parameters_of(terms))
 
 
 def _is_of_one_class(name: str, output: Sequence[int], node: Any, made: str) -> bool:

@@ -12,16 +12,17 @@ from types import GeneratorType
 from typing import Any, Final
 
 import torch
+from torch.nn import functional
 
 from trainfit.hooks.batches import Batches
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.distributions import Samples, mark, trains_critic
-from trainfit.hooks.graphs import Graphs, Profiling, keeps_result
+from trainfit.hooks.graphs import Graphs, Profiling, SecondOrder, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.values import Stalled
-from trainfit.results.runs.learning import Misuse
+from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.torch_private.modules import in_shards
 from trainfit.torch_private.tensors import storage_key
 
@@ -63,6 +64,7 @@ class MisuseObserver:
         self._place, self._steps = place, steps
         self._found: dict[str, Misuse] = {}
         self._cuts: Marks[Cut] = Marks()
+        self._asks_without = False
         #: In which step tensors were made, and through how many steps their graph goes back.
         self._made: Marks[tuple[int, int]] = Marks()
         #: The iterator that gradients were clipped of last.
@@ -83,6 +85,7 @@ class MisuseObserver:
         self.batches = Batches()
         self.samples = Samples()
         self.graphs = Graphs()
+        self.second_order = SecondOrder()
         self.profiling = Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
@@ -96,6 +99,8 @@ class MisuseObserver:
             self._note("autocast_in_vain", place=place)
         if self.graphs.is_double:
             self._note("double", place="")
+        if (unused := self.second_order.unused()) is not None:
+            self._note("second_order_unused", place=unused)
         if (profiled := self.profiling.all_steps) is not None:
             self._note("profiler_on", str(profiled[0]), place=profiled[1] or "")
         if (grown := self.grown.found) is not None:
@@ -161,6 +166,8 @@ class MisuseObserver:
             return
         if func is torch.Tensor.scatter_ and args[3:] == (1,):
             self.one_hot(args[0].shape, args[0].itemsize, args[0].is_cuda)
+        if func is functional.pad and args[1:2] == ((0, 1),) and self.batches.follows(args[0]):
+            self._note("shifted_twice")
         given = tensors_among(args)
         self._look_at_softmax(func, given, result)
         follow(self._cuts, func, given, result, self._place)
@@ -234,6 +241,7 @@ class MisuseObserver:
 
     def stepping(self, optimizer: Any, place: str | None) -> None:
         """An optimizer that a line made is about to step."""
+        self.second_order.stepping()
         if self._remade.steps(optimizer, place):
             self._note("optimizer_remade", type(optimizer).__name__, place=place)
         if (sampled := self.samples.step()) is not None:
@@ -250,6 +258,19 @@ class MisuseObserver:
         """A step that is looked at, of so many, is about to use its gradients."""
         self.profiling.look(steps)
         self.batches.looked(steps)
+
+    def asking(self, *, with_graph: bool) -> None:
+        """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""
+        self._asks_without = not with_graph and torch.is_grad_enabled()
+
+    def answered(self, gradients: Any) -> None:
+        """… and given."""
+        if not self._asks_without or not isinstance(gradients, tuple):
+            return
+        cut = Cut(WITHOUT_GRAPH, self._place(), False)
+        for each in gradients:
+            if isinstance(each, torch.Tensor):
+                self._cuts.put(each, cut)
 
     def autocasting(self) -> None:
         """A region of autocast to 16 bits is about to begin."""
@@ -271,6 +292,13 @@ class MisuseObserver:
         """``module.load_state_dict(state)`` is called."""
         if isinstance(state, Mapping) and state and _is_own(module, state):
             self._note("own_state", type(module).__name__)
+
+    def loaded(self, module: Any, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        """A state that need not have all names was loaded: these it lacks, and has too many."""
+        own = len(module.state_dict())
+        if missing and unexpected and len(missing) >= own:
+            told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
+            self._note("state_not_loaded", *told)
 
     def initialized(self, weights: Any) -> None:
         """All numbers of weights are about to get one value."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, StepLR
 
 from trainfit.results.runs.learning import ScheduleEnd, ScheduleFades, ScheduleUnused
 from trainfit.torch_private.modules import parts_of_schedule
@@ -35,6 +35,12 @@ _LEAST_WAVES: Final = 2
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
 #: and less); schedules end above it, or at 0, but for the last of their steps only.
 VANISHED: Final = 1e-8
+#: A function that is never above the one gives rates, if what it multiplies is no larger than the
+#: other (1 where the function is all of the rate, as in "Attention is all you need").
+_LARGEST_FACTOR: Final = 0.02
+_LARGEST_RATE: Final = 0.1
+#: Calls at which such a function is asked: warm-ups and decays of any length.
+_CALLS: Final = (0, *(1 << power for power in range(21)))
 #: A share of a run that is its end: a schedule may be over then.
 _END: Final = 0.05
 
@@ -108,6 +114,23 @@ def schedule_fades(
         if every > 0 and abs(calls - steps) <= 1:
             times = math.ceil(math.log(VANISHED) / math.log(factor) - 1e-6)
             return ScheduleFades(type(each).__name__, every, factor, every * times, place)
+    return None
+
+
+def rate_as_factor(
+    schedules: Sequence[Schedule], optimizers: Sequence[Any]
+) -> tuple[float, float, str | None] | None:
+    """Of the first LambdaLR whose function gives a rate and no factor: its largest factor, the rate
+    that it multiplies, and its line."""
+    for each in schedules:
+        scheduler = each.alive
+        if type(scheduler) is not LambdaLR or scheduler.optimizer not in optimizers:
+            continue
+        with contextlib.suppress(Exception):  # the script's own functions
+            factor = max(float(f(call)) for f in scheduler.lr_lambdas for call in _CALLS)
+            rate = max(float(rate) for rate in scheduler.base_lrs)
+            if 0 < factor <= _LARGEST_FACTOR and 0 < rate <= _LARGEST_RATE:
+                return factor, rate, each.place
     return None
 
 

@@ -1,5 +1,6 @@
 """What values of a CPU's tensors tell of a training, at the few steps that are looked at: denormal
-numbers, gradients that are all 0, layers whose units are one and the same or are dead.
+numbers, gradients that are all 0, layers whose units are one and the same or are dead, and where
+numbers that are not finite come from.
 
 Denormal float32 are below 1.18e-38 and have no leading one; x86 cores compute with them in
 microcode, some 100 cycles an operation. Weights and averages that decay for long become such, and
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import linecache
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
+from trainfit.torch_private.tensors import saved_exponent
 
 #: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
 _TENSORS: Final = 3
@@ -177,3 +181,78 @@ def _are_alike(weights: Any) -> bool:
         if float(np.abs(rows - rows[0]).max()) > _ALIKE * most:
             return False
     return True
+
+
+# ---
+# Numbers that are not finite: where they come from.
+
+#: Functions whose slope is infinite (or 0/0) at the border of what they are defined for, by their
+#: nodes, and how a script writes them.
+_STEEP: Final = {
+    "Sqrt": ("sqrt", r"\bsqrt\("),
+    "Rsqrt": ("rsqrt", r"\brsqrt\("),
+    "Pow": ("a power below 1", r"\bpow\(|\*\*\s*\(?(?:0?\.|1 */)"),
+    "Acos": ("acos", r"\ba(?:rc)?cos\("),
+    "Asin": ("asin", r"\ba(?:rc)?sin\("),
+    "Std": ("std", r"\bstd\("),
+}
+#: Attributes of a data set and numbers of each that are looked at for a NaN.
+_ATTRIBUTES: Final = 32
+_MOST_NUMBERS: Final = 1 << 25
+
+
+def steep(optimizer: Any, loss: float, nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
+    """Of a finite loss that gave gradients which are not: the functions in its graph that may be
+    why, and a pattern of how a script writes each."""
+    trained = [each for each in tensors_of(optimizer) if each.grad is not None]
+    if not np.isfinite(loss) or not any(_is_broken(each.grad) for each in trained[:_LAYERS]):
+        return
+    known = {node.name().split("Backward")[0] for node in nodes if not _is_flat_power(node)}
+    yield from (told for name, told in _STEEP.items() if name in known)
+
+
+def _is_flat_power(node: Any) -> bool:
+    return node.name().startswith("Pow") and not 0 < (saved_exponent(node) or 0) < 1
+
+
+def only_line(file: str, patterns: Sequence[str]) -> str | None:
+    """The one line of a file that has one of these; ``None``: none, or several have."""
+    written = re.compile("|".join(patterns))
+    lines = [
+        number
+        for number, line in enumerate(linecache.getlines(file), 1)
+        if written.search(line.partition("#")[0])
+    ]
+    return f"{file}:{lines[0]}" if len(lines) == 1 else None
+
+
+def _is_broken(tensor: Any) -> bool:
+    return _is_plain(tensor) and not bool(np.isfinite(tensor.detach().numpy()).all())
+
+
+def gap_in(data: Any) -> tuple[str, int, int] | None:
+    """The tensor or array of a data set that has a number which is not finite: its name, the row,
+    and how many there are."""
+    held = list(vars(data).items())[:_ATTRIBUTES] if hasattr(data, "__dict__") else []
+    parts = [
+        (f"{name}[{number}]" if isinstance(value, list | tuple) else name, each)
+        for name, value in held
+        for number, each in enumerate(value if isinstance(value, list | tuple) else [value])
+        if number < _TENSORS
+    ]
+    for name, part in parts:
+        numbers = _numbers(part)
+        if numbers is None or not numbers.size or numbers.size > _MOST_NUMBERS:
+            continue
+        bad = ~np.isfinite(numbers)
+        if bad.any():
+            return name, int(np.argwhere(bad)[0][0]), int(bad.sum())
+    return None
+
+
+def _numbers(part: Any) -> NDArray[Any] | None:
+    if isinstance(part, torch.Tensor):
+        is_known = part.device.type == "cpu" and part.dtype in (torch.float32, torch.float64)
+        return part.detach().numpy() if is_known and part.dim() else None
+    is_array = isinstance(part, np.ndarray) and part.dtype.kind == "f" and part.ndim
+    return part if is_array else None

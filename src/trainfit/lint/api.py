@@ -6,6 +6,7 @@ rule speaks only where the reading is certain (docs/script-rules.md has them all
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Final
 
 from trainfit.lint import (
     autograd_rules,
+    in_vain,
     loading_rules,
     portability_rules,
     step_rules,
@@ -44,6 +46,18 @@ RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
     step_rules.iterator_restarted,
     step_rules.state_not_copied,
     step_rules.mistaken,
+    in_vain.result_dropped,
+    in_vain.steps_after_loop,
+)
+
+
+#: Those of them that ask what values are, and whether a file may have what they are about.
+_BY_VALUES: Final[
+    tuple[tuple[Callable[[ast.AST], bool], Callable[[Project], Iterator[Finding]]], ...]
+] = (
+    (step_rules.keeps_state, step_rules.state_not_copied),
+    (in_vain.drops_results, in_vain.result_dropped),
+    (in_vain.has_late_steps, in_vain.steps_after_loop),
 )
 
 
@@ -54,10 +68,10 @@ def mistakes_in(path: Path, ran: Collection[str] = ()) -> tuple[Finding, ...]:
     try:
         files, unread = read_files(path)
         found = [each for file in files for each in mistakes(file.source)]
-        if any(step_rules.keeps_state(file.source.tree) for file in files):
+        if any(may(file.source.tree) for may, _ in _BY_VALUES for file in files):
             project = Project(files, is_whole=not unread)
             follow(project)
-            found += step_rules.state_not_copied(project)
+            found += [each for _, rule in _BY_VALUES for each in rule(project)]
     except UnreadableError:
         return ()
     other = {

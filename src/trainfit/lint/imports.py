@@ -57,7 +57,7 @@ class Source:
         """Where a node begins, in characters from 1 (the tree counts bytes of UTF-8)."""
         return _characters(self.line(node.lineno), node.col_offset) + 1
 
-    def text(self, node: ast.expr) -> str:
+    def text(self, node: ast.expr | ast.stmt) -> str:
         """A node as it is written, if it stands on one line, else as Python would write it."""
         if node.end_lineno != node.lineno or node.end_col_offset is None:
             return unparsed(node)

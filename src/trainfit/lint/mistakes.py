@@ -1,6 +1,7 @@
 """Lines of a script that cannot do what they are for, whatever it is given: a method that is named
 and not called, an iterator that is gone over after its end, samples that all get the same random
-numbers, a dropout that evaluations have, too."""
+numbers, a dropout that evaluations have, too, a Lightning step without a result. And aids of
+debugging that slow each step."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.lint.imports import Source
+from trainfit.lint.in_vain import lost_lines
 from trainfit.results.findings import Finding, Fix, Place, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
@@ -24,10 +26,17 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 SAME_NUMBERS: Final = "same-random-numbers"
 _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
+#: Kinds of mistakes with which a training does not learn what it is meant to.
+SPOILS: Final = frozenset(
+    (
+        *("not-called", "iterator-used-up", "steps-after-loop", "parameter-rebound"),
+        *("step-without-result", "gradients-left-off"),
+    )
+)
 #: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).
 _DROPOUT: Final = re.compile(r"(?:^|\.)(?:F|functional)\.dropout(?:1d|2d|3d)?$")
 _ALWAYS_DROPS: Final = "dropout-in-evaluation"
-_WARNINGS: Final = (SAME_NUMBERS, _ALWAYS_DROPS)
+_WARNINGS: Final = (SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off")
 
 
 def mistakes(source: Source) -> Iterator[Finding]:
@@ -36,6 +45,9 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _used_up(source)
     yield from _seeded(source)
     yield from _dropped(source)
+    yield from _without_result(source)
+    yield from _debugging(source)
+    yield from lost_lines(source)
 
 
 def uncalled(source: Source) -> Iterator[Finding]:
@@ -174,6 +186,64 @@ def _dropped(source: Source) -> Iterator[Finding]:
                     "mode is.",
                     f"{text[:-1].rstrip(' ,')}, training={mode}), or nn.Dropout as a module",
                 )
+
+
+def _without_result(source: Source) -> Iterator[Finding]:
+    """A ``training_step`` of a LightningModule that returns nothing."""
+    for owner in ast.walk(source.tree):
+        if not isinstance(owner, ast.ClassDef):
+            continue
+        if not any(ast.unparse(base).endswith("LightningModule") for base in owner.bases):
+            continue
+        words = {getattr(each, "attr", "") for each in ast.walk(owner)}
+        if words & {"automatic_optimization", "manual_backward"}:
+            continue
+        for method in owner.body:
+            if not isinstance(method, ast.FunctionDef) or method.name != "training_step":
+                continue
+            inside = list(ast.walk(method))
+            gives = (ast.Return, ast.Yield, ast.Raise)
+            if any(isinstance(each, gives) for each in inside):
+                continue
+            yield _finding(
+                source,
+                method,
+                "step-without-result",
+                f"{owner.name}.training_step returns nothing: Lightning skips the backward pass "
+                "and the step, and nothing is learned",
+                "the loss is computed and not given back.",
+                "return loss, at its end",
+            )
+
+
+def _debugging(source: Source) -> Iterator[Finding]:
+    """``os.environ["CUDA_LAUNCH_BLOCKING"] = "1"`` and cuDNN switched off, at a file's top."""
+    for node in source.tree.body:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Constant):
+            continue
+        target, text = ast.unparse(node.targets[0]), source.text(node)
+        if "CUDA_LAUNCH_BLOCKING" in target and node.value.value == "1":
+            yield _finding(
+                source,
+                node,
+                "launches-blocked",
+                f"{text} makes the CPU wait for each kernel: steps of many small ones are slower "
+                "by far",
+                "it is for finding the line of a CUDA error; each launch returns when its kernel "
+                "is done, and the GPU idles until the next.",
+                "remove the line; CUDA_LAUNCH_BLOCKING=1 before the command, when it is needed",
+            )
+        if target.endswith("backends.cudnn.enabled") and node.value.value is False:
+            yield _finding(
+                source,
+                node,
+                "cudnn-off",
+                f"{text} switches to PyTorch's own kernels from cuDNN's: convolutions and "
+                "recurrent layers are slower, and need more memory",
+                "it is a way around an error of cuDNN, for all of the script.",
+                "remove the line; where one part needs it: with "
+                "torch.backends.cudnn.flags(enabled=False):",
+            )
 
 
 def _finding(

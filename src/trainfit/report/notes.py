@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Final
 
 from trainfit.findings.training.learning import KINDS as LEARNING
+from trainfit.lint.mistakes import SPOILS
 from trainfit.report.blocks import WHOLE, Item, Items, Tone, items, rows
 from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete
@@ -126,7 +127,8 @@ _CAUSE_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 
 
 def spoilt_text(findings: Iterable[Finding]) -> str:
     """That a fault of learning was found: who reads the first line alone is not to start it."""
-    wrong = any(each.is_critical and each.kind in LEARNING for each in findings)
+    spoils = (*LEARNING, *SPOILS)
+    wrong = any(each.is_critical and each.kind in spoils for each in findings)
     return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""
 
 

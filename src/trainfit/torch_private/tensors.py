@@ -138,6 +138,12 @@ def saved_other(node: Any) -> Any:
     return getattr(node, "_saved_other", None)
 
 
+def saved_exponent(node: Any) -> float | None:
+    """What a node of a power keeps of its exponent; ``None``: it is no number."""
+    exponent = getattr(node, "_saved_exponent", None)
+    return float(exponent) if isinstance(exponent, int | float) else None
+
+
 def forward_of(node: Any) -> Any:
     """``forward`` of the function of the script's own that a node of a graph is of; ``None``: it is
     of none."""

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs import tables
+from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
 from trainfit.watch.measures import ledger, robust_slope
 from trainfit.watch.rules import gpu, growth, memory, ranks, training, uneven_gpus
@@ -249,6 +250,14 @@ def test_a_loss_that_is_nan() -> None:
     one = found(run_of(steps(flags=flags)))["loss_not_finite"]
     assert (one.first_step, one.last_step) == (300, 399) and "from step 300 on" in one.title
     assert "loss_not_finite" in unknown(run_of(steps(flags=0)))
+    for why, title, fix in (
+        (Misuse("slope_infinite", ("sqrt",), "train.py:8"), "slope of sqrt", "1e-12"),
+        (Misuse("data_not_finite", ("x", "4321", "1")), "dataset.x, row 4321", "nan_to_num"),
+    ):
+        run = run_of(steps(flags=flags), learning=LearningFacts(not_finite=why))
+        told = found(run)["loss_not_finite"]
+        assert title in told.title and fix in told.fix.action
+        assert why.place is None or str(told.place) == why.place
 
 
 def test_skipped_steps() -> None:

@@ -64,6 +64,14 @@ def test_a_worker_that_never_returns_is_named_live() -> None:
     assert len(watch_screen(result)) <= 25
 
 
+def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
+    locked = WORKER.replace(
+        HEAD, f'{HEAD}\n  File "/usr/lib/python3.11/threading.py", line 169 in acquire'
+    )
+    found = judge(still(f"{MAIN}\n\n{locked}")).findings[0]
+    assert "do not inherit locks" in found.fix.action and str(found.place) == "data.py:8"
+
+
 def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
     result = judge(still(SLEEPS, loaders=loader(num_workers=0)))
     found = finding(result, "standstill")

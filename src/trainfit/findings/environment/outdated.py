@@ -239,6 +239,16 @@ def outdated(raised: ParsedException, _: FailureContext) -> Finding | None:
             "observation, reward, terminated, truncated, info = env.step(action); done = "
             "terminated or truncated; and reset() gives observation, info",
         )
+    if raised.type == "KeyError" and raised.message.strip("'\"") in _OF_LAST_STEP:
+        return failure_finding(
+            "outdated",
+            "gymnasium 1.0 has other names for the last observation of an episode: final_obs",
+            "",
+            'infos["final_obs"] and infos["_final_obs"] of environments that are made with '
+            "autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP, final_info likewise (without "
+            'it none comes: the next step resets); the return is in infos["episode"] of '
+            'RecordEpisodeStatistics; or pip install "gymnasium<1"',
+        )
     if raised.message.startswith("object.__init__() ") and _is_of_class(raised, "Sampler"):
         return failure_finding(
             "outdated",
@@ -274,6 +284,8 @@ def _asking_package(raised: ParsedException) -> str | None:
     return asking[-1].package or None if is_gone else None
 
 
+#: What vectorized environments told of an episode's end until gymnasium 1.0.
+_OF_LAST_STEP: Final = ("final_observation", "_final_observation", "final_info", "_final_info")
 #: gym/core.py and gymnasium/core.py: observation, reward, terminated, truncated, info.
 _STEP_OF_FIVE: Final = re.compile(r"too many values to unpack \(expected 4(?:, got 5)?\)")
 

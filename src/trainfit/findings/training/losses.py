@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Place
-from trainfit.results.runs.learning import LEAST_HALF, LossMisfit
+from trainfit.results.runs.learning import LEAST_HALF, LossMisfit, Misuse
 
 
 def of_misfit(found: LossMisfit) -> Finding:
@@ -100,6 +100,11 @@ _BY_ITSELF: Final = {
         "it gives the output of the right class with the sign turned: the loss falls below 0 "
         "without end, and no other class is lowered",
     ),
+    "ctc_loss": (
+        "ctc_loss(log_softmax(output, dim=2), …)",
+        "numbers that are no logarithms of probabilities give no likelihood: the loss falls below "
+        "0 without end",
+    ),
     "kl_div": (
         "kl_div(log_softmax(output, dim=1), target)",
         "numbers that are no logarithms of probabilities give no divergence: the loss has no least "
@@ -161,8 +166,36 @@ def _activated_twice(found: LossMisfit, activation: str) -> Finding:
 
 
 #: Loss functions that want logarithms of probabilities; what the others apply.
-_OF_LOGARITHMS: Final = ("nll_loss", "kl_div")
+_OF_LOGARITHMS: Final = ("nll_loss", "kl_div", "ctc_loss")
 _APPLIES: Final = {
     "cross_entropy": "softmax",
     "binary_cross_entropy_with_logits": "sigmoid",
 }
+
+
+def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
+    """Of a loss that is not finite: what to add to its title, the cause, the fix."""
+    if found is None:
+        return None
+    if found.kind == "data_not_finite":
+        name, row, many = found.told
+        return (
+            f": the data has {many} such (dataset.{name}, row {row})",
+            "a sample that is not finite makes the loss so, then the gradients, then all weights",
+            Fix(
+                "clean the data before the training (fill or drop what is missing: "
+                "torch.nan_to_num, dropna()), and begin from sound weights"
+            ),
+        )
+    names = " or ".join(found.told)
+    return (
+        f": the slope of {names} is infinite there",
+        "the first loss was finite, and its gradients were not: at the border of what it is "
+        f"defined for, {names} has an infinite slope, and infinity × 0 is NaN (the distance of a "
+        "point to itself)",
+        Fix(
+            "keep its input away from there: torch.sqrt(x + 1e-12), x.clamp(min=1e-12), or leave "
+            "such pairs out before it (torch.where after it does not help); F.pairwise_distance "
+            "and torch.cdist do"
+        ),
+    )

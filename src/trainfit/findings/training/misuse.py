@@ -9,7 +9,7 @@ from typing import Final
 
 from trainfit.findings.training.stalled import STALLED
 from trainfit.results.findings import Evidence, Finding, Fix, Place
-from trainfit.results.runs.learning import Misuse
+from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.results.text import count, percent, size
 
 
@@ -31,7 +31,9 @@ def _cut_off(found: Misuse) -> Finding:
         "A term of the loss trains nothing: it has no gradient, and only moves the number",
         (Evidence("cut off by", operator), *((Evidence("at", cut_at),) if cut_at else ())),
         f"{operator} cuts it off from what the model computes: what comes after it has no graph",
-        (
+        (Fix("torch.autograd.grad(…, create_graph=True)", line="create_graph=True"),)
+        if operator == WITHOUT_GRAPH
+        else (
             Fix(
                 "compute it by differentiable operators of what the model gives (probabilities in "
                 "place of argmax or a threshold, parameters without .data or detach())"
@@ -104,6 +106,66 @@ def _own_state(found: Misuse) -> Finding:
                 "copy.deepcopy(model) for a second model; copy.deepcopy(model.state_dict()) for a "
                 "state that is to be kept"
             ),
+        ),
+    )
+
+
+def _not_loaded(found: Misuse) -> Finding:
+    name, number, own, other = found.told
+    before, _, rest = other.partition(".")
+    prefixed = bool(rest) and (
+        other.endswith(f".{own}") or rest.startswith(f"{own.split('.')[0]}.")
+    )
+    return Finding(
+        "state_not_loaded",
+        "critical",
+        f"Nothing was loaded into {name}: none of the {number} names of the state is one of the "
+        f"model's ({other} against {own})",
+        (Evidence("names of the state", number), Evidence("of them in the model", "0")),
+        "with strict=False names that do not match are passed over without a word"
+        + ("; DataParallel and DDP put module. before each" if before == "module" else ""),
+        (
+            Fix(
+                f'{{name.removeprefix("{before}."): value for name, value in state.items()}}'
+                if prefixed
+                else "give it the names of the model (a checkpoint may have them one level below: "
+                'checkpoint["state_dict"])'
+            ),
+            Fix("look at what load_state_dict(…, strict=False) returns, or leave strict=False out"),
+        ),
+    )
+
+
+def _shifted_twice(found: Misuse) -> Finding:
+    return Finding(
+        "shifted_twice",
+        "critical",
+        "Labels are shifted twice: the model learns the token after the next one",
+        (),
+        "the script gives the tokens from the second on as labels, and the model shifts its labels "
+        "by one itself (Transformers' …ForCausalLM)",
+        (
+            Fix(
+                "give both the same tokens: model(input_ids=tokens, labels=tokens)",
+                line="model(input_ids=tokens, labels=tokens)",
+            ),
+            Fix("without labels=…, cross_entropy(logits.flatten(0, 1), labels.flatten())"),
+        ),
+    )
+
+
+def _second_order(found: Misuse) -> Finding:
+    return Finding(
+        "second_order_unused",
+        "warning",
+        "backward(create_graph=True) records a graph of the gradients that no other pass uses: it "
+        "keeps all activations, and each gradient a graph, until the gradients are dropped",
+        (),
+        "it is for a second derivative (a gradient penalty, MAML), and none is computed; gradients "
+        "and parameters hold each other, so that memory may never be freed",
+        (
+            Fix("loss.backward()", line="loss.backward()"),
+            Fix("for a second derivative: torch.autograd.grad(loss, inputs, create_graph=True)"),
         ),
     )
 
@@ -381,6 +443,9 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "own_state": _own_state,
     "clips_nothing": _clips_nothing,
     "norm_of_a_shard": _norm_of_a_shard,
+    "state_not_loaded": _not_loaded,
+    "shifted_twice": _shifted_twice,
+    "second_order_unused": _second_order,
     "softmax_over_samples": _over_samples,
     "samples_as_steps": _samples_as_steps,
     "freeze_ignored": _not_frozen,

@@ -43,6 +43,7 @@ def vanishing(facts: LearningFacts) -> Iterator[Finding]:
         "a schedule whose lengths are epochs is stepped with each batch",
         (Fix("scheduler.step() once an epoch, or give the schedule its lengths in steps"),),
         confidence="likely",
+        place=Place.parse(facts.vanished_at),
     )
 
 

@@ -123,6 +123,23 @@ def _without_slope(found: Misuse) -> Finding:
     )
 
 
+def _times_rate(found: Misuse) -> Finding:
+    factor, rate, largest = found.told
+    return Finding(
+        "rate_times_rate",
+        "critical",
+        f"The learning rate is never above {largest}: LambdaLR multiplies lr={rate} by what its "
+        f"function gives, {factor} at most",
+        (Evidence("lr", rate), Evidence("largest factor", factor)),
+        "the function gives the rate itself, and is meant to give a factor of it",
+        (
+            Fix("a function that begins at 1: lambda epoch: 0.95 ** epoch"),
+            Fix("lr=1.0 in the optimizer, if the function gives the rate"),
+        ),
+        confidence="likely",
+    )
+
+
 def _dead(found: Misuse) -> Finding:
     layers, name, dead, units = found.told
     more = f" (and most of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
@@ -169,6 +186,7 @@ STALLED: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "parameters_twice": _twice,
     "profiler_on": _profiled,
     "one_batch": _one_batch,
+    "rate_times_rate": _times_rate,
     "gradients_zero": _without_slope,
     "units_alike": _alike,
     "units_dead": _dead,

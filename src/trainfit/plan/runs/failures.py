@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -77,7 +77,7 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.steps == 0:
         output = script_output(trace)
         message = f"{command.name}: {_without_step(outcome, command, output)}"
-        cause = cause_of(outcome, trace.output) or next(iter(mistakes_of(command, outcome)), None)
+        cause = _explained(cause_of(outcome, trace.output), mistakes_of(command, outcome))
         said, own = unsaid(outcome, output), outcome.own_fault
         raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
     if trace.recording is None or not len(trace.recording.alloc_bytes):
@@ -85,6 +85,18 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
             f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
             f'to "cuda"; {_to_gpu(outcome.options)}'
         )
+
+
+#: Of failures, the mistakes in the script's text that are why.
+_EXPLAINED_BY: Final = {"two_devices": "result-dropped", "no_graph": "gradients-left-off"}
+
+
+def _explained(cause: Finding | None, mistakes: Sequence[Finding]) -> Finding | None:
+    """Why a script failed: a line of its own that is known to lead there, before what its exception
+    means in general."""
+    wanted = "" if cause is None else _EXPLAINED_BY.get(cause.kind)
+    why = next((each for each in mistakes if each.kind == wanted), None)
+    return why or cause or next(iter(mistakes), None)
 
 
 #: Options that say whether to use a GPU ("--cuda", "--use_gpu", "--accel"), or which device.

@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+#: What cuts off a term of a loss that is computed of gradients.
+WITHOUT_GRAPH: Final = "autograd.grad() without create_graph=True"
 #: float16's smallest number, half of which rounds to 0.
 LEAST_HALF: Final = 2.0**-24
 
@@ -150,6 +152,8 @@ class LearningFacts:
     passed_by: Of several ranks, the class of the model that is called within its
         DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
+    not_finite: Of a loss that is not finite, or of gradients, where that comes from: a function
+        with an infinite slope ("slope_infinite"), the data ("data_not_finite"); on a CPU only.
     misuses: What has no effect, or another than it is meant to have, the first of each kind.
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
@@ -163,6 +167,7 @@ class LearningFacts:
     zero_rates: Steps at which each learning rate was 0.
     rate_zero_at: Then, the line that made the schedule, or else the optimizer.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
+    vanished_at: Then, the line that made the schedule, or else the optimizer.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
     schedule_unused: A schedule that will hardly begin; only of simulated runs.
     denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
@@ -207,6 +212,7 @@ class LearningFacts:
     same_order: str | None = None
     passed_by: str | None = None
     misfit: LossMisfit | None = None
+    not_finite: Misuse | None = None
     misuses: tuple[Misuse, ...] = ()
     clipped_late: str | None = None
     clipped_scaled: str | None = None
@@ -219,6 +225,7 @@ class LearningFacts:
     zero_rates: int = 0
     rate_zero_at: str | None = None
     vanished_rate: float | None = None
+    vanished_at: str | None = None
     schedule_fades: ScheduleFades | None = None
     denormal: float = 0.0
     denormal_in: str = ""

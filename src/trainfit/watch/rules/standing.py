@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.findings.facts import FailureContext
+from trainfit.findings.fixes import HANGS
 from trainfit.findings.hangs import FORK_UNSAFE, explain
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
 from trainfit.findings.training.misuse import of_kind
@@ -155,7 +156,8 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
         longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
         seen = FailureContext(silent_s=still.seconds, longest_s=longest, started=None)
         hang = explain(still.event.text, settings, seen)
-        action = FORK_UNSAFE.get(hang.library, "fix what this line waits for")
+        usual = HANGS[hang.kind] if hang.kind == "deadlock" else "fix what this line waits for"
+        action = FORK_UNSAFE.get(hang.library, usual)
         return (
             f"{hang.summary}: {hang.evidence}",
             Fix(f"{action}; DataLoader(timeout=60) makes such a wait an error"),

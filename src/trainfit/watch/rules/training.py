@@ -11,6 +11,7 @@ import numpy as np
 from trainfit.findings.habits import UNSCALED
 from trainfit.findings.training.learning import KINDS as LEARNING_KINDS
 from trainfit.findings.training.learning import of_learning
+from trainfit.findings.training.losses import not_finite
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.text import count as plural
@@ -35,21 +36,31 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
         bad = steps[(steps["flags"] & LOSS_NOT_FINITE) != 0]
         if not len(bad):
             continue
+        why = not_finite(view.header.learning.not_finite)
         half = view.header.autocast == "float16" or view.header.precision == "float16"
         yield Finding(
             "loss_not_finite",
             "critical",
-            f"The loss is NaN or infinite from step {int(bad['step'][0])} on"
-            if len(bad) > len(steps) // 2 or bad["step"][-1] == steps["step"][-1]
-            else "The loss was NaN or infinite",
+            (
+                f"The loss is NaN or infinite from step {int(bad['step'][0])} on"
+                if len(bad) > len(steps) // 2 or bad["step"][-1] == steps["step"][-1]
+                else "The loss was NaN or infinite"
+            )
+            + (why[0] if why else ""),
             (
                 Evidence("first step", float(bad["step"][0])),
                 Evidence("steps", len(bad)),
                 Evidence("of", int(looked.sum())),
             ),
-            UNSCALED.cause if half else "a number overflowed or was divided by 0",
+            why[1]
+            if why
+            else UNSCALED.cause
+            if half
+            else "a number overflowed or was divided by 0",
             (
-                Fix(
+                why[2]
+                if why
+                else Fix(
                     UNSCALED.action
                     if half
                     else "find the operator with torch.autograd.set_detect_anomaly(True); lower "
@@ -57,7 +68,10 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
                 ),
             ),
             "certain",
-            place=Place.parse(view.header.loss_at),
+            place=Place.parse(
+                (view.header.learning.not_finite.place if view.header.learning.not_finite else None)
+                or view.header.loss_at
+            ),
             rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),

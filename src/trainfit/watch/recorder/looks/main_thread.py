@@ -23,6 +23,7 @@ from trainfit.watch.recorder.looks.element_loops import ElementLoops
 from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
+    at_any_line,
     in_fetch,
     in_sampler,
     is_busy_elsewhere,
@@ -123,7 +124,8 @@ class MainThreadLooks:
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # it only misses what it would have seen
             while not self._stop.wait(self._pause()):
-                self.look(time.monotonic())
+                with at_any_line(self._draw / 0x7FFFFFFF):
+                    self.look(time.monotonic())
 
     def _pause(self) -> float:
         """From half to one and a half times the usual one, so that nothing regular is missed."""

@@ -1,0 +1,309 @@
+"""Lines of a script whose result is lost: a tensor that is moved and not kept, losses that the next
+pass replaces, parameters that get a name in place of numbers, a loop that its first pass ends, a
+split whose parts share what is set for one."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from typing import Final
+
+from trainfit.lint.imports import Source
+from trainfit.lint.index import Index, finding, is_literal, method_of, path_of
+from trainfit.lint.project import Project
+from trainfit.results.findings import Finding, Fix, Place
+
+#: Methods that give another tensor: of modules, which they change, they have the same names.
+_MOVES: Final = {"to", "cuda", "cpu", "float", "half", "double", "bfloat16", "long", "type"}
+#: … and those that no module has.
+_OF_TENSORS: Final = {
+    *("clamp", "clip", "contiguous", "detach", "flatten", "permute", "reshape", "squeeze"),
+    *("transpose", "unsqueeze", "view"),
+}
+#: Methods that give the parameters of a module, or their names with them.
+_PARAMETERS: Final = {"parameters", "named_parameters"}
+
+
+def result_dropped(project: Project) -> Iterator[Finding]:
+    """``x.to(device)`` as a statement."""
+    for index, call in project.calls():
+        if method_of(call) not in _MOVES | _OF_TENSORS or not isinstance(call.func, ast.Attribute):
+            continue
+        of, parent = call.func.value, index.parents.get(call)
+        if not isinstance(parent, ast.Expr) or not _is_tensor(project, index, of):
+            continue
+        text = index.file.source.text(call)
+        name = path_of(of) or "x"
+        found = finding(
+            "result-dropped",
+            index,
+            call,
+            "the method gives another tensor and leaves this one as it is, other than a module's "
+            ".to(), which changes the module.",
+            f"{name} = {text}",
+        )
+        yield _critical(found, f"{text} changes nothing: its result is not kept")
+
+
+def _is_tensor(project: Project, index: Index, node: ast.expr) -> bool:
+    """Is it surely one? A loader may give an object that moves itself, but hardly as a part."""
+    kind = project.value(node).kind
+    if kind == "tensor":
+        return True
+    if kind != "batch":
+        return False
+    if isinstance(node, ast.Subscript):
+        return True
+    return isinstance(node, ast.Name) and any(
+        each.id == node.id
+        for loop in index.loops(node)
+        if isinstance(loop, ast.For)
+        for part in ast.walk(loop.target)
+        if isinstance(part, ast.Tuple)
+        for each in part.elts
+        if isinstance(each, ast.Name)
+    )
+
+
+def steps_after_loop(project: Project) -> Iterator[Finding]:
+    """``loss.backward()`` behind the loop over batches that computes the loss."""
+    for index, call in project.calls():
+        if method_of(call) != "backward" or not isinstance(call.func, ast.Attribute):
+            continue
+        name, line = path_of(call.func.value), index.parents.get(call)
+        outer = index.parents.get(line) if isinstance(line, ast.Expr) else None
+        if not name or not isinstance(outer, ast.For | ast.While):
+            continue
+        for loop in outer.body:
+            if loop.lineno < call.lineno and isinstance(loop, ast.For):
+                made = _made_each_pass(project, loop, name)
+                if made is not None:
+                    yield _late(index, call, loop, made)
+
+
+def _made_each_pass(project: Project, loop: ast.For, name: str) -> ast.Assign | None:
+    """Where each pass of a loop over batches gives ``name`` a value that the next one replaces."""
+    if not any(project.value(each).kind == "batch" for each in _stored(loop.target)):
+        return None
+    nodes = [each for line in loop.body for each in ast.walk(line)]
+    calls = [each for each in nodes if isinstance(each, ast.Call)]
+    if any(method_of(each) in ("append", "backward", "step") for each in calls):
+        return None
+    if any(isinstance(each, ast.Break | ast.Return | ast.Yield) for each in nodes):
+        return None
+    made = [
+        each
+        for each in nodes
+        if isinstance(each, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
+        and any(target.id == name for target in _stored(each))
+    ]
+    always = [each for line in loop.body for each in (line, *_within(line))]
+    only = made[0] if len(made) == 1 and made[0] in always else None
+    return only if isinstance(only, ast.Assign) and not _reads(only.value, name) else None
+
+
+def _within(line: ast.stmt) -> list[ast.stmt]:
+    return line.body if isinstance(line, ast.With) else []
+
+
+def _stored(node: ast.AST) -> Iterator[ast.Name]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            yield each
+
+
+def _late(index: Index, call: ast.Call, loop: ast.For, made: ast.Assign) -> Finding:
+    source = index.file.source
+    text = source.text(call)
+    found = finding(
+        "steps-after-loop",
+        index,
+        call,
+        f"the line is behind the loop at line {loop.lineno}, each pass of which replaces the loss "
+        f"of the one before (line {made.lineno}).",
+        f"indent {text} and the optimizer's step as line {made.lineno}, into that loop",
+    )
+    return _critical(found, f"Only the last batch of each pass trains: {text} is behind the loop")
+
+
+def drops_results(tree: ast.AST) -> bool:
+    """Is there a line that :func:`result_dropped` may be about?"""
+    return any(
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and method_of(node.value) in _MOVES | _OF_TENSORS
+        for node in ast.walk(tree)
+    )
+
+
+def _critical(found: Finding, title: str) -> Finding:
+    return dataclasses.replace(found, severity="critical", title=title)
+
+
+def has_late_steps(tree: ast.AST) -> bool:
+    """Is there a line that :func:`steps_after_loop` may be about?"""
+    return any(
+        isinstance(line, ast.For)
+        and any(method_of(call) == "backward" for call in _statements(node.body[number:]))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.For | ast.While)
+        for number, line in enumerate(node.body)
+    )
+
+
+def _statements(lines: list[ast.stmt]) -> list[ast.Call]:
+    return [
+        line.value
+        for line in lines
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Call)
+    ]
+
+
+def lost_lines(source: Source) -> Iterator[Finding]:
+    """All others in a file."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.For):
+            yield from _rebound(source, node)
+            yield from _ends_first(source, node)
+    yield from _shared(source)
+    yield from _left_off(source)
+
+
+def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
+    """``p = p - lr * p.grad`` in a loop over parameters."""
+    given = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Call)]
+    if not any(method_of(each) in _PARAMETERS for each in given):
+        return
+    names = {each.id for each in _stored(loop.target)}
+    for number, line in enumerate(loop.body):
+        if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
+            continue
+        name = line.targets[0].id
+        if name not in names or not _reads(line.value, name):
+            continue
+        if any(_reads(each, name) for each in (*loop.body[number + 1 :], *loop.orelse)):
+            continue  # a name for what comes next
+        text = source.text(line)
+        yield _finding(
+            source,
+            line,
+            "parameter-rebound",
+            f"{text} changes no parameter: the name stands for a new tensor from then on, and the "
+            "loop goes on to the next",
+            "= gives a name another tensor; the model has the old one.",
+            f"under torch.no_grad(): {name}.copy_({source.text(line.value)}), or an operator in "
+            f"place ({name} -= …, {name}.mul_(…))",
+        )
+
+
+def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
+    """A sum over a loop that returns at the end of its first pass."""
+    last = loop.body[-1]
+    if not isinstance(last, ast.Return) or last.value is None:
+        return
+    inside = [each for line in loop.body for each in ast.walk(line)]
+    if any(isinstance(each, ast.Continue | ast.Yield) for each in inside):
+        return
+    sums = {
+        each.target.id
+        for each in loop.body
+        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
+    }
+    if not any(_reads(last.value, name) for name in sums):
+        return
+    yield _finding(
+        source,
+        last,
+        "loop-ends-first",
+        f"{source.text(last)} ends the loop at line {loop.lineno} in its first pass: what is "
+        "summed is that of one batch",
+        "the line is within the loop.",
+        "indent it as the loop itself, so that it comes after the last pass",
+    )
+
+
+def _shared(source: Source) -> Iterator[Finding]:
+    """``val.dataset.transform = …`` of a part that random_split gave."""
+    parts: dict[str, tuple[str, ...]] = {}
+    assigned: list[tuple[ast.Assign, str]] = []
+    nodes = sorted(
+        (each for each in ast.walk(source.tree) if isinstance(each, ast.Assign)),
+        key=lambda each: each.lineno,
+    )
+    for node in nodes:
+        target = node.targets[0]
+        call = node.value
+        if isinstance(call, ast.Call) and path_of(call.func).rpartition(".")[2] == "random_split":
+            if isinstance(target, ast.Tuple):
+                names = tuple(each.id for each in target.elts if isinstance(each, ast.Name))
+                parts |= dict.fromkeys(names, names)
+            continue
+        path = path_of(target)
+        owner, _, rest = path.partition(".")
+        if rest == "dataset":
+            parts.pop(owner, None)  # a data set of its own (copy.copy)
+        elif owner in parts and rest.startswith("dataset.") and "transform" in rest:
+            assigned.append((node, owner))
+    values = {ast.dump(node.value) for node, _ in assigned}
+    if len(assigned) > 1 and len(values) == 1:
+        return  # one for all
+    for node, owner in assigned[-1:]:
+        others = ", ".join(name for name in parts.get(owner, ()) if name not in (owner, "_"))
+        if not others:
+            continue
+        yield _finding(
+            source,
+            node,
+            "transform-shared",
+            f"{source.text(node)} is for {others} as well: the parts of random_split are indices "
+            "into one and the same data set",
+            "what is set last holds for all parts.",
+            "a data set for each, with its own transform, and the same indices: "
+            "Subset(Data(transform=train), indices), Subset(Data(transform=test), others)",
+        )
+
+
+def _left_off(source: Source) -> Iterator[Finding]:
+    """``torch.set_grad_enabled(False)`` as a statement that nothing takes back."""
+    nodes = [each for each in ast.walk(source.tree) if isinstance(each, ast.Call)]
+    switches = [each for each in nodes if path_of(each.func).endswith("set_grad_enabled")]
+    if any(path_of(each.func).endswith("enable_grad") for each in nodes):
+        return
+    if not any(method_of(each) == "backward" for each in nodes):
+        return
+    if len(switches) != 1 or not is_literal(next(iter(switches[0].args), None), False):
+        return
+    for owner in ast.walk(source.tree):
+        if not isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if not any(switches[0] is call for call in _statements(owner.body)):
+            continue
+        inside = [each for each in ast.walk(owner) if isinstance(each, ast.Call)]
+        if any(method_of(each) == "backward" for each in inside):
+            continue
+        text = source.text(switches[0])
+        yield _finding(
+            source,
+            switches[0],
+            "gradients-left-off",
+            f"{text} in {owner.name}() holds after it, too: the next loss has no graph",
+            "no line switches gradients on, and backward() after the function fails.",
+            f"with torch.no_grad(): around what {owner.name}() computes, or @torch.no_grad() "
+            "before it",
+        )
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
+        for each in ast.walk(node)
+    )
+
+
+def _finding(
+    source: Source, node: ast.stmt | ast.expr, kind: str, title: str, cause: str, fix: str
+) -> Finding:
+    line = source.line(node.lineno).rstrip()
+    place = Place(source.name, node.lineno, source.column(node), line)
+    return Finding(kind, "critical", title, (), cause, (Fix(fix),), place=place)
