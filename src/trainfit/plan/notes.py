@@ -151,9 +151,18 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
 
 
 def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
-    """That far larger batch sizes fit than leave the margin, where what the largest that does
-    reserves are blocks that nothing uses any more: a cache that grows by copies leaves them."""
+    """That memory is full of blocks that nothing uses any more, which a cache that grows by copies
+    leaves; or that far larger batch sizes fit than leave the margin, as steps need such blocks."""
     largest, law, model = found.largest, found.law, job.memory_model
+    here = found.recommended_peak
+    if here is not None and here.retries:
+        job.notes.append(
+            f"batch size {found.recommended} reserves {size(here.peak_reserved)} for "
+            f"{size(here.peak_allocated)} of tensors: PyTorch keeps blocks until memory is full, "
+            f"then releases those that nothing uses ({count(here.retries, 'time')}); with "
+            f"{allocator_variable(job.command)[0]}=expandable_segments:True it needs fewer"
+        )
+        return
     most = found.limits.memory if found.limits is not None else None
     if not most or not largest or law is None or largest < _FAR * most:
         return

@@ -52,7 +52,8 @@ def setting(
     seconds = None if rate is None else 8 / rate
     steps = ()
     if rate is not None and curve:
-        steps = (StepSpeed(64, 64 / rate, (0.0, 1.0), 0.0, 0.0, 0.0, "launches", rate),)
+        exact = 64 / rate, 64 / rate
+        steps = (StepSpeed(64, 64 / rate, exact, 0.0, 0.0, 0.0, "launches", rate),)
     best = 64 if fits else 0
     configuration = Configuration(
         8, dtype, MemoryFigures(0, 0, 0, 0, (0, 0)), fits, {}, {}, (), best, best, step_s=seconds
@@ -466,24 +467,37 @@ def test_a_change_is_the_users_to_make_in_files_of_theirs_alone(
     assert is_asked or (not found.by_hand and text in found.reason and line not in found.reason)
 
 
-@pytest.mark.parametrize(("error", "is_said"), [(0.05, True), (0.25, False)])
+@pytest.mark.parametrize("value", [None, "no"])
+@pytest.mark.parametrize(
+    ("error", "more", "why"),
+    [
+        (0.05, 0, ""),
+        (0.25, 0, "less than the figures' own error"),
+        (0.05, 22 << 20, "but allocates 22 MiB more"),
+    ],
+)
 def test_the_scripts_own_amp_is_taken_out_only_for_a_clear_gain(
-    error: float, is_said: bool
+    error: float, more: int, why: str, value: str | None
 ) -> None:
-    """1.4 times as fast, by steps that may each be wrong by a quarter; line and reason agree."""
+    """1.4 times as fast, by steps that may each be wrong by a quarter, or for more memory; by the
+    command or by hand. Line and reason agree."""
 
-    def ranged(dtype: str, rate: float) -> AmpSetting:
-        found = setting(dtype, rate)
+    def ranged(dtype: str, rate: float, asked: str | None = None) -> AmpSetting:
+        found = setting(dtype, rate, asked)
+        if dtype == "off":
+            memory = dataclasses.replace(found.configuration.memory, allocated_bytes=more)
+            now = dataclasses.replace(found.configuration, memory=memory)
+            found = dataclasses.replace(found, configuration=now)
         (step,) = found.batches.curve.steps
         ends = ((1 - error) * step.seconds, (1 + error) * step.seconds)
         curve = Curve((dataclasses.replace(step, range_s=ends),))
         return dataclasses.replace(found, batches=dataclasses.replace(found.batches, curve=curve))
 
-    found = chosen(ranged("float16", 10.0), ranged("off", 14.0), gpu="GTX 1060 6GB")
-    assert found.dtype == "float16" and found.configuration is None
-    assert bool(found.by_hand) is is_said
-    kept = "less than the figures' own error" in found.reason
-    assert kept is not is_said
+    asked = "bf16" if value else None
+    found = chosen(ranged("bfloat16", 10.0, asked), ranged("off", 14.0, value), gpu="RTX 3090")
+    assert (found.dtype == "off") is (value is not None and not why)
+    assert bool(found.by_hand) is (value is None and not why)
+    assert found.reason.endswith(f"(predicted), {why}") or not why
 
 
 @pytest.mark.parametrize(
