@@ -22,7 +22,7 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import Curve
 from trainfit.plan.sizing.memory_model import Batches
-from trainfit.results.configuration import AmpChoice, Configuration, amp_hazard
+from trainfit.results.configuration import AmpCandidate, AmpChoice, Configuration, amp_hazard
 from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -465,6 +465,42 @@ def test_a_change_is_the_users_to_make_in_files_of_theirs_alone(
     found = of_users_lines(asked, parse_command(command.split()))
     assert (found == asked) == is_asked
     assert is_asked or (not found.by_hand and text in found.reason and line not in found.reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "change", "line"),
+    [
+        ("a.yaml", "lr: 1e-4\nbf16: true\n", "bfloat16 off", "a.yaml:2: bf16: false"),
+        ("a.yaml", "bf16: auto\nfp16: false\n", "bfloat16 off", "a.yaml:1: bf16: false"),
+        ("a.yaml", "bf16: false\nfp16: false\n", "off bfloat16", "a.yaml:1: bf16: true"),
+        ("a.yaml", "bf16: false\n", "off float16", ""),
+        ("a.yaml", "fp16: true\n", "bfloat16 off", ""),
+        ("a.yaml", "train:\n  use_amp: False\n", "off bfloat16", "a.yaml:2: use_amp: True"),
+        ("a.toml", 'mixed_precision = "no"\n', "off bfloat16", 'a.toml:1: mixed_precision="bf16"'),
+        ("a.json", '{"precision": "32-true"}', "off float16", 'a.json:1: "precision": "16-mixed"'),
+        ("a.yaml", "amp: true\nother:\n  amp: true\n", "float16 off", ""),
+        ("a.yaml", "per_device_train_batch_size: 2\n", "off bfloat16", "a.yaml: bf16: true"),
+        ("a.yaml", "batch: 2\n", "off bfloat16", ""),
+        ("conf/a.yaml", "bf16: true\n", "bfloat16 off", "conf/a.yaml:1: bf16: false"),
+    ],
+)
+def test_a_precision_in_a_settings_file_is_changed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, change: str, line: str
+) -> None:
+    """What the line in an installed package would be is none that a user can change."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(text)
+    Path("train.py").write_text('@hydra.main(config_path="conf", config_name="a")')
+    present, dtype = change.split()
+    gain, place = "1.4× the samples/s", "/env/lib/python3.11/site-packages/tool/train.py:9"
+    now = (AmpCandidate(present, "present"),)
+    asked = AmpChoice(None, present, "kept", by_hand=f"{gain}: {place}: x", by_hand_dtype=dtype,
+                      line="x", place=place, candidates=now)  # fmt: skip
+    words = "python train.py" + (f" {name}" if "/" not in name else "")
+    found = of_users_lines(asked, parse_command(words.split()), "Transformers")
+    assert (found.by_hand == f"{gain}: {line}") is bool(line)
+    assert bool(found.by_hand) is bool(line) and found.by_hand_gain in (gain, "")
 
 
 @pytest.mark.parametrize("value", [None, "no"])
