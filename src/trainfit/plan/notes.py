@@ -141,7 +141,7 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
             f"{data_set} samples were returned"
         )
     if job.noise_scale is not None and (found.limits is None or found.limits.trains is None):
-        step = EffectiveBatch(job.command, job.recording.makeup, batch)
+        step = EffectiveBatch(job.command, job.makeup, batch)
         notes.append(
             _not_chosen_by_noise(step, job.noise_scale)
             if found.limits is not None and found.limits.knee is not None and step.is_kept
@@ -236,7 +236,7 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
     best = found.recommended
     if job.infers or not best or not job.batch or best == job.batch:
         return
-    step = EffectiveBatch(job.command, job.recording.makeup, job.batch, found.by_noise)
+    step = EffectiveBatch(job.command, job.makeup, job.batch, found.by_noise)
     replicas = replicas_of(job.first)
     before, after = (replicas * step.samples_at(batch) for batch in (job.batch, best))
     if before == after:

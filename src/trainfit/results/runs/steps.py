@@ -33,7 +33,8 @@ class StepMakeup:
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
     the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
     ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
-    ``is_whole``: each step is of the same tensors, as all samples at once are.
+    ``is_whole``: each step is of the same tensors, as all samples at once are. ``is_kept``: at
+    another batch size the script itself makes as many micro-batches as have the same samples.
     """
 
     micro_batch: int | None
@@ -49,6 +50,7 @@ class StepMakeup:
     trials: int = 0
     why: str = ""
     is_whole: bool = False
+    is_kept: bool = False
 
     def of_all(self, processes: int) -> StepMakeup:
         """With the samples of all ``processes``, of which this one has as many as the others."""
