@@ -327,7 +327,10 @@ def recommend(
     if best and effective is not None:
         effective = dataclasses.replace(effective, by_noise=limits.by_noise)
         fastest = best
-        if effective.most is not None and best > effective.most:
+        by_script = effective.makeup is not None and effective.makeup.is_kept
+        if effective.most is not None and (
+            best > effective.most or (by_script and best == effective.most != effective.present)
+        ):
             best = effective.most
             reason = f"{effective.keeper} keeps {effective.words(best)}"
             limits = dataclasses.replace(limits, reason=reason)
