@@ -37,16 +37,13 @@ def fits(
 ) -> bool:
     """Does ``batch`` run on a device of this capacity (releasing caches where needed)?
 
-    With ``within_bytes``: and does the process, context included, never take more than that?
+    With ``within_bytes``: and would it on one of no more than that, as :meth:`Device.has_room` has
+    it?
     """
-    outcome = replay(
-        stream.at(batch),
-        capacity_bytes=capacity_bytes,
-        context_bytes=context_bytes,
-        settings=settings,
-    )
-    taken = outcome.peak_reserved + context_bytes
-    return outcome.fits and (within_bytes is None or taken <= within_bytes)
+    device = Device(capacity_bytes, context_bytes, settings or AllocatorSettings())
+    if within_bytes is None:
+        return device.replay(stream.at(batch)).fits
+    return dataclasses.replace(device, capacity_bytes=within_bytes).has_room(stream.at(batch))
 
 
 def largest_batch(
@@ -153,12 +150,16 @@ def bounds_of(outcome: Replay) -> tuple[PredictionInterval, PredictionInterval]:
     if stream.estimated.any():
         bare = replay(stream.without(stream.estimated), settings=outcome.settings)
         allocated, reserved = bare.peak_allocated, bare.peak_reserved
+    within = reserved_bounds(outcome.peak_reserved, reserved)
+    if outcome.retries:  # what does not fit is returned
+        most = max(outcome.peak_reserved, min(within.high, outcome.free_bytes))
+        within = dataclasses.replace(within, high=most)
     added = max(outcome.peak_allocated - allocated, 0)
     share = OF_ALLOCATED + (OF_ESTIMATING if stream.estimated.any() else 0)
     margin = int(added * stream.uncertain + outcome.peak_allocated * share)
     return (
         PredictionInterval(outcome.peak_allocated - margin, outcome.peak_allocated + margin),
-        reserved_bounds(outcome.peak_reserved, reserved),
+        within,
     )
 
 
@@ -194,6 +195,7 @@ def figures(outcome: Replay, parts: Iterable[Constant]) -> MemoryFigures:
         allocated_range_bytes=(allocated.low, allocated.high),
         reserved_range_bytes=(reserved.low, reserved.high),
         device_range_bytes=(reserved.low + low, reserved.high + high),
+        retries=outcome.retries,
     )
 
 
@@ -226,6 +228,17 @@ class Device:
             settings=self.settings,
         )
 
+    def has_room(self, stream: Stream) -> bool:
+        """Does it run here, without asking the device in each step for what PyTorch has returned to
+        it? Blocks that nothing will use (a KV cache of a new size for each token leaves them) are
+        returned when memory is full, and none the slower."""
+        limited = self.replay(stream)
+        if not limited.fits or not limited.retries:
+            return limited.fits
+        asked, free = limited.step_device_allocations, self.unlimited(stream)
+        twice = _after_first(asked) - _after_first(free.step_device_allocations)
+        return twice * _SELDOM < max(1, len(asked) - 1)
+
     def unlimited(self, stream: Stream) -> Replay:
         """As if the GPU had memory without end."""
         return replay(stream, settings=self.settings)
@@ -244,6 +257,15 @@ class Device:
             return free
         least = least_capacity(stream, self)
         return dataclasses.replace(self, capacity_bytes=least).replay(stream)
+
+
+#: One block in so many steps that is asked for twice costs next to nothing.
+_SELDOM: Final = 8
+
+
+def _after_first(counts: tuple[int, ...]) -> int:
+    """Of counts at the ends of steps: since the first, where there are others."""
+    return counts[-1] - counts[0] if len(counts) > 1 else sum(counts)
 
 
 #: Reserved memory for allocated, beyond which it is not what a job needs.

@@ -84,9 +84,11 @@ class Replay:
     made. ``peak_event`` is the event at which allocated memory was at its peak, and
     ``step_peaks`` the peak of allocated and of reserved memory within each optimizer step.
     ``step_device_allocations`` counts the memory taken from the device (cudaMalloc) until the
-    end of each step. ``failed`` is the event at which the device was out of memory, or
-    ``None``. ``stats`` are of the allocator after the last event. ``stream`` and ``settings``
-    are what was replayed. ``gpu`` is the number of the GPU that all of this is of.
+    end of each step, ``retries`` how often all blocks that nothing uses were returned to it, as it
+    was full, and ``free_bytes`` what it has for the allocator. ``failed`` is the event at which the
+    device was out of memory, or ``None``. ``stats`` are of the allocator after the last event.
+    ``stream`` and ``settings`` are what was replayed. ``gpu`` is the number of the GPU that all of
+    this is of.
     """
 
     stream: Stream
@@ -102,6 +104,7 @@ class Replay:
     failed: int | None
     stats: Mapping[str, Any]
     step_device_allocations: tuple[int, ...] = ()
+    free_bytes: int = UNLIMITED
     gpu: int = 0
 
     @property
@@ -177,6 +180,7 @@ def _of_one(
             "segments": allocator.segments,
         },
         step_device_allocations=tuple(run.device_allocations),
+        free_bytes=capacity_bytes - context_bytes,
         gpu=gpu,
     )
 

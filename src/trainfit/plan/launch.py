@@ -280,6 +280,9 @@ def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]
     step = plan.step
     seen = step.accumulation if step is not None else None
     wanted = int({**line.command.present, **line.values}.get("grad_accum", seen or 1))
+    if step is not None and step.is_kept and seen and plan.now.batch_size:
+        best = plan.chosen.recommended_batch or plan.now.batch_size
+        wanted = max(1, plan.now.batch_size * seen // best)
     if step is None or seen is None or (seen == 1 and wanted == 1):
         return
     reason = "the script's own"

@@ -141,7 +141,7 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
             f"{data_set} samples were returned"
         )
     if job.noise_scale is not None and (found.limits is None or found.limits.trains is None):
-        step = EffectiveBatch(job.command, job.recording.makeup, batch)
+        step = EffectiveBatch(job.command, job.makeup, batch)
         notes.append(
             _not_chosen_by_noise(step, job.noise_scale)
             if found.limits is not None and found.limits.knee is not None and step.is_kept
@@ -151,9 +151,18 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
 
 
 def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
-    """That far larger batch sizes fit than leave the margin, where what the largest that does
-    reserves are blocks that nothing uses any more: a cache that grows by copies leaves them."""
+    """That memory is full of blocks that nothing uses any more, which a cache that grows by copies
+    leaves; or that far larger batch sizes fit than leave the margin, as steps need such blocks."""
     largest, law, model = found.largest, found.law, job.memory_model
+    here = found.recommended_peak
+    if here is not None and here.retries:
+        job.notes.append(
+            f"batch size {found.recommended} reserves {size(here.peak_reserved)} for "
+            f"{size(here.peak_allocated)} of tensors: PyTorch keeps blocks until memory is full, "
+            f"then releases those that nothing uses ({count(here.retries, 'time')}); with "
+            f"{allocator_variable(job.command)[0]}=expandable_segments:True it needs fewer"
+        )
+        return
     most = found.limits.memory if found.limits is not None else None
     if not most or not largest or law is None or largest < _FAR * most:
         return
@@ -227,7 +236,7 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
     best = found.recommended
     if job.infers or not best or not job.batch or best == job.batch:
         return
-    step = EffectiveBatch(job.command, job.recording.makeup, job.batch, found.by_noise)
+    step = EffectiveBatch(job.command, job.makeup, job.batch, found.by_noise)
     replicas = replicas_of(job.first)
     before, after = (replicas * step.samples_at(batch) for batch in (job.batch, best))
     if before == after:

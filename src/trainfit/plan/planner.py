@@ -345,7 +345,7 @@ def _accumulation(
 ) -> tuple[Accumulation, CommandOptions]:
     """What keeps the effective batch size, by an option that has that effect; and the options
     without one that has not."""
-    makeup, best = job.recording.makeup, chosen.batches.recommended
+    makeup, best = job.makeup, chosen.batches.recommended
     by_noise = chosen.batches.by_noise
     replicas = replicas_of(job.first)
     kept = accumulation_for(options.command, makeup, job.batch, best, by_noise, replicas)
@@ -444,7 +444,7 @@ def _built(
         gpus=gpus,
         cpu=settings.cpu,
         protection=first.outcome.protection,
-        step=job.recording.makeup,
+        step=job.makeup,
         shapes=job.batch_shapes(),
         batch_check=chosen.batches.check,
         allocator=allocator_trial(command, job.memory_model, chosen),

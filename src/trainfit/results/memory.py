@@ -44,7 +44,8 @@ class MemoryFigures:
     context and what the libraries add that the job uses.
 
     A ``range`` is the 90% prediction interval (:mod:`trainfit.memory.capacity`); ``None``
-    in files of earlier versions.
+    in files of earlier versions. ``retries`` counts the times that PyTorch returns all blocks that
+    it keeps and nothing uses, as the GPU is full.
     """
 
     allocated_bytes: int
@@ -56,6 +57,7 @@ class MemoryFigures:
     allocated_range_bytes: tuple[int, int] | None = None
     reserved_range_bytes: tuple[int, int] | None = None
     device_range_bytes: tuple[int, int] | None = None
+    retries: int = 0
 
     def quantities(self) -> Mapping[str, float | None]:
         """Bytes by the keys of :data:`METRICS`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -17,9 +18,10 @@ import trainfit
 from helpers_cases import slow_but
 from trainfit.memory import capacity
 from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.capacity import LARGEST, fits, largest_batch
+from trainfit.memory.capacity import LARGEST, Device, fits, largest_batch
 from trainfit.memory.replay import Stream, replay
 from trainfit.results.runs.recording import Recording
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 Model = Callable[[], nn.Module]
 GiB = 1 << 30
@@ -138,6 +140,34 @@ def test_the_largest_batch_that_fits_is_the_last_that_does() -> None:
     assert fits(law, largest, GiB, context)
     assert not fits(law, largest + 1, GiB, context)
     assert largest_batch(law, context, context) == 0
+
+
+@pytest.mark.parametrize(("grows", "at_ease"), [(True, True), (False, False)])
+def test_blocks_that_nothing_uses_leave_room_and_those_that_each_step_needs_do_not(
+    grows: bool, at_ease: bool
+) -> None:
+    """A cache of a new size for each call fills any GPU with blocks that are not used again; a step
+    whose sizes come back asks the device for them each time that they were returned."""
+    with trainfit.simulate("RTX 4090", limited=False) as sim:
+        kept = torch.zeros(1 << 20, device="cuda")
+        other = torch.cuda.Stream()
+        for _ in range(24):
+            if grows:  # 4 MiB more with each call: no block of an earlier one is large enough
+                kept = torch.cat([kept, torch.zeros(1 << 20, device="cuda")])
+            else:  # a stream has blocks of its own, which need the room of the other's
+                torch.zeros(1 << 25, device="cuda")
+                with torch.cuda.stream(other):
+                    torch.zeros(1 << 25, device="cuda")
+            sim.end_step()
+    stream = Stream.of(sim.recording)
+    device = Device(1 << 40, 0, AllocatorSettings())
+    free = device.unlimited(stream)
+    tight = dataclasses.replace(device, capacity_bytes=capacity.least_capacity(stream, device))
+    limited = tight.replay(stream)
+    assert device.has_room(stream)
+    assert limited.fits and limited.retries and limited.peak_reserved < free.peak_reserved
+    assert tight.has_room(stream) is at_ease
+    assert capacity.bounds_of(limited)[1].high <= tight.capacity_bytes
 
 
 @pytest.mark.parametrize("guess", [64, 5261, 8222, LARGEST])

@@ -22,7 +22,7 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import Curve
 from trainfit.plan.sizing.memory_model import Batches
-from trainfit.results.configuration import AmpChoice, Configuration, amp_hazard
+from trainfit.results.configuration import AmpCandidate, AmpChoice, Configuration, amp_hazard
 from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -52,7 +52,8 @@ def setting(
     seconds = None if rate is None else 8 / rate
     steps = ()
     if rate is not None and curve:
-        steps = (StepSpeed(64, 64 / rate, (0.0, 1.0), 0.0, 0.0, 0.0, "launches", rate),)
+        exact = 64 / rate, 64 / rate
+        steps = (StepSpeed(64, 64 / rate, exact, 0.0, 0.0, 0.0, "launches", rate),)
     best = 64 if fits else 0
     configuration = Configuration(
         8, dtype, MemoryFigures(0, 0, 0, 0, (0, 0)), fits, {}, {}, (), best, best, step_s=seconds
@@ -466,24 +467,73 @@ def test_a_change_is_the_users_to_make_in_files_of_theirs_alone(
     assert is_asked or (not found.by_hand and text in found.reason and line not in found.reason)
 
 
-@pytest.mark.parametrize(("error", "is_said"), [(0.05, True), (0.25, False)])
-def test_the_scripts_own_amp_is_taken_out_only_for_a_clear_gain(
-    error: float, is_said: bool
+@pytest.mark.parametrize(
+    ("name", "text", "change", "line"),
+    [
+        ("a.yaml", "lr: 1e-4\nbf16: true\n", "bfloat16 off", "a.yaml:2: bf16: false"),
+        ("a.yaml", "bf16: auto\nfp16: false\n", "bfloat16 off", "a.yaml:1: bf16: false"),
+        ("a.yaml", "bf16: false\nfp16: false\n", "off bfloat16", "a.yaml:1: bf16: true"),
+        ("a.yaml", "bf16: false\n", "off float16", ""),
+        ("a.yaml", "fp16: true\n", "bfloat16 off", ""),
+        ("a.yaml", "train:\n  use_amp: False\n", "off bfloat16", "a.yaml:2: use_amp: True"),
+        ("a.toml", 'mixed_precision = "no"\n', "off bfloat16", 'a.toml:1: mixed_precision="bf16"'),
+        ("a.json", '{"precision": "32-true"}', "off float16", 'a.json:1: "precision": "16-mixed"'),
+        ("a.yaml", "amp: true\nother:\n  amp: true\n", "float16 off", ""),
+        ("a.yaml", "per_device_train_batch_size: 2\n", "off bfloat16", "a.yaml: bf16: true"),
+        ("a.yaml", "batch: 2\n", "off bfloat16", ""),
+        ("conf/a.yaml", "bf16: true\n", "bfloat16 off", "conf/a.yaml:1: bf16: false"),
+    ],
+)
+def test_a_precision_in_a_settings_file_is_changed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, change: str, line: str
 ) -> None:
-    """1.4 times as fast, by steps that may each be wrong by a quarter; line and reason agree."""
+    """What the line in an installed package would be is none that a user can change."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text(text)
+    Path("train.py").write_text('@hydra.main(config_path="conf", config_name="a")')
+    present, dtype = change.split()
+    gain, place = "1.4× the samples/s", "/env/lib/python3.11/site-packages/tool/train.py:9"
+    now = (AmpCandidate(present, "present"),)
+    asked = AmpChoice(None, present, "kept", by_hand=f"{gain}: {place}: x", by_hand_dtype=dtype,
+                      line="x", place=place, candidates=now)  # fmt: skip
+    words = "python train.py" + (f" {name}" if "/" not in name else "")
+    found = of_users_lines(asked, parse_command(words.split()), "Transformers")
+    assert (found.by_hand == f"{gain}: {line}") is bool(line)
+    assert bool(found.by_hand) is bool(line) and found.by_hand_gain in (gain, "")
 
-    def ranged(dtype: str, rate: float) -> AmpSetting:
-        found = setting(dtype, rate)
+
+@pytest.mark.parametrize("value", [None, "no"])
+@pytest.mark.parametrize(
+    ("error", "more", "why"),
+    [
+        (0.05, 0, ""),
+        (0.25, 0, "less than the figures' own error"),
+        (0.05, 22 << 20, "but allocates 22 MiB more"),
+    ],
+)
+def test_the_scripts_own_amp_is_taken_out_only_for_a_clear_gain(
+    error: float, more: int, why: str, value: str | None
+) -> None:
+    """1.4 times as fast, by steps that may each be wrong by a quarter, or for more memory; by the
+    command or by hand. Line and reason agree."""
+
+    def ranged(dtype: str, rate: float, asked: str | None = None) -> AmpSetting:
+        found = setting(dtype, rate, asked)
+        if dtype == "off":
+            memory = dataclasses.replace(found.configuration.memory, allocated_bytes=more)
+            now = dataclasses.replace(found.configuration, memory=memory)
+            found = dataclasses.replace(found, configuration=now)
         (step,) = found.batches.curve.steps
         ends = ((1 - error) * step.seconds, (1 + error) * step.seconds)
         curve = Curve((dataclasses.replace(step, range_s=ends),))
         return dataclasses.replace(found, batches=dataclasses.replace(found.batches, curve=curve))
 
-    found = chosen(ranged("float16", 10.0), ranged("off", 14.0), gpu="GTX 1060 6GB")
-    assert found.dtype == "float16" and found.configuration is None
-    assert bool(found.by_hand) is is_said
-    kept = "less than the figures' own error" in found.reason
-    assert kept is not is_said
+    asked = "bf16" if value else None
+    found = chosen(ranged("bfloat16", 10.0, asked), ranged("off", 14.0, value), gpu="RTX 3090")
+    assert (found.dtype == "off") is (value is not None and not why)
+    assert bool(found.by_hand) is (value is None and not why)
+    assert found.reason.endswith(f"(predicted), {why}") or not why
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,7 +16,10 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.runs import Runs, result_of
 from trainfit.plan.runs.tracing import Trace, Tracer
-from trainfit.results.runs.spec import AS_WRITTEN
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import StepMakeup
+from trainfit.results.runs.trace import TraceOutcome
 
 
 def test_ctrl_c_is_heard_that_does_not_wake_the_main_thread() -> None:
@@ -50,3 +54,33 @@ def test_a_run_that_fills_the_ram_is_told_of(monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(ScriptError, match="1 B of RAM are left") as error:
             runs.trace(None, AS_WRITTEN)
     assert "so trainfit ended it" in str(error.value) and 'torch.device("cuda")' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("makeups", "kept"),
+    [
+        ({}, False),
+        ({4: (4, 2, 8), 8: (8, 1, 8)}, True),  # LitGPT's global batch size
+        ({4: (4, 4, 16)}, False),  # accumulates as often
+        ({4: (4, 2, 8), 8: (8, 4, 32)}, False),
+        ({6: (6, 1, 6), 4: (4, 2, 8)}, True),  # which does not divide it
+        ({6: (6, 1, 6)}, False),
+    ],
+)
+def test_runs_at_other_batch_sizes_say_whether_the_script_keeps_the_samples_of_a_step(
+    makeups: dict[int, tuple[int, int, int]], kept: bool
+) -> None:
+    class Seen:
+        def trace(self, spec: RunSpec, **_: object) -> Trace:
+            makeup = StepMakeup(*makeups[int(spec.values["batch_size"])])
+            recording = cast(Recording, SimpleNamespace(makeup=makeup))
+            return Trace(TraceOutcome("finished", 3, 1.0), recording, "")
+
+        def stop(self) -> None: ...
+
+    command = parse_command(["python", str(SCRIPTS / "plain.py"), "{batch_size:2}"])
+    with Runs(command, cast(Tracer, Seen()), lambda text: None) as runs:
+        for size in makeups:
+            runs.attempt(size, AS_WRITTEN)
+        found = runs.with_evidence(2, StepMakeup(2, 4, 8))
+    assert found == StepMakeup(2, 4, 8, is_kept=kept)

@@ -231,6 +231,19 @@ def test_steps_of_an_epoch_are_the_optimizers() -> None:
     assert recommend(Bounds(1000, 64), Curve(), 8, effective=unknown).limits.epoch_steps == 2
 
 
+def test_a_script_that_keeps_the_samples_of_a_step_has_its_fastest_micro_batch() -> None:
+    """LitGPT's global batch size of 32: four micro-batches of 8, or one of 32."""
+    effective = accumulating()
+    assert effective.makeup is not None
+    kept = dataclasses.replace(effective.makeup, is_kept=True)
+    effective = dataclasses.replace(effective, makeup=kept)
+    found = recommend(Bounds(1000, 100_000), curve(lambda batch: 1.0, 1000), 8, effective=effective)
+    assert (found.batch, found.limits.option) == (32, None)
+    assert found.limits.reason == "the script keeps the effective batch size of 32"
+    as_it_is = accumulation_for(effective.command, kept, 8, 32)
+    assert not (as_it_is.values or as_it_is.note or as_it_is.action)
+
+
 def test_steps_of_an_epoch_are_with_the_accumulation_of_the_launch_command() -> None:
     """Effective batch 128: micro-batches of 64 become two a step, not the present 16."""
     effective = accumulating("{batch_size:8}", "{grad_accum:16}", accumulation=16)

@@ -188,6 +188,16 @@ def test_a_present_batch_size_that_does_not_fit() -> None:
     ]
 
 
+def test_that_kept_blocks_are_released_stands_in_the_first_line() -> None:
+    full = "PyTorch releases the blocks it keeps when that is full"
+    here = dataclasses.replace(PLAN.now.memory, retries=3)
+    assert f" of 24.00 GiB at batch size 8, {full}. Largest" in answer(with_now(memory=here))
+    assert PLAN.recommended is not None and full not in answer(PLAN)
+    there = dataclasses.replace(PLAN.recommended, retries=3)
+    said = answer(dataclasses.replace(PLAN, recommended=there))
+    assert said.endswith(f", {full}.") and said.count(full) == 1
+
+
 def test_not_even_one_sample_fits() -> None:
     plan = dataclasses.replace(
         with_now(fits=False, largest_batch=0, recommended_batch=0), recommended=None

@@ -112,6 +112,9 @@ def test_fully_shard_keeps_each_parameter_and_gradient(gpu: Any) -> None:
     assert rounded(train(model)[-1]) == rounded(2 * 4 * BLOCK)
     assert all(parameter.device == torch.device("cuda", 0) for parameter in model.parameters())
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    before = torch.cuda.memory_allocated()
+    assert model.to("cuda", non_blocking=True) is model and model.to("cuda:0") is model
+    assert torch.cuda.memory_allocated() == before, "it is there already"
 
 
 def test_collectives_of_one_process_return_what_they_were_given(gpu: Any) -> None:

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,18 @@ def test_parameters_gradients_and_states_to_the_byte(recording: Recording) -> No
     assert rounded(recording, "gradient") == 2 * PARAMETERS, "new ones in each of two steps"
     assert rounded(recording, "optimizer_state") == 2 * PARAMETERS, "two moments; step on the host"
     assert rounded(recording, "buffer") == 0
+
+
+def test_what_a_parameter_holds_next_to_its_elements_is_of_the_parameter() -> None:
+    """bitsandbytes' 4-bit weights: absmax, and with double quantization that of absmax."""
+    with trainfit.simulate("RTX 4090") as sim:
+        model = nn.Linear(64, 128, bias=False).cuda()
+        inner = SimpleNamespace(absmax=torch.zeros(4 * 128).cuda())
+        state = SimpleNamespace(absmax=torch.zeros(1024).cuda(), state2=inner)
+        model.weight.quant_state = state  # type: ignore[assignment]
+        model.weight.main_grad = torch.zeros(256).cuda()  # type: ignore[assignment]
+        model(torch.zeros(1, 64, device="cuda"))
+    assert rounded(sim.recording, "parameter") == 64 * 128 * 4 + 1024 * 4 + 512 * 4
 
 
 def test_activations_to_the_byte(recording: Recording) -> None:

@@ -18,7 +18,7 @@ from trainfit.results.configuration import (
 )
 from trainfit.results.findings import Finding
 from trainfit.results.runs.spec import RunSpec
-from trainfit.results.text import times
+from trainfit.results.text import size, times
 
 #: Gain in samples/s that another setting must reach: the model does not resolve less.
 LEAST_GAIN: Final = 0.05
@@ -135,8 +135,10 @@ class _Choosing:
         """The chosen setting, and why."""
         present, rates = self._present, self.rates
         able = [each for each in self._others if self._is_able(each)]
-        best = max(able, key=self._rank, default=None)
         wrong = next((each for each in present.hazards if each.is_critical), None)
+        if wrong is None and present.runs:
+            able = [each for each in able if not self._is_kept_for(each)]
+        best = max(able, key=self._rank, default=None)
         if best is None:
             return present, self._kept(wrong)
         if not present.runs:
@@ -168,7 +170,7 @@ class _Choosing:
         if not self.rates:
             return None
         gain = self.rates[best.dtype] / self.rates[chosen.dtype]
-        if gain <= 1 + LEAST_GAIN or self._may_be_wrong(best, chosen):
+        if gain <= 1 + LEAST_GAIN or (chosen is self._present and self._is_kept_for(best)):
             return None
         text = f"{self._named_with(best)} would give {times(gain)} the samples/s"
         return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
@@ -215,11 +217,20 @@ class _Choosing:
             return as_fast or best.dtype == "bfloat16"
         return as_fast or not is_bearable(wrong.subject, self._gpu)
 
-    def _may_be_wrong(self, fast: AmpSetting, present: AmpSetting) -> bool:
-        """Is the script's own AMP slower than none by less than both steps may be wrong? It is not
-        taken out for that: it saves memory."""
-        if fast.dtype != "off" or present.dtype == "off" or present is not self._present:
+    def _is_kept_for(self, fast: AmpSetting) -> bool:
+        """Does the script's own AMP save memory, or is it slower than none by less than both steps
+        may be wrong? It is not taken out for ``fast`` then."""
+        present = self._present
+        if fast.dtype != "off" or present.dtype == "off" or not self.rates:
             return False
+        return self._saves(fast) > 0 or self._may_be_wrong(fast, present)
+
+    def _saves(self, without: AmpSetting) -> int:
+        """Bytes of the GPU that the script's own AMP saves, by blocks that hold something."""
+        one, other = (each.configuration.memory for each in (self._present, without))
+        return other.allocated_bytes - one.allocated_bytes
+
+    def _may_be_wrong(self, fast: AmpSetting, present: AmpSetting) -> bool:
         fast_s, present_s = (1 / self.rates[each.dtype] for each in (fast, present))
         of_fast, of_present = _spread(fast), _spread(present)
         if of_fast is None or of_present is None:
@@ -257,9 +268,14 @@ class _Choosing:
         block = next((each for each in rival.hazards if each.is_critical), None)
         if not rival.runs:
             return f"kept, {_named(rival.dtype)} does not fit"
-        if self._may_be_wrong(rival, self._present):
-            compared = self._compared(rival, self._present)
-            return f"kept; {_named(rival.dtype)} has {compared}, less than the figures' own error"
+        if block is None and self._is_kept_for(rival):
+            compared, saved = self._compared(rival, self._present), self._saves(rival)
+            why = (
+                f"but allocates {size(saved)} more"
+                if saved > 0
+                else "less than the figures' own error"
+            )
+            return f"kept; {_named(rival.dtype)} has {compared}, {why}"
         if block is None or not rival.can_be_said:
             return "kept; what is faster needs a change of the script"
         return f"kept; {block.title}"

@@ -20,6 +20,7 @@ from trainfit.plan.changes.amp_hazards import (
     place_of,
     step_parts,
 )
+from trainfit.plan.command.file_values import precision_line
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import other_value
 from trainfit.plan.command.script_lines import is_packages, package_says
@@ -36,6 +37,7 @@ from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import Finding
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import ForcedAmp
 from trainfit.results.text import duration, percent, size
 from trainfit.speed.step import Machine
@@ -220,15 +222,26 @@ def _chosen(
 ) -> tuple[AmpChoice | None, AmpSetting]:
     choice = choose_amp(present, others, job.gpu, failed)
     if choice is not None:
-        choice = of_users_lines(choice, job.command)
+        choice = of_users_lines(choice, job.command, present.trace.outcome.amp.framework)
     if choice is None or choice.configuration is None:
         return choice, present
     return choice, next(each for each in others if each.configuration is choice.configuration)
 
 
-def of_users_lines(choice: AmpChoice, command: Command) -> AmpChoice:
-    """Without a change by hand of an installed package; what it would gain is a reason."""
-    if not choice.by_hand or not is_packages(choice.place, command):
+def of_users_lines(choice: AmpChoice, command: Command, framework: Framework = "") -> AmpChoice:
+    """With a change by hand in the settings file that holds the precision, where one does; without
+    that of an installed package, where what it would gain is a reason."""
+    if not choice.by_hand:
+        return choice
+    present = next((each.dtype for each in choice.candidates if each.asked == "present"), "off")
+    written = precision_line(command, present, choice.by_hand_dtype, framework)
+    needs_more = any(
+        each.kind == "no scaler" and each.subject == choice.by_hand_dtype for each in choice.hazards
+    )
+    if written is not None and not needs_more:
+        by_hand = f"{choice.by_hand_gain}: {written.place}: {written.text}"
+        return dataclasses.replace(choice, by_hand=by_hand, line=written.text, place=written.place)
+    if not is_packages(choice.place, command):
         return choice
     reason = f"{choice.reason}; {choice.by_hand_gain}, but {package_says(choice.place)}"
     return dataclasses.replace(

@@ -19,6 +19,7 @@ from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import Counted, LoaderOverride, TraceOutcome
 
 #: Simulated runs at a time; each is a process that computes on one core.
@@ -111,6 +112,23 @@ class Runs:
         if future is None or not future.done() or future.cancelled() or future.exception():
             raise NotSimulated
         return future.result()
+
+    def with_evidence(self, batch: int | None, makeup: StepMakeup | None) -> StepMakeup | None:
+        """What runs at other sizes than ``batch`` that are over say of the ``makeup`` of a step."""
+        if makeup is None or not batch or not makeup.effective_batch or not makeup.accumulation:
+            return makeup
+        whole, kept = batch * makeup.accumulation, set[bool]()
+        for (size, spec), future in list(self._futures.items()):
+            if not size or size == batch or whole % size or spec.values.keys() & {"grad_accum"}:
+                continue
+            if not future.done() or future.cancelled() or future.exception():
+                continue
+            recording = future.result().recording
+            other = recording.makeup if recording is not None else None
+            if other is not None and other.effective_batch:
+                same = other.effective_batch == makeup.effective_batch
+                kept.add(same and other.accumulation == whole // size)
+        return dataclasses.replace(makeup, is_kept=kept == {True})
 
     def side_by_side(self, ranks: tuple[int, ...]) -> None:
         """Each run is of these ranks of the job from now on, and what was run before is not."""

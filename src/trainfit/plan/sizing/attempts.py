@@ -264,13 +264,11 @@ class Attempts:
 
     def trial(self, batch: int, trace: Trace) -> SimulatedBatch:
         stream = Stream.of(recording_of(trace))
-        limited = self._memory_model.limited(stream)
-        taken = limited.peak_reserved + self._memory_model.context_bytes
         return SimulatedBatch(
             batch=batch,
             reserved_bytes=self._memory_model.unlimited(stream).peak_reserved,
-            fits=limited.fits,
-            fits_with_headroom=limited.fits and taken <= self._memory_model.usable_bytes,
+            fits=self._memory_model.limited(stream).fits,
+            fits_with_headroom=self._memory_model.leaves_margin(stream),
         )
 
     def trials(

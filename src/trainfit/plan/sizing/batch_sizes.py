@@ -383,7 +383,7 @@ class BatchSizes:
             given = min(batch, loader.fed[0] * unit)
         is_summed = present.outcome.learning.is_divided is False
         recording = recording_of(present)
-        makeup = recording.makeup
+        makeup = self._runs.with_evidence(batch, recording.makeup)
         return EffectiveBatch(
             self._command,
             makeup.of_all(unit) if makeup is not None else None,

@@ -273,7 +273,7 @@ class _Search:
             need,
             unlimited.peak_allocated,
             fits,
-            fits and taken <= model.usable_bytes,
+            model.leaves_margin(stream),
         )
         self._trials[value] = found
         self._ram.learn(value, trace.outcome.peak_ram_bytes)

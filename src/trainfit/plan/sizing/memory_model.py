@@ -84,6 +84,10 @@ class MemoryModel:
         """At the GPU's capacity."""
         return self.device.replay(stream)
 
+    def leaves_margin(self, stream: Stream) -> bool:
+        """Does it leave the headroom free, but for blocks that nothing uses?"""
+        return dataclasses.replace(self.device, capacity_bytes=self.usable_bytes).has_room(stream)
+
     def unlimited(self, stream: Stream) -> Replay:
         """As if memory had no end."""
         return self.device.unlimited(stream)

@@ -23,7 +23,7 @@ from trainfit.results.configuration import BatchShapes, Configuration
 from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
-from trainfit.results.runs.steps import StepPattern
+from trainfit.results.runs.steps import StepMakeup, StepPattern
 from trainfit.speed.step import Machine
 
 #: Times the memory of rank 0 up to which another rank's, of fewer steps, is the same.
@@ -64,6 +64,11 @@ class PlannedJob:
     def recording(self) -> Recording:
         """Of the first run."""
         return recording_of(self.first)
+
+    @property
+    def makeup(self) -> StepMakeup | None:
+        """Of a step, with what runs at other batch sizes say of it."""
+        return self.runs.with_evidence(self.batch, self.recording.makeup)
 
     @property
     def samples(self) -> int | None:

@@ -77,6 +77,8 @@ class EffectiveBatch:
         makeup = self.makeup
         if makeup is None or not self.present:
             return batch
+        if makeup.is_kept and makeup.effective_batch:
+            return makeup.effective_batch
         seen = makeup.accumulation or 1
         if makeup.effective_batch is None:
             return batch * (makeup.loader_batches or seen)
@@ -91,19 +93,25 @@ class EffectiveBatch:
 
     @property
     def keeper(self) -> str:
-        """What keeps the samples of a step, in words: the user's placeholder, or an option."""
+        """What keeps the samples of a step, in words: the script, the user's placeholder, or an
+        option."""
+        if self.makeup is not None and self.makeup.is_kept:
+            return "the script"
         return "accumulation" if _NAME in self.command.supposed else f"{{{_NAME}}}"
 
     @property
     def is_kept(self) -> bool:
-        """Do the samples of a step stay whatever the batch size, by accumulation?"""
+        """Do the samples of a step stay whatever the batch size, by accumulation or the script's
+        own doing?"""
         return self.most is not None
 
     @property
     def most(self) -> int | None:
-        """The largest batch size with which the placeholder for accumulation keeps the samples of
-        a step; ``None`` without one that has an effect."""
+        """The largest batch size with which the placeholder for accumulation, or the script, keeps
+        the samples of a step; ``None`` without one that has an effect."""
         makeup, stated = self.makeup, self.command.present.get(_NAME)
+        if makeup is not None and makeup.is_kept and self.present:
+            return self.present * (makeup.accumulation or 1)
         if makeup is None or stated is None or not self.present:
             return None
         samples, seen = makeup.effective_batch, makeup.accumulation
@@ -146,7 +154,7 @@ def accumulation_for(
     that the user gave asks for the smaller batch (``by_noise``), and not memory: unless the user
     has marked the accumulation, a step is then to have fewer samples.
     """
-    if makeup is None or not chosen or not present:
+    if makeup is None or makeup.is_kept or not chosen or not present:
         return Accumulation({})
     stated = command.present.get(_NAME)
     samples, seen = makeup.effective_batch, makeup.accumulation
@@ -320,7 +328,10 @@ def recommend(
     if best and effective is not None:
         effective = dataclasses.replace(effective, by_noise=limits.by_noise)
         fastest = best
-        if effective.most is not None and best > effective.most:
+        by_script = effective.makeup is not None and effective.makeup.is_kept
+        if effective.most is not None and (
+            best > effective.most or (by_script and best == effective.most != effective.present)
+        ):
             best = effective.most
             reason = f"{effective.keeper} keeps {effective.words(best)}"
             limits = dataclasses.replace(limits, reason=reason)

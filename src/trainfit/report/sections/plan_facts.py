@@ -18,6 +18,7 @@ from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
 from trainfit.results.loader import BUSY
+from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult, batch_reasons, data_set_text, run_rate
 from trainfit.results.speed import DataLoading, RunRate, StepSpeed
 from trainfit.results.text import count, duration, rate, size, times
@@ -85,11 +86,19 @@ def _fits(result: PlanResult) -> str:
         need = size(end.device_bytes or 0)
     if now.fits:
         more = (
-            f"{largest_text(result.shapes)}{spoilt_text(result.findings)}{_not_looked_at(result)}"
+            f"{largest_text(result.shapes)}{_released(now.memory)}"
+            f"{spoilt_text(result.findings)}{_not_looked_at(result)}"
         )
         return f"Fits: {need} of {there}{at}{more}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
+
+
+def _released(memory: MemoryFigures | None) -> str:
+    """That memory is full of blocks that PyTorch keeps, of which it releases what it needs."""
+    if memory is None or not memory.retries:
+        return ""
+    return ", PyTorch releases the blocks it keeps when that is full"
 
 
 def _subject(result: PlanResult, kind: str) -> str:
@@ -146,7 +155,8 @@ def _batches(result: PlanResult) -> str:
     if samples is not None and chosen.largest_batch >= samples:
         largest = f"Any batch size fits ({data_set_text(result, samples)})"
     if best:
-        return f"{largest}, recommended {best}{amp}{_speed(result)}."
+        released = _released(result.recommended) if best != result.now.batch_size else ""
+        return f"{largest}, recommended {best}{amp}{_speed(result)}{released}."
     why = ": none leaves the safety margin" if best == 0 else ""
     return f"{largest}, none recommended{why}."
 

@@ -34,7 +34,8 @@ class StepMakeup:
     the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
     ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
-    steps of optimizers in turns that it has, each with as many of its samples.
+    steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
+    another batch size the script itself makes as many micro-batches as have the same samples.
     """
 
     micro_batch: int | None
@@ -51,6 +52,7 @@ class StepMakeup:
     why: str = ""
     is_whole: bool = False
     rounds: int = 1
+    is_kept: bool = False
 
     def of_all(self, processes: int) -> StepMakeup:
         """With the samples of all ``processes``, of which this one has as many as the others."""

@@ -167,10 +167,15 @@ class FunctionMode(TorchFunctionMode):
         rest = [complete(each) for each in rest]
         if type(tensor).__name__ == _DTENSOR and func is not _to_cuda:
             # C++ believes it to be on "meta": where it is already, nothing is to be copied.
-            rest = [each for each in rest if not _is_at(each, tensor)]
-            if _is_at(kwargs.get("device"), tensor):
-                kwargs = {name: each for name, each in kwargs.items() if name != "device"}
-            if not rest and not kwargs.keys() - {"non_blocking"}:
+            if rest and isinstance(rest[0], str | torch.device):  # Module.to: then a dtype of None
+                names = ("device", "dtype", "non_blocking", "copy")
+                kwargs, rest = dict(zip(names, rest, strict=False)) | kwargs, []
+            kwargs = {
+                name: each
+                for name, each in kwargs.items()
+                if each is not None and not _is_at(each, tensor)
+            }
+            if not rest and not kwargs.get("copy") and not kwargs.keys() - {"non_blocking", "copy"}:
                 return tensor
         if func is _to_cuda:  # as it was: it may be wrapped by now
             kwargs = dict(kwargs)

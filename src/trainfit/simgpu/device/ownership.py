@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,8 @@ class Ownership:
 
     def mark_parameter(self, parameter: Any, module: int, *, trained: bool = False) -> None:
         """A parameter of a module that was called, or of an optimizer (``trained``)."""
+        for part in _held(vars(parameter), _DEPTH):
+            self.mark(part, "parameter", module)
         parameter = local_part(parameter)
         self.mark(parameter, "parameter", module)
         if not isinstance(parameter, DeviceTensor):
@@ -102,6 +104,23 @@ class Ownership:
             owner = self._owners.get(id(parameter), -1)
             for value in state.values() if isinstance(state, dict) else ():
                 self.mark(value, "optimizer_state", owner)
+
+
+#: A quantized weight's state has one of its own (bitsandbytes' double quantization).
+_DEPTH = 3
+
+
+def _held(attributes: Mapping[str, Any], depth: int) -> Iterator[DeviceTensor]:
+    """What a parameter holds next to its elements: scales of a quantized weight, a shard of it; not
+    what is named as a gradient."""
+    for name, value in attributes.items():
+        if "grad" in str(name):
+            continue
+        if isinstance(value, DeviceTensor):
+            yield value
+        elif depth > 1 and not isinstance(value, (torch.Tensor, torch.nn.Module, type)):
+            inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+            yield from _held(inner, depth - 1) if isinstance(inner, dict) else ()
 
 
 def _forget(owners: dict[int, int], parameters: list[int]) -> None:
