@@ -19,7 +19,7 @@ from torch import nn
 
 import trainfit
 from trainfit.findings.training.learning import of_learning
-from trainfit.hooks.buffers import Buffer, largest_buffer
+from trainfit.hooks.limits import Buffer, largest_buffer
 from trainfit.memory.explanation import summarize
 from trainfit.memory.growth import step_pattern
 from trainfit.plan.growth_findings import of_steps, with_growth

@@ -1,4 +1,5 @@
-"""What the batches of a training are: one class after another, or mostly padding.
+"""What the batches of a training are: one class after another, mostly padding, or each the first of
+its pass over the data.
 
 Labels and tokens are read where they are the host's, before anything is moved; what a data set has
 of labels is looked at, none of its samples are loaded.
@@ -31,6 +32,8 @@ _BATCHES: Final = 2
 _EMBEDDINGS: Final = 4
 #: Tensors of one batch that are looked at.
 _TENSORS: Final = 8
+#: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
+_RESTARTS: Final = 3
 #: Looks at steps, and steps, with the targets of the first, after which no others are expected.
 _LOOKS: Final = 6
 _STEPS: Final = 64
@@ -215,3 +218,42 @@ def _labels(dataset: Any) -> Any | None:
         if is_whole and len(found) == length_of(dataset):
             return found
     return None
+
+
+class Restarts:
+    """Passes over the data of which a step uses the first batch alone.
+
+    Attributes:
+        given: batches that the last pass gave since it began.
+        at: where passes are begun for one batch each, in some steps in a row; ``None``: nowhere.
+        same_batch: whether that is the same batch each time.
+    """
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.at: str | None = None
+        self.same_batch = False
+        #: What was begun since the last step: where, and whether in the same order.
+        self._begun: tuple[str, bool] | None = None
+        self._in_a_row = 0
+
+    def begins(self, loader: Any, place: str) -> None:
+        """A DataLoader begins to be gone over."""
+        is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
+        costs = is_same or getattr(loader, "num_workers", 0) > 0
+        self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
+        self.given = 0
+
+    def step(self) -> None:
+        """A step with a backward pass begins."""
+        is_single = self._begun is not None and self.given == 1
+        self._in_a_row = self._in_a_row + 1 if is_single else 0
+        if self._in_a_row >= _RESTARTS and self.at is None and self._begun is not None:
+            self.at, self.same_batch = self._begun
+        self._begun = None
+
+    def passed(self) -> None:
+        """A step that is not looked at is over: how many batches it was given is not known."""
+        if self._begun is None:
+            self._in_a_row = 0  # it went on in the pass that an earlier one began
+        self._begun = None

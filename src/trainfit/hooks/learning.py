@@ -12,19 +12,20 @@ import math
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import SequentialSampler
 
+from trainfit.hooks.batches import Restarts
 from trainfit.hooks.losses import (
     Leaf,
     LossScale,
     broadcast_in,
     common,
     has_graph,
+    has_no_graph,
     is_lost,
     leaves_of,
     mark_broadcast,
@@ -34,21 +35,24 @@ from trainfit.hooks.losses import (
     shape_of,
 )
 from trainfit.hooks.misuse import MisuseObserver
+from trainfit.hooks.modes import Modes
 from trainfit.hooks.optimizer_looks import (
     FIRST_LOOKS,
+    Accumulated,
     ObservedOptimizer,
+    kept_of,
     only_vector,
     steps_at_zero,
     vanished_rate,
+    where_most,
 )
 from trainfit.hooks.owners import (
     Gradients,
     in_modules,
-    tensors_of,
     unused_gradients,
     without_gradients,
 )
-from trainfit.hooks.ranks import EpochOrder, goes_over_all, length_of, passed_by, ranks
+from trainfit.hooks.ranks import EpochOrder, goes_over_all, passed_by, ranks
 from trainfit.hooks.remade import schedule_left_behind
 from trainfit.hooks.schedules import (
     Schedule,
@@ -60,15 +64,12 @@ from trainfit.hooks.schedules import (
 from trainfit.hooks.values import denormals, gap_in, only_line, steep
 from trainfit.hooks.views import seems_swapped
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
-from trainfit.torch_private.modules import BatchNorm, Dropout
 from trainfit.torch_private.tensors import item
 
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
 _MODELS: Final = 4
 _NAMES: Final = 3
-#: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
-_RESTARTS: Final = 3
 #: Bytes of a model whose activations are hardly worth a word.
 _SMALL: Final = 1 << 20
 #: The look after which it is asked, once, whose tensors got no gradient.
@@ -118,22 +119,8 @@ class LearningObserver:
         self._calls = 0
         self._batches: Counter[int] = Counter()
         self._is_fed = False
-        self._used = 0
-        self._dropped_at: str | None = None
-        self._dropped: Counter[int] = Counter()
-        self._dropping: str | None = None
-        #: Backward passes of the looked-at steps, in all; those whose gradients were dropped before
-        #: the first step of a pass over the data, by step; other steps that lost some, or none.
-        self._passes_in_all = 0
-        self._remainders: list[int] = []
-        self._is_new_pass = False
-        self._lost = self._losses_else = self._whole_steps = 0
-        self._model: weakref.ref[Any] | None = None
-        self._trained_before = False
-        self._told_to_train: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._evaluating: str | None = None
-        self._wrong_mode: str | None = None
-        self._micro_batches: Counter[int] = Counter()
+        self._accumulated = Accumulated()
+        self._modes = Modes()
         self._losses: list[LossScale] = []
         self._models: list[weakref.ref[Any]] = []
         self._schedules: list[Schedule] = []
@@ -161,12 +148,7 @@ class LearningObserver:
         self._over_all: str | None = None
         #: Tensors of optimizers, by identity, in modules that were not called.
         self._owned: set[int] = set()
-        #: What was begun since the last step: where, whether in the same order; how many batches it
-        #: gave; steps in a row of which each began one for a single batch.
-        self._begun: tuple[str, bool] | None = None
-        self._given = 0
-        self._restarts = 0
-        self._restarted: tuple[str, bool] | None = None
+        self._restarts = Restarts()
         #: Of models that several ranks train.
         self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._not_split: str | None = None
@@ -211,20 +193,16 @@ class LearningObserver:
         """An outermost module with parameters gave ``output``."""
         self.misuse.graphs.called()
         known = self._with_graph
-        is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
+        is_new = self._modes.trained_before and id(module) not in known and len(known) < _MODELS
         if is_new and has_graph(output):
             known[id(module)] = weakref.ref(module), self._place() or ""
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
-        self._is_new_pass = self._trained_before
+        self._accumulated.is_new_pass = self._modes.trained_before
         self._order.begins(loader, sum(each.steps for each in self._all))
         self.misuse.iterated(loader)
-        place = self._place() or ""
-        is_same = type(getattr(loader, "sampler", None)) is SequentialSampler
-        costs = is_same or getattr(loader, "num_workers", 0) > 0
-        self._begun = (place, is_same) if costs and length_of(loader) != 1 else None
-        self._given = 0
+        self._restarts.begins(loader, self._place() or "")
 
     def numbered(self) -> None:
         """A sampler of several ranks is told the number of an epoch."""
@@ -237,10 +215,10 @@ class LearningObserver:
     def fed(self, batches: Any) -> None:
         """The iterator of a DataLoader is asked for its next batch."""
         self._is_fed = True
-        self._given += 1
+        self._restarts.given += 1
         self.misuse.batches.asked(batches)
         self._batches[id(batches)] += 1
-        if self._wrappers and not self._trained_before:
+        if self._wrappers and not self._modes.trained_before:
             self._over_all = (self._place() or "") if goes_over_all(batches) else None
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
@@ -248,20 +226,20 @@ class LearningObserver:
         self.misuse.second_order.passes((self._place() or "") if with_graph else None)
         self._passes += 1
         self._passed += 1
-        self._used += 1
-        if self._clipping is not None and self._trained_before:
+        self._accumulated.used += 1
+        if self._clipping is not None and self._modes.trained_before:
             self._clipped_late = self._clipped_late or self._clipping
         self._clipping = None
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
-        if self._rootless is None and _has_no_graph(root):
+        if self._rootless is None and has_no_graph(root):
             self._rootless = self._place() or ""
         if self._is_broadcast and self._misfit is None and isinstance(root, torch.Tensor):
             self._misfit = broadcast_in(root.grad_fn)
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
-            if self._trained_before and self._leaves is None:
+            if self._modes.trained_before and self._leaves is None:
                 self._leaves = leaves_of(root.grad_fn)
-        if self._trained_before:
+        if self._modes.trained_before:
             self.misuse.backward(root)
         if self._reads_values:
             self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
@@ -361,9 +339,8 @@ class LearningObserver:
             # A model's own zero_grad is of any of them.
             if owner is optimizer or not isinstance(owner, torch.optim.Optimizer):
                 seen.zeroed = True
-        if self._used and self._is_only(owner):
-            self._lost += self._used
-            self._used, self._dropped_at = 0, self._place() or ""
+        if self._accumulated.used and self._is_only(owner):
+            self._accumulated.drop(self._place() or "")
 
     def _is_only(self, owner: Any) -> bool:
         """Is it the only optimizer, or a model with all of its tensors?"""
@@ -381,31 +358,15 @@ class LearningObserver:
                 self._checkpoint = self._place() or ""
 
     def mode_set(self, model: Any, training: bool) -> None:
-        """``model.train(training)``, which concerns all its parts.
-
-        A model that comes in evaluation mode (from_pretrained) may be meant to stay in it: what
-        counts is one that was trained, or told to train, before it was switched.
-        """
+        """``model.train(training)``, which concerns all its parts."""
         self.awake = True
-        known = self._model() if self._model is not None else None
-        if training:
-            if known is model:
-                self._evaluating = None
-            if not self._trained_before:
-                self._told_to_train.add(model)
-        elif self._is_to_train(model) and behaves_by_mode(model):
-            parts = known.modules() if known is not None else ()
-            if self._evaluating is not None and any(part is model for part in parts):
-                return  # it is told to the parts, too
-            self._model, self._evaluating = weakref.ref(model), self._place() or ""
-
-    def _is_to_train(self, model: Any) -> bool:
-        return self._trained_before or model in self._told_to_train
+        self._modes.set(model, training, self._place)
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins: its gradients are what it will use."""
         self._clipping = None
-        self._look_at_iterator()
+        if self._passes:
+            self._restarts.step()
         seen = self._seen.get(optimizer)
         if seen is None:
             seen = self._seen[optimizer] = ObservedOptimizer(optimizer)
@@ -435,19 +396,12 @@ class LearningObserver:
             self._anomaly = self._anomaly or torch.is_anomaly_enabled()
             self._half = self._half or (self._scaled and seen.is_half)
             self._steps_scaled += self._scaled and not self._unscaled
-        self._look_at_remainder()
+        self._accumulated.look(self._passes)
         seen.had_passes = self._passes > 0
         if self._passes:
-            micro = self._micro_batches_now()
-            self._micro_batches[micro] += 1
-            dropped = micro - self._used if self._dropped_at is not None else 0
-            if dropped == micro and any(each.grad is not None for each in tensors_of(optimizer)):
-                dropped = 0  # others were put in their place (several losses' put together)
-            self._dropped[max(0, dropped)] += 1
-            if dropped > 0:
-                self._dropping = self._dropped_at
-            if self._evaluating is not None:
-                self._look_at_mode(optimizer)
+            self._accumulated.step(self._micro_batches_now(), optimizer)
+            if self._modes.evaluating is not None:
+                self._modes.look(optimizer)
 
     def _look_at_numbers(self, optimizer: Any) -> None:
         """Where does what is not finite come from: a slope, or the data?"""
@@ -459,31 +413,11 @@ class LearningObserver:
             gap = gap_in(self.misuse.batches.data)
             told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
             self._not_finite = Misuse("data_not_finite" if gap else "", told)
-        elif not self._trained_before and (
+        elif not self._modes.trained_before and (
             named := list(steep(optimizer, loss, nodes_of(root.grad_fn) or ()))
         ):
             place = only_line((self._place() or "").rpartition(":")[0], [each for _, each in named])
             self._not_finite = Misuse("slope_infinite", tuple(name for name, _ in named), place)
-
-    def _look_at_remainder(self) -> None:
-        """Did zero_grad() drop gradients that an epoch's last batches left?"""
-        self._passes_in_all += self._passes
-        if not self._lost:
-            self._whole_steps += self._passes > 0
-        elif self._is_new_pass and self._passes > self._lost:
-            self._remainders.append(self._lost)
-            self._dropping = self._dropped_at
-        else:
-            self._losses_else += 1
-        self._lost, self._is_new_pass = 0, False
-
-    def _look_at_iterator(self) -> None:
-        if self._passes:
-            is_single = self._begun is not None and self._given == 1
-            self._restarts = self._restarts + 1 if is_single else 0
-            if self._restarts >= _RESTARTS and self._restarted is None:
-                self._restarted = self._begun
-            self._begun = None
 
     def _look_at_owners(self, seen: ObservedOptimizer) -> None:
         """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
@@ -531,15 +465,6 @@ class LearningObserver:
             most = self._calls or self._passes
         return max(1, min(self._passes, most))
 
-    def _look_at_mode(self, optimizer: Any) -> None:
-        """A part may stay in evaluation mode while the rest is trained: frozen layers."""
-        model = self._model() if self._model is not None else None
-        if model is not None and not model.training:  # some set the attribute to switch back
-            parts = {id(tensor) for tensor in model.parameters()}
-            if all(id(tensor) in parts for tensor in tensors_of(optimizer) if tensor.requires_grad):
-                self._wrong_mode = self._evaluating
-        self._evaluating = None
-
     def stepped(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
         seen = self._seen.get(optimizer)
@@ -549,12 +474,12 @@ class LearningObserver:
             self._look_at_owners(seen)
             self._look_at_unused()
         if self._passes:
-            self._trained_before = True
-        self._passes = self._calls = self._used = 0
+            self._modes.trained_before = True
+        self._passes = self._calls = self._accumulated.used = 0
         if seen is not None:
             seen.over(self._passed, self._changed)
         self._batches.clear()
-        self._dropped_at = None
+        self._accumulated.dropped_at = None
         self._zeroed = self._scaled = self._unscaled = False
         self.awake = any(each.is_next_due for each in self._all)
         if seen is not None and seen.was_due:
@@ -568,13 +493,7 @@ class LearningObserver:
             return
         seen.steps += 1
         self.awake = seen.is_next_due
-        if self._begun is None:
-            self._restarts = 0  # this step went on in the pass that an earlier one began
-        self._begun = None  # how many batches it gave is not known
-
-    def _remainder(self) -> int:
-        is_seldom = len(self._remainders) < self._whole_steps and not self._losses_else
-        return max(self._remainders, default=0) if is_seldom else 0
+        self._restarts.passed()
 
     def _of_schedules(self) -> tuple[Misuse, ...]:
         found = []
@@ -598,8 +517,7 @@ class LearningObserver:
         looked = [seen for seen in self._all if seen.looks]
         without = [t for seen in looked for t in seen.without()]
         losses = self._losses
-        micro = self._micro_batches.most_common(1)
-        dropped = self._dropped.most_common(1)
+        accumulated = self._accumulated
         foreign = [key for key, _ in without if key not in names]
         had = {key for seen in self._all for key in seen.had}
         leaves, gradients = self._leaves or {}, self._gradients
@@ -634,8 +552,8 @@ class LearningObserver:
             all_numbers=sum(seen.numbers for seen in looked),
             checkpoint_without_gradient=self._checkpoint,
             loss_without_graph=self._rootless,
-            restarted=self._restarted[0] if self._restarted is not None else None,
-            same_batch=self._restarted is not None and self._restarted[1],
+            restarted=self._restarts.at,
+            same_batch=self._restarts.same_batch,
             not_split=self._not_split,
             same_order=self._order.same(ahead if is_whole else 0),
             passed_by=passed_by(self._wrappers, [known() for known in self._models])
@@ -650,7 +568,7 @@ class LearningObserver:
             steps_scaled=0 if self._unscales or len(self._all) > 1 else self._steps_scaled,
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
             kept_gradients=sum(seen.kept for seen in looked),
-            kept_of=_kept_of(looked, names),
+            kept_of=kept_of(looked, names),
             used_again=sum(seen.again for seen in looked),
             zero_rates=(zeros := steps_at_zero(looked)),
             rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
@@ -661,50 +579,21 @@ class LearningObserver:
             if is_whole
             else None,
             denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
-            denormal_in=_where_most(looked),
+            denormal_in=where_most(looked),
             schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),
             anomaly=self._anomaly,
-            evaluating_at=self._wrong_mode,
-            micro_batches=micro[0][0] if micro else 1,
-            dropped_micro_batches=dropped[0][0] if dropped and dropped[0][1] > 1 else 0,
-            dropped_at=self._dropping,
-            remainder=self._remainder(),
-            remainder_share=sum(self._remainders) / max(1, self._passes_in_all),
+            evaluating_at=self._modes.wrong_at,
+            micro_batches=accumulated.micro_batches(),
+            dropped_micro_batches=accumulated.dropped(),
+            dropped_at=accumulated.dropping,
+            remainder=accumulated.remainder(),
+            remainder_share=accumulated.remainder_share(),
             loss_divisors=tuple(sorted(common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )
-
-
-def _kept_of(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str:
-    """A tensor whose gradients are kept while those of other optimizers are not."""
-    keeps = [seen for seen in looked if seen.kept > 1]
-    if len(keeps) == len(looked):
-        return ""
-    return next((names.get(key, shape) for seen in keeps for key, shape in seen.trained()), "")
-
-
-def _where_most(looked: Sequence[ObservedOptimizer]) -> str:
-    """In what the largest share of denormal numbers was found."""
-    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
-    return max(every, default=(0.0, ""))[1]
-
-
-def _has_no_graph(loss: Any) -> bool:
-    """A tensor that was told to need a gradient, and that nothing was computed for."""
-    return (
-        isinstance(loss, torch.Tensor)
-        and not isinstance(loss, torch.nn.Parameter)
-        and loss.requires_grad
-        and loss.grad_fn is None
-    )
 
 
 def _names(model: Any) -> dict[int, str]:
     """As the script's own module calls them, without those of what is put around it
     (DistributedDataParallel, torch.compile)."""
     return {id(tensor): _AROUND.sub("", name) for name, tensor in model.named_parameters()}
-
-
-def behaves_by_mode(model: Any) -> bool:
-    """Whether it has layers that compute something else in training."""
-    return any(isinstance(part, BatchNorm | Dropout) for part in model.modules())

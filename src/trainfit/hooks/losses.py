@@ -289,6 +289,16 @@ def has_graph(output: Any) -> bool:
     return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in parts)
 
 
+def has_no_graph(loss: Any) -> bool:
+    """A tensor that was told to need a gradient, and that nothing was computed for."""
+    return (
+        isinstance(loss, torch.Tensor)
+        and not isinstance(loss, torch.nn.Parameter)
+        and loss.requires_grad
+        and loss.grad_fn is None
+    )
+
+
 def shape_of(tensor: Any) -> str:
     return "×".join(map(str, tensor.shape)) or "scalar"
 

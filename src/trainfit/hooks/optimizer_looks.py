@@ -1,9 +1,10 @@
 """One optimizer as its first steps show it: which tensors get gradients, whether those are of
-earlier steps, its learning rates."""
+earlier steps, its learning rates; and the micro-batches whose gradients a step adds up."""
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -168,3 +169,91 @@ def _is_zero(rate: Any) -> bool:
     if isinstance(rate, torch.Tensor):
         return rate.device.type == "cpu" and float(rate) == 0
     return bool(rate == 0)
+
+
+def kept_of(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str:
+    """A tensor whose gradients are kept while those of other optimizers are not."""
+    keeps = [seen for seen in looked if seen.kept > 1]
+    if len(keeps) == len(looked):
+        return ""
+    return next((names.get(key, shape) for seen in keeps for key, shape in seen.trained()), "")
+
+
+def where_most(looked: Sequence[ObservedOptimizer]) -> str:
+    """In what the largest share of denormal numbers was found."""
+    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
+    return max(every, default=(0.0, ""))[1]
+
+
+class Accumulated:
+    """The backward passes of the steps that were looked at: those that a step used, and those whose
+    gradients were dropped before.
+
+    Attributes:
+        used: backward passes since the last step whose gradients are there.
+        is_new_pass: whether a pass over the data began since the last step.
+        dropped_at: where gradients were dropped since the last step; ``None``: nowhere.
+        dropping: where they were in a step that lost some.
+    """
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.is_new_pass = False
+        self.dropped_at: str | None = None
+        self.dropping: str | None = None
+        #: Of steps, by how many micro-batches they had, and by how many were dropped.
+        self._micro_batches: Counter[int] = Counter()
+        self._dropped: Counter[int] = Counter()
+        #: Backward passes in all; those whose gradients were dropped before the first step of a
+        #: pass over the data, by step; other steps that lost some, or none.
+        self._passes = 0
+        self._remainders: list[int] = []
+        self._lost = self._losses_else = self._whole_steps = 0
+
+    def drop(self, place: str) -> None:
+        """Gradients that no step has used are set to zero."""
+        self._lost += self.used
+        self.used, self.dropped_at = 0, place
+
+    def look(self, passes: int) -> None:
+        """A step of so many backward passes begins: did zero_grad() drop gradients that an epoch's
+        last batches left?"""
+        self._passes += passes
+        if not self._lost:
+            self._whole_steps += passes > 0
+        elif self.is_new_pass and passes > self._lost:
+            self._remainders.append(self._lost)
+            self.dropping = self.dropped_at
+        else:
+            self._losses_else += 1
+        self._lost, self.is_new_pass = 0, False
+
+    def step(self, micro_batches: int, optimizer: Any) -> None:
+        """… which had so many batches of its own."""
+        self._micro_batches[micro_batches] += 1
+        dropped = micro_batches - self.used if self.dropped_at is not None else 0
+        others = dropped == micro_batches  # several losses' gradients put together in their place
+        if others and any(each.grad is not None for each in tensors_of(optimizer)):
+            dropped = 0
+        self._dropped[max(0, dropped)] += 1
+        if dropped > 0:
+            self.dropping = self.dropped_at
+
+    def micro_batches(self) -> int:
+        """Those of most steps."""
+        most = self._micro_batches.most_common(1)
+        return most[0][0] if most else 1
+
+    def dropped(self) -> int:
+        """The micro-batches of most steps whose gradients are dropped; 0: of a single step none."""
+        most = self._dropped.most_common(1)
+        return most[0][0] if most and most[0][1] > 1 else 0
+
+    def remainder(self) -> int:
+        """The most batches of an epoch's end whose gradients are dropped."""
+        is_seldom = len(self._remainders) < self._whole_steps and not self._losses_else
+        return max(self._remainders, default=0) if is_seldom else 0
+
+    def remainder_share(self) -> float:
+        """Of all backward passes."""
+        return sum(self._remainders) / max(1, self._passes)

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 from trainfit.hooks import learning_hooks
-from trainfit.hooks.buffers import largest_buffer
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.limits import largest_buffer
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import Coverage, StepMakeup

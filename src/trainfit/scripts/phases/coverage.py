@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.learning import behaves_by_mode
+from trainfit.hooks.modes import behaves_by_mode
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
 from trainfit.scripts.phases.loops import Course, course_of, epochs_of
