@@ -33,7 +33,7 @@ from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
 from trainfit.report.sections.loader import loader_subject
 from trainfit.report.sections.loader_figures import verdict_words
-from trainfit.results.dataloader import Confirmed, LoaderSettings
+from trainfit.results.dataloader import DISTURBED_CORES, Confirmed, LoaderSettings
 from trainfit.results.findings import Finding
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.speed import DataLoading
@@ -399,8 +399,9 @@ def test_beside_neighbours_the_loader_predicts(neighbours: None, tmp_path: Path)
     assert found["reason"].endswith("(predicted: the machine was busy)")
     assert found["recommended"] == (found["without_others"] or found["present"])
     assert not found["confirmed"]  # the probe was disturbed to its end
-    (doubt,) = (each for each in found["doubts"] if each["kind"] == "others")
-    assert doubt["decides"] and doubt["cores"] > 0.25 and doubt["runs"]
+    (doubt,) = (each for each in found["doubts"] if each["kind"] == "busy_machine")
+    assert doubt["severity"] == "critical"
+    assert min(each["value"] for each in doubt["evidence"]) > DISTURBED_CORES
     assert found["probe"]["disturbed"]
     assert "lock" not in found["reason"]
 
@@ -414,6 +415,7 @@ def test_beside_neighbours_a_plan_says_it_too(neighbours: None, tmp_path: Path) 
     plan = json_of(done)
     found = plan["loading"]["result"]
     assert "(predicted: the machine was busy)" in found["reason"]
-    assert any(doubt["decides"] for doubt in found["doubts"])
+    severities = {doubt["kind"]: doubt["severity"] for doubt in found["doubts"]}
+    assert severities["busy_machine"] == "critical"
     assert plan["run"]["loader"] == "busy"
     assert "lock" not in found["reason"] + found["limit"]
