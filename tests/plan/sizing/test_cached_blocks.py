@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, json_of, trainfit
+from trainfit.plan.notes import _FAR
 
 pytestmark = pytest.mark.usefixtures("warm", "brief")
 
@@ -40,5 +41,6 @@ def test_the_plan_says_why_far_larger_batch_sizes_fit() -> None:
 @pytest.mark.slow
 def test_the_variable_does_what_the_note_says() -> None:
     other = planned("env", VARIABLE)
-    assert other["now"]["limits"]["memory"] > 4 * planned()["now"]["limits"]["memory"]
+    # As many as the note promises at least: by what makes a batch size far larger.
+    assert other["now"]["limits"]["memory"] > _FAR * planned()["now"]["limits"]["memory"]
     assert not cached(other)
