@@ -100,7 +100,9 @@ def planned(*words: str, cwd: Path, gpu: str = "RTX 4060") -> dict[str, Any]:
     own = ("--gpu", gpu, "--json", "--no-loader", "--no-remedies")
     done = trainfit("plan", *own, "--", *words, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    return json_of(done)
+    result = json_of(done)
+    assert result["remedies"] is None and "looking for remedies" not in done.stderr
+    return result
 
 
 def option_of(result: dict[str, Any], present: int = 8) -> int:
