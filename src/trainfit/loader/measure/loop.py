@@ -25,6 +25,7 @@ from trainfit.hardware.machine.topology import busy_seconds
 from trainfit.loader.measure.records import warm_up
 from trainfit.results.dataloader import DISTURBED_CORES, SAVE_BYTES, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
+from trainfit.simgpu.device.user_location import locals_of
 from trainfit.torch_private.data_loading import LoaderIterator, shutdown_of, workers_of
 from trainfit.torch_private.needed import FETCH_FILE
 
@@ -416,7 +417,7 @@ def _being_made(error: Exception) -> Any:
     """The iterator in whose constructor, which asks workers for their first batches, ``error``
     was raised."""
     frames = traceback.walk_tb(error.__traceback__)
-    selves = (frame.f_locals.get("self") for frame, _ in frames)
+    selves = (locals_of(frame).get("self") for frame, _ in frames)
     return next((each for each in selves if isinstance(each, LoaderIterator)), None)
 
 
