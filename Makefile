@@ -3,7 +3,7 @@
 #   make plan       the example: does ACT training fit on an RTX 4090? Then the next command to type
 #   make test       the tests that take less than a few seconds each, however busy the machine is
 #   make test-slow  the others, of which some time this machine, and the property tests with examples
-#                   by chance
+#                   by chance; TESTS=… for some
 #   make test-real  third-party training code in an environment of its own (an hour or more);
 #                   writes docs/compatibility.md; FAMILY=NAME for one of them
 #   make lint       style, types and the layering of the packages
@@ -65,8 +65,8 @@ test-newest:
 	$(NEWEST)/python -m tests.newest.touched
 
 test-slow: .venv/.dev-ready
-	$(PYTEST) -q -m "slow and not hypothesis"
-	$(PYTEST) -q -m hypothesis --hypothesis-profile chance
+	$(PYTEST) -q -m "slow and not hypothesis" $(TESTS)
+	$(PYTEST) -q -m hypothesis --hypothesis-profile chance $(TESTS) || test $$? -eq 5  # 5: none there
 
 test-real: .venv-real/.ready
 	.venv-real/bin/python -m pytest -q tests/real $(if $(FAMILY),-k "$(FAMILY)")

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import importlib
 import json
+import multiprocessing.process
 import os
 import select
 import signal
@@ -80,6 +81,8 @@ importlib.import_module("trainfit.hardware").catalogue()
 asked = serve(socket.socket(fileno=int(sys.argv[1])))
 sys.argv = ["-c", *asked["argv"]]
 os.chdir(asked["cwd"])
+# Where a spawned process looks for the script: the folder in which Python was started.
+multiprocessing.process.ORIGINAL_DIR = os.getcwd()
 os.environ.clear()
 os.environ.update(asked["environment"])
 exec(asked["code"])

@@ -145,7 +145,7 @@ def test_a_script_without_main_guard(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_plan_tells_of_a_missing_main_guard(tmp_path: Path) -> None:
-    """By what the worker printed; on a busy machine that was not there once."""
+    """By what the worker printed."""
     (tmp_path / "train.py").write_text(UNGUARDED)
     words = ("plan", "--no-loader", "--gpu", "T4", "--", "python", "train.py")
     done = trainfit(*words, cwd=tmp_path)

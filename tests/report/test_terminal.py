@@ -69,6 +69,16 @@ def test_all_of_it_is_explained_but_for_what_is_for_the_page() -> None:
     assert "secret" not in text and "alone" not in text
 
 
+@pytest.mark.parametrize("around", ["{}", "({})", "`{}`", "at {}, {}", "'{}'"])
+def test_a_place_is_without_its_folders_on_a_screen_and_keeps_what_is_around_it(
+    around: str,
+) -> None:
+    subject = Subject(
+        Headline("Memory", "good", "Fits: 1.", around.replace("{}", "/w/a-b/x/t.py:3")), ()
+    )
+    assert plain_text(screen(subject)).splitlines()[1].strip() == around.replace("{}", "x/t.py:3")
+
+
 def test_a_table_gives_way_from_its_end() -> None:
     lines = plain_text(screen(Subject(ALL.headline, ALL.sections[1:2]))).splitlines()
     shown = [int(line.split()[-1]) for line in lines if line.startswith("  row")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -53,3 +54,27 @@ def test_a_result_that_is_as_large_as_what_it_is_of() -> None:
         lambda: layer(image),  # many channels of few
     ):
         assert of(function) == []
+
+
+class NeedsTooMuch(torch.autograd.Function):
+    """Its backward pass does not fit."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] + torch.empty(1 << 34, device="cuda").sum()
+
+
+def test_a_backward_pass_without_memory_leaves_no_graph() -> None:
+    """The other branch waits for its turn: a GPU's thread drops it at once, as a script that tries
+    a smaller batch relies on."""
+    x = torch.zeros(1 << 20, device="cuda", requires_grad=True)
+    gc.collect()  # what the other tests left
+    before = torch.cuda.memory_allocated()
+    with pytest.raises(torch.OutOfMemoryError):
+        (x.exp() + NeedsTooMuch.apply(x)).sum().backward()  # type: ignore[no-untyped-call]
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before

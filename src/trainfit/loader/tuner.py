@@ -359,7 +359,8 @@ class Tuner:
         if recommended.persistent_workers != present.persistent_workers:
             workers = count_of(recommended.num_workers, "worker")
             said = f"restarting {workers} needs more than {percent(BUBBLE)} of each epoch"
-            return Decision("change", f"{said}; within an epoch, {decision.reason}")
+            reason = f"{said}; within an epoch, {decision.reason}"
+            return dataclasses.replace(decision, verdict="change", reason=reason, keeps=False)
         return decision
 
     def _with_persistence(self, choice: Choice, chosen: LoaderSettings) -> LoaderSettings:

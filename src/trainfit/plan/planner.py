@@ -312,8 +312,9 @@ def _remedies(
     job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
 ) -> Remedies | None:
     """Of the job, with what its options can make of it in addition: sequences of another length,
-    adapters, weights of 4 bits, a paged optimizer."""
-    if names is None and present.configuration.fits:
+    adapters, weights of 4 bits, a paged optimizer. ``None``: there is nothing to try, which
+    needs no run."""
+    if not names and (names is not None or present.configuration.fits):
         return None
     options = job.first.outcome.options
     command = with_switches(job.command, options)
@@ -321,7 +322,8 @@ def _remedies(
     command = command if length is None else length.command
     job.runs.use(command)
     try:
-        return try_remedies(dataclasses.replace(job, command=command), present, flipped, names)
+        with_options = dataclasses.replace(job, command=command)
+        return try_remedies(with_options, present.batches, flipped, names)
     finally:
         job.runs.use(job.command)
 

@@ -439,6 +439,9 @@ def test_what_nvml_says_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None
 
 # -- the command line ------------------------------------------------------------------------
 
+#: MiB of the profile's context and what a trained Linear loads: cuBLAS, with a handle of the
+#: gradients' thread.
+TRAINED = 400 + ADDITIONS["cublas"] + ADDITIONS["cublas_backward"]
 SCRIPT = """
 import torch
 model = torch.nn.Linear(64, 64).cuda()
@@ -453,20 +456,21 @@ for _ in range(3):
 def test_simulate_and_show_with_a_profile(tmp_path: Path) -> None:
     (tmp_path / "s.py").write_text(SCRIPT.replace("{batch}", "8"))
     path = saved(PROFILE, tmp_path)
-    done = run("simulate", "--gpu", "4090", "--profile", path, "s.py", cwd=tmp_path)
+    done = run("simulate", "--explain", "--gpu", "4090", "--profile", path, "s.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    expected = 400 + ADDITIONS["cublas"]
     text = " ".join(done.stdout.split())
-    assert f"+ {expected} MiB CUDA context, cuBLAS (measured; {expected - 4} MiB to" in text
+    assert f"+ {TRAINED} MiB CUDA context, cuBLAS" in text
+    assert f"(measured; {TRAINED - 4} MiB to {TRAINED + 4} MiB)" in text
     assert f"CUDA context and libraries from the profile {path}" in text
     # Without --gpu it is the profile's GPU (there is none in this machine).
-    again = run("simulate", "--profile", path, "s.py", cwd=tmp_path)
+    again = run("simulate", "--explain", "--profile", path, "s.py", cwd=tmp_path)
     assert again.stdout == done.stdout
     refused = run("simulate", "--gpu", "3090", "--profile", path, "s.py", cwd=tmp_path)
     assert refused.returncode == 2
     assert "not on NVIDIA GeForce RTX 3090; run `trainfit calibrate`" in error_line(refused)
     forced = run(
-        *("simulate", "--gpu", "3090", "--profile", path, "--force-profile", "s.py"), cwd=tmp_path
+        *("simulate", "--gpu", "3090", "--profile", path, "--force-profile", "--explain", "s.py"),
+        cwd=tmp_path,
     )
     assert forced.returncode == 0, forced.stderr
     assert "with --force-profile: it was measured on NVIDIA GeForce RTX 4090" in " ".join(
@@ -485,7 +489,7 @@ def test_plan_with_a_profile_and_other_processes(tmp_path: Path) -> None:
     shared = run("plan", *gpu, "--other-processes", "12GiB", *words, cwd=tmp_path)
     assert (alone.returncode, shared.returncode) == (0, 0), alone.stderr + shared.stderr
     one, other = json_of(alone), json_of(shared)
-    context = (400 + ADDITIONS["cublas"]) * MIB
+    context = TRAINED * MIB
     for result in (one, other):
         assert result["now"]["memory"]["context_bytes"] == context
         assert result["profile"] == str(path)
@@ -541,29 +545,33 @@ def nvmlDeviceGetMemoryInfo(device, version=1):
 """
 
 
+def with_nvml(folder: Path, text: str) -> dict[str, str]:
+    """Variables for a process with this NVML: Python reads the second, so that it is one's own."""
+    (folder / "nvml").mkdir()
+    (folder / "nvml/pynvml.py").write_text(text)
+    paths = f"{ROOT / 'src'}{os.pathsep}{folder / 'nvml'}"
+    return {"PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+
+
 @pytest.mark.slow
 def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     """Its driver and what others hold of it are asked of NVML (here: one that is made up)."""
     (tmp_path / "s.py").write_text(SCRIPT.replace("{batch}", "8"))
-    (tmp_path / "nvml").mkdir()
-    (tmp_path / "nvml/pynvml.py").write_text(NVML)
-    both = f"{ROOT / 'src'}{os.pathsep}{tmp_path / 'nvml'}"
+    both = with_nvml(tmp_path, NVML)
     path = saved(PROFILE, tmp_path)
-    plain = run("simulate", "--json", "s.py", cwd=tmp_path, PYTHONPATH=both)
+    plain = run("simulate", "--json", "s.py", cwd=tmp_path, **both)
     assert plain.returncode == 0, plain.stderr
     result = json_of(plain)
     assert result["gpu_memory_bytes"] == (24564 - 357) * MIB
     assert result["other_processes_bytes"] == 3 << 30
-    told = run(
-        *("simulate", "--json", "--other-processes", "1GB", "s.py"), cwd=tmp_path, PYTHONPATH=both
-    )
+    told = run(*("simulate", "--json", "--other-processes", "1GB", "s.py"), cwd=tmp_path, **both)
     assert json_of(told)["other_processes_bytes"] == 10**9
     for gpu in ((), ("--gpu", "4090")):
         words = ("simulate", *gpu, "--profile", path)
-        refused = run(*words, "s.py", cwd=tmp_path, PYTHONPATH=both)
+        refused = run(*words, "s.py", cwd=tmp_path, **both)
         assert refused.returncode == 2
         assert "measured with driver 580.1, this one is 550.2" in error_line(refused)
-        forced = run(*words, "--force-profile", "s.py", cwd=tmp_path, PYTHONPATH=both)
+        forced = run(*words, "--force-profile", "--explain", "s.py", cwd=tmp_path, **both)
         assert forced.returncode == 0, forced.stderr
         assert "used with --force-profile: it was measured with driver" in " ".join(
             forced.stdout.split()
@@ -573,7 +581,7 @@ def test_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
     usable = figure(find_gpu("RTX 3090").memory_bytes / MIB)
     other = dataclasses.replace(other, memory=dataclasses.replace(PROFILE.memory, usable=usable))
     words = ("simulate", "--gpu", "RTX 3090", "--profile", saved(other, tmp_path), "s.py")
-    done = run(*words, cwd=tmp_path, PYTHONPATH=both)
+    done = run(*words, cwd=tmp_path, **both)
     assert done.returncode == 0, done.stderr
 
 
@@ -606,16 +614,12 @@ def test_this_machines_gpu_need_not_be_in_the_catalogue(tmp_path: Path) -> None:
     """Its specification is made from the driver's facts once and goes to every simulated run."""
     script = "import torch\nprint(torch.cuda.get_device_name())\n" + SCRIPT.replace("{batch}", "8")
     (tmp_path / "s.py").write_text(script)
-    (tmp_path / "nvml").mkdir()
-    (tmp_path / "nvml/pynvml.py").write_text(UNLISTED)
-    both = f"{ROOT / 'src'}{os.pathsep}{tmp_path / 'nvml'}"
-    done = run(
-        "plan", "--no-loader", "--json", "--", "python", "s.py", cwd=tmp_path, PYTHONPATH=both
-    )
+    both = with_nvml(tmp_path, UNLISTED)
+    done = run("plan", "--no-loader", "--json", "--", "python", "s.py", cwd=tmp_path, **both)
     assert done.returncode == 0, done.stderr
     result = json_of(done)
     assert result["gpu"] == "NVIDIA Frobnicator 9"
     assert result["gpu_memory_bytes"] == (24564 - 357) * MIB
-    recorded = run("simulate", "--output", "r.trainfit", "s.py", cwd=tmp_path, PYTHONPATH=both)
+    recorded = run("simulate", "--output", "r.trainfit", "s.py", cwd=tmp_path, **both)
     assert recorded.returncode == 0, recorded.stderr
     assert Recording.load(tmp_path / "r.trainfit").header["gpu"] == "NVIDIA Frobnicator 9"

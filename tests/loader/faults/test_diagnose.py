@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,11 +26,14 @@ from trainfit.hardware.machine.cgroup import OomKills, between, oom_kills
 from trainfit.hardware.machine.files import RecordedFiles
 from trainfit.hardware.machine.system import System
 from trainfit.loader.faults.diagnose import context_of, diagnose, diagnose_run
+from trainfit.loader.measure import processes
+from trainfit.loader.measure.loop import Loop, failure_of
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding
+from trainfit.results.runs.measurement import Consumer
 
 FORK2 = LoaderSettings(2, 2, start_method="fork")
 
@@ -79,6 +85,39 @@ def test_a_killed_worker_without_the_kernels_count_was_killed_by_somebody() -> N
     fault = real(dies_of(signal.SIGKILL), oom_kills=OomKills(0, 0))
     assert "the kernel counted no OOM kill" in fault.cause
     assert fault.loader == FORK2
+
+
+class Waits:
+    """A sampler of batches that is asked for the second one until a worker is dead: PyTorch's
+    handler of SIGCHLD raises out of the wait."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [4]
+        time.sleep(20)
+
+
+def test_a_worker_that_dies_while_its_iterator_is_made_has_an_exit_code() -> None:
+    loader = DataLoader(Calls(dies_of(signal.SIGKILL)), batch_sampler=Waits(), num_workers=1)
+    loop = Loop(loader, FORK2, Consumer(0.0), 5.0, 12, False, os.getpid())
+    failure = processes.call(loop.run, 20.0).value
+    assert failure is not None and "killed by signal: Killed" in failure.message
+    assert failure.worker_exits == (-9,)
+
+
+def test_a_worker_that_dies_while_its_end_is_awaited_has_an_exit_code() -> None:
+    """Whoever waits for it is where PyTorch's handler of SIGCHLD raises, once for an iterator."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    sender.close()
+    words = "DataLoader worker (pid 7) is killed by signal: Killed. "
+    worker = mock.Mock(sentinel=receiver, exitcode=-9)
+    worker.join.side_effect = [RuntimeError(words), None]
+    try:
+        receiver.recv()
+    except EOFError as error:
+        failure = failure_of(error, mock.Mock(_workers=[worker]))
+    assert (failure.error_type, failure.message) == ("RuntimeError", words)
+    assert "multiprocessing/connection.py" in failure.traceback  # where it broke off
+    assert failure.worker_exits == (-9,) and diagnose(failure, FORK2).kind == "worker_killed"
 
 
 def test_a_killed_worker_with_the_kernels_count_is_the_oom_killers() -> None:

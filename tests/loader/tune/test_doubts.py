@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,14 +32,16 @@ from trainfit.loader.measure.noise_correction import without_core_waits
 from trainfit.loader.measure.probe_runs import Readings
 from trainfit.loader.measure.records import BEGAN, CPU, WALL, Run
 from trainfit.loader.search import search
+from trainfit.loader.tuner import Tuner
 from trainfit.report.sections.loader import loader_subject
 from trainfit.report.sections.loader_figures import verdict_words
-from trainfit.results.dataloader import Confirmed, LoaderSettings
+from trainfit.results.dataloader import DISTURBED_CORES, Confirmed, LoaderSettings
 from trainfit.results.findings import Finding
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.speed import DataLoading
 
 FOUR = LoaderSettings(4)
+WITHIN_ONE = "within an epoch, no other settings give 10% more (predicted: the machine was busy)"
 
 
 # --- What is fitted ---------------------------------------------------------------------------
@@ -231,6 +234,18 @@ def test_beside_others_a_small_gain_changes_nothing() -> None:
     assert found.reason == "no other settings give 10% more (predicted: the machine was busy)"
 
 
+def test_workers_that_are_kept_leave_a_verdict_predicted() -> None:
+    """By the start of workers the settings change, too: as little of that was measured alone."""
+    choice = search(fitted(2), goal(present=LoaderSettings(2)))
+    choice.see(LoaderSettings(2, 4))
+    found = decide(choice, [], LoaderSettings(2, 4), "unknown", disturbed=True)
+    tuner = mock.Mock(_workload=mock.Mock(present=LoaderSettings(2)), _faults=())
+    kept = Tuner._final(tuner, found, LoaderSettings(2, persistent_workers=True))
+    assert (kept.verdict, kept.keeps, kept.is_predicted) == ("change", False, True)
+    assert kept.reason == f"restarting 2 workers needs more than 1% of each epoch; {WITHIN_ONE}"
+    assert Tuner._final(tuner, found, LoaderSettings(2)) == found
+
+
 def test_three_disturbed_runs_in_a_row_are_the_last() -> None:
     model = fitted(2)
     ran: list[LoaderSettings] = []
@@ -397,10 +412,13 @@ def test_beside_neighbours_the_loader_predicts(neighbours: None, tmp_path: Path)
     assert done.returncode == 0
     assert found["verdict"] in ("change", "keep") and found["limit"] == "unknown"
     assert found["reason"].endswith("(predicted: the machine was busy)")
-    assert found["recommended"] == (found["without_others"] or found["present"])
+    # Whether workers are kept between epochs is by what starting them costs, here next to others.
+    kept = {"persistent_workers": found["recommended"]["persistent_workers"]}
+    assert found["recommended"] == (found["without_others"] or found["present"]) | kept
     assert not found["confirmed"]  # the probe was disturbed to its end
-    (doubt,) = (each for each in found["doubts"] if each["kind"] == "others")
-    assert doubt["decides"] and doubt["cores"] > 0.25 and doubt["runs"]
+    (doubt,) = (each for each in found["doubts"] if each["kind"] == "busy_machine")
+    assert doubt["severity"] == "critical"
+    assert min(each["value"] for each in doubt["evidence"]) > DISTURBED_CORES
     assert found["probe"]["disturbed"]
     assert "lock" not in found["reason"]
 
@@ -414,6 +432,7 @@ def test_beside_neighbours_a_plan_says_it_too(neighbours: None, tmp_path: Path) 
     plan = json_of(done)
     found = plan["loading"]["result"]
     assert "(predicted: the machine was busy)" in found["reason"]
-    assert any(doubt["decides"] for doubt in found["doubts"])
+    severities = {doubt["kind"]: doubt["severity"] for doubt in found["doubts"]}
+    assert severities["busy_machine"] == "critical"
     assert plan["run"]["loader"] == "busy"
     assert "lock" not in found["reason"] + found["limit"]

@@ -213,7 +213,8 @@ def test_a_data_set_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text("def make():\n    return open('/nowhere/list')\n")
     done = trainfit("loader", "--loader", "data.py:make", "--batch-size", "4", cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
-    assert "'data.py:make' failed (FileNotFoundError: [Errno 2] No such file" in error_line(done)
+    said = f"'data.py:make' failed at {tmp_path / 'data.py'}:2 (FileNotFoundError: [Errno 2] No "
+    assert said in error_line(done)
 
 
 def test_the_last_fault_says_why_nothing_ran() -> None:

@@ -25,7 +25,8 @@ from trainfit.hardware.machine.topology import busy_seconds
 from trainfit.loader.measure.records import warm_up
 from trainfit.results.dataloader import DISTURBED_CORES, SAVE_BYTES, LoaderSettings
 from trainfit.results.runs.measurement import Consumer
-from trainfit.torch_private.data_loading import shutdown_of, workers_of
+from trainfit.simgpu.device.user_location import locals_of
+from trainfit.torch_private.data_loading import LoaderIterator, shutdown_of, workers_of
 from trainfit.torch_private.needed import FETCH_FILE
 
 # ---
@@ -377,10 +378,24 @@ def _switches(workers: list[psutil.Process]) -> list[int]:
 def failure_of(error: Exception, batches: Any) -> Failure:
     """What iterating raised, with the exit codes of ``batches``' workers.
 
+    ``batches`` may be ``None``, of an iterator that was still being made. PyTorch's handler of
+    SIGCHLD raises once for an iterator, wherever the main thread is: here, too, if a worker dies
+    while it is waited for.
+    """
+    try:
+        return _failure(error, batches)
+    except RuntimeError as late:
+        return _failure(late, batches)
+
+
+def _failure(error: Exception, batches: Any) -> Failure:
+    """As :func:`failure_of`.
+
     A worker that dies while its batch is taken over is seen as a connection that broke, or by
     PyTorch's handler of signals: it gets a moment to be seen as dead.
     """
-    workers, text = workers_of(batches), traceback.format_exc()
+    workers = workers_of(_being_made(error) if batches is None else batches)
+    text = "".join(traceback.format_exception(error))
     if isinstance(error, OSError | EOFError) or "killed by signal" in str(error):
         broke_off = "multiprocessing/" in text or "killed by signal" in str(error)
         limit_s = _SURELY_DYING_S if broke_off else _DYING_S
@@ -396,6 +411,14 @@ def failure_of(error: Exception, batches: Any) -> Failure:
         text,
         worker_exits=tuple(code for code in exits if code is not None),
     )
+
+
+def _being_made(error: Exception) -> Any:
+    """The iterator in whose constructor, which asks workers for their first batches, ``error``
+    was raised."""
+    frames = traceback.walk_tb(error.__traceback__)
+    selves = (locals_of(frame).get("self") for frame, _ in frames)
+    return next((each for each in selves if isinstance(each, LoaderIterator)), None)
 
 
 def shut_down(batches: Any) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from trainfit.memory.affine import AffineStream, NotAffineError
 from trainfit.memory.peak import by_kind, moment
 from trainfit.memory.replay import Stream
-from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.changes.catalogue import (
     BY_NAME,
     NAMES,
@@ -47,17 +46,15 @@ _CHEAP_S = 60.0
 
 
 def try_remedies(
-    job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
-) -> Remedies | None:
+    job: PlannedJob, batches: Batches, flipped: RunSpec, names: Sequence[str] | None
+) -> Remedies:
     """Try the remedies called ``names`` on ``job``, each alone, then together if need be.
 
-    ``None`` of them are all where ``present``, the job as it is, does not fit: those that can lower
-    its peak, as many as are simulated in :data:`_ENOUGH_S` seconds (all, if the plan is thorough).
-    ``flipped`` is its run with autocast the other way round. ``None``: there was nothing to try.
+    ``None`` of them are all, of a job that does not fit: those that can lower its peak, as many as
+    are simulated in :data:`_ENOUGH_S` seconds (all, if the plan is thorough). ``batches`` are those
+    of the job as it is, ``flipped`` its run with autocast the other way round.
     """
-    if names is None and present.configuration.fits:
-        return None
-    remedies = _Remedies(job, present.batches, flipped, is_asked=names is not None)
+    remedies = _Remedies(job, batches, flipped, is_asked=names is not None)
     return remedies.run(NAMES if names is None else names)
 
 

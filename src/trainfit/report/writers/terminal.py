@@ -67,7 +67,7 @@ _NOTES: Final[dict[Severity, int]] = {
     "may change the figures": 16,
     "information": 42,
 }
-_PLACE: Final = re.compile(r"(?<![\w/])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
+_PLACE: Final = re.compile(r"(?<![\w/])(?![(\[{<'\"`])/?(?:[^\s/:]+/){2,}[^\s/:]+:\d+")
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:[KMG]iB|B|ms|µs|s|h|min)\b)")
 _FIXED: Final = "\u00a0"
 

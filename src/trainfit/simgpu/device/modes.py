@@ -32,7 +32,7 @@ from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.simgpu.patching import PatchSet, in_child
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import TorchDispatchMode
-from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, MAKE_GRADS
+from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, MAKE_GRADS, current_node
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}
@@ -231,14 +231,25 @@ class Modes:
 
         patches.set(threading.Thread, "_bootstrap_inner", bootstrap_with_modes)
         run_backward = ENGINE_RUN_BACKWARD.now
+        # A backward pass that failed leaves nodes in the queue of this thread, and with them its
+        # graph, until the next one drops them; a GPU's thread drops its own at once
+        # (Engine::thread_main in torch/csrc/autograd/engine.cpp). This one has no operator.
+        leaf = torch.zeros((), requires_grad=True)
+        with torch.enable_grad():
+            nothing = ((leaf.clone(),), (torch.ones(()),), True, False, (leaf,), False, False)
 
         def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
             # PyTorch disables the mode on the way here, yet hooks, custom functions and what
             # checkpointing calls again are Python that names the device.
-            if any(isinstance(each, FunctionMode) for each in private.function_modes()):
-                return run_backward(*args, **kwargs)
-            with FunctionMode(engine):
-                return run_backward(*args, **kwargs)
+            is_active = any(isinstance(each, FunctionMode) for each in private.function_modes())
+            try:
+                with contextlib.nullcontext() if is_active else FunctionMode(engine):
+                    return run_backward(*args, **kwargs)
+            except BaseException:
+                if current_node() is None:
+                    with contextlib.suppress(Exception):
+                        run_backward(*nothing)
+                raise
 
         patches.set(*ENGINE_RUN_BACKWARD, backward_with_mode)
         make_grads = MAKE_GRADS.now
