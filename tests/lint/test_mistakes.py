@@ -170,6 +170,7 @@ def test_a_tensor_that_is_moved_and_not_kept(tmp_path: Path) -> None:
         ("x, y", "model.to('cuda')"),
         ("batch", "batch.to('cuda')"),  # an object of its own may move itself
         ("x, y", "x.add_(1)"),
+        ("x, y", "torch.zeros(1).cuda()"),  # a first use of the GPU
     ]:
         assert not _kinds(tmp_path, text.format(target=target, line=line))
 

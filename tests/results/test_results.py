@@ -229,6 +229,7 @@ def test_keys_are_snake_case_and_memory_says_bytes() -> None:
     assert document["version"] == PlanResult.FILE.version
     assert all(re.fullmatch(r"[a-z][a-z0-9_]*", key) for key, _ in keys(document))
     plain = {"version", "steps", "batch_size", "largest_batch", "recommended_batch", "rank"}
+    plain |= {"retries", "rounds"}
     numbers = {key for key, value in keys(document) if type(value) is int} - plain
     assert all(key.endswith("_bytes") for key in numbers)
 

@@ -33,6 +33,8 @@ def result_dropped(project: Project) -> Iterator[Finding]:
         of, parent = call.func.value, index.parents.get(call)
         if not isinstance(parent, ast.Expr) or not _is_tensor(project, index, of):
             continue
+        if not isinstance(of, ast.Subscript) and not path_of(of):
+            continue  # made for this line alone, as a first use of the GPU is
         text = index.file.source.text(call)
         name = path_of(of) or "x"
         found = finding(

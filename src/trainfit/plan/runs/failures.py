@@ -77,8 +77,9 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.steps == 0:
         output = script_output(trace)
         message = f"{command.name}: {_without_step(outcome, command, output)}"
-        cause = _explained(cause_of(outcome, trace.output), mistakes_of(command, outcome))
         said, own = unsaid(outcome, output), outcome.own_fault
+        mistakes = mistakes_of(command, outcome) if own is None else ()
+        cause = _explained(cause_of(outcome, trace.output), mistakes)
         raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(

@@ -80,8 +80,8 @@ def _folders_of_torch() -> tuple[str, ...]:
 def files_of_user() -> tuple[str, ...]:
     """The user's files that are imported by now: their real paths."""
     named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    files = (each for each in named if isinstance(each, str) and not is_library(each))
-    return tuple(sorted({os.path.realpath(each) for each in files}))
+    files = (each for each in named if isinstance(each, str) and os.path.isabs(each))
+    return tuple(sorted({os.path.realpath(each) for each in files if not is_library(each)}))
 
 
 def place_of_user() -> tuple[str, int] | None:
