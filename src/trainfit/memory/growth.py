@@ -112,6 +112,19 @@ def left_by_epochs(recording: Recording, steps: int) -> tuple[GrowthSource, ...]
     return tuple(sorted(found, key=lambda source: -source.bytes_per_step))
 
 
+def is_freed_by_epochs(recording: Recording, steps: int) -> bool:
+    """Is what steps leave behind let go at the end of each epoch of so many ``steps``, three of
+    which are in the recording? It is if the first step of one has less alive than the last step of
+    the one before, and no epoch ends with more than another."""
+    sums = [sum(sizes) for sizes in zip(*_parts_by_group(recording).values(), strict=True)]
+    # The list begins with the second step.
+    ends, begins = sums[steps - 2 :: steps], sums[steps - 1 :: steps]
+    if steps < 2 or len(ends) < 3:
+        return False
+    lets_go = all(begin < end for begin, end in zip(begins, ends, strict=False))
+    return lets_go and max(ends) <= ends[0]
+
+
 def _parts_by_group(recording: Recording) -> dict[_Group, list[int]]:
     stream = Stream.of(recording)
     bounded = [KINDS.index(kind) for kind in _BOUNDED]

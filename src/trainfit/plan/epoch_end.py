@@ -347,6 +347,14 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     )
 
 
+def several_epochs(job: PlannedJob) -> tuple[RunSpec, int]:
+    """A run of several epochs at the current batch size, with one batch of each evaluation; and the
+    steps of each."""
+    cut = dataclasses.replace(_cut(job, job.batch), goes_on=True, periodic=0, remainder=0)
+    spec = _lengthened(job.sized(AS_WRITTEN), cut, 1)
+    return dataclasses.replace(spec, title="several epochs"), _STEPS
+
+
 def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:
     """Did an end of an epoch that no DataLoader tells of not come within its time?"""
     return cut.index is None and trace.outcome.status == "timeout"

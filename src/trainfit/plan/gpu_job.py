@@ -101,7 +101,8 @@ class CapacitySearch:
 class Job:
     """What is known of a job: its recording, and those at two batch sizes where there are any.
 
-    ``samples`` are what the whole run sees (``None``: not known).
+    ``samples`` are what the whole run sees (``None``: not known). ``freed_every`` are the steps of
+    an epoch whose end frees what its steps leave behind (``None``: it does not).
     """
 
     name: str
@@ -109,6 +110,7 @@ class Job:
     recording: Recording
     pair: Pair = ()
     samples: int | None = None
+    freed_every: int | None = None
     _works: dict[int, Work] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -152,7 +154,8 @@ class Job:
     @functools.cached_property
     def pattern(self) -> StepPattern:
         """How memory goes on from step to step."""
-        return step_pattern(self.recording, reserved_bytes=0)
+        found = step_pattern(self.recording, reserved_bytes=0)
+        return dataclasses.replace(found, freed_every=self.freed_every)
 
     def growth_on(self, estimate: GpuEstimate) -> Growth:
         """What stays behind with each step, if that fills the GPU."""
@@ -216,7 +219,8 @@ def job_of_plan(result: PlanResult, path: Path, *, on_several: bool = False) -> 
     batch, recording = kept[0]
     _require_step(recording, path, on_several=on_several)
     pair = [(at, other) for at, other in kept[-2:] if at is not None]
-    return Job(result.command, batch, recording, _pair(pair), result.samples)
+    freed = None if result.pattern is None else result.pattern.freed_every
+    return Job(result.command, batch, recording, _pair(pair), result.samples, freed)
 
 
 def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bool = False) -> Job:

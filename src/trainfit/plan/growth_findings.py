@@ -46,11 +46,13 @@ _ON_CPU = Fix(
 
 
 def of_steps(
-    pattern: StepPattern, growth: Growth, graphs_at: str | None = None
+    pattern: StepPattern, growth: Growth, graphs_at: str | None = None, epoch: int | None = None
 ) -> Iterator[Finding]:
     """What each optimizer step leaves behind, where ``growth`` is too much for a long training.
 
-    ``graphs_at`` is the line of a backward pass that makes graphs of the gradients, if one does.
+    ``graphs_at`` is the line of a backward pass that makes graphs of the gradients, if one does;
+    ``epoch`` are the steps of an epoch whose end was not simulated and may free it (``None``: it
+    was, or is not known).
     """
     if not growth.unfit or not pattern.sources:
         return
@@ -59,6 +61,9 @@ def of_steps(
         yield _buffer(said, pattern, pattern.grows_by_bytes)
         return
     found = _finding(TENSORS_KEPT, said, pattern.sources, _KEEP_LESS)
+    if epoch:
+        title = f"{said}, unless an epoch's end ({count(epoch, 'step')}) frees it"
+        found = dataclasses.replace(found, title=title, severity="warning")
     if graphs_at is not None and found.place == Place.parse(graphs_at):
         found = dataclasses.replace(found, cause=_IN_A_CIRCLE, fixes=(_NO_CIRCLE,))
     yield found
@@ -70,7 +75,8 @@ def with_growth(summary: RecordingSummary) -> RecordingSummary:
         return summary
     used = summary.memory.device_bytes + summary.other_processes_bytes
     growth = Growth.on(summary.pattern, summary.gpu_memory_bytes - used)
-    found = of_steps(summary.pattern, growth)
+    epoch = summary.coverage.steps_per_epoch if summary.coverage is not None else None
+    found = of_steps(summary.pattern, growth, epoch=epoch)
     return dataclasses.replace(summary, findings=(*summary.findings, *found))
 
 

@@ -36,6 +36,7 @@ from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.epoch_end import EpochEnds, epoch_ends
 from trainfit.plan.epoch_end import start as start_epoch_end
+from trainfit.plan.epoch_growth import within_epochs
 from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
 from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.launch import with_launch
@@ -228,6 +229,7 @@ def simulated(
 def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstants) -> Simulated:
     """From the first run to what is recommended; the plan is built once, at the end."""
     job, options = first_run.job()
+    job = within_epochs(job)
     tunable = tunable_to_size(options.command, job.first.outcome.options, settings.solve)
 
     # Batch sizes, of the command as it is written.

@@ -59,6 +59,8 @@ def only_seen(pattern: StepPattern | None) -> str:
     """What limits figures: to go on in a title with."""
     if pattern is None or _is_reliable(pattern):
         return ""
+    if pattern.freed_every:
+        return f"; {size(pattern.grows_by_bytes or 0)} more at the end of an epoch"
     if pattern.grows_by_bytes is not None and pattern.steps_until_full is None:
         return f"; {size(pattern.grows_by_bytes)} more when the buffer that it fills is full"
     return f"; for the {count(pattern.steps, 'simulated step')} only"
@@ -91,6 +93,12 @@ def _growing(pattern: StepPattern) -> str:
     growth = pattern.growth_bytes_per_step or 0
     if pattern.unit == "model call":
         return _growing_cache(pattern, growth)
+    if pattern.freed_every:
+        return (
+            f"memory grows by {size(growth)} with each {pattern.unit}, and an epoch's end (after "
+            f"{count(pattern.freed_every, 'step')}) frees it: the figures are for the first "
+            f"{pattern.steps}, the last of an epoch needs {size(pattern.grows_by_bytes or 0)} more"
+        )
     text = (
         f"memory does not settle: it grows by {size(growth)} with each {pattern.unit}, and the "
         f"figures are for the first {pattern.steps} only"

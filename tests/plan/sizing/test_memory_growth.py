@@ -9,9 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from trainfit.memory.growth import step_pattern
+from trainfit.memory.growth import is_freed_by_epochs, step_pattern
+from trainfit.plan.epoch_growth import within_epochs
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.report.steps import pattern_lines
+from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import StepPattern
 from trainfit.results.text import count
 from trainfit.simgpu.session import Simulation
@@ -61,3 +64,55 @@ def test_a_training_by_hand_counts_backward_passes() -> None:
     assert (pattern.unit, pattern.course) == ("backward pass", "growing")
     assert count(pattern.steps, pattern.unit) == "6 backward passes"
     assert "with each backward pass" in pattern_lines(pattern)[0]
+
+
+def kept_outputs(epochs: int, *, frees: bool) -> Recording:
+    """A training that keeps what its model gives, two steps an epoch."""
+    with Simulation("T4") as simulation:
+        model = torch.nn.Linear(512, 512).cuda()
+        optimizer, outputs = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for _ in range(epochs):
+            for _ in range(2):
+                outputs.append(model(torch.ones(512, 512, device="cuda")))
+                optimizer.zero_grad()
+                outputs[-1].sum().backward()
+                optimizer.step()
+                outputs[-1] = outputs[-1].detach()
+            if frees:
+                outputs.clear()
+    return simulation.recording
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_what_an_epochs_steps_keep_may_be_let_go_at_its_end(frees: bool) -> None:
+    recording = kept_outputs(3, frees=frees)
+    assert is_freed_by_epochs(recording, 2) is frees
+    assert not is_freed_by_epochs(kept_outputs(2, frees=frees), 2)  # too few to tell
+    pattern = dataclasses.replace(LOSSES, growth_bytes_per_step=1 << 20, steps_until_full=20_000)
+    model = dataclasses.make_dataclass("Model", [("other_processes_bytes", int)], frozen=True)(7)
+    model.__class__.capacity_bytes, model.__class__.usable_bytes = 24 * GIB, 22 * GIB
+    trace = SimpleNamespace(recording=recording)
+    coverage = SimpleNamespace(steps_per_epoch=106)
+    job = dataclasses.make_dataclass(
+        "Planned",
+        ("pattern", "memory_model", "first", "runs", "batch", "infers", "recording", "sized"),
+    )(
+        pattern,
+        model,
+        SimpleNamespace(outcome=SimpleNamespace(coverage=coverage, loader=None)),
+        SimpleNamespace(attempt=lambda batch, spec: trace),
+        None,
+        False,
+        SimpleNamespace(makeup=None),
+        lambda spec: spec,
+    )
+    found = within_epochs(cast(PlannedJob, job))
+    if not frees:
+        assert found is job
+        return
+    assert (found.pattern.freed_every, found.pattern.steps_until_full) == (106, None)
+    assert found.pattern.grows_by_bytes == 100 << 20  # 6 steps are in the figures
+    assert found.memory_model.other_processes_bytes == 7 + (100 << 20)
+    assert not Growth.of(found.pattern, JUDGE).unfit
+    (line,) = pattern_lines(found.pattern)
+    assert "frees it" in line and "100 MiB more" in line

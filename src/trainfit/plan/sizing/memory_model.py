@@ -137,8 +137,9 @@ class Growth:
 
     @classmethod
     def of(cls, pattern: StepPattern, memory_model: MemoryModel) -> Growth:
-        """What a run's steps showed. That of a model's calls (a KV cache) ends with the text."""
-        if pattern.course != "growing" or pattern.unit == "model call":
+        """What a run's steps showed. That of a model's calls (a KV cache) ends with the text, one
+        that each epoch's end lets go with the epoch."""
+        if pattern.course != "growing" or pattern.unit == "model call" or pattern.freed_every:
             return cls()
         return cls(
             pattern.growth_bytes_per_step or 0,
@@ -148,7 +149,7 @@ class Growth:
     @classmethod
     def on(cls, pattern: StepPattern, free_bytes: int) -> Growth:
         """On another GPU, of which the job as it was simulated leaves ``free_bytes``."""
-        if pattern.course != "growing" or pattern.unit == "model call":
+        if pattern.course != "growing" or pattern.unit == "model call" or pattern.freed_every:
             return cls()
         return cls(pattern.growth_bytes_per_step or 0, max(free_bytes, 0))
 

@@ -74,8 +74,11 @@ def _fits(result: PlanResult) -> str:
     if now.fits and (until := _subject(result, EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
         return f"Fits at first: {need} of {there}{at}, but {grows}."
-    if now.fits and (growth := until_bound(result)):
-        there += f" at first, {size(now.memory.device_bytes + growth)} once its buffer is full"
+    if now.fits and (growth := until_bound(result)) > (ALIKE - 1) * now.memory.device_bytes:
+        most = size(now.memory.device_bytes + growth)
+        is_freed = result.pattern is not None and result.pattern.freed_every
+        when = "at the end of an epoch" if is_freed else "once its buffer is full"
+        there += f" at first, {most} {when}"
     later = _subject(result, FAILS_LATER) or _subject(result, SCHEDULE_ENDS)
     if now.fits and later:
         return f"Fits: {need} of {there}{at}, but the script fails {later}."

@@ -94,7 +94,8 @@ class StepPattern:
     call. ``text_calls`` are the
     calls to the end of a generated text, where figures are for that (``None``: they are for the
     simulated steps). ``grows_by_bytes`` is what it grows by in all, where what it keeps has a bound
-    (a deque with ``maxlen``).
+    (a deque with ``maxlen``), or is let go at the end of each epoch, of ``freed_every`` steps
+    (``None``: it is not, or that was not simulated).
     """
 
     course: Course
@@ -109,6 +110,7 @@ class StepPattern:
     unit: StepUnit = "optimizer step"
     text_calls: int | None = None
     grows_by_bytes: int | None = None
+    freed_every: int | None = None
 
 
 # ---
