@@ -499,7 +499,8 @@ class LearningObserver:
         found = []
         if (left := schedule_left_behind(self._schedules, list(self._seen))) is not None:
             found.append(Misuse("schedule_left_behind", left[:2], left[2]))
-        if (factor := rate_as_factor(self._schedules, list(self._seen))) is not None:
+        asked = () if self._reads_values else self._schedules  # of a real run nothing is called
+        if (factor := rate_as_factor(asked, list(self._seen))) is not None:
             told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
             found.append(Misuse("rate_times_rate", told, factor[2]))
         return tuple(found)
