@@ -21,7 +21,6 @@ from torch.utils.data import BatchSampler, DataLoader
 from trainfit.hooks.held_objects import open_handles
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.trace import (
-    CallSite,
     LoaderCut,
     LoaderInfo,
     LoaderOverride,
@@ -30,8 +29,9 @@ from trainfit.results.runs.trace import (
     Status,
 )
 from trainfit.scripts.call_sites import users_calls
+from trainfit.scripts.epoch_cut import EpochCut, MadeLoader
 from trainfit.scripts.phases.loops import ends_epoch
-from trainfit.scripts.samples.batch_sizes import FedBatches, FetchedSizes, FetchTimes
+from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame
@@ -47,157 +47,6 @@ class GivenBatch:
     loader: object
     samples: int | None
     with_grad: bool
-
-
-class _Made:
-    """One constructed DataLoader, and how many batches it gave so far.
-
-    ``held`` is the loader itself, where it shall outlive the script's own references.
-    """
-
-    def __init__(
-        self,
-        loader: Any,
-        index: int,
-        where: str | None,
-        keep: bool,
-        sites: tuple[CallSite, ...] = (),
-    ) -> None:
-        sampler = getattr(loader, "batch_sampler", None)
-        self.loader = weakref.ref(loader)
-        self.held = loader if keep else None
-        self.batch_sampler = _reference(sampler)
-        self.index = index
-        self.where = where
-        self.sites = sites
-        self.data_set = id(getattr(loader, "dataset", None))
-        self.batches = 0
-        #: Did it give some of the first training step's?
-        self.trains = False
-        self.on_gpu = False
-        self.fed = FedBatches()
-        data = getattr(loader, "dataset", None)
-        self._data = type(data), length_of(data)
-        #: What it was when it was last iterated: the script may keep no more than the iterator.
-        self.known: LoaderInfo | None = None
-        #: What the data set held open before the loader asked it for a sample: path → type.
-        self.handles: Mapping[str, str] = {}
-
-    def is_again(self, other: _Made) -> bool:
-        """Was it made by the same calls as ``other``, of the same data set or one like it, as a
-        script does that makes both again for each epoch?"""
-        if (self.where, self.sites) != (other.where, other.sites):
-            return False
-        is_alike = self._data == other._data and self._data[1] is not None
-        return self.data_set == other.data_set or is_alike
-
-
-class EpochCut:
-    """Ends the epochs of DataLoaders early, as ``cut`` says (``None``: it does not).
-
-    Their samplers give no more batches: workers are asked for none, and end as they always do.
-    """
-
-    def __init__(self, cut: LoaderCut | None) -> None:
-        self.cut = cut
-        self.ended: Callable[[], None] = lambda: None
-        """Called when an epoch of the training ends early."""
-        self.of_evaluation: Callable[[int], int] = lambda batches: batches
-        """Of so many batches of another loader, those that are asked for."""
-        self._made: list[_Made] = []
-        self._original: Callable[[_Made], _Made] = lambda made: made
-        #: Batches that other loaders than the training's would have given.
-        self._whole: dict[int, int] = {}
-        self._making: _Made | None = None
-        #: Batches that iterators were asked for, of which loader, and batches that they gave.
-        self._asked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-
-    def install(
-        self,
-        patches: PatchSet,
-        find: Callable[[Any], _Made | None],
-        made: list[_Made],
-        original: Callable[[_Made], _Made],
-    ) -> None:
-        """Cut from now on, until ``patches`` is restored."""
-        self._made, self._original = made, original
-        ask, reset, length = private.NEXT_INDEX.now, private.RESET.now, DataLoader.__len__
-
-        def _next_index(batches: Any) -> Any:
-            found = self._asked.get(batches)
-            if found is None and self._making is not None:
-                found = self._asked[batches] = [0, self._making, 0]
-            if found is not None and self.cut is not None:
-                if found[0] >= self._most(found[1]):
-                    if self._is_training(found[1]):
-                        self.ended()
-                    raise StopIteration
-                found[0] += 1
-                if self._is_training(found[1]) and found[0] == self.cut.batches:
-                    return _shortened(ask(batches), self.cut.remainder)
-            return ask(batches)
-
-        def _reset(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-            if batches in self._asked:
-                self._asked[batches][0] = self._asked[batches][2] = 0
-            reset(batches, loader, *args, **kwargs)
-
-        def __len__(loader: Any) -> int:
-            whole, made = length(loader), find(loader)
-            return whole if made is None else int(min(whole, self._most(made)))
-
-        self._length = length
-        patches.set(*private.NEXT_INDEX, _next_index)
-        patches.set(*private.RESET, _reset)
-        patches.set(DataLoader, "__len__", __len__)
-
-    @property
-    def longest(self) -> int | None:
-        """Batches that the longest of the loaders that no training step takes from would have
-        given."""
-        whole = [whole for index, whole in self._whole.items() if not self._made[index].trains]
-        return max(whole, default=None)
-
-    @contextlib.contextmanager
-    def making(self, made: _Made | None) -> Iterator[None]:
-        """An iterator of ``made`` is made, which asks for batches before it is there."""
-        self._making = made
-        loader = made.loader() if made is not None else None
-        if made and loader is not None and self.cut and not self._is_training(made):
-            with contextlib.suppress(Exception):
-                self._whole[made.index] = self.of_evaluation(self._length(loader))
-        try:
-            yield
-        finally:
-            self._making = None
-
-    def begun(self, batches: Any, made: _Made) -> None:
-        """An iterator of ``made`` is there; it may have asked for batches already."""
-        self._asked.setdefault(batches, [0, made, 0])
-
-    def is_last(self, batches: Any, made: _Made) -> bool:
-        """Is the batch that the iterator has just given the last of an epoch of another loader than
-        the training's, to be the largest of its data set?"""
-        if self.cut is None or not self.cut.look_s or self._is_training(made):
-            return False
-        found, last = self._asked[batches], self._most(made)
-        loader: Any = made.loader()
-        found[2] += 1
-        with contextlib.suppress(Exception):  # it may have no length
-            last = min(last, self._length(loader))
-        return bool(found[2] == last)
-
-    def _most(self, made: _Made) -> float:
-        if self.cut is None:
-            return math.inf
-        return self.cut.batches if self._is_training(made) else self.cut.others
-
-    def _is_training(self, made: _Made | None) -> bool:
-        index = self.cut.index if self.cut is not None else None
-        if made is None or index is None or index >= len(self._made):
-            return False
-        first = self._made[index]
-        return made is first or made.is_again(first) or self._original(made) is first
 
 
 class LoaderTracker:
@@ -219,11 +68,11 @@ class LoaderTracker:
         self._sample = sample
         self._epochs = EpochCut(cut)
         self._keep = keep
-        self._made: list[_Made] = []
-        self._of_iterator: weakref.WeakKeyDictionary[Any, _Made] = weakref.WeakKeyDictionary()
-        self._latest: _Made | None = None
+        self._made: list[MadeLoader] = []
+        self._of_iterator: weakref.WeakKeyDictionary[Any, MadeLoader] = weakref.WeakKeyDictionary()
+        self._latest: MadeLoader | None = None
         self._fed_by: LoaderInfo | None = None
-        self._feeding: _Made | None = None
+        self._feeding: MadeLoader | None = None
         self._sizes = FetchedSizes()
         self._times = FetchTimes()
         self._scans: dict[int, SampleScan] = {}
@@ -312,7 +161,7 @@ class LoaderTracker:
             before = tracker.count
             construct(loader, *args, **kwargs)
             if tracker.count == before:  # else by PyTorch's, which it called
-                tracker._made.append(_Made(loader, tracker.count, where, tracker._keep, sites))
+                tracker._made.append(MadeLoader(loader, tracker.count, where, tracker._keep, sites))
 
         def __iter__(loader: Any) -> Any:
             batches = iterate(loader)
@@ -405,14 +254,14 @@ class LoaderTracker:
         except Exception as error:  # the user's sampler or data set: whatever it raises
             return SampleScan(reason=cannot_look(error))
 
-    def _replaced(self, batch: Any, made: _Made, samples: int) -> Any:
+    def _replaced(self, batch: Any, made: MadeLoader, samples: int) -> Any:
         """The batch, or one of the sample that was asked for."""
         sample, loader = self._sample, made.loader()
         if sample is None or loader is None or self._original(made).index != sample.index:
             return batch
         return repeated(loader, sample, samples)
 
-    def _largest(self, batch: Any, made: _Made, samples: int) -> Any:
+    def _largest(self, batch: Any, made: MadeLoader, samples: int) -> Any:
         """The largest batch that the data set of ``made`` has; ``batch`` where its batches are all
         of one size, or that cannot be told."""
         loader, cut = made.loader(), self._epochs.cut
@@ -459,7 +308,7 @@ class LoaderTracker:
             if loader is not None:
                 private.forget_iterator(loader)
 
-    def _original(self, made: _Made) -> _Made:
+    def _original(self, made: MadeLoader) -> MadeLoader:
         """The first loader made of the same batch sampler, or of a shard of it."""
         loader = made.loader()
         sampler = getattr(loader, "batch_sampler", None) if loader is not None else None
@@ -468,12 +317,12 @@ class LoaderTracker:
         those = (sampler, getattr(sampler, "batch_sampler", sampler))  # or Accelerate's shard of it
         return next((m for m in self._made if any(m.batch_sampler() is s for s in those)), made)
 
-    def _find(self, loader: Any) -> _Made | None:
+    def _find(self, loader: Any) -> MadeLoader | None:
         if loader is None:  # as one is that the script has thrown away
             return None
         return next((made for made in self._made if made.loader() is loader), None)
 
-    def _describe(self, made: _Made) -> LoaderInfo | None:
+    def _describe(self, made: MadeLoader) -> LoaderInfo | None:
         """``made`` as it is now.
 
         A loader that was rebuilt from another (Accelerate's ``prepare``) shares its batch
@@ -529,12 +378,7 @@ def _workers_at_most(most: float, loader: Any) -> Iterator[None]:
         loader.num_workers = given
 
 
-def _shortened(samples: Any, count: int) -> Any:
-    """The first ``count`` of a batch's indices; all for 0."""
-    return samples[:count] if count and isinstance(samples, list) else samples
-
-
-def _given(made: _Made, batches: Any, samples: int | None) -> GivenBatch:
+def _given(made: MadeLoader, batches: Any, samples: int | None) -> GivenBatch:
     """What is to be known of a batch that the iterator ``batches`` gave."""
     return GivenBatch(
         (made.where, id(private.dataset_of(batches))), samples, torch.is_grad_enabled()
@@ -574,7 +418,7 @@ def _override(arguments: dict[str, Any], batch_size: int) -> None:
         sampler.batch_size = batch_size
 
 
-def _with_batches(info: LoaderInfo, made: _Made) -> LoaderInfo:
+def _with_batches(info: LoaderInfo, made: MadeLoader) -> LoaderInfo:
     """What is known of it by now."""
     return dataclasses.replace(
         info, batches=made.batches, fed=tuple(made.fed.samples), varies=made.fed.varies
@@ -594,11 +438,3 @@ def _samples(loader: Any, batch_sampler: Any) -> int | None:
     if length is None:
         length = length_of(getattr(loader, "dataset", None))
     return None if length is None else -(-length // processes)
-
-
-def _reference(value: Any) -> Any:
-    """A weak reference, or a call that gives nothing where there can be none."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: None
