@@ -174,8 +174,11 @@ def threads_at_work(processes: Table) -> float:
 
 
 def several_compute(rank: RankView) -> bool:
-    """Do several threads of the training process compute, without a GPU?"""
-    if has_gpu(rank):
+    """Do several threads of the training process compute, without a GPU? Where cores are free, they
+    would have one at least: what sleeps has helpers, too, that need next to nothing."""
+    cores = median(rank.main_process["cpu_cores"])
+    sleeps = cores is not None and cores < thresholds.HALF_A_CORE and is_crowded(rank) is False
+    if has_gpu(rank) or sleeps:
         return False
     return threads_at_work(rank.main_process) >= thresholds.SECOND_THREAD
 

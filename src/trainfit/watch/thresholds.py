@@ -61,6 +61,8 @@ SEVERAL_THREADS: Final = 1.5
 #: A process' CPU time over that of its busiest thread, from which a second one is busy; sampling
 #: and the recorder's own thread of a worker (20 looks a second) are within a tenth.
 SECOND_THREAD: Final = 1.25
+#: Cores of a process that hardly computes, on a machine with free ones.
+HALF_A_CORE: Final = 0.5
 #: Seconds of a batch that is as quickly made as taken from a worker: of 1 to 8 small tensors the
 #: main process needs 0.6 to 1.5 ms for that though the batch is ready (PyTorch 2.13, two cores).
 CHEAP_BATCH_S: Final = 0.001

@@ -289,6 +289,15 @@ def test_a_script_that_waits_while_the_gpu_is_idle() -> None:
     assert "script_waits" not in kinds(judge(run(other_s=0.2, gpu_gap_s=0.0005, cpu_s=0.06)))
 
 
+def test_helpers_of_a_model_that_sleeps_do_not_compute() -> None:
+    """Two threads in turn, on free cores: one would have a core of its own if it computed."""
+    for cores, waits in ((0.06, True), (1.6, False)):
+        main = {"cpu_cores": cores, "hottest_thread": cores / 1.5}
+        made = run_on_cpu(forward_s=1.0, cpu_s=0.09, processes={"main": main})
+        result = judge(made)
+        assert ("script_waits" in kinds(result)) is waits
+
+
 def test_a_model_that_waits_is_not_limited_by_the_cpu() -> None:
     result = judge(run_on_cpu(forward_s=1.0, cpu_s=0.09))
     assert finding(result, "script_waits").share == pytest.approx(0.91, abs=0.02)
