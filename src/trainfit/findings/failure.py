@@ -495,10 +495,11 @@ def _exception(
         return None
     evidence = raised_words(raised)
     causes = [tracebacks.parse(*each) for each in tracebacks.raised_from(failure.traceback)]
-    # what lacks a module says nothing else for certain
-    causes.sort(key=lambda each: each.type != "ModuleNotFoundError")
-    at = sum(each.type == "ModuleNotFoundError" for each in causes)
-    order = (*causes[:at], raised, *causes[at:])
+    # What lacks a module says nothing else for certain: such a cause comes first.
+    order = sorted(
+        (raised, *causes),
+        key=lambda each: each is raised or each.type != "ModuleNotFoundError",
+    )
     known = next(filter(None, (exceptions.known(each, seen) for each in order)), None)
     if known is not None:
         return dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)

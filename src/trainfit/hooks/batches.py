@@ -39,9 +39,9 @@ _LOOKS: Final = 6
 _STEPS: Final = 64
 
 
-def _where(tensor: torch.Tensor) -> tuple[int, int, tuple[int, ...]]:
-    storage = storage_key(tensor.untyped_storage())
-    return storage, int(tensor.storage_offset()), tuple(tensor.shape)
+def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The storage of a tensor, and where in it the tensor begins."""
+    return storage_key(tensor.untyped_storage()), int(tensor.storage_offset())
 
 
 class _Loader(NamedTuple):
@@ -132,14 +132,14 @@ class Batches:
         """An embedding of tokens is about to be computed."""
         if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
             self._embedded.add(tuple(tokens.shape))
-            self._tokens.append(_where(tokens))
+            self._tokens.append((*storage_of(tokens), tuple(tokens.shape)))
 
     def follows(self, labels: Any) -> bool:
         """Are these tokens that were embedded just now, from the second on?"""
         if not isinstance(labels, torch.Tensor) or labels.dim() != 2:
             return False
-        storage, offset, shape = _where(labels)
-        return (storage, offset - 1, shape) in self._tokens
+        storage, offset = storage_of(labels)
+        return (storage, offset - 1, tuple(labels.shape)) in self._tokens
 
     def compared(self, name: str, output: Any, target: Any) -> None:
         """A loss function of what a model gave and of what it shall give is called."""

@@ -121,6 +121,7 @@ class LearningObserver:
         self._is_fed = False
         self._accumulated = Accumulated()
         self._modes = Modes()
+        self._trained_before = False
         self._losses: list[LossScale] = []
         self._models: list[weakref.ref[Any]] = []
         self._schedules: list[Schedule] = []
@@ -193,13 +194,13 @@ class LearningObserver:
         """An outermost module with parameters gave ``output``."""
         self.misuse.graphs.called()
         known = self._with_graph
-        is_new = self._modes.trained_before and id(module) not in known and len(known) < _MODELS
+        is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
         if is_new and has_graph(output):
             known[id(module)] = weakref.ref(module), self._place() or ""
 
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
-        self._accumulated.is_new_pass = self._modes.trained_before
+        self._accumulated.is_new_pass = self._trained_before
         self._order.begins(loader, sum(each.steps for each in self._all))
         self.misuse.iterated(loader)
         self._restarts.begins(loader, self._place() or "")
@@ -218,7 +219,7 @@ class LearningObserver:
         self._restarts.given += 1
         self.misuse.batches.asked(batches)
         self._batches[id(batches)] += 1
-        if self._wrappers and not self._modes.trained_before:
+        if self._wrappers and not self._trained_before:
             self._over_all = (self._place() or "") if goes_over_all(batches) else None
 
     def backward(self, tensors: Any, *, with_graph: bool = False) -> None:
@@ -227,7 +228,7 @@ class LearningObserver:
         self._passes += 1
         self._passed += 1
         self._accumulated.used += 1
-        if self._clipping is not None and self._modes.trained_before:
+        if self._clipping is not None and self._trained_before:
             self._clipped_late = self._clipped_late or self._clipping
         self._clipping = None
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
@@ -237,9 +238,9 @@ class LearningObserver:
             self._misfit = broadcast_in(root.grad_fn)
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
-            if self._modes.trained_before and self._leaves is None:
+            if self._trained_before and self._leaves is None:
                 self._leaves = leaves_of(root.grad_fn)
-        if self._modes.trained_before:
+        if self._trained_before:
             self.misuse.backward(root)
         if self._reads_values:
             self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
@@ -360,7 +361,7 @@ class LearningObserver:
     def mode_set(self, model: Any, training: bool) -> None:
         """``model.train(training)``, which concerns all its parts."""
         self.awake = True
-        self._modes.set(model, training, self._place)
+        self._modes.set(model, training, self._trained_before, self._place)
 
     def stepping(self, optimizer: Any) -> None:
         """An optimizer's step begins: its gradients are what it will use."""
@@ -413,7 +414,7 @@ class LearningObserver:
             gap = gap_in(self.misuse.batches.data)
             told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
             self._not_finite = Misuse("data_not_finite" if gap else "", told)
-        elif not self._modes.trained_before and (
+        elif not self._trained_before and (
             named := list(steep(optimizer, loss, nodes_of(root.grad_fn) or ()))
         ):
             place = only_line((self._place() or "").rpartition(":")[0], [each for _, each in named])
@@ -474,7 +475,7 @@ class LearningObserver:
             self._look_at_owners(seen)
             self._look_at_unused()
         if self._passes:
-            self._modes.trained_before = True
+            self._trained_before = True
         self._passes = self._calls = self._accumulated.used = 0
         if seen is not None:
             seen.over(self._passed, self._changed)
@@ -518,7 +519,6 @@ class LearningObserver:
         looked = [seen for seen in self._all if seen.looks]
         without = [t for seen in looked for t in seen.without()]
         losses = self._losses
-        accumulated = self._accumulated
         foreign = [key for key, _ in without if key not in names]
         had = {key for seen in self._all for key in seen.had}
         leaves, gradients = self._leaves or {}, self._gradients
@@ -584,11 +584,11 @@ class LearningObserver:
             schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),
             anomaly=self._anomaly,
             evaluating_at=self._modes.wrong_at,
-            micro_batches=accumulated.micro_batches(),
-            dropped_micro_batches=accumulated.dropped(),
-            dropped_at=accumulated.dropping,
-            remainder=accumulated.remainder(),
-            remainder_share=accumulated.remainder_share(),
+            micro_batches=self._accumulated.micro_batches(),
+            dropped_micro_batches=self._accumulated.dropped(),
+            dropped_at=self._accumulated.dropping,
+            remainder=self._accumulated.remainder(),
+            remainder_share=self._accumulated.remainder_share(),
             loss_divisors=tuple(sorted(common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from trainfit.hooks.batches import Batches
+from trainfit.hooks.batches import Batches, storage_of
 from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, SecondOrder, keeps_result
@@ -24,7 +24,6 @@ from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.values import Stalled
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.torch_private.modules import in_shards
-from trainfit.torch_private.tensors import storage_key
 
 #: Names that are told.
 _NAMES: Final = 3
@@ -377,14 +376,10 @@ def _is_own(module: Any, state: Mapping[str, Any]) -> bool:
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
     return bool(tensors) and all(
-        name in own and own[name].shape == each.shape and _storage(own[name]) == _storage(each)
+        name in own and own[name].shape == each.shape and storage_of(own[name]) == storage_of(each)
         for name, each in tensors.items()
         if each.numel()
     )
-
-
-def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    return storage_key(tensor.untyped_storage()), int(tensor.storage_offset())
 
 
 def _cut_in(node: Any) -> tuple[str, str | None, str | None] | None:

@@ -14,21 +14,22 @@ class Modes:
     """What was switched, and where.
 
     Attributes:
-        trained_before: whether an optimizer has made a step with a backward pass.
         evaluating: where a model was switched to evaluation that was to be trained, until an
             optimizer's step tells whether it is trained so; ``None``: none was.
         wrong_at: where one was that is trained so.
     """
 
     def __init__(self) -> None:
-        self.trained_before = False
         self.evaluating: str | None = None
         self.wrong_at: str | None = None
         self._model: weakref.ref[Any] | None = None
         self._told_to_train: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def set(self, model: Any, training: bool, place: Callable[[], str | None]) -> None:
-        """``model.train(training)``, which concerns all its parts.
+    def set(
+        self, model: Any, training: bool, trained: bool, place: Callable[[], str | None]
+    ) -> None:
+        """``model.train(training)``, which concerns all its parts; ``trained``: an optimizer has
+        made a step with a backward pass.
 
         A model that comes in evaluation mode (from_pretrained) may be meant to stay in it: what
         counts is one that was trained, or told to train, before it was switched.
@@ -37,16 +38,13 @@ class Modes:
         if training:
             if known is model:
                 self.evaluating = None
-            if not self.trained_before:
+            if not trained:
                 self._told_to_train.add(model)
-        elif self._is_to_train(model) and behaves_by_mode(model):
+        elif (trained or model in self._told_to_train) and behaves_by_mode(model):
             parts = known.modules() if known is not None else ()
             if self.evaluating is not None and any(part is model for part in parts):
                 return  # it is told to the parts, too
             self._model, self.evaluating = weakref.ref(model), place() or ""
-
-    def _is_to_train(self, model: Any) -> bool:
-        return self.trained_before or model in self._told_to_train
 
     def look(self, optimizer: Any) -> None:
         """An optimizer's step begins while a model is in evaluation mode. A part may stay in it

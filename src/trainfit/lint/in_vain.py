@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.lint.imports import Source
-from trainfit.lint.index import Index, finding, is_literal, method_of, path_of
+from trainfit.lint.index import Index, finding, is_literal, line_finding, method_of, path_of
 from trainfit.lint.project import Project
-from trainfit.results.findings import Finding, Fix, Place
+from trainfit.results.findings import Finding
 
 #: Methods that give another tensor: of modules, which they change, they have the same names.
 _MOVES: Final = {"to", "cuda", "cpu", "float", "half", "double", "bfloat16", "long", "type"}
@@ -187,7 +187,7 @@ def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
         if any(_reads(each, name) for each in (*loop.body[number + 1 :], *loop.orelse)):
             continue  # a name for what comes next
         text = source.text(line)
-        yield _finding(
+        yield line_finding(
             source,
             line,
             "parameter-rebound",
@@ -214,7 +214,7 @@ def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
     }
     if not any(_reads(last.value, name) for name in sums):
         return
-    yield _finding(
+    yield line_finding(
         source,
         last,
         "loop-ends-first",
@@ -254,7 +254,7 @@ def _shared(source: Source) -> Iterator[Finding]:
         others = ", ".join(name for name in parts.get(owner, ()) if name not in (owner, "_"))
         if not others:
             continue
-        yield _finding(
+        yield line_finding(
             source,
             node,
             "transform-shared",
@@ -285,7 +285,7 @@ def _left_off(source: Source) -> Iterator[Finding]:
         if any(method_of(each) == "backward" for each in inside):
             continue
         text = source.text(switches[0])
-        yield _finding(
+        yield line_finding(
             source,
             switches[0],
             "gradients-left-off",
@@ -301,11 +301,3 @@ def _reads(node: ast.AST, name: str) -> bool:
         isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
         for each in ast.walk(node)
     )
-
-
-def _finding(
-    source: Source, node: ast.stmt | ast.expr, kind: str, title: str, cause: str, fix: str
-) -> Finding:
-    line = source.line(node.lineno).rstrip()
-    place = Place(source.name, node.lineno, source.column(node), line)
-    return Finding(kind, "critical", title, (), cause, (Fix(fix),), place=place)

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
-from trainfit.lint.imports import File
-from trainfit.results.findings import Finding, Fix, Place
+from trainfit.lint.imports import File, Source
+from trainfit.results.findings import Finding, Fix, Place, Severity
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
@@ -240,6 +240,20 @@ def finding(
     return Finding(
         rule, "warning", rule.replace("-", " "), (), reason, (Fix(rewrite),), place=place
     )
+
+
+def line_finding(
+    source: Source,
+    node: ast.stmt | ast.expr,
+    kind: str,
+    title: str,
+    cause: str,
+    fix: str,
+    severity: Severity = "critical",
+) -> Finding:
+    """A finding at the line of a node, which says more than its rule's name."""
+    place = Place(source.name, node.lineno, source.column(node), source.line(node.lineno).rstrip())
+    return Finding(kind, severity, title, (), cause, (Fix(fix),), place=place)
 
 
 def named_devices(index: Index) -> dict[Scope | None, str]:

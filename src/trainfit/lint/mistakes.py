@@ -12,7 +12,8 @@ from typing import Final
 
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
-from trainfit.results.findings import Finding, Fix, Place, Severity
+from trainfit.lint.index import line_finding
+from trainfit.results.findings import Finding, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
 _CALLED: Final = {
@@ -249,7 +250,5 @@ def _debugging(source: Source) -> Iterator[Finding]:
 def _finding(
     source: Source, node: ast.stmt | ast.expr, kind: str, title: str, cause: str, fix: str
 ) -> Finding:
-    line = source.line(node.lineno).rstrip()
-    place = Place(source.name, node.lineno, source.column(node), line)
     severity: Severity = "warning" if kind in _WARNINGS else "critical"
-    return Finding(kind, severity, title, (), cause, (Fix(fix),), place=place)
+    return line_finding(source, node, kind, title, cause, fix, severity)

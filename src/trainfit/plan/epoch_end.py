@@ -18,6 +18,7 @@ import numpy as np
 
 from trainfit.findings.habits import of_evaluation
 from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.memory.growth import is_freed_by_epochs
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.changes.amp import AmpSetting
@@ -33,6 +34,7 @@ from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.runs.batches import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, fails_beyond, what_happened
 from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.memory_model import Growth
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
@@ -139,8 +141,7 @@ class _Evaluations:
         if first.evaluation == "simulated":
             if spec.cut is None or trace.outcome.seconds > _SLOW_S:
                 return ()
-            cut = dataclasses.replace(spec.cut, goes_on=True, periodic=0, remainder=0)
-            spec = dataclasses.replace(_lengthened(spec, cut, 1), title="several epochs")
+            spec = _several(spec, spec.cut)
             try:
                 trace = job.runs.attempt(job.batch, spec)
             except NotSimulated:
@@ -316,6 +317,35 @@ def start(job: PlannedJob, present: AmpSetting) -> None:
         job.runs.start(job.batch, _lengthened(job.sized(AS_WRITTEN), cut, cut.others))
 
 
+def within_epochs(job: PlannedJob) -> PlannedJob:
+    """``job`` with room for what an epoch's steps keep, where several epochs that are cut short let
+    it go at the end of each; as it is where they do not, or memory does not grow."""
+    pattern, coverage = job.pattern, job.first.outcome.coverage
+    epoch = coverage.steps_per_epoch if coverage is not None else None
+    growth, full = pattern.growth_bytes_per_step, pattern.steps_until_full
+    if not (epoch and growth and full) or not Growth.of(pattern, job.memory_model).unfit:
+        return job
+    if pattern.unit != "optimizer step" or job.infers or epoch >= full:
+        return job
+    more = growth * max(0, epoch - pattern.steps)
+    spec = _several(job.sized(AS_WRITTEN), _cut(job, job.batch))
+    try:
+        trace = job.runs.attempt(job.batch, spec)
+    except NotSimulated:
+        return job
+    if trace.recording is None or not is_freed_by_epochs(recording_of(trace), _STEPS):
+        return job
+    model = job.memory_model
+    held = model.other_processes_bytes + more
+    return dataclasses.replace(
+        job,
+        pattern=dataclasses.replace(
+            pattern, grows_by_bytes=more, freed_every=epoch, steps_until_full=None
+        ),
+        memory_model=dataclasses.replace(model, other_processes_bytes=held),
+    )
+
+
 def _is_worth_it(job: PlannedJob, setting: AmpSetting) -> bool:
     """May what comes after an epoch matter? Where no batch size of a training fits, not before that
     does; its runs are left out where they take long."""
@@ -347,12 +377,10 @@ def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:
     )
 
 
-def several_epochs(job: PlannedJob) -> tuple[RunSpec, int]:
-    """A run of several epochs at the current batch size, with one batch of each evaluation; and the
-    steps of each."""
-    cut = dataclasses.replace(_cut(job, job.batch), goes_on=True, periodic=0, remainder=0)
-    spec = _lengthened(job.sized(AS_WRITTEN), cut, 1)
-    return dataclasses.replace(spec, title="several epochs"), _STEPS
+def _several(spec: RunSpec, cut: LoaderCut) -> RunSpec:
+    """``spec`` with several epochs as ``cut`` has them, and one batch of each evaluation."""
+    cut = dataclasses.replace(cut, goes_on=True, periodic=0, remainder=0)
+    return dataclasses.replace(_lengthened(spec, cut, 1), title="several epochs")
 
 
 def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:

@@ -34,9 +34,8 @@ from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE
 from trainfit.plan.confirmation import confirmed
 from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
-from trainfit.plan.epoch_end import EpochEnds, epoch_ends
+from trainfit.plan.epoch_end import EpochEnds, epoch_ends, within_epochs
 from trainfit.plan.epoch_end import start as start_epoch_end
-from trainfit.plan.epoch_growth import within_epochs
 from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
 from trainfit.plan.growth_findings import of_steps
 from trainfit.plan.launch import with_launch
@@ -80,7 +79,7 @@ from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import SEVERITIES, Finding
+from trainfit.results.findings import Finding, by_severity
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.plan import Inference, PlanResult, TunableSizes, with_run_rate
 from trainfit.results.runs.generation import Generation
@@ -533,7 +532,7 @@ def _distinct(*findings: Finding) -> tuple[Finding, ...]:
     for each in findings:
         if each not in found:
             found.append(each)
-    return tuple(sorted(found, key=lambda each: SEVERITIES.index(each.severity)))
+    return by_severity(found)
 
 
 def _variables(command: Command, first: Trace, chosen: AmpSetting) -> dict[str, str]:

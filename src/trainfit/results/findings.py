@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, get_args
 
 from trainfit.results.loader_settings import LoaderSettings
 
 Severity = Literal["critical", "warning", "info"]
-SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 Confidence = Literal["certain", "likely", "possible"]
 
 
@@ -150,6 +149,18 @@ class Unknown:
     kind: str
     reason: str
     needs: str
+
+
+def fails_later(title: str, subject: str) -> Finding:
+    """That a script which has begun to train will fail, beside its cause; ``subject`` is when, as a
+    plan's first line has it."""
+    return Finding(FAILS_LATER, "critical", title, (), "", (), subject=subject)
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The worst first, else in their order."""
+    order = get_args(Severity)
+    return tuple(sorted(findings, key=lambda each: order.index(each.severity)))
 
 
 def failure_finding(

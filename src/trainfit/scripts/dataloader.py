@@ -29,9 +29,9 @@ from trainfit.results.runs.trace import (
     Status,
 )
 from trainfit.scripts.call_sites import users_calls
-from trainfit.scripts.epoch_cut import EpochCut, MadeLoader
 from trainfit.scripts.phases.loops import ends_epoch
 from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
+from trainfit.scripts.samples.epoch_cut import EpochCut, MadeLoader
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.device.user_location import user_frame

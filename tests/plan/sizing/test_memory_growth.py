@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainfit.memory.growth import is_freed_by_epochs, step_pattern
-from trainfit.plan.epoch_growth import within_epochs
+from trainfit.plan.epoch_end import within_epochs
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.report.steps import pattern_lines

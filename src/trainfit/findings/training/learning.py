@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.findings import habits
 from trainfit.findings.training import losses, misuse, rates
-from trainfit.results.findings import SCHEDULE_ENDS, SEVERITIES, Evidence, Finding, Fix, Place
+from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
 
@@ -27,8 +27,7 @@ def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
     """The findings, those that spoil the result first."""
     if not facts.steps:
         return ()
-    found = [finding for rule in _RULES for finding in rule(facts)]
-    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+    return by_severity(finding for rule in _RULES for finding in rule(facts))
 
 
 def _gradients(facts: LearningFacts) -> Iterator[Finding]:

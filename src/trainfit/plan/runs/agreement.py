@@ -22,7 +22,7 @@ from trainfit.plan.runs.failures import (
 )
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace
-from trainfit.results.findings import FAILS_LATER, Evidence, Finding, Fix
+from trainfit.results.findings import Evidence, Finding, Fix, fails_later
 from trainfit.results.runs.communication import JOINS, LEAVES, Meeting
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import TraceOutcome
@@ -232,8 +232,7 @@ def _uneven(first: TraceOutcome, other: TraceOutcome, rank: int) -> tuple[Findin
         ),
     )
     when = f"when rank {fewer} has no more batches ({least} an epoch, others {most}): it hangs"
-    fails = Finding(FAILS_LATER, "critical", f"the job hangs {when}", (), "", (), subject=when)
-    return (cause, fails)
+    return (cause, fails_later(f"the job hangs {when}", when))
 
 
 def _batches(outcome: TraceOutcome) -> int | None:

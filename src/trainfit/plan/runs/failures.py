@@ -16,7 +16,8 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import FAILS_LATER, Finding
+from trainfit.results.findings import Finding
+from trainfit.results.findings import fails_later as failing
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.script import ScriptOption
@@ -233,7 +234,7 @@ def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
         return ()
     cause = cause_of(outcome, trace.output)
     after = f"after {count(outcome.steps, 'step')}"
-    failed = Finding(FAILS_LATER, "critical", what, (), "", (), subject=after)
+    failed = failing(what, after)
     return (failed,) if cause is None else (cause, failed)
 
 

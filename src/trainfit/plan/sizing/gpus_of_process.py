@@ -14,7 +14,7 @@ from trainfit.memory.replay import Stream, of_each_gpu
 from trainfit.plan.sizing.costing import has_rates, steady_work
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers as transfers_of
-from trainfit.results.findings import FAILS_LATER, Evidence, Finding, Fix, Place
+from trainfit.results.findings import Evidence, Finding, Fix, Place, fails_later
 from trainfit.results.runs.recording import Recording, gpu_of
 from trainfit.results.runs.steps import MARKS, TRANSFERS
 from trainfit.results.speed import CollectiveTime, GpuShare, GpusOfProcess
@@ -214,8 +214,7 @@ def strays(
     if not full:
         return (finding,)
     there = f"on GPU 0: with what the other ranks put there it needs {size(now + need)}"
-    fails = Finding(FAILS_LATER, "critical", f"out of memory {there}", (), "", (), subject=there)
-    return (finding, fails)
+    return (finding, fails_later(f"out of memory {there}", there))
 
 
 def _largest_on(recording: Recording, gpu: int) -> Place | None:
