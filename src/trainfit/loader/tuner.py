@@ -131,8 +131,6 @@ class Tuner:
         self._result, self._watch = result, watch
         self._faults = list(measured.probe.faults)
         self._fault_of: dict[LoaderSettings, Finding] = {}
-        self._alone_of: Choice | None = None
-        self._alone: dict[LoaderSettings, float] = {}
         self._runs = 0
         self._fastest = 0.0
         save_seconds()  # the first finds cold caches
@@ -266,8 +264,8 @@ class Tuner:
         *,
         is_last: bool = True,
     ) -> LoaderResult:
-        """The result with these settings chosen; until the last, what other settings would give
-        without a GPU is not simulated, which may all be simulated once more after a run."""
+        """The result with these settings chosen. What others would give without a GPU is
+        simulated at last, for those that a page shows."""
         probe, machine = self._measured.probe, self._machine
         load = choice.model(chosen).load(self._consumer, chosen.worker_threads)
         bound = limit(load, chosen, self._probe(chosen))
@@ -282,6 +280,8 @@ class Tuner:
         if decision.keeps:
             chosen = choice.goal.present
         asked = {chosen, choice.goal.present}
+        if is_last:
+            asked |= {trial.settings for trial in trials} | _fastest(choice)
         recommended = self._with_persistence(choice, chosen)
         decision = self._final(decision, recommended)
         # Alongside other processes a batch has fewer busy threads than alone.
@@ -314,7 +314,7 @@ class Tuner:
             limit=bound,
             reason=decision.reason,
             candidates=tuple(
-                self._with_needs(each, choice, has_rate=is_last or each.settings in asked)
+                self._with_needs(each, choice, has_rate=each.settings in asked)
                 for each in choice.candidates.values()
             ),
             confirmed=tuple(map(self._confirmed, trials)),
@@ -329,7 +329,10 @@ class Tuner:
                 )
                 if each.fix.gain is None or not decision.is_predicted
             ),
-            too_many=tuple(self._with_needs(each, choice) for each in beyond_knee(choice, chosen)),
+            too_many=tuple(
+                self._with_needs(each, choice, has_rate=False)
+                for each in beyond_knee(choice, chosen)
+            ),
             faults=tuple(self._faults),
             notes=tuple(notes),
             save_alone_s=self._save_s,
@@ -372,14 +375,15 @@ class Tuner:
         persistent = keep_workers(choice.goal.present, chosen, start_s, epoch_s)
         return dataclasses.replace(chosen, persistent_workers=persistent)
 
-    def _with_needs(
-        self, candidate: Candidate, choice: Choice, *, has_rate: bool = True
-    ) -> Candidate:
+    def _with_needs(self, candidate: Candidate, choice: Choice, *, has_rate: bool) -> Candidate:
         """With the memory that it takes, and its rate with a consumer that takes no time."""
         needs = feasible.needs(candidate.settings, self._probe(candidate.settings))
         alone: float | None = candidate.batches_per_s
         if self._consumer.step_s:
-            alone = self._alone_rate(candidate.settings, choice) if has_rate else None
+            model = choice.model(candidate.settings)
+            alone = (
+                model.predict(candidate.settings, Consumer(0.0)).batches_per_s if has_rate else None
+            )
         return dataclasses.replace(
             candidate,
             ram_bytes=needs.ram_bytes,
@@ -394,15 +398,6 @@ class Tuner:
         batch_s = self._probe(candidate.settings).fetch_cpu_s or 0.0
         settings, cores = candidate.settings, self._machine.usable_cores
         return predicted_save_s(self._save_s, settings, candidate.waiting_share, batch_s, cores)
-
-    def _alone_rate(self, settings: LoaderSettings, choice: Choice) -> float:
-        """Simulated once, though what there is is explained after each run."""
-        if self._alone_of is not choice:
-            self._alone_of, self._alone = choice, {}
-        if settings not in self._alone:
-            outcome = choice.model(settings).predict(settings, Consumer(0.0))
-            self._alone[settings] = outcome.batches_per_s
-        return self._alone[settings]
 
     def _confirmed(self, trial: ConfirmingRun) -> Confirmed:
         run = trial.run
@@ -423,6 +418,18 @@ class Tuner:
             others_cores=run.others_cores,
             tries=trial.tries,
         )
+
+
+def _fastest(choice: Choice) -> set[LoaderSettings]:
+    """Of each number of workers, the settings with the best predicted rate."""
+    found: dict[int, Candidate] = {}
+    for each in choice.candidates.values():
+        workers = each.settings.num_workers
+        if not each.infeasible and (
+            workers not in found or each.batches_per_s > found[workers].batches_per_s
+        ):
+            found[workers] = each
+    return {each.settings for each in found.values()}
 
 
 def _left_by_a_fault(choice: Choice, chosen: LoaderSettings, fault: str) -> str:

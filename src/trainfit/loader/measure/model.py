@@ -16,6 +16,7 @@ What is modelled is `torch/utils/data/dataloader.py` and `_utils/worker.py` of P
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -153,6 +154,8 @@ class Load:
     pauses: Pauses = field(default_factory=Pauses)
 
     def __post_init__(self) -> None:
+        for name in ("costs", "worker_speeds", "alone", "alone_pinned"):  # so that it is hashable
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not self.costs:
             raise ValueError("a load needs the cost of at least one batch")
         if not 0 <= self.locked_share <= 1:
@@ -221,10 +224,16 @@ class Outcome:
         return self.handed_s[-1] - self.handed_s[self.warm], batches
 
 
+#: Simulated runs that are kept: those of one choice of settings, with what bounds it.
+_KEPT: Final = 256
+
+
+@functools.lru_cache(maxsize=_KEPT)
 def simulate(load: Load, settings: LoaderSettings, batches: int, epochs: int = 1) -> Outcome:
     """Run a DataLoader for ``epochs`` of so many batches each.
 
-    Without ``persistent_workers`` the workers are restarted for each epoch.
+    Without ``persistent_workers`` the workers are restarted for each epoch. The same run is
+    simulated once: a choice is explained after each real run, with the same questions.
     """
     if batches < 1 or epochs < 1:
         raise ValueError("a run needs at least one batch and one epoch")
