@@ -699,6 +699,11 @@ def test_what_an_exception_was_raised_from() -> None:
             "unused_parameters",
         ),
         ("Expected to mark a variable ready only once. This error …", "ready_twice"),
+        (
+            "aten._foreach_mul_.Scalar got mixed torch.Tensor and DTensor, need to convert all "
+            "torch.Tensor to DTensor before calling distributed operators!",
+            "partly_distributed",
+        ),
         ("Cannot re-initialize CUDA in forked subprocess. To use …", "cuda_in_worker"),
         (
             "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned",

@@ -18,6 +18,7 @@ import trainfit
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
+from trainfit.hooks.remade import Remade
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.device.user_location import user_frame
@@ -118,6 +119,14 @@ def test_an_optimizer_for_each_step(found: Found) -> None:
     assert "optimizer_remade" in run(True, torch.optim.SGD, lr=0.1, momentum=0.9)
     assert not run(True, torch.optim.SGD, lr=0.1)  # it keeps nothing
     assert not run(False, torch.optim.Adam)
+
+
+def test_an_optimizer_within_another_steps_in_turn_with_it() -> None:
+    """ZeroRedundancyOptimizer makes its own in one line with itself, over the same parameters."""
+    outer, inner = (torch.optim.Adam(_net().parameters()) for _ in range(2))
+    inner.param_groups = outer.param_groups
+    remade = Remade()
+    assert not any(remade.steps(each, "train.py:3") for _ in range(9) for each in (outer, inner))
 
 
 def test_an_optimizer_of_one_line_is_let_go_for_the_next() -> None:

@@ -646,6 +646,30 @@ def test_data_change_the_device_although_views_are_held(sim: Simulation) -> None
     assert weight.grad is not None and weight.grad.device.type == "cpu"
 
 
+def test_data_come_back_for_the_backward_pass(sim: Simulation) -> None:
+    """As FSDP's parameters do that are offloaded: the gradient arrives, and stays on the device
+    when they leave it once more."""
+    weight = nn.Parameter(torch.zeros(4))
+    host, seen = weight.data, []
+    weight.data = torch.zeros(4, device="cuda")
+    node = weight.expand_as(weight).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    node.register_hook(lambda *_: seen.append(weight.grad))
+    loss = (weight * 2).sum()
+    weight.data = host
+    weight.mark = 1  # type: ignore[attr-defined]
+    weight.data = torch.ones(4, device="cuda")
+    loss.backward()
+    gradient = weight.grad
+    assert gradient is not None and gradient.is_cuda and seen[0] is not None
+    weight.data = host
+    assert weight.grad is gradient and weight.device.type == "cpu"
+    assert isinstance(weight, nn.Parameter) and weight.mark == 1  # type: ignore[attr-defined]
+    weight.grad = torch.ones(4)
+    assert type(weight) is nn.Parameter and weight.grad.device.type == "cpu"
+    weight.data = torch.ones(4, device="cuda")
+    assert weight.is_cuda and weight.grad is None
+
+
 @pytest.mark.parametrize("location", [None, "cuda", "cuda:0", torch.device("cuda"), "cpu"])
 def test_checkpoints(sim: Simulation, location: Any) -> None:
     model = mlp().cuda()

@@ -53,6 +53,9 @@ WHATEVER_THE_LENGTH: Final = (
     *("inference_tensor", "not_deterministic", "bool_arithmetic", "flag_of_result"),
     *("attribute_of_wrapper", "no_forward", "checkpoint_whole", "checkpoint_types"),
     *("state_wanted", "state_of_optimizer", "method_not_called", "loader_indexed"),
+    *("no_graph", "graph_used_twice", "changed_in_place", "leaf_in_place", "unsafe_autocast"),
+    *("scaler_unused", "scaler_order", "no_parameters", "optimizer_groups", "state_dict_names"),
+    *("state_dict_sizes", "unused_parameters", "ready_twice", "plateau_metric"),
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")

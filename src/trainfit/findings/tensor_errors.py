@@ -263,6 +263,15 @@ _KNOWN: Final = (
         "x.requires_grad_() before the forward pass, and compute with that x itself (no copy, no "
         "detach()); allow_unused=True where it is meant",
     ),
+    # torch/distributed/tensor/_dispatch.py
+    KnownError(
+        "partly_distributed",
+        re.compile(r"got mixed torch\.Tensor and DTensor"),
+        "An operator gets a DTensor together with a tensor that is not distributed",
+        "of an optimizer: leave out foreach=True and fused=True, or distribute the other "
+        "parameters, too (fully_shard of the whole model, Replicate() for the rest); elsewhere "
+        "distribute_tensor(x, mesh, [Replicate()])",
+    ),
     # aten/src/ATen/Context.cpp
     KnownError(
         "not_deterministic",

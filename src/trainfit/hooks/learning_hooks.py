@@ -293,6 +293,7 @@ def _comparing(
 
 def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:
     observer.wrapped(wrapper)
+    observer.misuse.wrapped(wrapper)
 
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:

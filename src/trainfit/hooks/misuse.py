@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Final
@@ -19,6 +20,7 @@ from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, SecondOrder, keeps_result
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.ranks import goes_over_host
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.values import Stalled
@@ -86,6 +88,7 @@ class MisuseObserver:
         self.graphs = Graphs()
         self.second_order = SecondOrder()
         self.profiling = Profiling()
+        self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.grown = Grown()
         self.stalled = Stalled()
 
@@ -98,6 +101,8 @@ class MisuseObserver:
             self._note("autocast_in_vain", place=place)
         if self.graphs.is_double:
             self._note("double", place="")
+        if any(map(goes_over_host, self._wrappers)):
+            self._note("gloo_of_gpus", place="")
         if (unused := self.second_order.unused()) is not None:
             self._note("second_order_unused", place=unused)
         if (profiled := self.profiling.all_steps) is not None:
@@ -298,6 +303,10 @@ class MisuseObserver:
         if missing and unexpected and len(missing) >= own:
             told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
             self._note("state_not_loaded", *told)
+
+    def wrapped(self, wrapper: Any) -> None:
+        """A model is about to be wrapped by DistributedDataParallel."""
+        self._wrappers.add(wrapper)
 
     def initialized(self, weights: Any) -> None:
         """All numbers of weights are about to get one value."""

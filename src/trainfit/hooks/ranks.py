@@ -78,6 +78,17 @@ def _has(model: Any, wrapper: Any) -> bool:
 _SET_EPOCH: Final = "set_epoch"
 
 
+def goes_over_host(wrapper: Any) -> bool:
+    """Are the gradients of a DistributedDataParallel on the GPU, and exchanged by gloo, which
+    copies them to the host and back?"""
+    if not next((each.is_cuda for each in wrapper.parameters()), False):
+        return False
+    try:
+        return "cuda:gloo" in dist.get_backend_config(wrapper.process_group)
+    except (KeyError, ValueError):  # one that PyTorch keeps no list of
+        return False
+
+
 class EpochOrder:
     """Has each epoch of several ranks another order? A DistributedSampler shuffles by its epoch's
     number, which somebody has to tell it."""

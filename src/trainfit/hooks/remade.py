@@ -34,6 +34,7 @@ class Remade:
         self._firsts: dict[tuple[str, int], weakref.ref[Any]] = {}
         self._steps: dict[tuple[str, int], int] = {}
         self._times: dict[tuple[str, int], int] = {}
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def steps(self, optimizer: Any, place: str | None) -> bool:
         """An optimizer that a line made is about to step: is it one of several in a row that make
@@ -48,8 +49,11 @@ class Remade:
         elif last() is optimizer:
             self._steps[key] += 1
             return False
+        elif optimizer in self._seen:  # one within another one steps in turn with it
+            self._times[key] = 1
         else:
             self._times[key] = self._times[key] + 1 if self._steps[key] == 1 else 1
+        self._seen.add(optimizer)
         self._last[key], self._steps[key] = weakref.ref(optimizer), 1
         return self._times[key] >= _IN_A_ROW
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from trainfit.findings.habits import of_evaluation
 from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.findings.training.learning import BETWEEN_EPOCHS, of_learning
 from trainfit.memory.growth import is_freed_by_epochs
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
@@ -38,6 +39,7 @@ from trainfit.plan.sizing.memory_model import Growth
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import EpochEnd
 from trainfit.results.findings import LAST_BATCH, Finding
+from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
@@ -70,6 +72,7 @@ _SLOW_S: Final = 60.0
 #: Where a script fails, in a run whose epochs are cut short.
 _AT_END: Final = "between steps or at an epoch's end"
 _AFTER: Final = "in its last epoch or after it"
+_LATER: Final = "in a later epoch"
 #: Seconds of a run from which on a training that does not fit is not looked at further.
 _COSTLY_S: Final = 15.0
 
@@ -100,7 +103,7 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
         return EpochEnds(chosen, EpochEnd("not simulated", why, batch_size=job.batch))
     evaluations = _Evaluations(job)
     present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
-    findings += evaluations.by_epoch(present)
+    findings += (*evaluations.by_epoch(present), *evaluations.learned())
     best = chosen.batches.recommended
     if present.device_bytes is None or not best or job.batch is None:
         return EpochEnds(chosen, present, None, findings, evaluations.looked)
@@ -128,6 +131,15 @@ class _Evaluations:
         self._looks_on = True
         #: Does the script fail in an evaluation that is cut short, and in a whole one not?
         self._is_whole = False
+        self._learning: list[LearningFacts] = []
+
+    def learned(self) -> tuple[Finding, ...]:
+        """What spoils the learning from a later epoch on, or at the run's end, and is not known of
+        the first steps."""
+        known = {each.kind for each in of_learning(self._job.first.outcome.learning)}
+        found = [each for facts in self._learning for each in of_learning(facts)]
+        late = {each.kind: each for each in found if each.kind in BETWEEN_EPOCHS}
+        return tuple(each for kind, each in late.items() if kind not in known)
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.
@@ -147,7 +159,8 @@ class _Evaluations:
             except NotSimulated:
                 return ()
             if not _went_on(trace):
-                return ()
+                return fails_beyond(trace, job.command, _LATER)
+            self._learning.append(trace.outcome.learning)
         free = job.memory_model.capacity_bytes - (first.device_bytes or 0)
         recording = recording_of(trace)
         found = tuple(of_epochs(recording, _STEPS, free))
@@ -235,6 +248,7 @@ class _Evaluations:
         if not traces or not _went_on(traces[-1]):
             found = fails_beyond(traces[-1], self._job.command, _AFTER) if traces else ()
             return EpochEnd("not simulated", batch_size=batch, unseen=unseen), found
+        self._learning.append(traces[-1].outcome.learning)
         covered = traces[-1].outcome.coverage
         length = covered.evaluation_batches if covered is not None else None
         lengths = lengths[: len(traces)]
@@ -283,6 +297,7 @@ class _Evaluations:
             found = fails_beyond(failed, job.command, at) if _went_on(job.first) else ()
             return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), found
         self.looked = self.looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
+        self._learning.append(traces[-1].outcome.learning)
         coverage = traces[-1].outcome.coverage
         if coverage is None or not coverage.evaluated:
             ended = traces[-1].outcome.status == "ended"

@@ -525,6 +525,7 @@ class Runner:
             imported=tuple(self._simulation.absent.imported),
             meetings=tuple(self._peers.meetings),
             files=files_of_user(),
+            saves=self._coverage.saves,
         ).save(self._spec.outcome)
         return True
 

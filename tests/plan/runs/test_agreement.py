@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from trainfit.plan.runs.agreement import _uneven, disagreement, same_gpu
+from trainfit.plan.runs.agreement import _one_file, _uneven, disagreement, same_gpu
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.communication import JOINS, LEAVES, Meeting
 from trainfit.results.runs.trace import LoaderInfo, Status, TraceOutcome
@@ -98,3 +98,16 @@ def test_ranks_with_other_numbers_of_batches_hang() -> None:
     assert fails.subject.startswith("when rank 1 has no more batches (10 an epoch, others 20)")
     joins = Meeting(JOINS, (0,), 0)
     assert not _uneven(of(160, joins), of(80), 1)
+
+
+def test_a_checkpoint_that_two_ranks_write() -> None:
+    def wrote(**files: str) -> TraceOutcome:
+        paths = {f"/home/me/{name}.pt": f"/home/me/train.py:{line}" for name, line in files.items()}
+        return dataclasses.replace(outcome(), saves=paths)
+
+    (found,) = _one_file(wrote(log="3", best="12"), wrote(best="12"), 1)
+    assert found.title == "rank 0 and rank 1 write the same file best.pt"
+    assert found.place is not None and found.place.line == 12
+    # A file for each rank, and one that rank 0 alone writes.
+    assert not _one_file(wrote(rank0="12"), wrote(rank1="12"), 1)
+    assert not _one_file(wrote(best="12"), outcome(), 1)

@@ -14,6 +14,7 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.epoch_end import _Evaluations, is_longer
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderCut, LoaderInfo, TraceOutcome
@@ -449,3 +450,59 @@ def test_a_cause_that_an_epochs_length_has_no_part_in_is_told_once(tmp_path: Pat
         "between steps or at an epoch's end",
     )
     assert all(spec.cut is not None and spec.cut.others == 8 for spec in asked)
+
+
+def test_what_spoils_the_learning_from_a_later_epoch_on_is_told_once() -> None:
+    """Of what is no less true of epochs that are cut short, and the first steps do not show."""
+    own = Misuse("own_state", ("Net",), "/home/me/train.py:20")
+    first = LearningFacts(3, same_order="/home/me/train.py:5")
+    later = LearningFacts(
+        6,
+        same_order="/home/me/train.py:5",
+        evaluating_at="/home/me/train.py:12",
+        misuses=(own, Misuse("clips_nothing", ("1", "2"), "/home/me/train.py:9")),
+    )
+    job: Any = SimpleNamespace(
+        first=SimpleNamespace(outcome=TraceOutcome("finished", learning=first))
+    )
+    evaluations = _Evaluations(job)
+    assert not evaluations.learned()
+    evaluations._learning += [later, later]
+    told = {each.kind: each.place.line for each in evaluations.learned() if each.place is not None}
+    assert told == {"evaluation_mode": 12, "own_state": 20}
+
+
+_SPOILT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+train = TensorDataset(torch.zeros(256, 8), torch.zeros(256, dtype=torch.long))
+model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5)).cuda()
+opt = torch.optim.SGD(model.parameters())
+for epoch in range(9):
+    for x, y in DataLoader(train, batch_size=8):
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
+        opt.step()
+    {spoils}
+    with torch.no_grad():
+        model(x.cuda())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spoils", "kinds"),
+    [
+        ("model.eval()", ["evaluation_mode"]),
+        ("model.requires_grad_(False)", ["no_graph", "fails_later"]),
+        ("pass", []),
+    ],
+)
+@pytest.mark.usefixtures("brief_with_ends")
+def test_what_an_epoch_does_to_the_next(tmp_path: Path, spoils: str, kinds: list[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SPOILT.replace("{spoils}", spoils))
+    words = "plan", "--no-loader", "--gpu", "T4", "--json", "--", "python", script
+    found = json_of(trainfit(*words, cwd=tmp_path))
+    assert [each["kind"] for each in found["findings"]] == kinds

@@ -163,7 +163,13 @@ def test_odd_modules_do_no_harm() -> None:
 def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
     with Watched() as watched:
         torch.save({"a": torch.ones(2)}, io.BytesIO())
-        assert watched.watch.result().saved
+        assert watched.watch.result().saved and not watched.watch.saves
+        with (tmp_path / "open.pt").open("wb") as file:
+            torch.save({}, file)
+        torch.save({}, f=tmp_path / "named.pt")
+        assert list(watched.watch.saves) == [
+            str(tmp_path / name) for name in ("open.pt", "named.pt")
+        ]
     with Watched() as watched:
         safetensors = pytest.importorskip("safetensors.torch")
         assert not watched.watch.result().saved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import (
 import trainfit
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
+from trainfit.hooks.ranks import goes_over_host
 from trainfit.results.runs.communication import JOINS
 from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
@@ -222,6 +224,37 @@ def test_functional_collectives_wait_on_a_stream_of_their_own(gpu: Any) -> None:
     assert kinds == [
         ("all_reduce", sizes[0]), ("all_gather", sizes[1]), ("reduce_scatter", sizes[1])
     ]  # fmt: skip
+
+
+def test_gradients_on_gpus_that_go_over_gloo(gpu: Any) -> None:
+    """C++ takes what has gloo's name for gloo's group, and asks it for its threads."""
+    model = nn.Linear(4, 4).cuda()
+    by_gloo = nn.parallel.DistributedDataParallel(model, process_group=distributed.new_group(
+        backend="gloo"))  # fmt: skip
+    by_gloo(torch.ones(2, 4, device="cuda")).sum().backward()
+    by_nccl = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
+    of_host = nn.parallel.DistributedDataParallel(
+        nn.Linear(4, 4), process_group=by_gloo.process_group
+    )
+    assert [goes_over_host(each) for each in (by_gloo, by_nccl, of_host)] == [True, False, False]
+
+
+def test_parameters_of_fsdp_that_are_offloaded(gpu: Any) -> None:
+    """They leave the GPU after the forward pass and come back for the backward pass."""
+    from torch.distributed.fsdp import CPUOffload
+
+    layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+    model = FullyShardedDataParallel(
+        layers, cpu_offload=CPUOffload(offload_params=True), device_id=0,
+        auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, nn.Linear),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        model(torch.ones(4, 256, device="cuda")).sum().backward()
+        assert {each.grad.device.type for each in model.parameters() if each.numel()} == {"cpu"}
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.cuda.memory_allocated() == 2 * (32 << 20), "cuBLAS's workspace of two streams"
 
 
 def test_spawned_ranks_run_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -511,6 +511,12 @@ KINDS: Final = (
     *("rate_zero", "evaluation_mode", "mostly_frozen", "anomaly_mode", "loss_not_divided"),
     *("denormals", "remainder_dropped", *misuse.KINDS),
 )
+#: Of these, what may begin with a later epoch or come at the run's end, and is no less true of
+#: epochs that are cut short.
+BETWEEN_EPOCHS: Final = (
+    *("evaluation_mode", "same_order", "own_state", "state_not_loaded", "schedule_left_behind"),
+    *("part_replaced", "freeze_ignored", "parameters_twice"),
+)
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
     *(_half, _scaled, _zeroing, _dropped, _remainder, _repeated),

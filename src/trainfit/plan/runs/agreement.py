@@ -7,7 +7,6 @@ compared by what those did.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from trainfit.plan.runs.failures import (
 )
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace
-from trainfit.results.findings import Evidence, Finding, Fix, fails_later
+from trainfit.results.findings import Evidence, Finding, Fix, Place, fails_later
 from trainfit.results.runs.communication import JOINS, LEAVES, Meeting
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import TraceOutcome
@@ -81,21 +80,53 @@ def agreement(
     if outcome.status not in ("finished", "ended"):
         words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
         return Agreement(words, _fails(outcome, spec.rank, writes=_writes(first.outcome)))
-    _compare_end(end, batch, runs, spec.rank)
+    found = _uneven(first.outcome, outcome, spec.rank)
+    found += _compared_end(end, batch, runs, spec.rank, machines)
     words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
-    return Agreement(words, _uneven(first.outcome, outcome, spec.rank), spec.rank, other)
+    return Agreement(words, found, spec.rank, other)
 
 
-def _compare_end(
-    end: tuple[RunSpec, Trace] | None, batch: int | None, runs: Runs, rank: int
-) -> None:
-    """What only some ranks do between epochs (an evaluation on rank 0) may be work for all."""
+def _compared_end(
+    end: tuple[RunSpec, Trace] | None, batch: int | None, runs: Runs, rank: int, machines: int
+) -> tuple[Finding, ...]:
+    """What only some ranks do between epochs (an evaluation on rank 0) may be work for all, and
+    what all do may be work for one."""
     if end is None or not any(each.kind not in _OF_TWO for each in end[1].outcome.meetings):
-        return
+        return ()
     spec, trace = end
     spec = dataclasses.replace(spec, rank=rank, title=f"the end of an epoch as rank {rank}")
-    with contextlib.suppress(NotSimulated):
-        _require(trace.outcome, runs.attempt(batch, spec).outcome, rank)
+    try:
+        other = runs.attempt(batch, spec).outcome
+    except NotSimulated:
+        return ()
+    _require(trace.outcome, other, rank)
+    ranks = 1 if trace.recording is None else trace.recording.ranks
+    same_machine = rank < max(1, ranks // machines)
+    return _one_file(trace.outcome, other, rank) if same_machine else ()
+
+
+def _one_file(first: TraceOutcome, other: TraceOutcome, rank: int) -> tuple[Finding, ...]:
+    """A checkpoint that two ranks of one machine write to one and the same file."""
+    path = next((each for each in first.saves if each in other.saves), None)
+    if path is None:
+        return ()
+    return (
+        Finding(
+            "one_file_of_ranks",
+            "warning",
+            f"rank 0 and rank {rank} write the same file {_name(path)}",
+            (Evidence("written by rank 0 and rank " + str(rank), path),),
+            "whoever writes last wins, and a reader or a killed job may find a file that two wrote "
+            "at a time: a checkpoint that cannot be loaded",
+            (
+                Fix(
+                    "write it on rank 0 alone; what gathers it (state_dict() of FSDP) stays on all",
+                    line="if torch.distributed.get_rank() == 0:",
+                ),
+            ),
+            place=Place.parse(first.saves[path]),
+        ),
+    )
 
 
 def _other_of(first: Trace) -> RunSpec | None:

@@ -399,7 +399,8 @@ class TraceOutcome(ScriptOutcome):
     spoils it. ``context`` are the sequences that the models were given. ``absent`` are packages
     with a stand-in that the script looked for and that are not installed, ``imported`` those of
     them that it imports where they are. ``meetings`` are the first things that it did with other
-    ranks. ``files`` are the user's own that it imported.
+    ranks. ``files`` are the user's own that it imported. ``saves`` are files of checkpoints, each
+    with the user's line that wrote it.
     """
 
     loader: LoaderInfo | None = None
@@ -429,6 +430,7 @@ class TraceOutcome(ScriptOutcome):
     imported: tuple[str, ...] = ()
     meetings: tuple[Meeting, ...] = ()
     files: tuple[str, ...] = ()
+    saves: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def half(self) -> str | None:

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import sys
 import weakref
 from collections import Counter, defaultdict
@@ -31,6 +32,9 @@ from trainfit.torch_private.modules import Dropout
 _COPIED: Final = 0.5
 #: Frames of hooks between a layer and what it calls, at most.
 _HOOKS: Final = 4
+#: What names a file, and how many of them are kept.
+_PATHS: Final = (str, bytes, os.PathLike)
+_MOST_SAVES: Final = 32
 
 
 def _numel(shapes: Counter[tuple[int, ...]]) -> int:
@@ -65,6 +69,8 @@ class CoverageWatch:
         #: Shapes of what each optimizer trains.
         self._shapes: dict[int, Counter[tuple[int, ...]]] = defaultdict(Counter)
         self._evaluated = self._saved = False
+        self.saves: dict[str, str] = {}
+        """Files of checkpoints, each with the user's line that wrote it first."""
         #: Where an evaluation after the first step began with gradients on.
         self._graph_at: str | None = None
         #: Where one began with the model in training mode, and where one drops values out.
@@ -291,6 +297,11 @@ class CoverageWatch:
         @functools.wraps(write)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._saved = True
+            with contextlib.suppress(Exception):  # a path of the user's kind
+                to = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+                path = os.path.abspath(os.fspath(to if isinstance(to, _PATHS) else to.name))
+                if len(self.saves) < _MOST_SAVES:
+                    self.saves.setdefault(path, user_frame() or "")
             return write(*args, **kwargs)
 
         return wrapper

@@ -154,6 +154,12 @@ class ProcessGroupGloo(metaclass=_HostGroup):
     """Stands for ``torch.distributed.ProcessGroupGloo``."""
 
 
+def _quiet(logger: Any) -> Any:
+    """DDP's logger without what it notes of a group: it asks one by the name of gloo for its
+    threads (``torch/csrc/distributed/c10d/logger.cpp``), whatever its class."""
+    return type("Logger", (logger,), {"set_construction_data_and_log": lambda *_: None})
+
+
 class _Settings:
     """Attributes of ``ncclConfig_t`` that a script may set."""
 
@@ -258,6 +264,7 @@ class Collectives:
         reducer = distributed.Reducer
         rebuild = private.REBUILD_BUCKETS.now
         patches.set(distributed, "Reducer", self._of_gradients(reducer))
+        patches.set(distributed, "Logger", _quiet(distributed.Logger))
         patches.set(*private.REBUILD_BUCKETS, self._of_gradients(rebuild))
         StartedRanks(
             self._peers.rank, require_gpus, trained=lambda: self._recorder.step > 0

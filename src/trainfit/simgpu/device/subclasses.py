@@ -18,10 +18,12 @@ from __future__ import annotations
 import copyreg
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
@@ -192,9 +194,10 @@ def _swap(target: torch.Tensor, made: torch.Tensor) -> None:
     over the memory that they are over, as after PyTorch's own ``target.data = …``."""
     names = copyreg._slotnames(type(target))  # type: ignore[attr-defined]
     with torch.enable_grad():
-        if target.is_leaf and target.requires_grad and private.use_count(target) > 1:
+        if _has_graph(target):
             edge = torch.autograd.graph.get_gradient_edge(target)
-            edge.node.register_prehook(_refuse_gradient)
+            edge.node.register_prehook(_refusing(target))
+            _LEFT[target] = weakref.ref(made)
     for name in ("__class__", "__dict__", *names):
         ours, theirs = getattr(target, name, _MISSING), getattr(made, name, _MISSING)
         for tensor, value in ((target, theirs), (made, ours)):
@@ -206,14 +209,37 @@ def _swap(target: torch.Tensor, made: torch.Tensor) -> None:
 
 
 _MISSING: Final = object()
+#: What leaves were on the other device when they changed it with a graph from there, which keeps
+#: it: FSDP's parameters that are offloaded come back for their backward pass, to what it knows.
+_LEFT: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def _refuse_gradient(_: Any) -> None:
+def _has_graph(leaf: torch.Tensor) -> bool:
+    return leaf.is_leaf and leaf.requires_grad and private.use_count(leaf) > 1
+
+
+def _refusing(target: torch.Tensor) -> Callable[[Any], None]:
     """On a GPU it would be the gradient of a tensor that is on another device by now."""
-    raise RuntimeError(
-        "a tensor that requires a gradient changed the device between forward and backward: move "
-        "it before the forward pass or after the backward pass"
-    )
+    held, device = weakref.ref(target), target.device
+
+    def refuse_gradient(_: Any) -> None:
+        now = held()
+        if now is None or now.device != device:
+            raise RuntimeError(
+                "a tensor that requires a gradient changed the device between forward and "
+                "backward: move it before the forward pass or after the backward pass"
+            )
+
+    return refuse_gradient
+
+
+def _return(target: torch.Tensor, former: torch.Tensor) -> None:
+    """Let ``target`` be again what it was on this device, with the user's attributes of now."""
+    attributes = vars_of(target)
+    for name in vars_of(former):
+        del vars(former)[name]
+    vars(former).update(attributes)
+    become(target, former)
 
 
 def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
@@ -221,11 +247,48 @@ def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
 
     Between host and device the two objects swap what they are, since the type tells which.
     """
+    gradient = target.grad
+    if not isinstance(target, DeviceTensor) and isinstance(value, DeviceTensor):
+        if _GRADIENTS.get(target) is not None:
+            target.grad = None  # its class is as it was
+        former = _LEFT.pop(target, lambda: None)()
+        if isinstance(former, DeviceTensor) and _has_graph(former):
+            _return(target, former)
     if isinstance(target, DeviceTensor) and isinstance(value, DeviceTensor):
         current_engine().set_data(target, value)
+    else:
+        with private.NoTorchFunctionOfSubclasses():
+            become(target, _moved(target, value))
+    if isinstance(gradient, DeviceTensor) and target.grad is not gradient:
+        _keep_gradient(target, gradient)
+
+
+#: Gradients on the device of leaves that moved to the host, and the classes of these meanwhile.
+_GRADIENTS: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_WITH_GRADIENT: dict[type, type] = {}
+
+
+def _keep_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> None:
+    """``leaf.data = …`` leaves ``leaf.grad`` where it is, until another one is set. C++ would
+    refuse one of the device for what is on the host."""
+    if isinstance(leaf, DeviceTensor):
+        leaf.grad = gradient
         return
-    with private.NoTorchFunctionOfSubclasses():
-        become(target, _moved(target, value))
+    kind = type(leaf)
+    if kind not in _WITH_GRADIENT:
+        names = {"__module__": kind.__module__, "grad": _left_gradient(kind)}
+        _WITH_GRADIENT[kind] = type(kind.__name__, (kind,), names)
+    _GRADIENTS[leaf] = gradient
+    leaf.__class__ = _WITH_GRADIENT[kind]
+
+
+def _left_gradient(kind: type) -> property:
+    def put(leaf: Any, value: torch.Tensor | None) -> None:
+        _GRADIENTS.pop(leaf, None)
+        leaf.__class__ = kind
+        leaf.grad = value
+
+    return property(_GRADIENTS.get, put, lambda leaf: put(leaf, None))
 
 
 def become(target: torch.Tensor, made: torch.Tensor) -> None:
