@@ -18,6 +18,7 @@ import numpy as np
 
 from trainfit.findings.habits import of_evaluation
 from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.findings.training.learning import of_later_learning
 from trainfit.memory.growth import is_freed_by_epochs
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
@@ -150,13 +151,15 @@ class _Evaluations:
                 return ()
         free = job.memory_model.capacity_bytes - (first.device_bytes or 0)
         recording = recording_of(trace)
-        found = tuple(of_epochs(recording, _STEPS, free))
-        if found or self.looked[0].cut is None or self.looked[0].cut.index is None:
+        learned = of_later_learning(trace.outcome.learning)
+        found = (*learned, *of_epochs(recording, _STEPS, free))
+        cut = self.looked[0].cut
+        if len(found) > len(learned) or cut is None or cut.index is None:
             return found
         if present.later is not None and present.fits:
-            return ()  # the last epoch was looked at
+            return found  # the last epoch was looked at
         peaks = _peaks(job.memory_model.unlimited(Stream.of(recording)))
-        return tuple(of_longer_epochs(peaks, _STEPS, free))
+        return *learned, *of_longer_epochs(peaks, _STEPS, free)
 
     @staticmethod
     def lengths(like: EpochEnd) -> tuple[int, ...]:
@@ -306,7 +309,8 @@ class _Evaluations:
                 why = what_happened(traces[-1].outcome)
                 return EpochEnd("not simulated", why, batch_size=batch), ()
         end, findings = _measured(job, traces, lengths, whole)
-        findings = (*of_evaluation(coverage), *findings)
+        learned = of_later_learning(traces[-1].outcome.learning)
+        findings = (*of_evaluation(coverage), *learned, *findings)
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 

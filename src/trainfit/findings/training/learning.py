@@ -7,6 +7,7 @@ from typing import Final
 
 from trainfit.findings import habits
 from trainfit.findings.training import losses, misuse, rates
+from trainfit.findings.training.wiring import LATER
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
@@ -28,6 +29,11 @@ def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
     if not facts.steps:
         return ()
     return by_severity(finding for rule in _RULES for finding in rule(facts))
+
+
+def of_later_learning(facts: LearningFacts) -> tuple[Finding, ...]:
+    """Those that an evaluation or a later epoch may be the first to show."""
+    return tuple(each for each in of_learning(facts) if each.kind in LATER)
 
 
 def _gradients(facts: LearningFacts) -> Iterator[Finding]:
