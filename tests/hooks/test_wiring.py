@@ -463,3 +463,27 @@ def test_batches_of_samples_on_the_gpu(kinds: Kinds) -> None:
         return "batch_from_gpu" in kinds(train)
 
     assert of("cuda", 64) and not of("cuda", 4) and not of("cpu", 64)
+
+
+def test_attention_that_a_script_computes_by_itself(
+    kinds: Kinds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainfit.hooks.provenance.outputs._LARGE", 1)
+    monkeypatch.setattr("trainfit.hooks.provenance.outputs._LEAST_POSITIONS", 6)
+
+    def of(attend: Callable[[Tensor, nn.Linear], Tensor]) -> bool:
+        def train(run: Observed) -> None:
+            model = nn.Linear(8, 8).cuda()
+            run.steps(model, lambda x: attend(x, model).mean(), [_sequence()] * 2)
+
+        return "attention_by_hand" in kinds(train)
+
+    def by_hand(x: Tensor, layer: nn.Linear) -> Tensor:
+        q = layer(x)
+        scores = q @ q.transpose(-2, -1) / 8**0.5
+        mask = torch.triu(torch.ones(6, 6, dtype=torch.bool, device="cuda"), 1)
+        return F.softmax(scores.masked_fill(mask, float("-inf")), dim=-1) @ q
+
+    assert of(by_hand)
+    assert not of(lambda x, layer: F.scaled_dot_product_attention(layer(x), x, x))
+    assert not of(lambda x, layer: F.softmax(layer(x), dim=-1))

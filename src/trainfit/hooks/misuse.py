@@ -22,7 +22,7 @@ from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.provenance.masks import Masks, Misused
-from trainfit.hooks.provenance.outputs import Outputs, Weights
+from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
@@ -102,6 +102,7 @@ class MisuseObserver:
         self.masks = Masks(place)
         self.outputs = Outputs(place)
         self.weights = Weights()
+        self.scores = Scores()
         self.ties = Ties()
         self.freezing = Freezing()
         self.profiling = Profiling()
@@ -141,6 +142,9 @@ class MisuseObserver:
             self._note("compared_with_all", *compared[:2], place=compared[2] or "")
         if (unused := self.weights.unused) is not None:
             self._note("weights_unused", str(unused[0]), str(unused[1]), place=unused[2] or "")
+        if (scores := self.scores.found) is not None:
+            by_hand = str(scores[0]), str(scores[1]), scores[2]
+            self._note("attention_by_hand", *by_hand, place=scores[3] or "")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:
@@ -242,6 +246,7 @@ class MisuseObserver:
         self.graphs.look(everything)
         self.scaled.backward(everything, self._place())
         self.weights.backward(everything)
+        self.scores.backward()
         if self._repeats and "one_layer" not in self._found:
             again = self._repeats.stacked(everything)
             if again is not None:
@@ -287,6 +292,8 @@ class MisuseObserver:
         """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
         self.second_order.stepping()
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
+        self.weights.over()
+        self.scores.over()
         if self._remade.steps(optimizer, place):
             self._note("optimizer_remade", type(optimizer).__name__, place=place)
         if (sampled := self.samples.step()) is not None:
@@ -378,7 +385,11 @@ class MisuseObserver:
 
     def activating(self, name: str, x: Any, dim: Any) -> None:
         """A softmax is about to be computed, over ``dim``; ``None``: none is given."""
-        if dim is not None or not isinstance(x, torch.Tensor) or not x.requires_grad:
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return
+        if name == "softmax" and dim in (-1, x.dim() - 1) and not self.weights.is_inside:
+            self.scores.computed(x, self._place)
+        if dim is not None:
             return
         if x.dim() == 3 and x.shape[0] > 1:
             self._note("softmax_over_samples", name, shape_of(x))

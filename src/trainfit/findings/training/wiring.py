@@ -10,6 +10,9 @@ from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count, percent, size
 
+#: Bytes of scores from which they are worth a warning.
+_MUCH: Final = 1 << 30
+
 
 def _compared(found: Misuse) -> Finding:
     output, target = found.told
@@ -80,6 +83,26 @@ def _unused_weights(found: Misuse) -> Finding:
         "need_weights=True, the default, computes all scores, their softmax and an average, and "
         "keeps them for the backward pass; without it a fused kernel needs none of them",
         (Fix("attention(x, x, x, need_weights=False)", line="need_weights=False"),),
+    )
+
+
+def _by_hand(found: Misuse) -> Finding:
+    layers, nbytes, shape = found.told
+    return Finding(
+        "attention_by_hand",
+        "warning" if int(nbytes) >= _MUCH else "info",
+        f"Attention is computed by a product and a softmax: {size(int(nbytes))} of scores in each "
+        f"step ({count(int(layers), 'layer')}, {shape} each), several times over",
+        (Evidence("scores", int(nbytes), "bytes"),),
+        "scores grow with the square of the length, and the masked ones, their softmax and its "
+        "dropout are kept for the backward pass; a fused kernel keeps none of them",
+        (
+            Fix(
+                "F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=…), or with "
+                "attn_mask=; of Transformers' models attn_implementation='sdpa'",
+                line="F.scaled_dot_product_attention(q, k, v)",
+            ),
+        ),
     )
 
 
@@ -284,6 +307,7 @@ WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "checkpointing_idle": _idle,
     "search_in_vain": _searches,
     "weights_unused": _unused_weights,
+    "attention_by_hand": _by_hand,
     "loss_not_scaled": _not_scaled,
     "tie_lost": _tie,
     "frozen_moves": _moves,

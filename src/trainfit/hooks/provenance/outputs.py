@@ -19,6 +19,10 @@ _OF_ROWS: Final = {"argmax", "argmin"}
 _PUT_IN: Final = {"unsqueeze", "getitem", "expand"}
 #: Where a node of an attention's weights is marked; it goes with the node.
 _MARK: Final = "trainfit_weights"
+#: Positions of queries and keys, and nodes between their product and its softmax.
+_LEAST_POSITIONS: Final = 256
+_DEPTH: Final = 6
+_OF_SCORES: Final = ("Div", "Mul", "MaskedFill", "Add", "Sub", "Where", "ToCopy", "View")
 #: Bytes of all heads' weights of one step that are worth a word.
 _LARGE: Final = 256 << 20
 
@@ -69,6 +73,46 @@ class Outputs:
         self.compared = shape_of(output), shape_of(target), self._place()
 
 
+class Scores:
+    """Follows the scores of attention that a script computes by itself: a product of queries and
+    keys, and a softmax over it."""
+
+    def __init__(self) -> None:
+        self._layers = self._bytes = 0
+        self._at: str | None = None
+        self._shape = ""
+        self.found: tuple[int, int, str, str | None] | None = None
+        """Softmaxes of a step, their bytes, the shape of one, and its line."""
+
+    def computed(self, scores: torch.Tensor, place: Callable[[], str | None]) -> None:
+        """A softmax over the last dimension of these is about to be computed."""
+        if scores.dim() < 3 or min(scores.shape[-2:]) < _LEAST_POSITIONS:
+            return
+        node: Any = scores.grad_fn
+        for _ in range(_DEPTH):
+            if node is None or node.name().startswith(("Bmm", "UnsafeView")):
+                break
+            if not node.name().startswith(_OF_SCORES):
+                return
+            node = node.next_functions[0][0]
+        made = node if node is None or node.name().startswith("Bmm") else node.next_functions[0][0]
+        if made is None or not made.name().startswith("Bmm"):
+            return
+        self._layers, self._bytes = self._layers + 1, self._bytes + scores.nbytes
+        if self._at is None:
+            self._at, self._shape = place() or "", shape_of(scores)
+
+    def backward(self) -> None:
+        """A backward pass begins."""
+        if self._bytes >= _LARGE and self.found is None:
+            self.found = self._layers, self._bytes, self._shape, self._at
+        self.over()
+
+    def over(self) -> None:
+        """What was computed so far is of a step that is over."""
+        self._layers = self._bytes = 0
+
+
 class Weights:
     """Follows the weights that attention layers give next to their output."""
 
@@ -78,6 +122,11 @@ class Weights:
         self._at: str | None = None
         self.unused: tuple[int, int, str | None] | None = None
         """Layers whose weights nobody used in a step, the bytes of these, and the line of one."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Is such a layer being called?"""
+        return self._heads > 0
 
     def asks(self, heads: int, *, wanted: bool) -> None:
         """An attention layer of so many heads is about to be called."""
@@ -98,7 +147,7 @@ class Weights:
     def backward(self, nodes: Iterable[Any]) -> None:
         """A backward pass goes through these nodes."""
         given, nbytes = self._given, self._bytes
-        self._given, self._bytes = [], 0
+        self.over()
         if not given or nbytes < _LARGE or self.unused is not None:
             return
         is_used = any(each() is not None for each in given) or any(
@@ -106,3 +155,7 @@ class Weights:
         )
         if not is_used:
             self.unused = len(given), nbytes, self._at
+
+    def over(self) -> None:
+        """What was given so far is of a step that is over."""
+        self._given, self._bytes = [], 0
