@@ -487,3 +487,34 @@ def test_attention_that_a_script_computes_by_itself(
     assert of(by_hand)
     assert not of(lambda x, layer: F.scaled_dot_product_attention(layer(x), x, x))
     assert not of(lambda x, layer: F.softmax(layer(x), dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "told"),
+    [
+        (torch.optim.SGD, 100.0, True),
+        (torch.optim.Adam, 1.0, True),
+        (torch.optim.SGD, 1.0, False),
+        (torch.optim.Adam, 0.1, False),
+        (torch.optim.Adadelta, 1.0, False),
+    ],
+)
+def test_a_learning_rate_with_which_nothing_is_learned(
+    kinds: Kinds, kind: Callable[..., torch.optim.Optimizer], rate: float, told: bool
+) -> None:
+    def train(run: Observed) -> None:
+        model = nn.Linear(8, 1).cuda()
+        optimizer = kind(model.parameters(), lr=rate)
+        run.steps(model, lambda batch: model(batch[0].cuda()).mean(), _data(), optimizer)
+
+    assert ("rate_large" in kinds(train)) is told
+
+
+def test_what_is_not_of_a_model_may_move_far(kinds: Kinds) -> None:
+    def train(run: Observed) -> None:
+        image = torch.rand(8, 8, device="cuda", requires_grad=True)
+        model = nn.Linear(8, 1).cuda()
+        optimizer = torch.optim.Adam([image], lr=10.0)
+        run.steps(model, lambda _: model(image).mean(), range(2), optimizer)
+
+    assert "rate_large" not in kinds(train)

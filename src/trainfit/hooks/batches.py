@@ -19,6 +19,7 @@ from torch.utils.data import SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
+from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import storage_key, version
 
@@ -90,6 +91,15 @@ class Batches:
     def place(self) -> str | None:
         """The line that goes over the batches which are trained on."""
         return self._training.place if self._training is not None else None
+
+    @property
+    def made_at(self) -> str | None:
+        """The script's own method that makes the samples which are trained on, or else the line
+        that goes over them."""
+        code = getattr(getattr(type(self.data), "__getitem__", None), "__code__", None)
+        if code is None or is_library(code.co_filename):
+            return self.place
+        return f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def data(self) -> Any:

@@ -30,6 +30,7 @@ from trainfit.hooks.structure import (
     Ties,
     forgetful_norms,
     idle_checkpointing,
+    large_rate,
     searches_in_vain,
     tied_in,
 )
@@ -157,7 +158,7 @@ class MisuseObserver:
             self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
         if (flat := self.batches.flat()) is not None:
             told = (f"{each:.3g}" for each in flat)
-            self._note("images_flat", *told, place=self.batches.place or "")
+            self._note("images_flat", *told, place=self.batches.made_at or "")
 
     def _note_stalled(self, names: Mapping[int, str]) -> None:
         """What holds at the last look alone."""
@@ -309,6 +310,8 @@ class MisuseObserver:
         names = {id(it): name for model in models for name, it in model.named_parameters()}
         if (tied := tied_in(optimizer, names)) is not None:
             self._note("tie_lost", *tied, "steps", place=place or "")
+        if (rate := large_rate(optimizer, names)) is not None:
+            self._note("rate_large", type(optimizer).__name__, f"{rate:g}", place=place or "")
 
     def looked(self, steps: int) -> None:
         """A step that is looked at, of so many, is about to use its gradients."""

@@ -17,6 +17,12 @@ from trainfit.torch_private.tensors import storage_key
 _KEPT_ELSEWHERE: Final = 0.9
 #: Looks at steps that show frozen tensors with gradients.
 _LOOKS: Final = 2
+#: Learning rates from which nothing is learned: of Adam and its like a step moves each number by
+#: about as much, of SGD by that times its gradient.
+_LARGEST_RATES: Final = {
+    **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"), 1.0),
+    "SGD": 100.0,
+}
 Names = Mapping[int, str]
 
 
@@ -55,6 +61,18 @@ def searches_in_vain(wrappers: Iterable[Any], had: Mapping[int, bool]) -> Any | 
         if is_asked and needing and all(had.get(id(each)) for each in needing):
             return wrapper
     return None
+
+
+def large_rate(optimizer: Any, names: Names) -> float | None:
+    """A learning rate with which the first step of PyTorch's own optimizer puts a model's weights
+    far from where they are; ``None``: it has none, or what it trains are no weights of a model."""
+    kind = type(optimizer)
+    most = _LARGEST_RATES.get(kind.__name__) if kind.__module__.startswith("torch.optim") else None
+    if most is None or not all(id(each) in names for each in tensors_of(optimizer)):
+        return None
+    rates = [group["lr"] for group in optimizer.param_groups]
+    known = [float(each) for each in rates if isinstance(each, int | float)]
+    return max(known) if known and min(known) >= most and len(known) == len(rates) else None
 
 
 # ---

@@ -301,6 +301,22 @@ def _flat(found: Misuse) -> Finding:
     )
 
 
+def _large(found: Misuse) -> Finding:
+    name, rate = found.told
+    return Finding(
+        "rate_large",
+        "warning",
+        f"The learning rate of {name} is {rate} from the first step on: steps throw the weights "
+        "far from where they are, and the loss rises or is NaN",
+        (Evidence("learning rate", rate),),
+        "a step of SGD moves a weight by the rate times its gradient"
+        if name == "SGD"
+        else f"a step of {name} moves each weight by about the rate, whatever its gradient is",
+        (Fix(f"lr={'0.1' if name == 'SGD' else '1e-3'}, or lower, and a warm-up"),),
+        confidence="likely",
+    )
+
+
 WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "compared_with_all": _compared,
     "norm_forgets": _forgets,
@@ -318,6 +334,7 @@ WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "batch_from_gpu": _from_gpu,
     "padding_learned": _padding,
     "images_flat": _flat,
+    "rate_large": _large,
 }
 #: Those that an evaluation or a later epoch may be the first to show.
 LATER: Final = ("compared_with_all", "frozen_moves", "unfrozen_untrained", "workers_not_told")
