@@ -227,6 +227,7 @@ def test_images_that_are_scaled_twice(kinds: Kinds) -> None:
     assert of(lambda x: (x - 127.5) / 128)
     assert not of(lambda x: x)
     assert not of(torch.zeros_like)
+    assert not of(lambda x: torch.rand_like(x) * 0.003)  # no 8 bits
     assert not of(lambda x: (x - 0.5) / 0.25)
 
 
@@ -235,7 +236,7 @@ def test_labels_of_padding(kinds: Kinds) -> None:
     mask = torch.ones_like(tokens)
     mask[:, 5:] = tokens[:, 5:] = 0
 
-    def of(labels: Tensor, ignored: int = -100) -> bool:
+    def of(labels: Tensor, ignored: int = -100, reduction: str = "mean") -> bool:
         rows = [
             {"input_ids": a, "attention_mask": b, "labels": c}
             for a, b, c in zip(tokens, mask, labels, strict=True)
@@ -246,9 +247,8 @@ def test_labels_of_padding(kinds: Kinds) -> None:
 
             def loss(batch: dict[str, Tensor]) -> Tensor:
                 out, y = model(batch["input_ids"].cuda()), batch["labels"].cuda()
-                return F.cross_entropy(
-                    out[:, :-1].flatten(0, 1), y[:, 1:].flatten(), ignore_index=ignored
-                )
+                given = out[:, :-1].flatten(0, 1), y[:, 1:].flatten()
+                return F.cross_entropy(*given, ignore_index=ignored, reduction=reduction).mean()
 
             run.steps(model, loss, DataLoader(rows, 4))  # type: ignore[arg-type]
 
@@ -257,6 +257,7 @@ def test_labels_of_padding(kinds: Kinds) -> None:
     assert of(tokens.clone())
     assert not of(tokens.masked_fill(mask == 0, -100))
     assert not of(tokens.clone(), ignored=0)
+    assert not of(tokens.clone(), reduction="none")
 
 
 # -- models ------------------------------------------------------------------------------------
@@ -348,6 +349,21 @@ def test_parts_that_are_frozen_or_trained_from_some_epoch_on(kinds: Kinds) -> No
     assert of(True, True, whole=False) == {"unfrozen_untrained"}
     assert not of(True, True, whole=True)
     assert not of(True, True, whole=False, add=True)
+
+
+def test_gradients_that_a_script_gives_by_itself(kinds: Kinds) -> None:
+    def train(run: Observed) -> None:
+        model = nn.Linear(8, 1).cuda().requires_grad_(False)
+        optimizer = torch.optim.Adam(model.parameters())
+        for x, _ in _data(rows=40):
+            run.observer.called(model)
+            scale = torch.ones((), device="cuda", requires_grad=True)
+            (model(x.cuda()).mean() * scale).backward()
+            for each in model.parameters():
+                each.grad = torch.randn_like(each)
+            optimizer.step()
+
+    assert "frozen_moves" not in kinds(train)
 
 
 def test_weights_of_attention_that_nobody_uses(

@@ -32,6 +32,9 @@ _UNUSED: Final = 0.5
 #: more than they are to be; the target that losses over classes leave out.
 _FLAT: Final = 0.01
 _IGNORED: Final = -100
+#: Numbers of images that are counted, and how many different ones 8 bits and three colours make.
+_NUMBERS: Final = 1 << 16
+_OF_8_BITS: Final = 768
 #: Batches that show it.
 _BATCHES: Final = 2
 #: Embeddings of one model that are remembered: of tokens, positions, types of tokens.
@@ -240,6 +243,9 @@ def _is_image(tensor: torch.Tensor) -> bool:
 def _spread(images: torch.Tensor) -> tuple[float, float]:
     with no_dispatch():
         least, largest = images.aminmax()
+        is_flat = float(largest - least) <= _FLAT
+        if is_flat and len(images.flatten()[:_NUMBERS].unique()) > _OF_8_BITS:
+            return -math.inf, math.inf  # numbers of another kind that are small, as of sounds
         return float(least), float(largest)
 
 

@@ -338,10 +338,11 @@ def _comparing(
     target: Any = None,
     *_: Any,
     ignore_index: Any = -100,
+    reduction: Any = "mean",
     **__: Any,
 ) -> None:
     observer.comparing(name, input, target)
-    if name in OF_CLASSES:
+    if name in OF_CLASSES and reduction != "none":  # a mask may come after it
         observer.misuse.batches.compares(target, ignore_index)
 
 

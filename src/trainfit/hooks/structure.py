@@ -143,6 +143,8 @@ class Freezing:
     def __init__(self) -> None:
         self._needing: set[int] | None = None
         self._unfrozen: set[int] = set()
+        #: All that ever needed one: others may be given theirs by the script.
+        self._once: set[int] = set()
         self._stale_looks = 0
         self.stale: tuple[int, str] | None = None
         """Frozen tensors that an optimizer goes on to change, and the name of one."""
@@ -155,6 +157,7 @@ class Freezing:
             id(each) for model in models for each in model.parameters() if each.requires_grad
         }
         before, self._needing = self._needing, needing
+        self._once |= needing
         if before is None or before == needing:
             return False
         self._unfrozen = needing - before
