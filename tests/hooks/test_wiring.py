@@ -13,10 +13,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
 import trainfit
-from trainfit.findings.training.learning import of_learning
+from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding
+from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -534,3 +535,16 @@ def test_what_is_not_of_a_model_may_move_far(kinds: Kinds) -> None:
         run.steps(model, lambda _: model(image).mean(), range(2), optimizer)
 
     assert "rate_large" not in kinds(train)
+
+
+def test_what_a_later_epoch_shows_first_is_told_of_its_run_alone() -> None:
+    facts = LearningFacts(
+        steps=4,
+        misuses=(
+            Misuse("compared_with_all", ("8×1", "8"), "train.py:3"),
+            Misuse("frozen_moves", ("2", "body.weight")),
+            Misuse("norm_forgets", ("1", "bn", "0.99")),
+        ),
+    )
+    assert {each.kind for each in of_later_learning(facts)} == {"compared_with_all", "frozen_moves"}
+    assert len(of_learning(facts)) == 3

@@ -170,9 +170,8 @@ class Freezing:
 
     def look(self, optimizer: Any, names: Names) -> None:
         """At a step that an optimizer is about to make: it steps every tensor with a gradient."""
-        stale = [
-            each for group in optimizer.param_groups if _moves(group) for each in _stale(group)
-        ]
+        groups = filter(_moves, optimizer.param_groups)
+        stale = [each for group in groups for each in _stale(group) if id(each) in self._once]
         self._stale_looks = self._stale_looks + 1 if stale else 0
         if self._stale_looks >= _LOOKS:
             self.stale = len(stale), names.get(id(stale[0]), "")

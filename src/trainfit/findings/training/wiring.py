@@ -91,7 +91,7 @@ def _by_hand(found: Misuse) -> Finding:
     return Finding(
         "attention_by_hand",
         "warning" if int(nbytes) >= _MUCH else "info",
-        f"Attention is computed by a product and a softmax: {size(int(nbytes))} of scores in each "
+        f"Attention is computed by a matmul and a softmax: {size(int(nbytes))} of scores in each "
         f"step ({count(int(layers), 'layer')}, {shape} each), several times over",
         (Evidence("scores", int(nbytes), "bytes"),),
         "scores grow with the square of the length, and the masked ones, their softmax and its "
