@@ -79,6 +79,8 @@ class Scores:
 
     def __init__(self) -> None:
         self._layers = self._bytes = 0
+        #: Their nodes in this step, by identity: a function of PyTorch may call itself.
+        self._seen: set[int] = set()
         self._at: str | None = None
         self._shape = ""
         self.found: tuple[int, int, str, str | None] | None = None
@@ -96,8 +98,9 @@ class Scores:
                 return
             node = node.next_functions[0][0]
         made = node if node is None or node.name().startswith("Bmm") else node.next_functions[0][0]
-        if made is None or not made.name().startswith("Bmm"):
+        if made is None or not made.name().startswith("Bmm") or id(scores.grad_fn) in self._seen:
             return
+        self._seen.add(id(scores.grad_fn))
         self._layers, self._bytes = self._layers + 1, self._bytes + scores.nbytes
         if self._at is None:
             self._at, self._shape = place() or "", shape_of(scores)
@@ -111,6 +114,7 @@ class Scores:
     def over(self) -> None:
         """What was computed so far is of a step that is over."""
         self._layers = self._bytes = 0
+        self._seen.clear()
 
 
 class Weights:
