@@ -312,3 +312,48 @@ def test_aids_of_debugging_that_were_left(tmp_path: Path) -> None:
     }
     for line, kinds in lines.items():
         assert _kinds(tmp_path, line) == kinds
+
+
+def test_a_plateau_of_what_is_to_rise(tmp_path: Path) -> None:
+    text = """
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+    scheduler = ReduceLROnPlateau(optimizer{mode}, patience=2)
+    for epoch in range(9):
+        val_acc = evaluate()
+        scheduler.step({measure})
+    """
+    for mode, measure, told in (
+        ("", "val_acc", True),
+        (", 'min'", "metrics['accuracy']", True),
+        (", mode='max'", "val_acc", False),
+        (", mode=mode", "val_acc", False),
+        ("", "-val_acc", False),
+        ("", "1 - val_acc", False),
+        ("", "val_loss", False),
+        ("", "acc_loss", False),
+    ):
+        found = _kinds(tmp_path, text.format(mode=mode, measure=measure))
+        assert (found == ["plateau-turned"]) is told and bool(found) is told
+
+
+def test_a_step_that_is_retried_where_its_error_is_handled(tmp_path: Path) -> None:
+    text = """
+    for x, y in loader:
+        try:
+            loss = step(x, y)
+        except {kind}:
+            {handled}
+            for part in x.chunk(2):
+                {call}
+    """
+    out = "print('out of memory')"
+    told_by_message = "if 'out of memory' not in str(error): raise"
+    for kind, handled, call, told in (
+        ("torch.cuda.OutOfMemoryError", "pass", "step(part, y)", True),
+        ("RuntimeError as error", told_by_message, "step(part, y)", True),
+        ("RuntimeError", "pass", "step(part, y)", False),
+        ("torch.cuda.OutOfMemoryError", out, "parts.append(part)", False),
+        ("ValueError", out, "step(part, y)", False),
+    ):
+        found = _kinds(tmp_path, text.format(kind=kind, handled=handled, call=call))
+        assert found == ["retried-in-except"] * told

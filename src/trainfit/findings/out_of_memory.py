@@ -45,6 +45,8 @@ class HeldMemory:
     recomputed: Whether a checkpointed part made them again in the backward pass.
     survived: Whether they were there at an earlier request that failed.
     pairwise: Whether they grow with the square of what an evaluation goes through.
+    before: Bytes of them that the line made in the step before the one at the peak, which it made
+        once more there.
     adapted: Whether a layer with an adapter made them of its input, for the adapter's type.
     """
 
@@ -58,6 +60,7 @@ class HeldMemory:
     survived: bool = False
     pairwise: bool = False
     adapted: bool = False
+    before: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +111,8 @@ _NO_GRAPH: Final = Fix(
     "it is added or appended"
 )
 #: What nobody means, whether it fits or not.
-MISTAKES: Final = ("checkpoint_on_gpu", "one_checkpoint", "adapter_copies")
+HELD_OVER: Final = "held_over"
+MISTAKES: Final = ("checkpoint_on_gpu", "one_checkpoint", "adapter_copies", HELD_OVER)
 #: The kind of the finding that says what there is most of; the others are faults.
 MOSTLY: Final = "memory_mostly"
 
@@ -117,6 +121,7 @@ def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
     """The causes, the one with the most memory first."""
     causes = (
         _kept,
+        _held_over,
         _pairwise,
         _survivors,
         _loaded,
@@ -160,6 +165,25 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
         ),
         share=share,
         place=kept[0].place,
+    )
+
+
+def _held_over(memory: FullMemory) -> Iterator[Finding]:
+    late = sorted((held for held in memory.held if held.before), key=lambda held: -held.before)
+    nbytes = sum(held.before for held in late)
+    share = memory.share(nbytes)
+    if share < _MUCH:
+        return
+    yield Finding(
+        HELD_OVER,
+        "warning",
+        f"{size(nbytes)} of the step before are still there while the next step makes its own",
+        (Evidence("of the step before", nbytes, "bytes"),),
+        "a variable keeps what the last step made until this one gives it another: both are in "
+        "memory at once, from the second step on",
+        (Fix("del of that variable after its last use, or the step in a function of its own"),),
+        share=share,
+        place=late[0].place,
     )
 
 

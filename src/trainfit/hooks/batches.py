@@ -7,6 +7,7 @@ of labels is looked at, none of its samples are loaded.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from torch.utils.data import SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
+from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import storage_key, version
 
@@ -26,6 +28,13 @@ _LABELS: Final = ("targets", "labels", "y", "_labels")
 #: Positions of a sequence, and the share of them that nothing uses, from which it is told.
 _LEAST_POSITIONS: Final = 32
 _UNUSED: Final = 0.5
+#: The largest difference between the numbers of images that are of 8 bits, and were scaled once
+#: more than they are to be; the target that losses over classes leave out.
+_FLAT: Final = 0.01
+_IGNORED: Final = -100
+#: Numbers of images that are counted, and how many different ones 8 bits and three colours make.
+_NUMBERS: Final = 1 << 16
+_OF_8_BITS: Final = 768
 #: Batches that show it.
 _BATCHES: Final = 2
 #: Embeddings of one model that are remembered: of tokens, positions, types of tokens.
@@ -65,6 +74,12 @@ class Batches:
         #: Positions that batches of a shape use, one number for each batch.
         self._used: dict[tuple[int, ...], list[int]] = {}
         self._embedded: set[tuple[int, ...]] = set()
+        #: The least and the largest number of each batch of images.
+        self._spreads: list[tuple[float, float]] = []
+        #: Of the last batch of tokens: labels at padding, and the shape.
+        self._labels_at_padding: tuple[int, tuple[int, ...]] | None = None
+        self.padding_learned: tuple[int, int] | None = None
+        """Of a batch that a loss went over, positions of padding with labels, and all positions."""
         #: What was embedded last (positions are, too): its storage, where in it, its shape.
         self._tokens: deque[tuple[int, int, tuple[int, ...]]] = deque(maxlen=_EMBEDDINGS)
         #: Are classes learned, one for each sample of a batch?
@@ -79,6 +94,15 @@ class Batches:
     def place(self) -> str | None:
         """The line that goes over the batches which are trained on."""
         return self._training.place if self._training is not None else None
+
+    @property
+    def made_at(self) -> str | None:
+        """The script's own method that makes the samples which are trained on, or else the line
+        that goes over them."""
+        code = getattr(getattr(type(self.data), "__getitem__", None), "__code__", None)
+        if code is None or is_library(code.co_filename):
+            return self.place
+        return f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def data(self) -> Any:
@@ -121,12 +145,31 @@ class Batches:
 
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
+        self._labels_at_padding = _padding_labelled(batch) if isinstance(batch, Mapping) else None
         for tensor in _tensors(batch):
+            if len(self._spreads) < _LOOKS and _is_image(tensor):
+                self._spreads.append(_spread(tensor))
             if tensor.dtype != torch.int64 or tensor.dim() != 2 or tensor.device.type != "cpu":
                 continue
             if tensor.shape[0] > 1 and tensor.shape[1] >= _LEAST_POSITIONS:
                 with no_dispatch():
                     self._used.setdefault(tuple(tensor.shape), []).append(_positions_used(tensor))
+
+    def compares(self, target: Any, ignored: Any) -> None:
+        """A loss over classes of these targets is called, without those that are ``ignored``."""
+        found, shape = self._labels_at_padding or (0, ())
+        if not found or not isinstance(target, torch.Tensor) or ignored != _IGNORED:
+            return
+        if target.numel() in (math.prod(shape), shape[0] * (shape[1] - 1)):
+            self.padding_learned = found, math.prod(shape)
+
+    def flat(self) -> tuple[float, float] | None:
+        """The least and the largest number of batches of images whose numbers hardly differ."""
+        spreads = self._spreads
+        if len(spreads) < _BATCHES:
+            return None
+        least, largest = min(low for low, _ in spreads), max(high for _, high in spreads)
+        return (least, largest) if 0 < largest - least <= _FLAT else None
 
     def embedded(self, tokens: Any) -> None:
         """An embedding of tokens is about to be computed."""
@@ -188,6 +231,37 @@ def _tensors(batch: Any) -> Iterator[torch.Tensor]:
         for each, _ in zip(parts, range(_TENSORS), strict=False):
             if isinstance(each, torch.Tensor):
                 yield each
+
+
+def _is_image(tensor: torch.Tensor) -> bool:
+    """Is it a batch of images with colours or grey, on the CPU?"""
+    if tensor.dim() != 4 or tensor.device.type != "cpu" or tensor.dtype != torch.float32:
+        return False
+    return tensor.shape[0] > 1 and tensor.shape[1] in (1, 3) and min(tensor.shape[2:]) > 7
+
+
+def _spread(images: torch.Tensor) -> tuple[float, float]:
+    with no_dispatch():
+        least, largest = images.aminmax()
+        is_flat = float(largest - least) <= _FLAT
+        if is_flat and len(images.flatten()[:_NUMBERS].unique()) > _OF_8_BITS:
+            return -math.inf, math.inf  # numbers of another kind that are small, as of sounds
+        return float(least), float(largest)
+
+
+def _padding_labelled(batch: Mapping[Any, Any]) -> tuple[int, tuple[int, ...]] | None:
+    """Positions of padding that are labelled with the token that is there, and the shape, as
+    tokenizers and their collators name them."""
+    given: list[Any] = [batch.get(each) for each in ("input_ids", "attention_mask", "labels")]
+    if not all(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in given):
+        return None
+    tokens, mask, labels = given
+    if tokens.dim() != 2 or not tokens.shape == mask.shape == labels.shape:
+        return None
+    with no_dispatch():
+        padded = mask == 0
+        found = int((padded & (labels == tokens)).sum())
+        return (found, tuple(tokens.shape)) if found and found == int(padded.sum()) else None
 
 
 def _positions_used(tokens: torch.Tensor) -> int:

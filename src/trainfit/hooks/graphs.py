@@ -20,6 +20,8 @@ _LARGE: Final = 1_000_000
 _RECORDS: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
 _LEAST_STEPS: Final = 64
 _LOOKS: Final = 5
+#: Where the node of a scaled loss is marked; it goes with the node.
+_SCALED: Final = "trainfit_scaled"
 #: Steps without a use of a gradient's graph.
 _LEAST_UNUSED: Final = 2
 
@@ -108,6 +110,47 @@ class SecondOrder:
     def unused(self) -> str | None:
         """The line that records them, where no pass ever went on in one; ``None``: one did."""
         return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
+
+
+class ScaledLosses:
+    """Follows the losses that a GradScaler scales, and those of the same step that it does not."""
+
+    def __init__(self) -> None:
+        self._is_scaled = False
+        #: Parameters that passes of losses as they are went to, by identity, with the line.
+        self._plain: list[tuple[set[int], str | None]] = []
+        self._times = 0
+        self._is_read = False
+        self.mixed: str | None = None
+        """The line of a loss that nobody scales, where the step unscales its gradients, too."""
+
+    def scaled(self, losses: Any) -> None:
+        """A GradScaler gave these."""
+        for each in losses if isinstance(losses, list | tuple) else (losses,):
+            node: Any = each.grad_fn if isinstance(each, torch.Tensor) else None
+            if node is not None:
+                node.metadata[_SCALED] = True
+
+    def read(self) -> None:
+        """A script asks for the scale, to use it itself."""
+        self._is_read = True
+
+    def backward(self, nodes: Sequence[Any], place: str | None) -> None:
+        """A backward pass goes through these nodes, the root first."""
+        if any(each.metadata.get(_SCALED) for each in nodes):
+            self._is_scaled = True
+        else:
+            self._plain.append(({id(each) for each in parameters_of(nodes)}, place))
+
+    def stepping(self, tensors: Iterable[Any], *, unscaled: bool) -> None:
+        """An optimizer of these tensors is about to step; a GradScaler ``unscaled`` gradients."""
+        own = {id(each) for each in tensors}
+        lines = [place for reached, place in self._plain if reached & own]
+        is_mixed = self._is_scaled and unscaled and bool(lines) and not self._is_read
+        self._times = self._times + 1 if is_mixed else 0
+        if self._times >= _LEAST_UNUSED:
+            self.mixed = lines[0] or ""
+        self._is_scaled, self._plain = False, []
 
 
 class Profiling:

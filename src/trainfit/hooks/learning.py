@@ -8,7 +8,6 @@ first steps of each optimizer, and then now and then.
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import weakref
 from collections import Counter
@@ -23,6 +22,7 @@ from trainfit.hooks.losses import (
     Leaf,
     LossScale,
     broadcast_in,
+    classes_by_view,
     common,
     has_graph,
     has_no_graph,
@@ -52,17 +52,16 @@ from trainfit.hooks.owners import (
     unused_gradients,
     without_gradients,
 )
+from trainfit.hooks.provenance.views import seems_swapped
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, passed_by, ranks
-from trainfit.hooks.remade import schedule_left_behind
+from trainfit.hooks.remade import of_schedules
 from trainfit.hooks.schedules import (
     Schedule,
-    rate_as_factor,
     schedule_end,
     schedule_fades,
     schedule_unused,
 )
-from trainfit.hooks.values import denormals, gap_in, only_line, steep
-from trainfit.hooks.views import seems_swapped
+from trainfit.hooks.values import denormals, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.tensors import item
 
@@ -151,7 +150,7 @@ class LearningObserver:
         self._owned: set[int] = set()
         self._restarts = Restarts()
         #: Of models that several ranks train.
-        self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._wrappers: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
         self._not_split: str | None = None
         self._order = EpochOrder()
         self._misfit: LossMisfit | None = None
@@ -203,6 +202,10 @@ class LearningObserver:
         self._accumulated.is_new_pass = self._trained_before
         self._order.begins(loader, sum(each.steps for each in self._all))
         self.misuse.iterated(loader)
+        if self._trained_before and self.misuse.freezing.begins_pass(self._called()):
+            self.awake = True
+            for each in self._all:
+                each.look_again()
         self._restarts.begins(loader, self._place() or "")
 
     def numbered(self) -> None:
@@ -211,7 +214,7 @@ class LearningObserver:
 
     def wrapped(self, wrapper: Any) -> None:
         """A model is wrapped by DistributedDataParallel."""
-        self._wrappers.add(wrapper)
+        self._wrappers[wrapper] = self._place()
 
     def fed(self, batches: Any) -> None:
         """The iterator of a DataLoader is asked for its next batch."""
@@ -298,6 +301,11 @@ class LearningObserver:
         self._unscaled = self._unscales = True
         self._changed += self._counts_in_place
 
+    def reads_scale(self) -> None:
+        """A script asks for a GradScaler's scale, by which it may unscale itself."""
+        self.steps_scaler()
+        self.misuse.scaled.read()
+
     def steps_scaler(self) -> None:
         """A GradScaler makes the step, or is asked for its scale, by which a script unscales."""
         self._unscales = True
@@ -318,6 +326,8 @@ class LearningObserver:
     def comparing(self, name: str, output: Any, target: Any) -> None:
         """A loss function of torch.nn.functional is called."""
         self.misuse.batches.compared(name, output, target)
+        if self._swapped is None and (shapes := classes_by_view(name, output)) is not None:
+            self._swapped = *shapes, self._place() or ""
         if self._misfit is None:
             found = misfit(name, output, target)
             if found is not None:
@@ -375,7 +385,8 @@ class LearningObserver:
             self._look_at_data()
             self.misuse.begins(optimizer, self._called(), self._made.get(optimizer))
         if self._passes:
-            self.misuse.stepping(optimizer, self._made.get(optimizer))
+            at = self._made.get(optimizer)
+            self.misuse.stepping(optimizer, at, unscaled=self._unscaled)
         if seen.is_due():
             added = seen.added(optimizer)
             # Where some are set to zero by a method, no other is by hand.
@@ -383,6 +394,7 @@ class LearningObserver:
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
             unchanged = not self._zeroed and self._passes == 0 == added
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
+            self.misuse.freezing.look(optimizer, self._names_of_all())
             if seen.zero_rates == 1 or len(seen.vanished) == 1:
                 seen.rate_at = self._rate_is_from(optimizer)
             if self._reads_values:
@@ -406,19 +418,11 @@ class LearningObserver:
 
     def _look_at_numbers(self, optimizer: Any) -> None:
         """Where does what is not finite come from: a slope, or the data?"""
-        loss = self._loss()
         root = self._root() if self._root is not None else None
-        if self._not_finite is not None or root is None:
-            return
-        if not math.isfinite(loss):
-            gap = gap_in(self.misuse.batches.data)
-            told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
-            self._not_finite = Misuse("data_not_finite" if gap else "", told)
-        elif not self._trained_before and (
-            named := list(steep(optimizer, loss, nodes_of(root.grad_fn) or ()))
-        ):
-            place = only_line((self._place() or "").rpartition(":")[0], [each for _, each in named])
-            self._not_finite = Misuse("slope_infinite", tuple(name for name, _ in named), place)
+        if self._not_finite is None and root is not None:
+            nodes = () if self._trained_before else nodes_of(root.grad_fn) or ()
+            data, at = self.misuse.batches.data, self._place() or ""
+            self._not_finite = where_not_finite(optimizer, self._loss(), nodes, data, at)
 
     def _look_at_owners(self, seen: ObservedOptimizer) -> None:
         """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
@@ -433,9 +437,9 @@ class LearningObserver:
         """Are there gradients that no optimizer uses? Those that shard parameters compute with
         others than they have."""
         called = self._called()
-        self.misuse.trained(
-            called, {key: had for seen in self._all for key, had in seen.had.items()}
-        )
+        had = {key: each for seen in self._all for key, each in seen.had.items()}
+        self.misuse.trained(called, had)
+        self.misuse.wrapped(self._wrappers, had)
         if called and ranks() == 1:
             used = {key for seen in self._all for key in seen.had}
             self._gradients = unused_gradients(called, used)
@@ -474,6 +478,9 @@ class LearningObserver:
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
             self._look_at_owners(seen)
             self._look_at_unused()
+        if seen is not None and seen.was_due:
+            used = {key for each in self._all for key in each.had}
+            self.misuse.freezing.stepped(self._called(), used)
         if self._passes:
             self._trained_before = True
         self._passes = self._calls = self._accumulated.used = 0
@@ -496,15 +503,8 @@ class LearningObserver:
         self.awake = seen.is_next_due
         self._restarts.passed()
 
-    def _of_schedules(self) -> tuple[Misuse, ...]:
-        found = []
-        if (left := schedule_left_behind(self._schedules, list(self._seen))) is not None:
-            found.append(Misuse("schedule_left_behind", left[:2], left[2]))
-        asked = () if self._reads_values else self._schedules  # of a real run nothing is called
-        if (factor := rate_as_factor(asked, list(self._seen))) is not None:
-            told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
-            found.append(Misuse("rate_times_rate", told, factor[2]))
-        return tuple(found)
+    def _names_of_all(self) -> dict[int, str]:
+        return {key: name for model in self._called() for key, name in _names(model).items()}
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -512,10 +512,7 @@ class LearningObserver:
         """All so far; the models that were called give names to tensors. Schedules are stepped
         ``ahead`` to that many steps of the optimizer (0: they are not), which may be all of the
         run's (``is_whole``)."""
-        names: dict[int, str] = {}
-        for known in self._models:
-            if (model := known()) is not None:
-                names |= _names(model)
+        names = self._names_of_all()
         looked = [seen for seen in self._all if seen.looks]
         without = [t for seen in looked for t in seen.without()]
         losses = self._losses
@@ -562,7 +559,10 @@ class LearningObserver:
             else None,
             misfit=self._misfit,
             not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
-            misuses=(*self.misuse.found(names), *self._of_schedules()),
+            misuses=(
+                *self.misuse.found(names),
+                *of_schedules(self._schedules, self._seen, asks=not self._reads_values),
+            ),
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,

@@ -20,10 +20,10 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
 
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.losses import LOOKED_AT
+from trainfit.hooks.losses import LOOKED_AT, OF_CLASSES
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
@@ -60,10 +60,9 @@ def install(
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
         (torch.autograd, "backward", _backward, False),
-        (scaler, "scale", _of_scaler(LearningObserver.scaled), False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
         (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
-        (scaler, "get_scale", _of_scaler(LearningObserver.steps_scaler), True),
+        (scaler, "get_scale", _of_scaler(LearningObserver.reads_scale), True),
         (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", _clipping_values, False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
@@ -79,7 +78,8 @@ def install(
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         *((kind, "forward", _recurring, False) for kind in _RECURRENT),
-        (torch.nn.MultiheadAttention, "forward", _attending, False),
+        (functional, "scaled_dot_product_attention", _attends, False),
+        (WeightedRandomSampler, "__init__", _sampling, True),
         (torch.nn.ModuleList, "__init__", _listing, True),
         (torch.nn.Sequential, "__init__", _chaining, True),
         (functional, "one_hot", _one_hot, False),
@@ -99,6 +99,9 @@ def install(
     results: tuple[tuple[Any, str, _Tell, _Tell, bool], ...] = (
         (LoaderIterator, "__next__", LearningObserver.fed, _given, False),
         (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
+        *((torch.nn.Module, name, _moving, _moved, True) for name in ("to", "cuda")),
+        (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
+        (scaler, "scale", _of_scaler(LearningObserver.scaled), _scaled, False),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
     )
@@ -113,9 +116,9 @@ def install(
         if observed().awake:
             tell(LearningObserver.viewed, *tensors)
 
-    def gave(*tensors: Any) -> None:
+    def gave(*call: Any) -> None:
         if observed().awake:
-            tell(_gave, *tensors)
+            tell(_gave, *call)
 
     on_arithmetic(computed)
     on_view(viewed)
@@ -191,8 +194,8 @@ def _profiling(observer: LearningObserver, it: Any) -> None:
     observer.profiling(it)
 
 
-def _gave(observer: LearningObserver, func: Any, args: Any, result: Any) -> None:
-    observer.misuse.gave(func, args, result)
+def _gave(observer: LearningObserver, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    observer.misuse.gave(func, args, kwargs or {}, result)
 
 
 def _activating(
@@ -208,10 +211,52 @@ def _recurring(
 
 
 def _attending(
-    observer: LearningObserver, module: Any, query: Any = None, key: Any = None, *_: Any, **__: Any
+    observer: LearningObserver,
+    module: Any,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    key_padding_mask: Any = None,
+    need_weights: bool = True,
+    attn_mask: Any = None,
+    *_: Any,
+    **__: Any,
 ) -> None:
     if query is key:
         observer.misuse.recurring(module, query)
+    observer.misuse.attending(module, need_weights, attn_mask, key_padding_mask)
+
+
+def _attended(observer: LearningObserver, result: Any) -> None:
+    observer.misuse.attended(result)
+
+
+def _attends(
+    observer: LearningObserver,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    attn_mask: Any = None,
+    *_: Any,
+    **__: Any,
+) -> None:
+    observer.misuse.attends(attn_mask)
+
+
+def _sampling(observer: LearningObserver, sampler: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.loaders.sampling(sampler)
+
+
+def _moving(observer: LearningObserver, module: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.moving(module)
+
+
+def _moved(observer: LearningObserver, _: Any) -> None:
+    observer.misuse.ties.moved()
+
+
+def _scaled(observer: LearningObserver, losses: Any) -> None:
+    observer.misuse.scaled.scaled(losses)
 
 
 def _loading(
@@ -267,6 +312,7 @@ def _log_probabilities(observer: LearningObserver, result: Any) -> None:
 
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
+    observer.misuse.loaders.given(batch)
 
 
 def _listing(
@@ -286,14 +332,22 @@ def _one_hot(
 
 
 def _comparing(
-    name: str, observer: LearningObserver, input: Any = None, target: Any = None, *_: Any, **__: Any
+    name: str,
+    observer: LearningObserver,
+    input: Any = None,
+    target: Any = None,
+    *_: Any,
+    ignore_index: Any = -100,
+    reduction: Any = "mean",
+    **__: Any,
 ) -> None:
     observer.comparing(name, input, target)
+    if name in OF_CLASSES and reduction != "none":  # a mask may come after it
+        observer.misuse.batches.compares(target, ignore_index)
 
 
 def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:
     observer.wrapped(wrapper)
-    observer.misuse.wrapped(wrapper)
 
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from trainfit.results.runs.learning import LEAST_HALF, LossMisfit
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_dimension, saved_other, softmax_over
+from trainfit.torch_private.tensors import saved_dimension, saved_other, sizes_of, softmax_over
 
 #: Nodes of a loss that are followed back.
 _DEPTH: Final = 8
@@ -33,6 +33,8 @@ _WANTS: Final = {
     "kl_div": ("Softmax", "Sigmoid"),
     "ctc_loss": ("Softmax", "Sigmoid"),
 }
+#: A dropout of the GPU.
+_DROPS: Final = ("NativeDropout", "FusedDropout")
 #: Functions that need an activation before them, and that one.
 _NEEDS: Final = {
     "nll_loss": "log_softmax",
@@ -45,6 +47,9 @@ OF_CLASSES: Final = "nll_loss", "cross_entropy"
 #: Nodes of layers, whose output may be any number. (A product without a bias may be a mean of
 #: probabilities.)
 _UNBOUNDED: Final = ("Addmm", "Linear", "Convolution", "Relu", "LeakyRelu")
+#: Nodes of a view, and of layers whose output has its channels in dimension 1.
+_VIEWS: Final = ("View", "UnsafeView", "ReshapeAlias")
+_CHANNELS_FIRST: Final = ("Convolution", "Upsample", "NativeBatchNorm", "CudnnBatchNorm")
 #: What is looked at, by its name in torch.nn.functional.
 LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS, "binary_cross_entropy")
 
@@ -67,7 +72,10 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
         return LossMisfit(name, shapes=(shape_of(output),), activation="log_softmax")
     if name == "nll_loss" and made.startswith("LogBackward") and _is_of_softmax(node):
         return LossMisfit(name, activation="log")
-    activation = next((each for each in _WANTS.get(name, ()) if made.startswith(each)), None)
+    wants = _WANTS.get(name, ())
+    if wants and made.startswith(_DROPS):
+        return LossMisfit(name, activation="dropout")
+    activation = next((each for each in wants if made.startswith(each)), None)
     if activation is not None:
         return LossMisfit(name, activation=activation.lower())
     if name in _NEEDS and (made.startswith(_UNBOUNDED) or _adds_bias(node, made)):
@@ -160,6 +168,23 @@ def _is_of_one_class(name: str, output: Sequence[int], node: Any, made: str) -> 
     if name == "cross_entropy":  # takes it itself, over the second dimension
         return len(output) > 1 and output[1] == 1 and output[0] > 1
     return made.startswith(("Softmax", "LogSoftmax")) and softmax_over(node) == 1
+
+
+def classes_by_view(name: str, output: Any) -> tuple[str, str] | None:
+    """Shapes of a layer's output with its classes in dimension 1, as (N, classes, H, W), and of the
+    view of it whose rows were meant to be of one position each, as (N·H·W, classes)."""
+    if name not in OF_CLASSES or not isinstance(output, torch.Tensor) or output.dim() != 2:
+        return None
+    node, classes = output.grad_fn, output.shape[1]
+    if node is None or not node.name().startswith(_VIEWS) or classes < 2:
+        return None
+    made = node.next_functions[0][0]
+    if made is None or not made.name().startswith(_CHANNELS_FIRST):
+        return None
+    sizes = sizes_of(made)
+    if sizes is None or len(sizes) < 3 or sizes[1] != classes or sizes[-1] == classes:
+        return None
+    return "×".join(map(str, sizes)), shape_of(output)
 
 
 def _is_of_softmax(log: Any) -> bool:

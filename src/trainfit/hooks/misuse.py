@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Final
@@ -16,13 +15,26 @@ import torch
 from torch.nn import functional
 
 from trainfit.hooks.batches import Batches, storage_of
-from trainfit.hooks.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.distributions import Samples, mark, trains_critic
-from trainfit.hooks.graphs import Graphs, Profiling, SecondOrder, keeps_result
+from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
+from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.owners import tensors_of
+from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.provenance.masks import Masks, Misused
+from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
 from trainfit.hooks.ranks import goes_over_host
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
+from trainfit.hooks.structure import (
+    Freezing,
+    Ties,
+    forgetful_norms,
+    idle_checkpointing,
+    large_rate,
+    searches_in_vain,
+    tied_in,
+)
 from trainfit.hooks.values import Stalled
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.torch_private.modules import in_shards
@@ -87,10 +99,18 @@ class MisuseObserver:
         self.samples = Samples()
         self.graphs = Graphs()
         self.second_order = SecondOrder()
+        self.scaled = ScaledLosses()
+        self.loaders = Loaders(place)
+        self.masks = Masks(place)
+        self.outputs = Outputs(place)
+        self.weights = Weights()
+        self.scores = Scores()
+        self.ties = Ties()
+        self.freezing = Freezing()
         self.profiling = Profiling()
-        self._wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.grown = Grown()
         self.stalled = Stalled()
+        self._tied_at = ""
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -101,8 +121,6 @@ class MisuseObserver:
             self._note("autocast_in_vain", place=place)
         if self.graphs.is_double:
             self._note("double", place="")
-        if any(map(goes_over_host, self._wrappers)):
-            self._note("gloo_of_gpus", place="")
         if (unused := self.second_order.unused()) is not None:
             self._note("second_order_unused", place=unused)
         if (profiled := self.profiling.all_steps) is not None:
@@ -112,12 +130,36 @@ class MisuseObserver:
         if (only := self.batches.only_one()) is not None:
             self._note("one_batch", str(only[0]), str(only[1]), place=only[2] or "")
         self._note_stalled(names)
+        self._note_wiring()
         if not leaves:
-            return tuple(self._found.values())
+            return (*self._found.values(), *self.loaders.found())
         known = [name for key, name in names.items() if key in leaves]
         flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
         told = self._flat_by, str(len(flat)), *flat[:_NAMES]
-        return *self._found.values(), Misuse("gradient_flat", told)
+        return *self._found.values(), *self.loaders.found(), Misuse("gradient_flat", told)
+
+    def _note_wiring(self) -> None:
+        """What models, losses and masks are given, and how they are put together."""
+        if (compared := self.outputs.compared) is not None:
+            self._note("compared_with_all", *compared[:2], place=compared[2] or "")
+        if (unused := self.weights.unused) is not None:
+            self._note("weights_unused", str(unused[0]), str(unused[1]), place=unused[2] or "")
+        if (scores := self.scores.found) is not None:
+            by_hand = str(scores[0]), str(scores[1]), scores[2]
+            self._note("attention_by_hand", *by_hand, place=scores[3] or "")
+        if self.scaled.mixed is not None:
+            self._note("loss_not_scaled", place=self.scaled.mixed)
+        if self.ties.lost is not None:
+            self._note("tie_lost", *self.ties.lost, "moved", place=self._tied_at)
+        if (stale := self.freezing.stale) is not None:
+            self._note("frozen_moves", str(stale[0]), stale[1], place="")
+        if (left := self.freezing.untrained) is not None:
+            self._note("unfrozen_untrained", str(left[0]), left[1], place="")
+        if (padding := self.batches.padding_learned) is not None:
+            self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
+        if (flat := self.batches.flat()) is not None:
+            told = (f"{each:.3g}" for each in flat)
+            self._note("images_flat", *told, place=self.batches.made_at or "")
 
     def _note_stalled(self, names: Mapping[int, str]) -> None:
         """What holds at the last look alone."""
@@ -164,7 +206,7 @@ class MisuseObserver:
             if cut is not None and not cut.is_meant:
                 node.metadata[_MARK] = cut.operator, cut.place, self._place()
 
-    def gave(self, func: Any, args: Any, result: Any) -> None:
+    def gave(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a result."""
         if not isinstance(result, torch.Tensor):
             return
@@ -174,6 +216,8 @@ class MisuseObserver:
             self._note("shifted_twice")
         given = tensors_among(args)
         self._look_at_softmax(func, given, result)
+        self.outputs.gave(func, args, result)
+        self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
             return
@@ -202,6 +246,9 @@ class MisuseObserver:
         nodes = nodes_of(node)
         everything = nodes or ()
         self.graphs.look(everything)
+        self.scaled.backward(everything, self._place())
+        self.weights.backward(everything)
+        self.scores.backward()
         if self._repeats and "one_layer" not in self._found:
             again = self._repeats.stacked(everything)
             if again is not None:
@@ -243,20 +290,29 @@ class MisuseObserver:
         if made is not None and _operator(made).startswith(_LAYERS):
             self._note("softmax_by_hand")
 
-    def stepping(self, optimizer: Any, place: str | None) -> None:
-        """An optimizer that a line made is about to step."""
+    def stepping(self, optimizer: Any, place: str | None, *, unscaled: bool) -> None:
+        """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
         self.second_order.stepping()
+        self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
+        self.weights.over()
+        self.scores.over()
         if self._remade.steps(optimizer, place):
             self._note("optimizer_remade", type(optimizer).__name__, place=place)
         if (sampled := self.samples.step()) is not None:
             self._note("sample_without_graph", sampled[0], place=sampled[1])
 
-    def begins(self, optimizer: Any, models: Iterable[Any], place: str | None) -> None:
+    def begins(self, optimizer: Any, models: Sequence[Any], place: str | None) -> None:
         """An optimizer that a line made is about to make its first step; these were called."""
         self.grown.began(optimizer, models)
+        self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
         if several:
             self._note("parameters_twice", str(several), str(all_of_them), place=place or "")
+        names = {id(it): name for model in models for name, it in model.named_parameters()}
+        if (tied := tied_in(optimizer, names)) is not None:
+            self._note("tie_lost", *tied, "steps", place=place or "")
+        if (rate := large_rate(optimizer, names)) is not None:
+            self._note("rate_large", type(optimizer).__name__, f"{rate:g}", place=place or "")
 
     def looked(self, steps: int) -> None:
         """A step that is looked at, of so many, is about to use its gradients."""
@@ -304,10 +360,6 @@ class MisuseObserver:
             told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
             self._note("state_not_loaded", *told)
 
-    def wrapped(self, wrapper: Any) -> None:
-        """A model is about to be wrapped by DistributedDataParallel."""
-        self._wrappers.add(wrapper)
-
     def initialized(self, weights: Any) -> None:
         """All numbers of weights are about to get one value."""
         if len(self._initialized) >= _INITIALIZED:
@@ -337,7 +389,11 @@ class MisuseObserver:
 
     def activating(self, name: str, x: Any, dim: Any) -> None:
         """A softmax is about to be computed, over ``dim``; ``None``: none is given."""
-        if dim is not None or not isinstance(x, torch.Tensor) or not x.requires_grad:
+        if not isinstance(x, torch.Tensor) or not x.requires_grad:
+            return
+        if name == "softmax" and dim in (-1, x.dim() - 1) and not self.weights.is_inside:
+            self.scores.computed(x, self._place)
+        if dim is not None:
             return
         if x.dim() == 3 and x.shape[0] > 1:
             self._note("softmax_over_samples", name, shape_of(x))
@@ -345,8 +401,31 @@ class MisuseObserver:
     def iterated(self, loader: Any) -> None:
         """A DataLoader begins to be gone over."""
         self.batches.iterated(loader, self._place())
+        self.loaders.iterated(loader)
         if isinstance(size := getattr(loader, "batch_size", None), int) and size > 1:
             self._batch_sizes.add(size)
+
+    def moving(self, module: Any) -> None:
+        """A module is about to be moved."""
+        self.ties.moving(module)
+        self._tied_at = self._place() or ""
+
+    def attending(self, module: Any, wants_weights: bool, *masks: Any) -> None:
+        """An attention layer is about to be called with two masks."""
+        self.weights.asks(module.num_heads, wanted=wants_weights)
+        self._note_mask(type(module).__name__, self.masks.attention(*masks))
+
+    def attends(self, mask: Any) -> None:
+        """``scaled_dot_product_attention`` is about to be called with a mask."""
+        self._note_mask("scaled_dot_product_attention", self.masks.attends(mask))
+
+    def _note_mask(self, by: str, found: Misused | None) -> None:
+        if found is not None:
+            self._note("mask_misused", found.how, found.where, by, place=found.place)
+
+    def attended(self, result: Any) -> None:
+        """… and gave its output and its weights."""
+        self.weights.gave(result, self._place())
 
     def recurring(self, module: Any, x: Any) -> None:
         """A recurrent layer, or attention to itself, is about to go over ``x``."""
@@ -360,12 +439,24 @@ class MisuseObserver:
         if self._over_samples >= _PASSES:
             self._note("samples_as_steps", type(module).__name__, shape_of(x))
 
-    def trained(self, models: Iterable[Any], had: Mapping[int, bool]) -> None:
+    def wrapped(self, wrappers: Mapping[Any, str | None], had: Mapping[int, bool]) -> None:
+        """Optimizers gave these parameters a gradient, of models in these wrappers."""
+        if (vain := searches_in_vain(wrappers, had)) is not None:
+            self._note("search_in_vain", place=wrappers[vain] or "")
+        if (slow := next(filter(goes_over_host, wrappers), None)) is not None:
+            self._note("gloo_of_gpus", place=wrappers[slow] or "")
+
+    def trained(self, models: Sequence[Any], had: Mapping[int, bool]) -> None:
         """Optimizers gave these parameters a gradient, by identity, in models that were called."""
         if (classes := self.batches.sorted_by_class()) is not None:
             self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
         if self._norm_at is not None and any(map(in_shards, models)):
             self._note("norm_of_a_shard", place=self._norm_at)
+        if norms := forgetful_norms(models):
+            name, momentum = norms[0]
+            self._note("norm_forgets", str(len(norms)), name, f"{momentum:g}", place="")
+        if (idle := idle_checkpointing(models, had)) is not None:
+            self._note("checkpointing_idle", idle[0], str(idle[1]), place="")
         names = [
             (name or type(part).__name__, part)
             for model in models

@@ -18,6 +18,8 @@ from trainfit.torch_private.tensors import version
 
 #: Steps that are looked at one by one; of later ones the 8th, the 16th and so on.
 FIRST_LOOKS: Final = 4
+#: Those after another part of the model is trained than before.
+LATER_LOOKS: Final = 3
 
 
 class ObservedOptimizer:
@@ -26,6 +28,7 @@ class ObservedOptimizer:
     def __init__(self, optimizer: Any) -> None:
         tensors = tensors_of(optimizer)
         self.steps = 0
+        self._look_until = FIRST_LOOKS
         self.looks = 0
         self.was_due = False
         #: Had its last step a backward pass of its own? Later ones of a CUDA graph have none.
@@ -59,7 +62,11 @@ class ObservedOptimizer:
     def is_next_due(self) -> bool:
         """Whether the next step is looked at."""
         number = self.steps + 1
-        return number <= FIRST_LOOKS or not number & (number - 1)
+        return number <= self._look_until or not number & (number - 1)
+
+    def look_again(self) -> None:
+        """Look at the next steps one by one: something has changed."""
+        self._look_until = self.steps + LATER_LOOKS
 
     def will_be_due(self) -> bool:
         return self.steps < FIRST_LOOKS

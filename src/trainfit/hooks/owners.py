@@ -57,7 +57,7 @@ def unused_gradients(models: Iterable[Any], used: Collection[int]) -> Gradients:
     is_little = sum(unused.values()) < _LEAST * total
     if not unused or is_little or not any(key in used for key in within):
         return Gradients({}, total)
-    for key in _optimized():
+    for key in optimized():
         unused.pop(key, None)
     return Gradients(unused, total)
 
@@ -68,11 +68,11 @@ def without_gradients(model: Any, used: Collection[int]) -> bool:
     parameters = [each for each in model.parameters() if each.requires_grad]
     if not parameters or any(each.grad is not None or id(each) in used for each in parameters):
         return False
-    optimized = _optimized()
-    return not any(id(each) in optimized for each in parameters)
+    others = optimized()
+    return not any(id(each) in others for each in parameters)
 
 
-def _optimized() -> set[int]:
+def optimized() -> set[int]:
     """Tensors of all optimizers that live, by identity."""
     return {
         id(tensor)

@@ -15,7 +15,8 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.owners import tensors_of
-from trainfit.hooks.schedules import Schedule
+from trainfit.hooks.schedules import Schedule, rate_as_factor
+from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import locals_of
 
 #: Optimizers in a row that made one step each.
@@ -130,6 +131,20 @@ def schedule_left_behind(
             if own & {id(tensor) for tensor in tensors_of(other)} and not _is_held(optimizer):
                 return type(schedule.alive).__name__, type(other).__name__, schedule.place
     return None
+
+
+def of_schedules(
+    schedules: Sequence[Schedule], optimizers: Iterable[Any], *, asks: bool
+) -> tuple[Misuse, ...]:
+    """Schedules without the effect that they are meant to have, of optimizers that made steps;
+    whether their functions may be asked (of a real run nothing is called)."""
+    found, steps = [], list(optimizers)
+    if (left := schedule_left_behind(schedules, steps)) is not None:
+        found.append(Misuse("schedule_left_behind", left[:2], left[2]))
+    if (factor := rate_as_factor(schedules if asks else (), steps)) is not None:
+        told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
+        found.append(Misuse("rate_times_rate", told, factor[2]))
+    return tuple(found)
 
 
 def _optimizer_of(schedule: Schedule) -> Any | None:

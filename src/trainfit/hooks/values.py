@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import linecache
+import math
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import saved_exponent
 
 #: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
@@ -256,3 +258,19 @@ def _numbers(part: Any) -> NDArray[Any] | None:
         return part.detach().numpy() if is_known and part.dim() else None
     is_array = isinstance(part, np.ndarray) and part.dtype.kind == "f" and part.ndim
     return part if is_array else None
+
+
+def where_not_finite(
+    optimizer: Any, loss: float, nodes: Sequence[Any], data: Any, place: str
+) -> Misuse | None:
+    """Where numbers that are not finite come from, that an optimizer is about to use: the data of a
+    ``loss`` that is not, or a function among the ``nodes`` of one that is; no kind: not known."""
+    if not math.isfinite(loss):
+        gap = gap_in(data)
+        told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
+        return Misuse("data_not_finite" if gap else "", told)
+    named = list(steep(optimizer, loss, nodes)) if nodes else []
+    if not named:
+        return None
+    at = only_line(place.rpartition(":")[0], [each for _, each in named])
+    return Misuse("slope_infinite", tuple(name for name, _ in named), at)

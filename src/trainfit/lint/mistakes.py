@@ -6,6 +6,7 @@ debugging that slow each step."""
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -37,7 +38,17 @@ SPOILS: Final = frozenset(
 #: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).
 _DROPOUT: Final = re.compile(r"(?:^|\.)(?:F|functional)\.dropout(?:1d|2d|3d)?$")
 _ALWAYS_DROPS: Final = "dropout-in-evaluation"
-_WARNINGS: Final = (SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off")
+_TURNED_PLATEAU: Final = "plateau-turned"
+_RETRIED: Final = "retried-in-except"
+_WARNINGS: Final = (
+    *(SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off", _TURNED_PLATEAU, _RETRIED),
+)
+#: Words of what is to rise, and of what is to fall.
+_LARGER_IS_BETTER: Final = {
+    *("acc", "accuracy", "f1", "auc", "auroc", "iou", "miou", "psnr", "ssim", "bleu", "recall"),
+    *("precision", "top1", "top5", "valacc", "testacc"),
+}
+_SMALLER_IS_BETTER: Final = {"loss", "err", "error", "neg", "nll"}
 
 
 def mistakes(source: Source) -> Iterator[Finding]:
@@ -48,6 +59,8 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _dropped(source)
     yield from _without_result(source)
     yield from _debugging(source)
+    yield from _turned_plateau(source)
+    yield from _retried(source)
     yield from lost_lines(source)
 
 
@@ -245,6 +258,83 @@ def _debugging(source: Source) -> Iterator[Finding]:
                 "remove the line; where one part needs it: with "
                 "torch.backends.cudnn.flags(enabled=False):",
             )
+
+
+def _turned_plateau(source: Source) -> Iterator[Finding]:
+    """``scheduler.step(val_acc)`` of a ReduceLROnPlateau that waits for what gets no smaller."""
+    made: dict[str, list[ast.Call]] = {}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            made.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
+    for call in ast.walk(source.tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        schedules = made.get(ast.unparse(call.func.value), [])
+        if call.func.attr != "step" or len(call.args) != 1 or len(schedules) != 1:
+            continue
+        measure = call.args[0]
+        words = set(re.split(r"[^a-z0-9]+", ast.unparse(measure).lower().replace("_", " ")))
+        is_named = isinstance(measure, ast.Name | ast.Attribute | ast.Subscript)
+        if not is_named or not words & _LARGER_IS_BETTER or words & _SMALLER_IS_BETTER:
+            continue
+        if not _waits_for_least(schedules[0]):
+            continue
+        text = source.text(call)
+        yield _finding(
+            source,
+            call,
+            _TURNED_PLATEAU,
+            f"{text}: ReduceLROnPlateau lowers the learning rate while {source.text(measure)} "
+            "rises",
+            f"line {schedules[0].lineno} makes it with mode='min', the default, which is for "
+            "what is to fall, as a loss.",
+            "ReduceLROnPlateau(optimizer, mode='max', …), or step(val_loss)",
+        )
+
+
+def _retried(source: Source) -> Iterator[Finding]:
+    """A step that is tried in the handler of its own out-of-memory error."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Try):
+            continue
+        tried = {name for line in node.body for name, _ in _own_calls(line)}
+        for handler in node.handlers:
+            kind = ast.unparse(handler.type) if handler.type is not None else ""
+            is_told = "out of memory" in " ".join(map(ast.unparse, handler.body))
+            if "OutOfMemory" not in kind and not (kind.endswith("RuntimeError") and is_told):
+                continue
+            again = [
+                call for line in handler.body for name, call in _own_calls(line) if name in tried
+            ]
+            if again:
+                yield _finding(
+                    source,
+                    again[0],
+                    _RETRIED,
+                    f"{source.text(again[0])} is tried while the memory of the failed step is "
+                    "still in use",
+                    "in an except block the exception holds the frames that failed, with their "
+                    "outputs and graphs; torch.cuda.empty_cache() cannot free those.",
+                    "note it in the except block (failed = True), and try it after the block",
+                )
+
+
+def _own_calls(line: ast.stmt) -> Iterator[tuple[str, ast.Call]]:
+    """Calls of functions by a name of the script's own, as ``step(x, y)`` or ``model(x)``."""
+    calls = (each for each in ast.walk(line) if isinstance(each, ast.Call))
+    for each in calls:
+        if isinstance(each.func, ast.Name) and each.func.id not in dir(builtins):
+            yield each.func.id, each
+
+
+def _waits_for_least(made: ast.Call) -> bool:
+    """Is it a ReduceLROnPlateau in the mode of losses?"""
+    if not ast.unparse(made.func).endswith("ReduceLROnPlateau"):
+        return False
+    if any(each.arg is None for each in made.keywords):
+        return False
+    modes = [each.value for each in made.keywords if each.arg == "mode"] + made.args[1:2]
+    return all(isinstance(each, ast.Constant) and each.value == "min" for each in modes)
 
 
 def _finding(

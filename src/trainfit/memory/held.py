@@ -12,7 +12,16 @@ import numpy as np
 from trainfit.findings.out_of_memory import KEPT_PASSES, FullMemory, HeldMemory, is_left_behind
 from trainfit.memory.replay import Replay, live_at
 from trainfit.results.findings import Place
-from trainfit.results.runs.recording import KINDS, MALLOC, PHASES, IntArray, Recording, step_ends
+from trainfit.results.runs.recording import (
+    FREE,
+    KINDS,
+    MALLOC,
+    PHASES,
+    IntArray,
+    Recording,
+    step_around,
+    step_ends,
+)
 
 _BACKWARD: Final = PHASES.index("backward")
 _FORWARD: Final = PHASES.index("forward")
@@ -46,6 +55,7 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         adapted = _is_for_adapter(recording, operator)
         groups[kind, name, line, alloc in again, adapted].append(alloc)
     kept = _kept(recording, outcome, live)
+    before = _of_step_before(recording, outcome, live) - kept
     of_loss = _loss_sizes(recording, live)
     held = [_held(recording, outcome, key, allocs, kept, of_loss) for key, allocs in groups.items()]
     read = frozenset(recording.header.get("read") or ())
@@ -57,8 +67,48 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         else each
         for each, allocs in zip(held, groups.values(), strict=True)
     ]
+    held = [
+        dataclasses.replace(each, before=int(outcome.granted[late].sum())) if late else each
+        for each, allocs in zip(held, groups.values(), strict=True)
+        for late in [[alloc for alloc in allocs if alloc in before and _maker(recording, alloc)]]
+    ]
     held.sort(key=lambda each: -each.nbytes)
     return FullMemory(held, outcome.peak_allocated, outcome.peak_reserved)
+
+
+def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[int]:
+    """Of those alive, what a line made in the step before, and made once more in this one: a
+    variable that keeps it until it gets the next."""
+    events, peak = outcome.stream.events, outcome.peak_event
+    begins, ends = step_around(events, peak)
+    if not begins or ends == len(events):
+        return frozenset()
+    since, _ = step_around(events, begins - 1)
+    before, now = _made(events, since, begins), _made(events, begins, peak + 1)
+    freed = {int(each) >> 2 for each in events[peak + 1 : ends] if each & 3 == FREE}
+    alive = set(live.tolist())
+    again = {_maker(recording, alloc) for alloc in now if alloc in alive}
+    return frozenset(
+        alloc
+        for alloc in before
+        if alloc in alive and alloc in freed and _maker(recording, alloc) in again
+    )
+
+
+def _made(events: IntArray, begins: int, ends: int) -> list[int]:
+    """What is made between two places of the events."""
+    part = events[begins:ends]
+    made: list[int] = (part[part & 3 == MALLOC] >> 2).tolist()
+    return made
+
+
+def _maker(recording: Recording, alloc: int) -> tuple[int, int, int] | None:
+    """The operator, the line and the bytes of what can be kept by mistake."""
+    operator = int(recording.alloc_op[alloc])
+    if operator < 0 or int(recording.alloc_kind[alloc]) not in _KEEPABLE:
+        return None
+    line, nbytes = int(recording.alloc_line[alloc]), int(recording.alloc_bytes[alloc])
+    return int(recording.op_name[operator]), line, nbytes
 
 
 def _held(

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainfit.findings.habits import of_evaluation
 from trainfit.findings.out_of_memory import of_full_memory
-from trainfit.findings.training.learning import BETWEEN_EPOCHS, of_learning
+from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.memory.growth import is_freed_by_epochs
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
@@ -137,9 +137,9 @@ class _Evaluations:
         """What spoils the learning from a later epoch on, or at the run's end, and is not known of
         the first steps."""
         known = {each.kind for each in of_learning(self._job.first.outcome.learning)}
-        found = [each for facts in self._learning for each in of_learning(facts)]
-        late = {each.kind: each for each in found if each.kind in BETWEEN_EPOCHS}
-        return tuple(each for kind, each in late.items() if kind not in known)
+        found = [each for facts in self._learning for each in of_later_learning(facts)]
+        late = {each.kind: each for each in found if each.kind not in known}
+        return tuple(late.values())
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from trainfit.results.configuration import BatchShapes
+from trainfit.results.configuration import BatchShapes, Configuration
 from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
 from trainfit.results.text import count, duration, percent, printable, size
 
@@ -291,3 +291,13 @@ def _phase_line(phases: Sequence[str]) -> str:
         width = len(list(group))
         text += ("|" + phase)[:width].ljust(width)
     return text.rstrip()
+
+
+def half_text(*both: Configuration) -> str:
+    """Where autocast needs more memory than float32 at one batch size."""
+    half, whole = sorted(both, key=lambda each: each.amp == "off")
+    bytes_of_half, bytes_of_whole = half.memory.device_bytes, whole.memory.device_bytes
+    if half.batch_size != whole.batch_size or bytes_of_half <= (1 + _SAME) * bytes_of_whole:
+        return ""
+    more = size(bytes_of_half - bytes_of_whole)
+    return f"; {half.amp} needs {more} more, for its copies of the weights"

@@ -214,7 +214,7 @@ class Simulation:
         """Call it with a tensor and its view, or copy of another shape, that the script makes."""
         self.engine.on_view = callback
 
-    def on_result(self, callback: Callable[[Any, Any, Any], None]) -> None:
+    def on_result(self, callback: Callable[[Any, Any, Any, Any], None]) -> None:
         """Call it with a function, its arguments and the tensor on the device that it gave."""
         self.engine.on_result = callback
 

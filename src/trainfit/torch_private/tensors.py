@@ -158,12 +158,17 @@ def saved_dimension(node: Any) -> int | None:
     return dim - (1 << 64) if isinstance(dim, int) and dim >= 1 << 63 else dim
 
 
+def sizes_of(node: Any) -> tuple[int, ...] | None:
+    """Sizes of the tensor that a node computed; ``None``: they are not told."""
+    made = getattr(node, "_input_metadata", None)
+    return tuple(made[0].shape) if made else None
+
+
 def softmax_over(node: Any) -> int | None:
     """Numbers that a softmax's node was taken over; ``None``: it is not told."""
-    made, dim = getattr(node, "_input_metadata", None), saved_dimension(node)
-    if not made or dim is None:
+    sizes, dim = sizes_of(node), saved_dimension(node)
+    if sizes is None or dim is None:
         return None
-    sizes = tuple(made[0].shape)
     return int(sizes[dim]) if -len(sizes) <= dim < len(sizes) else None
 
 

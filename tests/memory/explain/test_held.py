@@ -169,3 +169,24 @@ def test_autocast_keeps_what_it_casts_back_for_adapters() -> None:
     (copies,) = found.evidence
     assert copies.value == 4 * 8192 * 1024 * 2
     assert "adapter_copies" not in findings(_adapters_under_autocast, torch.bfloat16)
+
+
+def _per_sample(*, freed: bool) -> None:
+    """Gradients of each sample, as for differential privacy."""
+    net = torch.nn.Linear(512, 512, device="cuda")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        x = torch.rand(256, 512, device="cuda")
+        gradients = torch.einsum("bi,bj->bij", x, x)
+        net(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if freed:
+            del gradients
+
+
+def test_what_a_variable_keeps_of_the_step_before() -> None:
+    found = findings(lambda: _per_sample(freed=False))["held_over"]
+    source = Path(__file__).read_text().splitlines()
+    assert "einsum" in source[found.at.line - 1] and "256 MiB" in found.title
+    assert "held_over" not in findings(lambda: _per_sample(freed=True))

@@ -205,6 +205,19 @@ def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> N
     )
 
 
+def test_autocast_that_needs_more_memory_than_float32_is_told() -> None:
+    def of(half_bytes: float) -> str:
+        now = dataclasses.replace(ACT.now, amp="off")
+        memory = dataclasses.replace(
+            now.memory, device_bytes=int(half_bytes * now.memory.device_bytes)
+        )
+        half = dataclasses.replace(now, amp="float16", memory=memory)
+        return words(dataclasses.replace(ACT, now=half, other_amp=now, amp_choice=None))
+
+    assert "more, for its copies of the weights" in of(1.2)
+    assert "copies of the weights" not in of(1.0) + of(0.6)
+
+
 def test_no_batch_is_the_largest_where_memory_leaks() -> None:
     grows = StepPattern("growing", 3, (1, 2, 3), (1, 2, 3), steps_until_full=900)
     now = dataclasses.replace(ACT.now, recommended_batch=None)

@@ -513,3 +513,13 @@ def test_batch_normalization_keeps_a_dense_copy_of_a_slice(
     result.backward(gradient)
     copies = [("contiguous_copy", size)] if train else []
     assert taken(sim, "contiguous_copy") == copies
+
+
+@pytest.mark.parametrize("vector", [-3, 0, 1, 4, 769])
+def test_a_sum_at_a_batch_size_beyond_those_that_ran(vector: int) -> None:
+    """Values that a thread reads at once go by a law of two batch sizes (4 of 256 rows, 1 of 257),
+    which gives any number at others."""
+    for within in (0, 1):
+        arguments = 1000, 4096, within, vector, 4, 128, 1536
+        at_most = workspace_bytes("reduction_partials", (1000, 4096, within, 4, 4, 128, 1536))
+        assert 0 <= workspace_bytes("reduction_partials", arguments) <= 4 * max(1, at_most)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import habits
-from trainfit.findings.training import losses, misuse, rates
+from trainfit.findings.training import losses, misuse, rates, wiring
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
@@ -28,6 +28,11 @@ def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
     if not facts.steps:
         return ()
     return by_severity(finding for rule in _RULES for finding in rule(facts))
+
+
+def of_later_learning(facts: LearningFacts) -> tuple[Finding, ...]:
+    """Those that an evaluation, a later epoch or the run's end may be the first to show."""
+    return tuple(each for each in of_learning(facts) if each.kind in BETWEEN_EPOCHS)
 
 
 def _gradients(facts: LearningFacts) -> Iterator[Finding]:
@@ -515,7 +520,7 @@ KINDS: Final = (
 #: epochs that are cut short.
 BETWEEN_EPOCHS: Final = (
     *("evaluation_mode", "same_order", "own_state", "state_not_loaded", "schedule_left_behind"),
-    *("part_replaced", "freeze_ignored", "parameters_twice"),
+    *("part_replaced", "freeze_ignored", "parameters_twice", *wiring.LATER),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),

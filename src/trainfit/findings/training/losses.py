@@ -148,6 +148,18 @@ def _activated_twice(found: LossMisfit, activation: str) -> Finding:
             (Fix("no relu after the last layer"),),
             place=Place.parse(found.place),
         )
+    if activation == "dropout":
+        return Finding(
+            "activation_clips",
+            "warning",
+            f"{found.name} gets the output of a dropout: in training, outputs of the last layer "
+            "are set to 0 at random",
+            (),
+            "dropout is for what the next layer gets; after the last layer it changes the answer "
+            "itself, and the loss has a floor",
+            (Fix("no dropout after the last layer"),),
+            place=Place.parse(found.place),
+        )
     wants_log = found.name in _OF_LOGARITHMS
     instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
     return Finding(

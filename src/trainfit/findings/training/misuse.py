@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from trainfit.findings.training.stalled import STALLED
+from trainfit.findings.training.wiring import WIRING
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.results.text import count, percent, size
@@ -475,6 +476,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "result_on_context": _on_context,
     "advantage_with_graph": _advantage,
     **STALLED,
+    **WIRING,
 }
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

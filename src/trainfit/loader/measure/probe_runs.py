@@ -65,6 +65,8 @@ HARMLESS: Final = (
     "timeout",
     "iterable_perhaps_not_sharded",
     "not_restartable",
+    "data_changed",
+    "samples_never_drawn",
 )
 
 

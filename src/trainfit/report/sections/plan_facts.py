@@ -13,7 +13,7 @@ from trainfit.report.lengths import solved_text
 from trainfit.report.notes import protection_notes, spoilt_text
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
-from trainfit.report.steps import coverage_text, largest_text, shapes_text, step_lines
+from trainfit.report.steps import coverage_text, half_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
 from trainfit.results.configuration import AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
@@ -311,7 +311,7 @@ def _amp(result: PlanResult) -> str:
     limits = result.chosen.limits
     grows = grows or (limits is not None and limits.evaluation is not None)
     sides = "; ".join(_amp_side(each, grows=grows) for each in (result.now, other))
-    return f"{_faster_amp(result, other)}{sides}"
+    return f"{_faster_amp(result, other)}{sides}{half_text(result.now, other)}"
 
 
 def _is_barred(choice: AmpChoice | None) -> bool:

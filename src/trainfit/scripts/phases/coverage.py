@@ -298,8 +298,8 @@ class CoverageWatch:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self._saved = True
             with contextlib.suppress(Exception):  # a path of the user's kind
-                to = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
-                path = os.path.abspath(os.fspath(to if isinstance(to, _PATHS) else to.name))
+                to: Any = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
+                path = os.path.abspath(os.fsdecode(to if isinstance(to, _PATHS) else to.name))
                 if len(self.saves) < _MOST_SAVES:
                     self.saves.setdefault(path, user_frame() or "")
             return write(*args, **kwargs)

@@ -287,8 +287,10 @@ def layer_norm_backward(rows: int, width: int, itemsize: int, processors: int) -
     return 2 * down * width * itemsize
 
 
-#: Reduce.cuh: threads of a block, and values of a thread at least and at most. A thread reads
-#: several values at once along the fastest dimension where so many are summed.
+#: Reduce.cuh: values that a thread reads at once (input_vec_size and get_output_vec_size), which
+#: along the fastest dimension it does where so many are summed; threads of a block, and values of a
+#: thread at least and at most.
+VECTOR: Final = 4
 _REDUCING_THREADS, _FEWEST_VALUES, _MOST_VALUES, _LONG = 512, 16, 256, 128
 
 
@@ -298,6 +300,8 @@ def _split_reduction(
     """Blocks, blocks for each of them, and partial results that a block keeps (setReduceConfig)."""
     if outputs <= 0 or inputs <= 0:
         return 0, 1, 0
+    # Between two batch sizes, and beyond them, a law of both may say anything.
+    vector = max(1, min(vector, VECTOR))
     lanes, rows = (inputs, outputs) if within else (outputs, inputs)
     if not within or inputs >= _LONG:
         lanes //= vector

@@ -106,7 +106,7 @@ class FunctionMode(TorchFunctionMode):
         try:
             result = self._call(func, args, kwargs)
             if isinstance(result, DeviceTensor):
-                self._engine.on_result(func, args, result)
+                self._engine.on_result(func, args, kwargs, result)
             return result
         finally:
             if entered:

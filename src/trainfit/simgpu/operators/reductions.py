@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu.allocator.workspaces import VECTOR
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import allocates
 from trainfit.simgpu.device.tensor import Spec
 
 aten = torch.ops.aten
-
-#: Values that a thread reads at once (input_vec_size and get_output_vec_size).
-_VECTOR = 4
 
 
 @allocates(aten.sum.default, aten.mean.default)
@@ -47,10 +45,10 @@ def summed(engine: Engine, spec: Spec, dims: Any) -> None:
     within = not kept or (bool(reduced) and reduced[0][0] < kept[0][0])
     vector = 1
     if within and reduced:
-        vector = _VECTOR if reduced[0][0] == 1 and len(reduced) == 1 else 1
+        vector = VECTOR if reduced[0][0] == 1 and len(reduced) == 1 else 1
     elif kept and kept[0][0] == 1:
         others = [stride for stride, _ in (*reduced, *kept[1:])]
-        vector = math.gcd(_VECTOR, spec.offset, kept[0][1], *others)
+        vector = math.gcd(VECTOR, spec.offset, kept[0][1], *others)
     itemsize = max(spec.dtype.itemsize, 4)
     limits = (engine.gpu.sm_count, _threads(engine.gpu.capability))
     shape = (spec.numel // inputs, inputs, int(within), vector, itemsize, *limits)

@@ -62,7 +62,7 @@ def follow(
         if known is not None:
             cuts.put(result, known)
             return
-        if each.requires_grad and torch.is_grad_enabled() and (name := _name(func)) not in _NEVER:
+        if each.requires_grad and torch.is_grad_enabled() and (name := name_of(func)) not in _NEVER:
             cuts.put(result, Cut(name, place(), name in _MEANT and not result.dim()))
             return
 
@@ -76,7 +76,8 @@ def tensors_among(args: Any) -> list[torch.Tensor]:
     return found
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """Of a function of PyTorch, or of a property of tensors."""
     name: str = getattr(func, "__name__", "")
     if name == "__get__":  # of a property of tensors
         name = getattr(getattr(func, "__self__", None), "__name__", "")

@@ -1,0 +1,340 @@
+"""What models, losses, masks and DataLoaders are given, and how they are put together, where that
+is not what they are for: what was seen, why it matters, what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import count, percent, size
+
+#: Bytes of scores from which they are worth a warning.
+_MUCH: Final = 1 << 30
+
+
+def _compared(found: Misuse) -> Finding:
+    output, target = found.told
+    rows = output.partition("×")[0]
+    return Finding(
+        "compared_with_all",
+        "critical",
+        f"Each prediction is compared with every target: {output} with {target} gives "
+        f"{rows}×{rows}, and an accuracy above 100%",
+        (Evidence("predictions", output), Evidence("targets", target)),
+        "tensors of different shapes are broadcast against each other",
+        (Fix("give both one shape: pred.squeeze(1) == y, or pred == y.unsqueeze(1)"),),
+        confidence="likely",
+    )
+
+
+def _forgets(found: Misuse) -> Finding:
+    layers, name, momentum = found.told
+    other = f"{1 - float(momentum):.2g}"
+    more = f" (and {count(int(layers) - 1, 'more layer')})" if int(layers) > 1 else ""
+    return Finding(
+        "norm_forgets",
+        "warning",
+        f"BatchNorm {name}{more} has momentum={momentum}: its running statistics are those of "
+        "the last batch, and evaluations are noisy",
+        (Evidence("momentum", momentum),),
+        "PyTorch's momentum is the share of the new batch, that of Keras the share of the old "
+        f"ones: {momentum} there is {other} here",
+        (Fix(f"momentum={other} (the default is 0.1)", line=f"momentum={other}"),),
+        confidence="likely",
+    )
+
+
+def _idle(found: Misuse) -> Finding:
+    name, parts = found.told
+    return Finding(
+        "checkpointing_idle",
+        "warning",
+        f"Gradient checkpointing has no effect: {name} is trained in evaluation mode",
+        (Evidence("with checkpointing on", count(int(parts), "part")),),
+        "its layers recompute activations in training mode only, and from_pretrained() gives a "
+        "model in evaluation mode: all activations are kept, and dropout is off",
+        (Fix("model.train() before the training", line="model.train()"),),
+    )
+
+
+def _searches(found: Misuse) -> Finding:
+    return Finding(
+        "search_in_vain",
+        "info",
+        "find_unused_parameters=True looks through the graph in each step, and every parameter "
+        "has a gradient",
+        (),
+        "it is for models some of whose parameters a step does not use",
+        (Fix("leave find_unused_parameters out, unless other steps use other parts of the model"),),
+        confidence="likely",
+    )
+
+
+def _unused_weights(found: Misuse) -> Finding:
+    layers, nbytes = found.told
+    return Finding(
+        "weights_unused",
+        "warning",
+        f"nn.MultiheadAttention gives its weights, which nobody uses: {size(int(nbytes))} in each "
+        f"step ({count(int(layers), 'layer')}), several times over",
+        (Evidence("weights of all heads", int(nbytes), "bytes"),),
+        "need_weights=True, the default, computes all scores, their softmax and an average, and "
+        "keeps them for the backward pass; without it a fused kernel needs none of them",
+        (Fix("attention(x, x, x, need_weights=False)", line="need_weights=False"),),
+    )
+
+
+def _by_hand(found: Misuse) -> Finding:
+    layers, nbytes, shape = found.told
+    return Finding(
+        "attention_by_hand",
+        "warning" if int(nbytes) >= _MUCH else "info",
+        f"Attention is computed by a matmul and a softmax: {size(int(nbytes))} of scores in each "
+        f"step ({count(int(layers), 'layer')}, {shape} each), several times over",
+        (Evidence("scores", int(nbytes), "bytes"),),
+        "scores grow with the square of the length, and the masked ones, their softmax and its "
+        "dropout are kept for the backward pass; a fused kernel keeps none of them",
+        (
+            Fix(
+                "F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=…), or with "
+                "attn_mask=; of Transformers' models attn_implementation='sdpa'",
+                line="F.scaled_dot_product_attention(q, k, v)",
+            ),
+        ),
+    )
+
+
+def _not_scaled(found: Misuse) -> Finding:
+    return Finding(
+        "loss_not_scaled",
+        "critical",
+        "A loss that is not scaled goes to parameters whose gradients the GradScaler divides (by "
+        "65536 as a rule): it trains next to nothing",
+        (),
+        "scaler.step() unscales all gradients of the optimizer, also those of a loss that "
+        "scaler.scale() did not get",
+        (Fix("scaler.scale(loss).backward() of each loss, or of their sum"),),
+        confidence="likely",
+    )
+
+
+def _tie(found: Misuse) -> Finding:
+    one, other, how = found.told
+    is_moved = how == "moved"
+    return Finding(
+        "tie_lost",
+        "warning",
+        f"{other} is not tied to {one}: "
+        + (
+            "since the model was moved they are two tensors, trained apart"
+            if is_moved
+            else "they have one memory, and each gets a gradient and a step of its own"
+        ),
+        (Evidence("parameters", f"{one}, {other}"),),
+        "nn.Parameter(other.weight) and .data = other.weight.data make a second parameter of the "
+        "same memory" + (", and .to(device) copies each of them" if is_moved else ""),
+        (
+            Fix(
+                "one parameter for both: decoder.weight = encoder.weight; of a transposed one "
+                "F.linear(x, encoder.weight.t(), bias) in forward"
+            ),
+        ),
+    )
+
+
+def _moves(found: Misuse) -> Finding:
+    tensors, name = found.told
+    which = f" ({name}, …)" if name else ""
+    return Finding(
+        "frozen_moves",
+        "critical",
+        f"{count(int(tensors), 'frozen tensor')}{which} still change in each step: they have "
+        "gradients from before they were frozen",
+        (Evidence("frozen with a gradient", count(int(tensors), "tensor")),),
+        "an optimizer leaves out tensors whose gradient is None, not those with requires_grad="
+        "False: with a gradient of 0 weight decay, momentum and averages go on",
+        (
+            Fix("parameter.grad = None where requires_grad is set to False"),
+            Fix("optimizer.zero_grad(), which sets them to None (set_to_none=True)"),
+        ),
+    )
+
+
+def _untrained(found: Misuse) -> Finding:
+    tensors, name = found.told
+    return Finding(
+        "unfrozen_untrained",
+        "critical",
+        f"{count(int(tensors), 'tensor')} ({name}, …) are frozen no more, and never trained: no "
+        "optimizer has them",
+        (Evidence("not trained", count(int(tensors), "tensor")),),
+        "the optimizer was made of the parameters that needed gradients then",
+        (
+            Fix(
+                'optimizer.add_param_group({"params": model.backbone.parameters()}) where they are '
+                "unfrozen"
+            ),
+            Fix("give it all parameters from the start: it leaves out those without a gradient"),
+        ),
+    )
+
+
+#: What a mask does, by where it is True (or what it adds hides).
+_HIDDEN: Final = {
+    "not_after": "hides from each position itself and all before it",
+    "not_before": "hides from each position itself and all after it",
+    "tokens": "hides the tokens and leaves the padding",
+}
+_CAUSAL: Final = (
+    "torch.triu(torch.ones(n, n, dtype=torch.bool), diagonal=1), True for what follows; or "
+    "nn.Transformer.generate_square_subsequent_mask(n)"
+)
+
+
+def _mask(found: Misuse) -> Finding:
+    how, where, by = found.told
+    if how == "added":
+        title = "A mask of 0 and 1 is added to the scores of attention: it hides nothing"
+        cause = f"{by} adds a mask of numbers; only one of truth values hides by itself"
+        fix = "give it truth values: mask.bool(), or ~mask.bool() where 1 stands for what is seen"
+    elif how == "attended":
+        title = "The mask of attention hides from each position itself: one of them sees nothing"
+        cause = f"{by} shows what is True, the reverse of nn.MultiheadAttention"
+        fix = "~mask, or is_causal=True without a mask"
+    else:
+        title = f"The mask of attention {_HIDDEN[where]}: NaN where nothing is left"
+        cause = f"{by} hides what is True"
+        fix = "tokens == padding: True for padding" if how == "tokens" else _CAUSAL
+    return Finding("mask_misused", "critical", title, (), cause, (Fix(fix),), confidence="likely")
+
+
+def _never_drawn(found: Misuse) -> Finding:
+    weights, samples = map(int, found.told)
+    return Finding(
+        "samples_never_drawn",
+        "critical",
+        f"WeightedRandomSampler has {count(weights, 'weight')} for {samples:,} samples: only the "
+        f"first {weights:,} are ever drawn",
+        (Evidence("weights", weights), Evidence("samples", samples)),
+        "its weights are of samples, one for each, not of classes",
+        (
+            Fix(
+                "a weight for each sample: WeightedRandomSampler(class_weights[labels], "
+                "num_samples=len(labels))"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _not_told(found: Misuse) -> Finding:
+    name, attribute, before, now = found.told
+    return Finding(
+        "workers_not_told",
+        "warning",
+        f"{name}.{attribute} is {now} here and {before} in the DataLoader's workers: what is set "
+        "after they were started does not reach them",
+        (Evidence(attribute, f"{before} in workers, {now} in the main process"),),
+        "persistent_workers=True keeps the workers, each with its own copy of the data set of the "
+        "first epoch",
+        (
+            Fix(
+                "a value that processes share: self.epoch = torch.zeros((), dtype=torch.long)"
+                ".share_memory_(), set by fill_(epoch)"
+            ),
+            Fix("persistent_workers=False, which starts workers in each epoch"),
+        ),
+    )
+
+
+def _from_gpu(found: Misuse) -> Finding:
+    batch, parts = map(int, found.told)
+    return Finding(
+        "batch_from_gpu",
+        "warning",
+        f"Each batch is put together from {batch} samples on the GPU one by one: {batch * parts} "
+        "small kernels for indexing, before the training's own",
+        (Evidence("batch size", batch),),
+        "the data set is on the GPU, and a DataLoader asks it for single samples",
+        (
+            Fix(
+                "no DataLoader: for rows in torch.randperm(len(x), device=x.device)"
+                ".split(batch_size): xb, yb = x[rows], y[rows]"
+            ),
+            Fix("keep the data set on the CPU, with workers and pin_memory=True"),
+        ),
+    )
+
+
+def _padding(found: Misuse) -> Finding:
+    padded, positions = map(int, found.told)
+    return Finding(
+        "padding_learned",
+        "warning",
+        f"The loss goes over padding: {percent(padded / positions)} of a batch's labels are those "
+        "of positions that attention_mask leaves out",
+        (Evidence("labels at padding", f"{padded} of {positions}"),),
+        "labels are a copy of input_ids: the model learns to give padding, and its loss is no "
+        "longer that of the text",
+        (
+            Fix(
+                "labels[attention_mask == 0] = -100, which cross_entropy leaves out",
+                line="labels[attention_mask == 0] = -100",
+            ),
+        ),
+    )
+
+
+def _flat(found: Misuse) -> Finding:
+    least, largest = found.told
+    return Finding(
+        "images_flat",
+        "warning",
+        f"The numbers of all images are between {least} and {largest}: there is next to no "
+        "contrast to learn from",
+        (Evidence("numbers of images", f"{least} to {largest}"),),
+        "images are scaled twice: ToTensor() gives 0 to 1 already",
+        (Fix("no division by 255 after ToTensor(); mean and std of Normalize as parts of 1"),),
+        confidence="likely",
+    )
+
+
+def _large(found: Misuse) -> Finding:
+    name, rate = found.told
+    return Finding(
+        "rate_large",
+        "warning",
+        f"The learning rate of {name} is {rate} from the first step on: steps throw the weights "
+        "far from where they are, and the loss rises or is NaN",
+        (Evidence("learning rate", rate),),
+        "a step of SGD moves a weight by the rate times its gradient"
+        if name == "SGD"
+        else f"a step of {name} moves each weight by about the rate, whatever its gradient is",
+        (Fix(f"lr={'0.1' if name == 'SGD' else '1e-3'}, or lower, and a warm-up"),),
+        confidence="likely",
+    )
+
+
+WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "compared_with_all": _compared,
+    "norm_forgets": _forgets,
+    "checkpointing_idle": _idle,
+    "search_in_vain": _searches,
+    "weights_unused": _unused_weights,
+    "attention_by_hand": _by_hand,
+    "loss_not_scaled": _not_scaled,
+    "tie_lost": _tie,
+    "frozen_moves": _moves,
+    "unfrozen_untrained": _untrained,
+    "mask_misused": _mask,
+    "samples_never_drawn": _never_drawn,
+    "workers_not_told": _not_told,
+    "batch_from_gpu": _from_gpu,
+    "padding_learned": _padding,
+    "images_flat": _flat,
+    "rate_large": _large,
+}
+#: Those that an evaluation or a later epoch may be the first to show.
+LATER: Final = ("compared_with_all", "frozen_moves", "unfrozen_untrained", "workers_not_told")

@@ -1,0 +1,108 @@
+"""DataLoaders that do something else than they are made for: a sampler that never draws most
+samples, workers that do not hear of the next epoch, batches that are put together on the GPU."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, Final
+
+import torch
+from torch.utils.data import WeightedRandomSampler, default_collate
+
+from trainfit.hooks.ranks import length_of
+from trainfit.results.runs.learning import Misuse
+from trainfit.simgpu.device.user_location import is_library
+
+#: Samples of a batch from which it is worth a word that each of them costs kernels.
+_MANY: Final = 32
+#: What is compared of a data set: plain values, which each process has of its own.
+_PLAIN: Final = (int, float, str, bool, type(None))
+#: Methods that workers run.
+_OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__")
+_READS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
+
+
+class Loaders:
+    """Follows the DataLoaders of a script; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._found: dict[str, Misuse] = {}
+        #: Lines that made samplers.
+        self._made: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+        #: Plain values of data sets when their workers were started.
+        self._started: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._last: tuple[weakref.ref[Any], str | None] | None = None
+
+    def found(self) -> tuple[Misuse, ...]:
+        """What was seen, the first of each kind."""
+        return tuple(self._found.values())
+
+    def _note(self, kind: str, *told: object, place: str | None) -> None:
+        self._found.setdefault(kind, Misuse(kind, tuple(map(str, told)), place))
+
+    def sampling(self, sampler: Any) -> None:
+        """A sampler is about to be made."""
+        self._made[sampler] = self._place()
+
+    def iterated(self, loader: Any) -> None:
+        """A DataLoader begins to be gone over."""
+        place = self._place()
+        self._last = weakref.ref(loader), place
+        sampler, data = getattr(loader, "sampler", None), getattr(loader, "dataset", None)
+        samples = length_of(data)
+        if type(sampler) is WeightedRandomSampler and samples is not None:
+            weights = len(sampler.weights)
+            if weights < samples:
+                at = self._made.get(sampler) or place
+                self._note("samples_never_drawn", weights, samples, place=at)
+        self._look_at_workers(loader, data, place)
+
+    def _look_at_workers(self, loader: Any, data: Any, place: str | None) -> None:
+        """Are there workers of an earlier epoch, with what the data set was then?"""
+        if not loader.num_workers or not getattr(loader, "persistent_workers", False):
+            return
+        now = {name: each for name, each in _values(data) if isinstance(each, _PLAIN)}
+        before = self._started.setdefault(loader, now)
+        changed = [name for name in now if name in before and now[name] != before[name]]
+        if changed and (read := [name for name in _read(type(data)) if name in changed]):
+            told = type(data).__name__, read[0], before[read[0]], now[read[0]]
+            self._note("workers_not_told", *told, place=place)
+
+    def given(self, batch: Any) -> None:
+        """A DataLoader gave a batch."""
+        loader = self._last[0]() if self._last is not None else None
+        if loader is None or loader.collate_fn is not default_collate:
+            return
+        size = loader.batch_size or 0
+        if size < _MANY or loader.num_workers or hasattr(loader.dataset, "__getitems__"):
+            return
+        parts = batch.values() if isinstance(batch, dict) else batch
+        on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
+        if on_gpu and self._last is not None:
+            self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
+
+
+def _values(data: Any) -> Iterator[tuple[str, Any]]:
+    yield from getattr(data, "__dict__", {}).items()
+
+
+def _read(kind: type) -> list[str]:
+    """Attributes of an object that its samples are made with, by the script's own code."""
+    found: list[str] = []
+    functions = dict(inspect.getmembers(kind, inspect.isfunction))
+    waiting = [functions[name] for name in _OF_WORKERS if name in functions]
+    known: set[FunctionType] = set()
+    while waiting:
+        function = waiting.pop()
+        if function in known or is_library(function.__code__.co_filename):
+            continue
+        known.add(function)
+        names = [each.argval for each in dis.get_instructions(function) if each.opname in _READS]
+        found += names
+        waiting += [functions[name] for name in names if name in functions]
+    return list(dict.fromkeys(found))

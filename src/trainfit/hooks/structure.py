@@ -1,0 +1,210 @@
+"""How a model is put together, and what of it is trained: layers with settings of another library,
+weights that are tied by their memory alone, parts that are frozen or unfrozen as it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.owners import optimized, tensors_of
+from trainfit.torch_private.modules import BatchNorm
+from trainfit.torch_private.tensors import storage_key
+
+#: From so much on, a BatchNorm's momentum is what other libraries keep of the old statistics; with
+#: exactly 1 a script asks for those of the last batch.
+_KEPT_ELSEWHERE: Final = 0.9
+#: Looks at steps that show frozen tensors with gradients.
+_LOOKS: Final = 2
+#: Learning rates from which nothing is learned: of Adam and its like a step moves each number by
+#: about as much, of SGD by that times its gradient.
+_LARGEST_RATES: Final = {
+    **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"), 1.0),
+    "SGD": 100.0,
+}
+Names = Mapping[int, str]
+
+
+def forgetful_norms(models: Iterable[Any]) -> list[tuple[str, float]]:
+    """Names of BatchNorm layers in training whose running statistics are nearly those of the last
+    batch, and their momentum."""
+    return [
+        (name or type(part).__name__, part.momentum)
+        for model in models
+        for name, part in model.named_modules()
+        if isinstance(part, BatchNorm)
+        and part.training
+        and part.track_running_stats
+        and isinstance(part.momentum, float)
+        and _KEPT_ELSEWHERE <= part.momentum < 1
+    ]
+
+
+def idle_checkpointing(models: Iterable[Any], had: Mapping[int, bool]) -> tuple[str, int] | None:
+    """The class of a model that is trained in evaluation mode, and how many of its parts have
+    checkpointing on, which Transformers' and Diffusers' apply in training mode only."""
+    for model in models:
+        parts = [each for each in model.modules() if vars(each).get("gradient_checkpointing")]
+        idle = [each for each in parts if not each.training]
+        trained = any(had.get(id(each)) for part in idle for each in part.parameters())
+        if parts and len(idle) == len(parts) and trained:
+            return type(model).__name__, len(parts)
+    return None
+
+
+def searches_in_vain(wrappers: Iterable[Any], had: Mapping[int, bool]) -> Any | None:
+    """A DistributedDataParallel that looks for parameters without a gradient, where all had one."""
+    for wrapper in wrappers:
+        needing = [each for each in wrapper.module.parameters() if each.requires_grad]
+        is_asked = getattr(wrapper, "find_unused_parameters", False) is True
+        if is_asked and needing and all(had.get(id(each)) for each in needing):
+            return wrapper
+    return None
+
+
+def large_rate(optimizer: Any, names: Names) -> float | None:
+    """A learning rate with which the first step of PyTorch's own optimizer puts a model's weights
+    far from where they are; ``None``: it has none, or what it trains are no weights of a model."""
+    kind = type(optimizer)
+    most = _LARGEST_RATES.get(kind.__name__) if kind.__module__.startswith("torch.optim") else None
+    if most is None or not all(id(each) in names for each in tensors_of(optimizer)):
+        return None
+    rates = [group["lr"] for group in optimizer.param_groups]
+    known = [float(each) for each in rates if isinstance(each, int | float)]
+    return max(known) if known and min(known) >= most and len(known) == len(rates) else None
+
+
+# ---
+# Weights that are tied.
+
+_Place = tuple[int, int, int]
+
+
+class Ties:
+    """Follows pairs of parameters that have one memory, and are two for an optimizer."""
+
+    def __init__(self) -> None:
+        self._moving: list[tuple[tuple[str, Any], tuple[str, Any]]] = []
+        self.lost: tuple[str, str] | None = None
+        """Names of two parameters that had one memory until their module was moved."""
+
+    def moving(self, module: Any) -> None:
+        """A module is about to be moved, maybe to another device."""
+        if self.lost is None:
+            self._moving = list(_tied(module.named_parameters()))
+
+    def moved(self) -> None:
+        """… and was."""
+        for (one, first), (other, second) in self._moving:
+            if _memory(first) != _memory(second):
+                self.lost = one, other
+        self._moving = []
+
+
+def tied_in(optimizer: Any, names: Names) -> tuple[str, str] | None:
+    """Two parameters of an optimizer that have one memory."""
+    given = ((names.get(id(each), "a parameter"), each) for each in tensors_of(optimizer))
+    for (one, _), (other, _) in _tied(given):
+        return one, other
+    return None
+
+
+def _tied(
+    parameters: Iterable[tuple[str, Any]],
+) -> Iterable[tuple[tuple[str, Any], tuple[str, Any]]]:
+    known: dict[_Place, tuple[str, Any]] = {}
+    for name, each in parameters:
+        place = _memory(each)
+        if place is None or not each.requires_grad:
+            continue
+        first = known.setdefault(place, (name, each))
+        if first[1] is not each:
+            yield first, (name, each)
+
+
+def _memory(parameter: Any) -> _Place | None:
+    """Where the numbers of a matrix are."""
+    if parameter.dim() < 2 or not parameter.numel() or parameter.device.type == "meta":
+        return None
+    if not isinstance(parameter, torch.nn.Parameter):
+        return None
+    key = storage_key(parameter.untyped_storage())
+    return key, int(parameter.storage_offset()), parameter.numel()
+
+
+# ---
+# Parts that are frozen, or trained again, from some epoch on.
+
+
+class Freezing:
+    """Follows which parameters need gradients, from epoch to epoch."""
+
+    def __init__(self) -> None:
+        self._needing: set[int] | None = None
+        self._unfrozen: set[int] = set()
+        #: All that ever needed one: others may be given theirs by the script.
+        self._once: set[int] = set()
+        self._stale_looks = 0
+        self.stale: tuple[int, str] | None = None
+        """Frozen tensors that an optimizer goes on to change, and the name of one."""
+        self.untrained: tuple[int, str] | None = None
+        """Tensors that are frozen no more, and that no optimizer has; the name of one."""
+
+    def begins_pass(self, models: Iterable[Any]) -> bool:
+        """A pass over the data begins after some steps: do other parameters need gradients?"""
+        needing = {
+            id(each) for model in models for each in model.parameters() if each.requires_grad
+        }
+        before, self._needing = self._needing, needing
+        self._once |= needing
+        if before is None or before == needing:
+            return False
+        self._unfrozen = needing - before
+        return True
+
+    def first_pass(self, models: Iterable[Any]) -> None:
+        """The first step begins, of these models."""
+        if self._needing is None:
+            self.begins_pass(models)
+
+    def look(self, optimizer: Any, names: Names) -> None:
+        """At a step that an optimizer is about to make: it steps every tensor with a gradient."""
+        groups = filter(_moves, optimizer.param_groups)
+        stale = [each for group in groups for each in _stale(group) if id(each) in self._once]
+        self._stale_looks = self._stale_looks + 1 if stale else 0
+        if self._stale_looks >= _LOOKS:
+            self.stale = len(stale), names.get(id(stale[0]), "")
+
+    def stepped(self, models: Iterable[Any], used: Collection[int]) -> None:
+        """A step of the optimizers, which have the tensors ``used``, is over."""
+        if not self._unfrozen:
+            return
+        unfrozen, self._unfrozen = self._unfrozen, set()
+        left = {
+            id(each): name
+            for model in models
+            for name, each in model.named_parameters()
+            if id(each) in unfrozen and each.grad is not None and id(each) not in used
+        }
+        if not left:
+            return
+        others = optimized()
+        names = [name for key, name in left.items() if key not in others]
+        if names:
+            self.untrained = len(names), names[0]
+
+
+def _moves(group: Mapping[str, Any]) -> bool:
+    """Does a step change a tensor whose gradient is 0?"""
+    if group.get("weight_decay"):
+        return True
+    return bool(group.get("momentum", 0) or "betas" in group or "alpha" in group)
+
+
+def _stale(group: Mapping[str, Any]) -> list[Any]:
+    return [
+        each
+        for each in group["params"]
+        if isinstance(each, torch.Tensor) and not each.requires_grad and each.grad is not None
+    ]
