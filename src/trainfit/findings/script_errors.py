@@ -312,15 +312,6 @@ _OF_LANGUAGE_MODELS: Final = (
     ),
     # quantizers/*.py
     KnownError(
-        "quantizer_missing",
-        re.compile(
-            r"(?:Using|Loading)[^\n]* (?:quantization|quantized model|`?mxfp4`?) requires[^\n]*"
-            r"pip install|No package metadata was found for bitsandbytes"
-        ),
-        "The package that quantizes these weights is not installed here",
-        "install the package that the message names: a simulated run calls its Python code, too",
-    ),
-    KnownError(
         "quantizer_refuses",
         re.compile(
             r"GPU is required to (?:quantize|run)|No GPU(?: or XPU)? found\. A GPU"

@@ -155,6 +155,38 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     )
 
 
+#: What a library says of a package that it wants, with the command that brings it.
+_PIP: Final = re.compile(
+    r"pip3? install\s+(?P<options>(?:-U |--upgrade )?)"
+    r"(?P<quote>['\"]?)(?P<package>[A-Za-z](?:[\w.-]*\w)?(?:\[[\w,-]+\])?)"
+    r"(?P<version>(?:[<>=!~]=?[\w.*,<>=!~]*\w)?)(?P=quote)(?P<after>(?: -U\b)?)"
+)
+#: importlib.metadata, asked for a version.
+_NO_METADATA: Final = re.compile(r"No package metadata was found for ([\w.-]+)$")
+_WANTED: Final = re.compile(
+    r"requires?\b|required|not (?:available|installed|found)|missing|needs?\b|[Ii]nstall it"
+    r"|(?:must|have to|should|[Pp]lease) (?:be )?(?:install|update|upgrade)"
+)
+
+
+def told(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A package that a library asks for in words of its own: it is absent, or too old for it."""
+    if absent := _NO_METADATA.match(raised.message):
+        title = f"{absent[1]} is not installed for the Python that runs the script"
+        return _finding(title, f"pip install {absent[1]}")
+    found = _PIP.search(raised.message)
+    if found is None or (raised.type != "ImportError" and not _WANTED.search(raised.message)):
+        return None
+    package, version = found["package"], found["version"]
+    # To a shell > and [ mean something else.
+    what = f"'{package}{version}'" if version or "[" in package else package
+    newer = "-U " if found["options"] or found["after"] else ""
+    return _finding(
+        f"A library asks for {package}, which is not installed here or too old for it",
+        f"pip install {newer}{what}, for the Python that runs the script",
+    )
+
+
 def hidden(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A module of the repository that Python does not find, for another package has the name of
     the repository's, such as an older version of it that is installed."""
