@@ -59,6 +59,12 @@ def cause(error: str, line: str = "raise", **seen: int) -> Finding | None:
             "pip install -U 'x>=1',",
         ),
         (
+            "ValueError: Please correct the following DeepSpeed config values that mismatch "
+            "TrainingArguments values:\n- ds bf16.enabled=True vs hf bf16|bf16_full_eval=False",
+            "deepspeed_disagrees",
+            "bf16=True of TrainingArguments",
+        ),
+        (
             "RuntimeError: GPU is required to quantize or run quantize model.",
             "quantizer_refuses",
             "--gpu",

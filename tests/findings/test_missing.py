@@ -30,6 +30,9 @@ def absent(module: str, folder: Path) -> Finding:
         ("patoolib", "pip install 'patool==4.0.3' (requirements.txt names it"),
         ("skimage", "pip install scikit-image (requirements.txt names it)"),
         ("chess_x", "pip install 'python-chess-x>=1' (requirements.txt names it"),
+        ("optimum.gptq", "pip install optimum"),
+        ("optimum.quanto", "pip install optimum-quanto"),
+        ("google.cloud.storage", "pip install google-cloud-storage"),
         ("utilities", "no list of requirements here names it"),
     ],
 )

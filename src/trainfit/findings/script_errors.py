@@ -328,6 +328,14 @@ _OF_LANGUAGE_MODELS: Final = (
         "4 instead of 8 bits, a smaller model, or a larger GPU; else BitsAndBytesConfig("
         "llm_int8_enable_fp32_cpu_offload=True) with a device_map of your own",
     ),
+    # integrations/deepspeed.py
+    KnownError(
+        "deepspeed_disagrees",
+        re.compile(r"Please correct the following DeepSpeed config values that mismatch"),
+        "DeepSpeed's configuration and TrainingArguments say different things",
+        'the same in both, or "auto" in DeepSpeed\'s: bf16=True of TrainingArguments where '
+        "Accelerate's file has mixed_precision: bf16",
+    ),
     # accelerate/accelerator.py, big_modeling.py
     KnownError(
         "quantized_device",

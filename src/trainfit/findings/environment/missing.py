@@ -94,6 +94,18 @@ _NOT_BROUGHT: Final = {
         "environment of their own",
     ),
 }
+#: Parts of names that several packages share: another of them is installed.
+_PARTS: Final = {
+    "azure.storage.blob": "azure-storage-blob",
+    "google.auth": "google-auth",
+    "google.cloud.bigquery": "google-cloud-bigquery",
+    "google.cloud.storage": "google-cloud-storage",
+    "google.genai": "google-genai",
+    "google.protobuf": "protobuf",
+    "optimum": "optimum",
+    "optimum.quanto": "optimum-quanto",
+    "ruamel.yaml": "ruamel.yaml",
+}
 #: What a library says that imports a class by its name (Hydra's get_class and instantiate).
 _TOLD: Final = re.compile(
     r"ModuleNotFoundError\(\"No module named|ModuleNotFoundError: No module named"
@@ -121,7 +133,7 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
             f"pip install --no-build-isolation -e {os.path.dirname(setup) or '.'}",
         )
     if module != name:
-        return _compiled(module, raised)
+        return _compiled(module, raised) or _of_shared_name(module, raised)
     if name == "mpi4py" and any(each.package == "deepspeed" for each in raised.frames):
         return _finding(
             "DeepSpeed asks MPI for the ranks, as no launcher has told them",
@@ -277,6 +289,18 @@ def _compiled(module: str, raised: ParsedException) -> Finding | None:
                 "README names, in an environment of its own",
             )
     return None
+
+
+def _of_shared_name(module: str, raised: ParsedException) -> Finding | None:
+    """A module of a package that is not there, though others with a part of its name are."""
+    parts = sorted((part for part in _PARTS if f"{module}.".startswith(f"{part}.")), key=len)
+    if not parts or _folder_with(parts[-1].partition(".")[0], raised) is not None:
+        return None
+    package = _PARTS[parts[-1]]
+    return _finding(
+        f"{package}, which has {module}, is not installed for the Python that runs the script",
+        f"pip install {package}",
+    )
 
 
 def _submodule(name: str, raised: ParsedException) -> tuple[str, str] | None:
