@@ -64,6 +64,20 @@ def stream_of(batch: int, calls: int) -> Stream:
     return Stream.of(recorded(batch, calls, 0))
 
 
+def test_a_long_text_is_bounded_by_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy of a cache leaves a block that the next ones do not fit into. They are given back
+    where memory is full: estimated from them, a text would be far shorter than it can be."""
+    model, machine, recording = model_of(8.0), machine_of(GPU), whole(recorded(2, 17, 5))
+    exact = generation(recording, machine, model, 2)
+    monkeypatch.setattr("trainfit.plan.sizing.generation._MOST_EVENTS", 100)
+    found = generation(recording, machine, model, 2)
+    assert exact is not None and exact.longest is not None and not exact.longest.is_estimate
+    assert found is not None and found.longest is not None and found.longest.is_estimate
+    # Half of the memory is the cache, 2 MiB a token; the other half is its copy.
+    assert exact.longest.positions == pytest.approx(8192 / 4, rel=0.15)
+    assert found.longest.positions == pytest.approx(exact.longest.positions, rel=0.02)
+
+
 def test_a_model_is_not_asked_for_more_than_it_is_made_for() -> None:
     found = generation(whole(recorded(2, 17, 5, limit=200)), machine_of(GPU), model_of(22.0), 2)
     assert found is not None and found.longest is not None
