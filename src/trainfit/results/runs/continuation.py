@@ -41,6 +41,8 @@ _PERIODS: Final = (1, 2, 4, 8, 16)
 #: Events of a replay up to which every allocation is in it: of one, and of one of many.
 _MOST_EVENTS: Final = 1_200_000
 _FEW_EVENTS: Final = 200_000
+#: Periods at a text's end that stand for all of it.
+_LAST_PERIODS: Final = 2
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
@@ -76,6 +78,22 @@ def shortened(recording: Recording) -> Recording:
     law = DecodeLaw.of(recording.simulated, text)
     assert law is not None
     return law.to(text.calls_left, law.kept(text.calls_left, _FEW_EVENTS))
+
+
+def ended(recording: Recording) -> Recording:
+    """The same with its last calls alone after those simulated; itself where no calls were added.
+
+    A GPU that has room for these has it for the text: what the calls between leave behind is given
+    back where memory is full.
+    """
+    text = generated_text(recording)
+    if recording.simulated is None or text is None:
+        return recording
+    law = DecodeLaw.of(recording.simulated, text)
+    assert law is not None
+    periods = (text.calls_left - 1) // law.period - _LAST_PERIODS
+    leap = max(0, periods) * law.period
+    return law.to(text.calls_left - leap, leap=leap)
 
 
 def resized(
