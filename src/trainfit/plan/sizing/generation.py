@@ -25,6 +25,8 @@ _PLACES: Final = 9
 _FRONTIER: Final = 6
 #: Events of a replay to the longest context; beyond that it is estimated.
 _MOST_EVENTS: Final = 400_000
+#: Which share of itself an estimate is told to.
+_TO: Final = 1 / 512
 #: Positions that nobody asks for, where the model does not say how many it is made for.
 _NO_LIMIT: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
@@ -212,12 +214,14 @@ class _Contexts:
         back to the GPU once memory is full, and does not bound a text."""
         period = self._law.period
         calls = 2 * period + 1
-        fits, fails = 0, max(1, (limit - calls) // period + 1)
-        while fails - fits > 1:
+        top = max(1, (limit - calls) // period + 1)
+        fits, fails = 0, top
+        while fails - fits > max(1, fits * _TO):
             middle = (fits + fails) // 2
             if self._model.limited(stream(calls, middle * period)).failed is None:
                 fits = middle
             else:
                 fails = middle
-        found = min(limit, calls + fits * period)
-        return self._point(batch, found, by_model=found + period >= limit, is_estimate=True)
+        if fails == top:
+            return self._point(batch, limit, by_model=True, is_estimate=True)
+        return self._point(batch, calls + fits * period, is_estimate=True)
