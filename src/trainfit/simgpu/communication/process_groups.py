@@ -33,6 +33,7 @@ from trainfit.simgpu.device.errors import (
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of
 from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.values import as_objects
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     bytes_of,
@@ -241,6 +242,9 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
     yield _store(), max(rank, 0), max(world_size, 1)
 
 
+_SEND_OBJECTS: Final = ("all_gather_object", "gather_object", "scatter_object_list")
+
+
 def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """``broadcast_object_list``: what another rank would send is known to nobody here."""
 
@@ -311,9 +315,11 @@ class Collectives:
         StartedRanks(
             self._peers.rank, require_gpus, trained=lambda: self._recorder.step > 0
         ).install(patches)
-        objects = _objects_of_rank(module.broadcast_object_list)
-        for owner in (distributed, module):
-            patches.set(owner, "broadcast_object_list", objects)
+        of_rank = _objects_of_rank(module.broadcast_object_list)
+        sends = {name: as_objects(getattr(module, name)) for name in _SEND_OBJECTS}
+        for name, function in (sends | {"broadcast_object_list": as_objects(of_rank)}).items():
+            for owner in (distributed, module):
+                patches.set(owner, name, function)
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
