@@ -18,7 +18,8 @@ from torch.utils.data import SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
-from trainfit.torch_private.modules import outermost_called
+from trainfit.simgpu.device.user_location import locals_of
+from trainfit.torch_private.modules import outermost_call
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import storage_key, version
 
@@ -186,8 +187,9 @@ class Batches:
 def _is_in_frozen_model() -> bool:
     """Is the outermost module that is being called one that learns nothing? What is trained on its
     results may be made for their length, padding and all (the text encoder of Stable Diffusion)."""
-    outermost = outermost_called()
-    if outermost is None:
+    frame = outermost_call()
+    outermost = None if frame is None else locals_of(frame).get("self")
+    if not isinstance(outermost, torch.nn.Module):
         return False
     return not any(each.requires_grad for each in outermost.parameters())
 
