@@ -49,14 +49,20 @@ def cause(error: str, line: str = "raise", **seen: int) -> Finding | None:
             "return_token_type_ids=False",
         ),
         (
-            "ImportError: Loading a GPTQ quantized model requires gptqmodel (`pip install gptq`)",
-            "quantizer_missing",
-            "install the package",
+            "ImportError: Loading a GPTQ quantized model requires optimum (`pip install optimum`)",
+            "package_missing",
+            "pip install optimum,",
         ),
         (
-            "ImportError: Using `bitsandbytes` 4-bit quantization requires x: `pip install",
-            "quantizer_missing",
-            "install the package",
+            "ImportError: Using `bitsandbytes` quantization requires x: `pip install -U x>=1`",
+            "package_missing",
+            "pip install -U 'x>=1',",
+        ),
+        (
+            "ValueError: Please correct the following DeepSpeed config values that mismatch "
+            "TrainingArguments values:\n- ds bf16.enabled=True vs hf bf16|bf16_full_eval=False",
+            "deepspeed_disagrees",
+            "bf16=True of TrainingArguments",
         ),
         (
             "RuntimeError: GPU is required to quantize or run quantize model.",

@@ -30,6 +30,9 @@ def absent(module: str, folder: Path) -> Finding:
         ("patoolib", "pip install 'patool==4.0.3' (requirements.txt names it"),
         ("skimage", "pip install scikit-image (requirements.txt names it)"),
         ("chess_x", "pip install 'python-chess-x>=1' (requirements.txt names it"),
+        ("optimum.gptq", "pip install optimum"),
+        ("optimum.quanto", "pip install optimum-quanto"),
+        ("google.cloud.storage", "pip install google-cloud-storage"),
         ("utilities", "no list of requirements here names it"),
     ],
 )
@@ -152,3 +155,52 @@ def test_a_library_that_imports_a_class_by_its_name(tmp_path: Path, chained: boo
     fault = of_exception(text)
     assert fault is not None and fault.kind == "package_missing"
     assert fault.fix.action.startswith("pip install zarr")
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        (  # accelerate/state.py
+            "ImportError: DeepSpeed is not available => install it using `pip3 install deepspeed` "
+            "or build it from source",
+            "pip install deepspeed,",
+        ),
+        (  # transformers/integrations/integration_utils.py
+            "RuntimeError: WandbCallback requires wandb to be installed. Run `pip install wandb`.",
+            "pip install wandb,",
+        ),
+        (
+            "ValueError: requires the kernels package: `pip install kernels>=0.12.0`",
+            "pip install 'kernels>=0.12.0',",
+        ),
+        (
+            "ImportError: Deepspeed TP requires deepspeed >= 0.16.4, Please update DeepSpeed via "
+            "`pip install deepspeed -U`.",
+            "pip install -U deepspeed,",
+        ),
+        (  # a line that the message breaks
+            "ImportError: \nT5Tokenizer requires the SentencePiece library. You can install it "
+            "with pip: `pip install\nsentencepiece`. Please note that you may need to restart",
+            "pip install sentencepiece,",
+        ),
+        (
+            "ImportError: vLLM is not installed. Please install it with `pip install trl[vllm]`.",
+            "pip install 'trl[vllm]',",
+        ),
+        (
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for optimum",
+            "pip install optimum",
+        ),
+    ],
+)
+def test_what_a_library_asks_for_by_itself(said: str, fix: str) -> None:
+    frames = '  File "/usr/lib/python3/site-packages/lib/a.py", line 1, in <module>\n    raise\n'
+    fault = of_exception(f"Traceback (most recent call last):\n{frames}{said}\n")
+    assert fault is not None and fault.kind == "package_missing"
+    assert fault.fix.action.startswith(fix)
+
+
+def test_pip_in_another_message_is_no_missing_package() -> None:
+    said = "ValueError: loss is nan; see the page of `pip install thing` for its history"
+    frames = '  File "train.py", line 1, in <module>\n    raise\n'
+    assert of_exception(f"Traceback (most recent call last):\n{frames}{said}\n") is None

@@ -184,18 +184,22 @@ def test_a_data_set_that_is_sorted_by_class(found: Found) -> None:
 
 
 def test_batches_that_are_mostly_padding(found: Found) -> None:
-    def run(longest: int) -> dict[str, Finding]:
+    def run(longest: int, *, frozen: bool = False) -> dict[str, Finding]:
         tokens = torch.zeros(32, 128, dtype=torch.long)
         tokens[:, :longest] = torch.randint(1, 50, (32, longest))
-        model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(1024, 4))
+        encoder, model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten()), nn.Linear(1024, 4)
+        whole = nn.Sequential(encoder, model)
+        encoder.requires_grad_(not frozen)
+        trained = model if frozen else whole
 
         def loss(batch: Any) -> Tensor:
-            return model(batch[0]).square().mean()
+            result = model(encoder(batch[0])) if frozen else whole(batch[0])
+            return result.square().mean()
 
         loader = DataLoader(TensorDataset(tokens), 8, shuffle=True)
         return found(
             lambda observer: _train(
-                observer, model, loss, loader, lambda: torch.optim.Adam(model.parameters())
+                observer, model, loss, loader, lambda: torch.optim.Adam(trained.parameters())
             )
         )
 
@@ -204,6 +208,8 @@ def test_batches_that_are_mostly_padding(found: Found) -> None:
     assert "8×128" in told.title and "no row is longer than 30" in told.title and _is_here(told)
     assert "longest row of the batch" in told.fixes[0].action
     assert not run(100)
+    # As the text encoder of Stable Diffusion, whose every position the trained model attends to.
+    assert "padding_everywhere" not in run(30, frozen=True)
 
 
 def test_samples_of_an_encoder_without_a_graph(found: Found) -> None:

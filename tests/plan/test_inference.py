@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,13 @@ from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.report.steps import pattern_notes
 from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.spec import RunSpec
-from trainfit.results.runs.steps import StepPattern
+from trainfit.results.runs.steps import GrowthSource, StepPattern
 from trainfit.scripts.steps import CacheWatch
 
 pytestmark = pytest.mark.usefixtures("warm")
 
 SCRIPT = Path(__file__).parents[1] / "training_scripts" / "generating.py"
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 
 
 def watched(ends: Sequence[int]) -> CacheWatch:
@@ -99,3 +100,18 @@ def test_it_is_called_a_cache_and_no_leak() -> None:
         "calls"
     )
     assert "leak" not in text and "optimizer" not in text
+
+
+def test_predictions_that_are_kept_are_no_cache() -> None:
+    """Made outside of the model's modules: as the logits that an evaluation concatenates."""
+    logits = GrowthSource(31 * MIB, "aten.cat.default", "", "temporary", "forward", "eval.py:7")
+    pattern = StepPattern(
+        "growing", 15, (1, 2), (1, 2), growth_bytes_per_step=31 * MIB, steps_until_full=775,
+        unit="model call", sources=(logits,),
+    )  # fmt: skip
+    (text,) = pattern_notes(pattern)
+    assert "KV cache" not in text and "output.detach().cpu()" in text
+    assert "about 775 calls; the script keeps 31 MiB a step of temporaries" in text
+    made_by_the_model = dataclasses.replace(logits, module="Model.layers.0.attention")
+    (cache,) = pattern_notes(dataclasses.replace(pattern, sources=(made_by_the_model,)))
+    assert "KV cache" in cache

@@ -411,6 +411,26 @@ def test_meta_tensors_stay_meta(sim: Simulation) -> None:
     assert model(torch.randn(2, 3, device="cuda")).is_cuda
 
 
+def test_meta_tensors_after_the_model_of_one_on_the_device(sim: Simulation) -> None:
+    """DeepSpeed keeps the shapes of all parameters so: as memory they would be a second model."""
+    x = torch.randn(1024, 1024, device="cuda")
+    before = torch.cuda.memory_allocated()
+    made = [
+        torch.zeros_like(x, device="meta"),
+        torch.empty_like(x, device="meta"),
+        torch.full_like(x, 2.0, device="meta"),
+        torch.randint_like(x, 5, device="meta"),
+        x.new_zeros(4096, 1024, device="meta"),
+        x.new_empty_strided((4096, 1024), (1024, 1), device="meta"),
+        torch.zeros_like(x, device="meta") + 1,
+        torch.nn.Linear(1024, 1024, device="cuda").to_empty(device="meta").weight,
+    ]
+    assert all(each.is_meta for each in made)
+    assert torch.cuda.memory_allocated() == before
+    assert torch.zeros_like(made[0], device="cuda").is_cuda
+    assert torch.zeros_like(x).is_cuda and x.new_ones(2).is_cuda
+
+
 def test_host_tensors_stay_real(sim: Simulation) -> None:
     x, w = torch.randn(3), torch.randn(3, requires_grad=True)
     (x * w).sum().backward()

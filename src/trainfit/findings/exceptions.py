@@ -395,8 +395,9 @@ def _unscaled(raised: ParsedException, _: FailureContext) -> Finding | None:
     return _fault(
         "fp16_gradients",
         "GradScaler gets gradients in float16: the model's parameters are float16",
-        "leave the model in float32 (no .half(), no torch_dtype=float16) and use torch.autocast; "
-        "or bfloat16, without GradScaler",
+        "what is trained in float32: no .half(), no torch_dtype=float16, and torch.autocast; of "
+        "adapters on a frozen model in float16 these alone (cast_training_params of diffusers, "
+        "autocast_adapter_dtype=True of PEFT); or bfloat16, without GradScaler",
     )
 
 
@@ -456,6 +457,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     missing.hidden,
     outdated.outdated,
     missing.missing,
+    missing.told,
     tensor_errors.known,
     script_errors.known,
     outdated.excluded,

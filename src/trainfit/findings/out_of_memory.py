@@ -112,7 +112,9 @@ _NO_GRAPH: Final = Fix(
 )
 #: What nobody means, whether it fits or not.
 HELD_OVER: Final = "held_over"
-MISTAKES: Final = ("checkpoint_on_gpu", "one_checkpoint", "adapter_copies", HELD_OVER)
+MISTAKES: Final = (
+    *("checkpoint_on_gpu", "one_checkpoint", "adapter_copies", "bucket_large", HELD_OVER),
+)
 #: The kind of the finding that says what there is most of; the others are faults.
 MOSTLY: Final = "memory_mostly"
 
@@ -128,6 +130,7 @@ def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
         _loss,
         _whole_checkpoint,
         _adapters,
+        _buckets,
         _workspaces,
         _fragments,
         _most,
@@ -320,6 +323,29 @@ def _adapters(memory: FullMemory) -> Iterator[Finding]:
     )
 
 
+def _buckets(memory: FullMemory) -> Iterator[Finding]:
+    nbytes = sum(held.nbytes for held in memory.held if held.kind == "bucket")
+    share = memory.share(nbytes)
+    if share < 2 * _SHARE:
+        return
+    yield Finding(
+        "bucket_large",
+        "warning" if share >= _MUCH else "info",
+        f"{size(nbytes)} are DeepSpeed's bucket, in which gradients wait for being reduced",
+        (Evidence("bucket", nbytes, "bytes"),),
+        "it has room for reduce_bucket_size gradients, by default 500,000,000, however few the "
+        "model has; overlap_comm makes two of them",
+        (
+            Fix(
+                'a smaller "reduce_bucket_size" in "zero_optimization" of DeepSpeed\'s '
+                'configuration: 5e7, or "auto" with Transformers (the square of its hidden size)',
+                cost="more, smaller reductions",
+            ),
+        ),
+        share=share,
+    )
+
+
 def _workspaces(memory: FullMemory) -> Iterator[Finding]:
     nbytes = sum(held.nbytes for held in memory.held if held.kind == "workspace")
     share = memory.share(nbytes)
@@ -447,6 +473,7 @@ KINDS: Final[Mapping[str, str]] = {
     "workspace": "workspaces",
     "kv_cache": "KV cache",
     "data": "data",
+    "bucket": "gradient bucket",
     "backward": "backward pass",
     "loaded": "read from files",
     "other": "outside modules",

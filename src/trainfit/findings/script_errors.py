@@ -312,15 +312,6 @@ _OF_LANGUAGE_MODELS: Final = (
     ),
     # quantizers/*.py
     KnownError(
-        "quantizer_missing",
-        re.compile(
-            r"(?:Using|Loading)[^\n]* (?:quantization|quantized model|`?mxfp4`?) requires[^\n]*"
-            r"pip install|No package metadata was found for bitsandbytes"
-        ),
-        "The package that quantizes these weights is not installed here",
-        "install the package that the message names: a simulated run calls its Python code, too",
-    ),
-    KnownError(
         "quantizer_refuses",
         re.compile(
             r"GPU is required to (?:quantize|run)|No GPU(?: or XPU)? found\. A GPU"
@@ -336,6 +327,14 @@ _OF_LANGUAGE_MODELS: Final = (
         "The quantized model is larger than the GPU's memory, and its layers cannot be offloaded",
         "4 instead of 8 bits, a smaller model, or a larger GPU; else BitsAndBytesConfig("
         "llm_int8_enable_fp32_cpu_offload=True) with a device_map of your own",
+    ),
+    # integrations/deepspeed.py
+    KnownError(
+        "deepspeed_disagrees",
+        re.compile(r"Please correct the following DeepSpeed config values that mismatch"),
+        "DeepSpeed's configuration and TrainingArguments say different things",
+        'the same in both, or "auto" in DeepSpeed\'s: bf16=True of TrainingArguments where '
+        "Accelerate's file has mixed_precision: bf16",
     ),
     # accelerate/accelerator.py, big_modeling.py
     KnownError(

@@ -19,7 +19,8 @@ from torch.utils.data import SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.ranks import length_of
-from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.torch_private.modules import outermost_call
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import storage_key, version
 
@@ -174,7 +175,9 @@ class Batches:
     def embedded(self, tokens: Any) -> None:
         """An embedding of tokens is about to be computed."""
         if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
-            self._embedded.add(tuple(tokens.shape))
+            shape = tuple(tokens.shape)
+            if shape not in self._embedded and not _is_in_frozen_model():
+                self._embedded.add(shape)
             self._tokens.append((*storage_of(tokens), tuple(tokens.shape)))
 
     def follows(self, labels: Any) -> bool:
@@ -221,6 +224,16 @@ class Batches:
         classes = len(np.unique(labels))
         is_sorted = classes > 1 and changes == classes - 1
         return (classes, size) if is_sorted and len(labels) / classes >= 2 * size else None
+
+
+def _is_in_frozen_model() -> bool:
+    """Is the outermost module that is being called one that learns nothing? What is trained on its
+    results may be made for their length, padding and all (the text encoder of Stable Diffusion)."""
+    frame = outermost_call()
+    outermost = None if frame is None else locals_of(frame).get("self")
+    if not isinstance(outermost, torch.nn.Module):
+        return False
+    return not any(each.requires_grad for each in outermost.parameters())
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

@@ -203,13 +203,13 @@ class AffineStream:
         """What was simulated at the larger of both batch sizes."""
         return self.template.simulated or self.template
 
-    def at(self, batch: int, calls: int | None = None) -> Stream:
+    def at(self, batch: int, calls: int | None = None, leap: int = 0) -> Stream:
         """The stream at ``batch``; of a generated text, to ``calls`` after what was simulated
-        (``None``: to its end)."""
+        (``None``: to its end) and after ``leap`` that are left out."""
         sizes, arguments = self.sizes(batch)
         if self.template.simulated is None:
             return Stream.with_bytes(self.template, sizes)
-        return Stream.of(resized(self.template, sizes, arguments, calls))
+        return Stream.of(resized(self.template, sizes, arguments, calls, leap))
 
     def sizes(self, batch: int) -> tuple[IntArray, IntArray]:
         """Bytes of what was simulated at ``batch``, and the arguments of workspaces."""

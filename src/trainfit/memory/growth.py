@@ -14,7 +14,7 @@ from trainfit.results.runs.steps import GrowthSource, StepPattern, StepUnit
 from trainfit.simgpu.device.settling import CourseFinding, StepUse, judge, rounded, step_uses
 
 #: Kinds that come once for each parameter or buffer, however late: no sign of growth.
-_BOUNDED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace")
+_BOUNDED = ("parameter", "buffer", "gradient", "optimizer_state", "workspace", "bucket")
 #: Sources of growth that are named.
 _SOURCES = 5
 #: Calls after a loop of calls at the most, in a script that only infers.

@@ -102,6 +102,7 @@ _ROW_OF_KIND: Final = {
     "activation": NOT_COUNTED,
     "kv_cache": NOT_COUNTED,
     "data": NOT_COUNTED,
+    "bucket": NOT_COUNTED,
 }
 #: The notes' "10%-30% extra buffer".
 _BUFFER: Final = (0.1, 0.3)

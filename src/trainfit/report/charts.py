@@ -34,6 +34,7 @@ LIGHT: Final[Mapping[str, str]] = {
     "--c8": "#a5804f",
     "--c9": "#b5489a",
     "--c10": "#8a8f1f",
+    "--c11": "#7a4b3a",
     "--good": "#177a4c",
     "--bad": "#c22f3d",
     "--warn": "#935500",
@@ -42,14 +43,14 @@ LIGHT: Final[Mapping[str, str]] = {
     "--grid": "#e4e8ee",
     "--card": "#ffffff",
 }
-COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 11))
+COLORS: Final = tuple(f"var(--c{number})" for number in range(1, 12))
 
 #: Kinds of memory in the order in which they are stacked, each with its colour.
 MEMORY_KINDS: Final[Mapping[str, tuple[str, str]]] = {
     kind: (KINDS[kind], COLORS[number])
     for kind, number in (
         *(("parameter", 0), ("buffer", 7), ("optimizer_state", 3), ("gradient", 2)),
-        *(("kv_cache", 8), ("data", 9)),
+        *(("kv_cache", 8), ("data", 9), ("bucket", 10)),
         *(("input", 6), ("activation", 1), ("temporary", 4), ("workspace", 5)),
     )
 }

@@ -91,7 +91,7 @@ def _settled(pattern: StepPattern) -> str:
 
 def _growing(pattern: StepPattern) -> str:
     growth = pattern.growth_bytes_per_step or 0
-    if pattern.unit == "model call":
+    if pattern.unit == "model call" and _is_cache(pattern):
         return _growing_cache(pattern, growth)
     if pattern.freed_every:
         return (
@@ -104,12 +104,21 @@ def _growing(pattern: StepPattern) -> str:
         f"figures are for the first {pattern.steps} only"
     )
     if pattern.steps_until_full is not None:
-        text += f"; the GPU would be full after about {pattern.steps_until_full:,} steps"
+        calls = "calls" if pattern.unit == "model call" else "steps"
+        text += f"; the GPU would be full after about {pattern.steps_until_full:,} {calls}"
     elif pattern.grows_by_bytes is not None:
         text += f"; it ends with {size(pattern.grows_by_bytes)} more, when what keeps it is full"
     if pattern.sources:
         text += f"; the script keeps {_source(pattern.sources[0])}"
     return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"
+
+
+def _is_cache(pattern: StepPattern) -> bool:
+    """Is what calls leave behind made within the model, as a cache is? What is made outside of it
+    is what an evaluation keeps of its results."""
+    if pattern.text_calls is not None or not pattern.sources:
+        return True
+    return bool(pattern.sources[0].module) or pattern.sources[0].kind == "kv_cache"
 
 
 def _growing_cache(pattern: StepPattern, growth: int) -> str:

@@ -522,7 +522,7 @@ class Runner:
             periodic=tuple(self._periodic.entered),
             later=self._periodic.later or self._last_epoch.place or self._lightning.later,
             absent=tuple(self._simulation.absent.asked),
-            imported=tuple(self._simulation.absent.imported),
+            imported=self._simulation.missed_packages,
             meetings=tuple(self._peers.meetings),
             files=files_of_user(),
             saves=self._coverage.saves,

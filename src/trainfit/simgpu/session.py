@@ -192,6 +192,11 @@ class Simulation:
         return self._recorder.op_count
 
     @property
+    def missed_packages(self) -> tuple[str, ...]:
+        """Packages with a stand-in that the script imported in vain, where that matters."""
+        return self.absent.missed(self._modules.files)
+
+    @property
     def replaying(self) -> bool:
         """Did the step that is over happen in a CUDA graph?"""
         return self._graphs.replaying

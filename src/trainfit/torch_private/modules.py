@@ -58,6 +58,17 @@ def is_wrapper_of_compiled(module: nn.Module) -> bool:
     return hasattr(module, "_orig_mod")
 
 
+def outermost_call() -> FrameType | None:
+    """The frame of the call of a module that holds all others in this thread's stack now; its
+    ``self`` is the module."""
+    found, frame = None, sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "_call_impl":
+            found = frame
+    return found
+
+
 def fast_call(
     original: Callable[..., Any], inside: list[bool], outermost: Callable[..., Any]
 ) -> Callable[..., Any] | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,3 +192,33 @@ def test_what_a_variable_keeps_of_the_step_before() -> None:
     source = Path(__file__).read_text().splitlines()
     assert "einsum" in source[found.at.line - 1] and "256 MiB" in found.title
     assert "held_over" not in findings(lambda: _per_sample(freed=True))
+
+
+class _Zero:
+    """As DeepSpeed's optimizer of ZeRO-2, which makes its bucket at each backward pass."""
+
+    def __init__(self) -> None:
+        self.ipg_buckets = {torch.bfloat16: types.SimpleNamespace(buffer=[], index=0)}
+
+    def setup_buckets(self) -> None:
+        bucket = self.ipg_buckets[torch.bfloat16]
+        bucket.buffer.append(torch.empty(100_000_000, dtype=torch.bfloat16, device="cuda"))
+
+
+def _zero() -> None:
+    scenarios.train(scenarios.model(layers=2).to("cuda"), batch=32, steps=1)
+    optimizer = _Zero()
+    optimizer.setup_buckets()
+    del optimizer
+
+
+def test_the_bucket_of_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = types.ModuleType("deepspeed.runtime.zero.stage_1_and_2")
+    monkeypatch.setattr(_Zero, "__module__", stage.__name__)
+    stage.__dict__["_Zero"] = _Zero
+    monkeypatch.setitem(sys.modules, stage.__name__, stage)
+    found = findings(_zero)
+    (bucket,) = found["bucket_large"].evidence
+    assert bucket.value == 2 * 100_000_000
+    assert "reduce_bucket_size" in found["bucket_large"].fixes[0].action
+    assert not hasattr(_Zero.setup_buckets, "__wrapped__")  # which the simulation took back

@@ -12,12 +12,13 @@ import torch
 from helpers_cases import some_of
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.memory.affine import AffineStream, OtherCourseError
+from trainfit.memory.capacity import least_capacity
 from trainfit.memory.replay import Stream
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.generation import decode_seconds, generation
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.files.decoding import as_json
-from trainfit.results.runs.continuation import whole
+from trainfit.results.runs.continuation import ended, whole
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -62,6 +63,29 @@ def test_the_longest_context_is_the_last_that_fits(gib: float) -> None:
 
 def stream_of(batch: int, calls: int) -> Stream:
     return Stream.of(recorded(batch, calls, 0))
+
+
+def test_a_long_text_is_bounded_by_what_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each copy of a cache leaves a block that the next ones do not fit into. They are given back
+    where memory is full: estimated from them, a text would be far shorter than it can be."""
+    model, machine, recording = model_of(8.0), machine_of(GPU), whole(recorded(2, 17, 5))
+    exact = generation(recording, machine, model, 2)
+    monkeypatch.setattr("trainfit.plan.sizing.generation._MOST_EVENTS", 100)
+    found = generation(recording, machine, model, 2)
+    assert exact is not None and exact.longest is not None and not exact.longest.is_estimate
+    assert found is not None and found.longest is not None and found.longest.is_estimate
+    # Half of the memory is the cache, 2 MiB a token; the other half is its copy.
+    assert exact.longest.positions == pytest.approx(8192 / 4, rel=0.15)
+    assert found.longest.positions == pytest.approx(exact.longest.positions, rel=0.02)
+
+
+def test_the_last_calls_need_what_the_text_needs() -> None:
+    recording, device = whole(recorded(2, 17, 600)), model_of(8.0).device
+    last = ended(recording)
+    assert len(last.events) < len(recording.events) / 5
+    least = [least_capacity(Stream.of(each), device) for each in (recording, last)]
+    assert least[1] == pytest.approx(least[0], rel=0.01)
+    assert ended(recorded(2, 17, 0)).simulated is None  # all of it was simulated
 
 
 def test_a_model_is_not_asked_for_more_than_it_is_made_for() -> None:

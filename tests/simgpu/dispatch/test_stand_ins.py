@@ -58,6 +58,33 @@ def test_a_package_is_absent_unless_it_was_asked_for() -> None:
         assert list(simulation.absent.imported) == ["flash_attn"]
 
 
+FILE = """
+import torch
+try:
+    import flash_attn
+except ImportError:
+    flash_attn = None
+class {}(torch.nn.Linear):
+    pass
+"""
+
+
+def test_what_files_of_models_that_do_not_run_miss_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library may import all its models: Liger's patches do."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("Used", "Unused"):
+        (tmp_path / f"file_of_{name}.py").write_text(FILE.format(name))
+    with simulate("RTX 4090") as simulation:
+        importlib.import_module("file_of_Unused")
+        used = importlib.import_module("file_of_Used")
+        assert list(simulation.absent.imported) == ["flash_attn"]
+        assert simulation.missed_packages == ()
+        used.Used(2, 2, device="cuda")(torch.ones(2, 2, device="cuda"))
+        assert simulation.missed_packages == ("flash_attn",)
+
+
 def test_a_stand_in_has_a_version_and_goes_with_the_simulation(gpu: Simulation) -> None:
     assert importlib.metadata.version("flash-attn") == "2.8.3"
     assert importlib.metadata.packages_distributions()["flash_attn"] == ["flash-attn"]

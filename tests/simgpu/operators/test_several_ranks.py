@@ -114,6 +114,11 @@ def test_objects_and_barriers(gpu: Any) -> None:
     host = distributed.new_group(backend="gloo")
     distributed.all_gather_object(found, 3, group=host)
     assert found == [3] * RANKS
+    large = {"boxes": bytes(range(256)) * 2000}  # as predictions
+    distributed.all_gather_object(found, large)
+    assert found == [large] * RANKS
+    distributed.gather_object(large, found)
+    assert found == [large] * RANKS
     distributed.monitored_barrier(host)
     distributed.barrier()
     assert distributed.get_world_size(distributed.new_group([0, 1])) == 2

@@ -94,6 +94,18 @@ _NOT_BROUGHT: Final = {
         "environment of their own",
     ),
 }
+#: Parts of names that several packages share: another of them is installed.
+_PARTS: Final = {
+    "azure.storage.blob": "azure-storage-blob",
+    "google.auth": "google-auth",
+    "google.cloud.bigquery": "google-cloud-bigquery",
+    "google.cloud.storage": "google-cloud-storage",
+    "google.genai": "google-genai",
+    "google.protobuf": "protobuf",
+    "optimum": "optimum",
+    "optimum.quanto": "optimum-quanto",
+    "ruamel.yaml": "ruamel.yaml",
+}
 #: What a library says that imports a class by its name (Hydra's get_class and instantiate).
 _TOLD: Final = re.compile(
     r"ModuleNotFoundError\(\"No module named|ModuleNotFoundError: No module named"
@@ -121,7 +133,7 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
             f"pip install --no-build-isolation -e {os.path.dirname(setup) or '.'}",
         )
     if module != name:
-        return _compiled(module, raised)
+        return _compiled(module, raised) or _of_shared_name(module, raised)
     if name == "mpi4py" and any(each.package == "deepspeed" for each in raised.frames):
         return _finding(
             "DeepSpeed asks MPI for the ranks, as no launcher has told them",
@@ -152,6 +164,38 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         title,
         f"pip install {name}, if that is the package that the script's README means: no list of "
         "requirements here names it; or the option that does without it",
+    )
+
+
+#: What a library says of a package that it wants, with the command that brings it.
+_PIP: Final = re.compile(
+    r"pip3? install\s+(?P<options>(?:-U |--upgrade )?)"
+    r"(?P<quote>['\"]?)(?P<package>[A-Za-z](?:[\w.-]*\w)?(?:\[[\w,-]+\])?)"
+    r"(?P<version>(?:[<>=!~]=?[\w.*,<>=!~]*\w)?)(?P=quote)(?P<after>(?: -U\b)?)"
+)
+#: importlib.metadata, asked for a version.
+_NO_METADATA: Final = re.compile(r"No package metadata was found for ([\w.-]+)$")
+_WANTED: Final = re.compile(
+    r"requires?\b|required|not (?:available|installed|found)|missing|needs?\b|[Ii]nstall it"
+    r"|(?:must|have to|should|[Pp]lease) (?:be )?(?:install|update|upgrade)"
+)
+
+
+def told(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """A package that a library asks for in words of its own: it is absent, or too old for it."""
+    if absent := _NO_METADATA.match(raised.message):
+        title = f"{absent[1]} is not installed for the Python that runs the script"
+        return _finding(title, f"pip install {absent[1]}")
+    found = _PIP.search(raised.message)
+    if found is None or (raised.type != "ImportError" and not _WANTED.search(raised.message)):
+        return None
+    package, version = found["package"], found["version"]
+    # To a shell > and [ mean something else.
+    what = f"'{package}{version}'" if version or "[" in package else package
+    newer = "-U " if found["options"] or found["after"] else ""
+    return _finding(
+        f"A library asks for {package}, which is not installed here or too old for it",
+        f"pip install {newer}{what}, for the Python that runs the script",
     )
 
 
@@ -245,6 +289,18 @@ def _compiled(module: str, raised: ParsedException) -> Finding | None:
                 "README names, in an environment of its own",
             )
     return None
+
+
+def _of_shared_name(module: str, raised: ParsedException) -> Finding | None:
+    """A module of a package that is not there, though others with a part of its name are."""
+    parts = sorted((part for part in _PARTS if f"{module}.".startswith(f"{part}.")), key=len)
+    if not parts or _folder_with(parts[-1].partition(".")[0], raised) is not None:
+        return None
+    package = _PARTS[parts[-1]]
+    return _finding(
+        f"{package}, which has {module}, is not installed for the Python that runs the script",
+        f"pip install {package}",
+    )
 
 
 def _submodule(name: str, raised: ParsedException) -> tuple[str, str] | None:

@@ -197,7 +197,7 @@ def peak_parts(recording: Recording, stream: Stream, outcome: Replay) -> PeakPar
     sizes, kinds, ops = outcome.granted[live], recording.alloc_kind[live], recording.alloc_op[live]
     made = ops >= 0
     state = np.isin(kinds, _codes("parameter", "buffer", "gradient", "optimizer_state"))
-    fixed = np.isin(kinds, _codes("input", "workspace", "data"))
+    fixed = np.isin(kinds, _codes("input", "workspace", "data", "bucket"))
     free = made & ~state & ~fixed
     cast = free & _is(recording, CASTS.__contains__)[ops]
     kept = free & ~cast & _is(recording, float32_operators().__contains__)[ops]

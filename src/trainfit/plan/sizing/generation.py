@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.memory.affine import AffineStream
-from trainfit.memory.replay import Replay, Stream, live_at, replay
+from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.continuation import DecodeLaw, resized, shortened
@@ -24,7 +24,9 @@ _PLACES: Final = 9
 #: Batch sizes of the frontier at the most.
 _FRONTIER: Final = 6
 #: Events of a replay to the longest context; beyond that it is estimated.
-_MOST_EVENTS: Final = 2_000_000
+_MOST_EVENTS: Final = 400_000
+#: Which share of itself an estimate is told to.
+_TO: Final = 1 / 512
 #: Positions that nobody asks for, where the model does not say how many it is made for.
 _NO_LIMIT: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
@@ -151,6 +153,10 @@ def _places(first: int, last: int, period: int) -> list[int]:
 # Memory: the longest context.
 
 
+#: Of calls after those simulated, and of those that are left out between.
+_TextStream = Callable[..., Stream]
+
+
 class _Contexts:
     """How far a text may go until the GPU is full."""
 
@@ -163,15 +169,16 @@ class _Contexts:
         self._law, self._simulated = law, simulated
         self._before = (text.prompt or 0) + text.decodes
 
-    def of_recording(self, calls: int) -> Stream:
+    def of_recording(self, calls: int, leap: int = 0) -> Stream:
         """The stream of the recording, to another end."""
         sizes, arguments = self._simulated.alloc_bytes, self._simulated.workspace_args
-        return Stream.of(resized(self._recording, sizes, arguments, calls))
+        return Stream.of(resized(self._recording, sizes, arguments, calls, leap))
 
-    def longest(self, stream: Callable[[int], Stream], batch: int | None) -> ContextPoint | None:
+    def longest(self, stream: _TextStream, batch: int | None) -> ContextPoint | None:
         """Until memory is full, or the model's own end; ``None`` where memory does not grow.
 
-        ``stream`` gives the allocations of so many calls after those simulated.
+        ``stream`` gives the allocations of so many calls after those simulated, and after as many
+        that are left out.
         """
         limit = (self._text.limit or _NO_LIMIT) - self._before
         if not self._law.grows or limit < 1:
@@ -187,7 +194,7 @@ class _Contexts:
             calls = min(most, 4 * calls)
         if calls >= limit:
             return self._point(batch, limit, by_model=True)
-        return self._estimate(stream, batch, calls, limit)
+        return self._estimate(stream, batch, limit)
 
     def _calls_until(self, run: Replay, calls: int) -> int:
         """Whole calls after those simulated before memory was full (negative: among those)."""
@@ -202,17 +209,19 @@ class _Contexts:
         positions = max(0, self._before + calls)
         return ContextPoint(batch, positions, by_model, is_estimate)
 
-    def _estimate(
-        self, stream: Callable[[int], Stream], batch: int | None, calls: int, limit: int
-    ) -> ContextPoint:
-        """From the line through reserved memory at two lengths."""
-        settings = self._model.settings
-        low, high = (
-            replay(stream(each), settings=settings).peak_reserved for each in (calls // 2, calls)
-        )
-        slope = max((high - low) / (calls - calls // 2), 1e-9)
-        free = self._model.capacity_bytes - self._model.context_bytes - high
-        found = calls + int(free / slope)
-        if found >= limit:
+    def _estimate(self, stream: _TextStream, batch: int | None, limit: int) -> ContextPoint:
+        """By calls from further on: what those in between leave in the allocator's cache is given
+        back to the GPU once memory is full, and does not bound a text."""
+        period = self._law.period
+        calls = 2 * period + 1
+        top = max(1, (limit - calls) // period + 1)
+        fits, fails = 0, top
+        while fails - fits > max(1, fits * _TO):
+            middle = (fits + fails) // 2
+            if self._model.limited(stream(calls, middle * period)).failed is None:
+                fits = middle
+            else:
+                fails = middle
+        if fails == top:
             return self._point(batch, limit, by_model=True, is_estimate=True)
-        return self._point(batch, found, is_estimate=True)
+        return self._point(batch, calls + fits * period, is_estimate=True)

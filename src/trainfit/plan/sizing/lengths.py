@@ -32,6 +32,7 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results import text as words
 from trainfit.results.gpus import total
 from trainfit.results.plan import TunableLimit, TunablePoint, TunableSizes
+from trainfit.results.runs.continuation import ended
 from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import ScriptOption
@@ -396,7 +397,7 @@ class _Search:
         """The least memory of a GPU that ``trial`` fits: between what it allocates and reserves."""
         if trial.value not in self._leasts:
             device = self._model(trial.recording).device
-            self._leasts[trial.value] = least_capacity(Stream.of(trial.recording), device)
+            self._leasts[trial.value] = least_capacity(Stream.of(ended(trial.recording)), device)
         return self._leasts[trial.value]
 
     def _is_flat(self) -> bool:

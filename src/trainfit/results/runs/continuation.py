@@ -41,6 +41,8 @@ _PERIODS: Final = (1, 2, 4, 8, 16)
 #: Events of a replay up to which every allocation is in it: of one, and of one of many.
 _MOST_EVENTS: Final = 1_200_000
 _FEW_EVENTS: Final = 200_000
+#: Periods at a text's end that stand for all of it.
+_LAST_PERIODS: Final = 2
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
@@ -78,18 +80,38 @@ def shortened(recording: Recording) -> Recording:
     return law.to(text.calls_left, law.kept(text.calls_left, _FEW_EVENTS))
 
 
+def ended(recording: Recording) -> Recording:
+    """The same with its last calls alone after those simulated; itself where no calls were added.
+
+    A GPU that has room for these has it for the text: what the calls between leave behind is given
+    back where memory is full.
+    """
+    text = generated_text(recording)
+    if recording.simulated is None or text is None:
+        return recording
+    law = DecodeLaw.of(recording.simulated, text)
+    assert law is not None
+    periods = (text.calls_left - 1) // law.period - _LAST_PERIODS
+    leap = max(0, periods) * law.period
+    return law.to(text.calls_left - leap, leap=leap)
+
+
 def resized(
-    recording: Recording, sizes: IntArray, arguments: IntArray, calls: int | None = None
+    recording: Recording,
+    sizes: IntArray,
+    arguments: IntArray,
+    calls: int | None = None,
+    leap: int = 0,
 ) -> Recording:
     """A shortened recording with other sizes of what was simulated; ``calls`` are those after it
-    (``None``: as many as before)."""
+    (``None``: as many as before), from the one on before which ``leap`` were left out."""
     text, simulated = generated_text(recording), recording.simulated
     assert simulated is not None and text is not None
     other = dataclasses.replace(simulated, alloc_bytes=sizes, workspace_args=arguments)
     usual, law = (DecodeLaw.of(each, text) for each in (simulated, other))
     assert usual is not None and law is not None
     calls = text.calls_left if calls is None else calls
-    return law.to(calls, usual.kept(calls, _FEW_EVENTS))
+    return law.to(calls, usual.kept(calls, _FEW_EVENTS), leap)
 
 
 def with_decodes(recording: Recording, decodes: int) -> Recording:
@@ -135,12 +157,16 @@ class DecodeLaw:
         periods = calls // self.period + 1
         return [each.stays | (each.sizes(periods) > _SMALL) for each in self._templates]
 
-    def to(self, calls: int, kept: list[Mask] | None = None) -> Recording:
-        """The recording, continued by ``calls``; ``kept`` is that of another batch size."""
+    def to(self, calls: int, kept: list[Mask] | None = None, leap: int = 0) -> Recording:
+        """The recording, continued by ``calls``; ``kept`` is that of another batch size.
+
+        The first of them is the one that ``leap`` further calls (whole periods) would come before.
+        """
         if calls < 1:
             return self._recording
-        masks = self.kept(calls) if kept is None else kept
-        return _Continuation(self._recording, self._seen, self._templates, masks, calls).made()
+        masks, seen = self.kept(calls) if kept is None else kept, self._seen
+        leaped = leap // self.period
+        return _Continuation(self._recording, seen, self._templates, masks, calls, leaped).made()
 
     @property
     def grows(self) -> bool:
@@ -196,8 +222,11 @@ class _Continuation:
         templates: list[DecodeTemplate],
         kept: list[Mask],
         calls: int,
+        leaped: int = 0,
     ) -> None:
+        """``leaped``: periods that are left out before the first call."""
         self._recording, self._seen, self._templates = recording, seen, templates
+        self._leaped = leaped
         self._calls, self._period = calls, len(templates)
         self._kept = kept
         #: By template: the place of each allocation among those kept.
@@ -261,7 +290,7 @@ class _Continuation:
 
     def _periods(self, calls: Any) -> Any:
         """Periods from the decode seen that is at the same place."""
-        return (calls - 1) // self._period + 1
+        return (calls - 1) // self._period + 1 + self._leaped
 
     def _add_between(self, first: int, last: int) -> None:
         """Calls of which the allocations alone are in it; one after the other, a place of the

@@ -161,6 +161,7 @@ KINDS: Final = (
     "workspace",
     "kv_cache",
     "data",
+    "bucket",
 )
 
 #: Codes of the event stream: ``event = value * 4 + code``.

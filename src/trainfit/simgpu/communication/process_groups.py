@@ -30,8 +30,10 @@ from trainfit.simgpu.device.errors import (
     UnsupportedOperatorError,
     too_few_gpus,
 )
-from trainfit.simgpu.device.tensor import DeviceTensor
+from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of
 from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.values import as_objects
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     bytes_of,
@@ -81,6 +83,54 @@ def watch_states(patches: PatchSet) -> ImportHook:
             patches.hook(module, modules.KEYS_OF_STATES, hook)
 
     return ImportHook(modules.OPTIMIZER_STATES, seen)
+
+
+#: DeepSpeed's stages of ZeRO, and their methods that make the bucket in which gradients wait for
+#: being reduced: memory for ``reduce_bucket_size`` of them, however few the model has.
+_STAGES_OF_ZERO: Final = (
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.zero.stage3",
+)
+_MAKE_BUCKETS: Final = ("setup_buckets", "reduce_gradients", "_setup_for_real_optimizer")
+#: In the names of the attributes that hold it, in all versions: ``ipg_buckets``, ``ipg_buffer``, …
+_BUCKETS: Final = "ipg_bu"
+
+
+def watch_buckets(patches: PatchSet, recorder: Recorder) -> list[ImportHook]:
+    """Tell DeepSpeed's buckets from other memory until ``patches`` is restored; the hooks are the
+    caller's to remove."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def makes_buckets(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(optimizer, *args, **kwargs)
+            for name, value in vars(optimizer).items():
+                for tensor in _device_tensors(value) if _BUCKETS in name else ():
+                    if (number := allocation_of(tensor)) is not None:
+                        recorder.mark(number, "bucket")
+            return result
+
+        return makes_buckets
+
+    def seen(module: ModuleType) -> None:
+        for each in list(vars(module).values()):
+            if isinstance(each, type) and each.__module__ == module.__name__:
+                for name in _MAKE_BUCKETS:
+                    if name in vars(each):
+                        patches.hook(each, name, hook)
+
+    return [ImportHook(name, seen) for name in _STAGES_OF_ZERO]
+
+
+def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
+    """In lists, dictionaries, and what a bucket holds as its ``buffer``."""
+    if isinstance(value, DeviceTensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _device_tensors(each)
+    elif hasattr(value, "buffer") and not isinstance(value, torch.Tensor):
+        yield from _device_tensors(value.buffer)
 
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
@@ -198,6 +248,9 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
     yield _store(), max(rank, 0), max(world_size, 1)
 
 
+_SEND_OBJECTS: Final = ("all_gather_object", "gather_object", "scatter_object_list")
+
+
 def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     """``broadcast_object_list``: what another rank would send is known to nobody here."""
 
@@ -269,14 +322,17 @@ class Collectives:
         StartedRanks(
             self._peers.rank, require_gpus, trained=lambda: self._recorder.step > 0
         ).install(patches)
-        objects = _objects_of_rank(module.broadcast_object_list)
-        for owner in (distributed, module):
-            patches.set(owner, "broadcast_object_list", objects)
+        of_rank = _objects_of_rank(module.broadcast_object_list)
+        sends = {name: as_objects(getattr(module, name)) for name in _SEND_OBJECTS}
+        for name, function in (sends | {"broadcast_object_list": as_objects(of_rank)}).items():
+            for owner in (distributed, module):
+                patches.set(owner, name, function)
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
-        self._imports = [parallel, watch_states(patches)]
+        of_zero = watch_buckets(patches, self._recorder)
+        self._imports = [parallel, watch_states(patches), *of_zero]
         for each in self._imports:
             each.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)

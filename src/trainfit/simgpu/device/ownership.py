@@ -151,6 +151,8 @@ class ModuleTracker:
         self._of_node: dict[int, int] = {}
         self._handles: list[Any] = []
         self.calls = 0
+        #: Python modules that the classes of the models' modules are of.
+        self.files: set[str] = set()
         #: Is told of every call, with the module and its positional arguments.
         self.on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None
 
@@ -206,6 +208,7 @@ class ModuleTracker:
                 text = f"{root}.{path}" if path else root
                 name = self._recorder.string(text)
                 self._names[id(child)] = name
+                self.files.add(type(child).__module__)
                 # Weak, or the models of a search by trial would all stay in memory.
                 forget = functools.partial(self._forget, id(child))
                 self._alive[id(child)] = weakref.ref(child, forget)

@@ -7,10 +7,11 @@ Everything else has no content. A value belongs to a storage, so views share it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -84,7 +85,27 @@ def worth_keeping(tensor: torch.Tensor) -> bool:
     """Is the content of a tensor of this geometry followed?"""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return tensor.numel() <= MAX_FLOATS
-    return tensor.numel() <= MAX_INTEGERS
+    return tensor.numel() <= MAX_INTEGERS or (bool(_OBJECTS) and tensor.dtype in _BYTES)
+
+
+#: One entry for each call in which objects are on their way, as pickled bytes and their number.
+_OBJECTS: list[None] = []
+_BYTES: Final = (torch.uint8, torch.int64)
+
+
+def as_objects(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that sends objects as bytes, which are followed however many they are: what a part
+    of a pickle is cannot be told."""
+
+    @functools.wraps(function)
+    def sends(*args: Any, **kwargs: Any) -> Any:
+        _OBJECTS.append(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _OBJECTS.pop()
+
+    return sends
 
 
 class Values:

@@ -56,9 +56,9 @@ MIXED_DEVICE |= _MODELS_ONLY
 def like(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """A new tensor after the model of another, which may be on the other side."""
     device = kwargs.get("device")
-    if type(args[0]) is not SimulatedTensor or device is None or device.type == "meta":
-        return engine.generic(engine.info(func), args, kwargs)
-    if device.type == "cuda":
+    # C++ says "meta" of the GPU, unless the script has.
+    here = device is None or device.type == ("cuda" if engine.explicit_meta else "meta")
+    if type(args[0]) is not SimulatedTensor or here or device.type == "cuda":
         return engine.generic(engine.info(func), args, kwargs)
     with no_dispatch():
         return func(args[0]._meta, *args[1:], **kwargs)

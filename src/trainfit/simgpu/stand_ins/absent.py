@@ -13,10 +13,12 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final
+
+import torch
 
 from trainfit.results.runs.script import STAND_INS_VARIABLE
 
@@ -50,7 +52,8 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
     """Comes last of all finders, so that what is installed is found before.
 
     ``asked`` are the packages of :data:`known` that were looked for and are not there; those of
-    ``imported`` by an import, not by a question whether they are there.
+    ``imported`` by an import, not by a question whether they are there, each with the modules that
+    were being imported then (empty: none was).
     """
 
     def __init__(self, known: Mapping[str, StandIn], assume: Callable[[str], None]) -> None:
@@ -58,7 +61,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         self._chosen = [name for name in named_in(os.environ) if name in known]
         self._parts: dict[str, Mapping[str, Any]] = {}
         self.asked: dict[str, None] = {}
-        self.imported: dict[str, None] = {}
+        self.imported: dict[str, set[str]] = {}
 
     def install(self) -> None:
         """Until :meth:`remove`."""
@@ -76,6 +79,18 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         for name in self._parts:
             sys.modules.pop(name, None)
 
+    def missed(self, called: Collection[str]) -> tuple[str, ...]:
+        """Those of ``imported`` that the run did without, by the modules whose layers it called.
+
+        A library may import the files of all its models: what a file with layers asks for matters
+        where one of them runs.
+        """
+        return tuple(
+            top
+            for top, asking in self.imported.items()
+            if any(name in called or not _has_layers(name) for name in asking)
+        )
+
     # -- modules -------------------------------------------------------------------------------
 
     def find_spec(
@@ -88,7 +103,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         if top not in self._chosen:
             self.asked[top] = None
             if not _is_question():
-                self.imported[top] = None
+                self.imported.setdefault(top, set()).add(_asking())
             return None
         if name not in self._of(top):
             return None
@@ -157,6 +172,23 @@ def _is_installed(name: str) -> bool:
 
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
+
+
+def _asking() -> str:
+    """The module whose import brought the import of a package; empty where none did."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
+    spec: Any = None if frame is None else frame.f_globals.get("__spec__")
+    return str(spec.name) if getattr(spec, "_initializing", False) else ""
+
+
+def _has_layers(name: str) -> bool:
+    found = vars(sys.modules[name]).values() if name in sys.modules else ()
+    return any(
+        isinstance(each, type) and issubclass(each, torch.nn.Module) and each.__module__ == name
+        for each in found
+    )
 
 
 def _is_question() -> bool:
