@@ -56,3 +56,5 @@ def test_what_the_host_computes_does_not_come_to_the_engine(
             assert torch.tanh(weight * 2).sum().item() > 0
         assert torch.cat((torch.ones(2, device="cuda"), torch.zeros(2, device="cuda"))).is_cuda
         assert torch.ones(4)[torch.tensor([1], device="cuda")[0].item()] == 1
+        count = torch.tensor([3], device="cuda")[0]
+        assert torch.ones(4)[: count + 0].shape == torch.ones(2, 4)[0, : int(count)].shape == (3,)

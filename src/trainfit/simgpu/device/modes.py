@@ -64,7 +64,7 @@ _NOTED = {
 #: The types of functions, methods and attributes that C++ implements.
 _IN_C = {*map(type, (torch.add, torch.Tensor.add, torch.Tensor.__getitem__, _set_data))}
 _PLAIN = {
-    *(torch.Tensor, torch.nn.Parameter, int, float, bool, slice, type(None), type(...)),
+    *(torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), type(...)),
     *(torch.Size, torch.dtype),
 }  # fmt: skip
 #: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
@@ -236,7 +236,13 @@ def _are_plain(args: Any) -> bool:
     """Is there no tensor among them but of PyTorch's own two classes, nor a device?"""
     for each in args:
         kind = type(each)
-        if kind not in _PLAIN and not ((kind is tuple or kind is list) and _are_plain(each)):
+        if kind in _PLAIN:
+            continue
+        if kind is slice:
+            each = (each.start, each.stop, each.step)
+        elif kind is not tuple and kind is not list:
+            return False
+        if not _are_plain(each):
             return False
     return True
 
