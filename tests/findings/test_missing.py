@@ -204,3 +204,31 @@ def test_pip_in_another_message_is_no_missing_package() -> None:
     said = "ValueError: loss is nan; see the page of `pip install thing` for its history"
     frames = '  File "train.py", line 1, in <module>\n    raise\n'
     assert of_exception(f"Traceback (most recent call last):\n{frames}{said}\n") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "asked", "fix"),
+    [
+        ("slayer_x", "slayer-x (>=0.4.0)", "pip install 'slayer-x>=0.4.0' (asking 1.5 names it"),
+        ("FrEIA_x", "freia-x", "pip install freia-x (asking 1.5 names it)"),
+        ("mcli_x", "mosaicml-x-cli; rich", "pip install mosaicml-x-cli (asking 1.5 names it)"),
+        ("mcli_x", "mosaicml-x-cli; other-x", "no list of requirements here names it"),
+    ],
+)
+def test_what_an_installed_package_imports_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, asked: str, fix: str
+) -> None:
+    site = tmp_path / "lib" / "python3" / "site-packages"
+    told = site / "asking-1.5.dist-info" / "METADATA"
+    told.parent.mkdir(parents=True)
+    wants = "".join(f"Requires-Dist: {each.strip()}\n" for each in asked.split(";"))
+    told.write_text(f"Metadata-Version: 2.1\nName: asking\nVersion: 1.5\n{wants}")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.chdir(tmp_path)
+    frames = "".join(
+        f'  File "{file}", line 1, in <module>\n    import {name}\n'
+        for file, name in ((tmp_path / "train.py", "asking"), (site / "asking/a.py", module))
+    )
+    said = f"ModuleNotFoundError: No module named '{module}'"
+    fault = of_exception(f"Traceback (most recent call last):\n{frames}{said}\n")
+    assert fault is not None and fix in fault.fix.action

@@ -93,6 +93,7 @@ def torch_six() -> object:
         (a_collection, "collections.abc"),
         (a_verbose_schedule, "leave verbose out"),
         (torch_six, "collections.abc"),
+        (lambda: torch._six.inf, "collections.abc"),  # type: ignore[attr-defined]
         (lambda: torch.symeig(torch.eye(2)), "torch.linalg"),  # type: ignore[attr-defined]
         (lambda: torch.stft(torch.rand(64), 16, return_complex=None), "torch.view_as_real"),
         (lambda: torch.istft(torch.rand(9, 5, 2), 16), "torch.view_as_complex"),

@@ -159,6 +159,12 @@ with needed():
     count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
     pop_dispatch_mode: Callable[[], Any] = _python_dispatch._pop_mode
     push_dispatch_mode: Callable[[Any], None] = _python_dispatch._push_mode
+    #: The functions that autograd gives what it saves, if there are any.
+    hooks_of_saved_tensors: Callable[[bool], Any] = (
+        torch._C._autograd._top_saved_tensors_default_hooks
+    )
+    #: Are tensors wrapped by ``torch.func``, as ``vmap`` does?
+    has_transforms: Callable[[], bool] = torch._C._are_functorch_transforms_active
     count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
     #: Functions that make tensors on the default device.

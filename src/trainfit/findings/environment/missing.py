@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from trainfit.findings.environment.requirements import Asked, asked_for, asked_like, wanted_by
+from trainfit.findings.environment.requirements import (
+    Asked,
+    asked_for,
+    asked_like,
+    is_installed,
+    plain_name,
+    wanted_by,
+)
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import NO_MODULE, ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -140,7 +147,10 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
             "start the script by torchrun --nproc-per-node=1, or by deepspeed --num_gpus=1, in "
             "place of python",
         )
-    asked = asked_for(name, raised.folder) or _asked_by_importer(name, raised)
+    package = _DISTRIBUTIONS.get(name, name)
+    asked = asked_for(name, raised.folder)
+    if asked is None and (asked := _asked_by_importer(name, raised)) is not None:
+        package = asked.package
     if name in _NOT_BROUGHT:
         why, instead = _NOT_BROUGHT[name]
         return _finding(f"{name} is not installed, and {why}", instead)
@@ -149,7 +159,6 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     title = f"{name} is not installed for the Python that runs the script"
     if name in _ADDRESSES:
         return _finding(title, f"pip install git+{_ADDRESSES[name]}")
-    package = _DISTRIBUTIONS.get(name, name)
     if asked is None and package != name:
         asked = asked_for(package, raised.folder)
     elif asked is None and (asked := asked_like(name, raised.folder)) is not None:
@@ -226,11 +235,14 @@ def _in_folder(folder: Path, title: str) -> Finding:
 
 
 def _asked_by_importer(name: str, raised: ParsedException) -> Asked | None:
-    """What the installed package that imports the module asks for of it."""
+    """What the installed package that imports the module asks for of it: under the module's name,
+    or else the one package that it asks for and that is not installed (mcli is mosaicml-cli's)."""
     importers = [each.package for each in raised.frames if each.package]
-    wanted = (_DISTRIBUTIONS.get(name, name), name)
-    asked = wanted_by(importers[-1]) if importers else ()
-    return next((each for each in asked if each.package in wanted), None)
+    asked = list(wanted_by(importers[-1])) if importers else []
+    wanted = {plain_name(_DISTRIBUTIONS.get(name, name)), plain_name(name)}
+    named = next((each for each in asked if plain_name(each.package) in wanted), None)
+    absent = [each for each in asked if not is_installed(each.package)]
+    return absent[0] if named is None and len(absent) == 1 else named
 
 
 def _finding(title: str, fix: str) -> Finding:

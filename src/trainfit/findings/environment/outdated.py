@@ -35,7 +35,7 @@ _KNOWN: Final = (
     # torch 2.0
     KnownError(
         "outdated",
-        re.compile(r"No module named 'torch\._six'"),
+        re.compile(r"No module named 'torch\._six'|module 'torch' has no attribute '_six'"),
         "PyTorch 2 and newer have no copy of six any longer",
         "str, int and math.inf for string_classes, int_classes and inf; collections.abc for "
         "container_abcs",
@@ -277,9 +277,15 @@ _GONE: Final = re.compile(r"has no attribute|cannot import name|(?:was|is) remov
 _OLDER: Final = re.compile(r"pip install '[^']+'")
 
 
+_LACKING: Final = re.compile(r"module '(\w+)[\w.]*' has no attribute")
+
+
 def _asking_package(raised: ParsedException) -> str | None:
     """The installed package whose line asks for a name that is gone; ``None``: the user's does."""
-    asking = [each for each in raised.frames if each.package != "numpy"]
+    # NumPy and PyTorch tell of what they lack in a function of their own.
+    lacking = _LACKING.search(raised.message)
+    telling = ("numpy", lacking and lacking[1])
+    asking = [each for each in raised.frames if each.package not in telling]
     is_gone = bool(asking) and _GONE.search(raised.message) is not None
     return asking[-1].package or None if is_gone else None
 

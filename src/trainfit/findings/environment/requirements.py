@@ -83,7 +83,7 @@ def unmet_by(asking: str, module: str) -> Unmet | None:
     installed = dict(_installed(module))
     for each in wanted_by(asking):
         for name, version in installed.items():
-            if _plain(name) == _plain(each.package) and not meets(version, each.version):
+            if plain_name(name) == plain_name(each.package) and not meets(version, each.version):
                 return Unmet(each.package, each.version, each.file, version)
     return None
 
@@ -109,9 +109,9 @@ def asked_for(package: str, folder: Path) -> Asked | None:
 def asked_like(module: str, folder: Path) -> Asked | None:
     """What the repository asks for under a name that a package of ``module`` often has (chess is
     python-chess's), and that is not installed: an installed one would have brought the module."""
-    name = _plain(module)
+    name = plain_name(module)
     found = (asked_for(form.format(name), folder) for form in _LIKE)
-    return next((each for each in found if each and not _is_installed(each.package)), None)
+    return next((each for each in found if each and not is_installed(each.package)), None)
 
 
 def meets(installed: str, asked: str) -> bool:
@@ -132,7 +132,8 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(each) for each in found[0].split(".")) if found else ()
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """A package's name as pip compares it."""
     plain = re.sub(r"[-_.]+", "-", name).lower()
     return _SAME.get(plain, plain)
 
@@ -153,7 +154,8 @@ def _distributions() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
 
 
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
+    """Is there a package of this name, for the Python that runs here?"""
     try:
         return bool(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
@@ -172,7 +174,7 @@ def _asked(name: str, folder: Path) -> Iterator[Asked]:
         files = [file for pattern in _FILES for file in sorted(at.glob(pattern))]
         for file in files:
             for each, version in _read(file):
-                if _plain(each) == _plain(name):
+                if plain_name(each) == plain_name(name):
                     yield Asked(name, version, os.path.relpath(file))
         if (at / ".git").exists() or any(file.suffix != ".md" for file in files):
             return

@@ -57,7 +57,7 @@ def construct(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Call a function of PyTorch with its keywords made fit for C++."""
-    if func in _FROM_DATA:
+    if func in MADE_OF_DATA:
         return _from_data(engine, func, args, kwargs or {})
     if func in _INDEXED and isinstance(args[0], DeviceTensor):
         args = (args[0], _index_of(args[1], args[0].device), *args[2:])
@@ -90,12 +90,12 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
 
 #: Functions that make a tensor of numbers, and where among their arguments those are. In C++ they
 #: go where the modes do not see it, but for the thread and the state that a switch was set in.
-_FROM_DATA = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+MADE_OF_DATA = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
 
 
 def _from_data(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``torch.tensor`` and the like: made on the host, then copied to the device."""
-    at, kwargs = _FROM_DATA[func], dict(kwargs)
+    at, kwargs = MADE_OF_DATA[func], dict(kwargs)
     given = next((name for name in ("data", "obj") if name in kwargs), None)
     data = kwargs.pop(given) if given else args[at] if len(args) > at else None
     if kwargs.pop("pin_memory", False):

@@ -295,10 +295,13 @@ class Engine(Hooks):
         """
         entered = self.enter()
         info = self._infos.get(func) or self.info(func)
-        # An operator that is Python may wait for other threads' operators.
-        turn = self._turn if info.body is None else contextlib.nullcontext()
         try:
-            with turn:
+            if info.body is not None:
+                # An operator that is Python may wait for other threads' operators.
+                return self._run(info, func, args, kwargs)
+            # In a backward pass the mode for functions is there, for the script's hooks: what the
+            # engine itself asks of its tensors is not for it.
+            with self._turn, NoTorchFunction():
                 return self._run(info, func, args, kwargs)
         finally:
             if entered:

@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from trainfit.simgpu.device.device_names import call, complete, construct, legacy_dtype, on_meta
+from trainfit.simgpu.device.device_names import (
+    MADE_OF_DATA,
+    call,
+    complete,
+    construct,
+    legacy_dtype,
+    on_meta,
+)
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
@@ -31,7 +38,7 @@ from trainfit.simgpu.device.tensor import (
 from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.simgpu.patching import PatchSet, in_child
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.operators import TorchDispatchMode
+from trainfit.torch_private.operators import NoTorchDispatch, TorchDispatchMode
 from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, MAKE_GRADS, current_node
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -46,6 +53,20 @@ _VIEWS = {torch.reshape, torch.Tensor.reshape, torch.Tensor.view}
 _READS = {torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist}
 _to_cuda = torch.Tensor.cuda
 _WITH_POSITIONAL_DEVICE = {torch.Tensor.to, _to_cuda, torch.Tensor.type}
+#: What is looked at even if no tensor of the device is given to it: what names a device by place,
+#: reads a tensor, makes tensors of data, calls Python, or may wait for a reader.
+_NOTED = {
+    *(torch.device, _set_data, torch.Tensor.apply_, torch.Tensor.map_),
+    *(torch.Tensor.pin_memory, torch.Tensor.is_pinned, torch.Tensor.normal_),
+    *(torch.Tensor.uniform_, torch.Tensor.zero_, torch.Tensor.fill_, torch.Tensor.__setitem__),
+    *_WITH_POSITIONAL_DEVICE, *_READS, *MADE_OF_DATA,
+}  # fmt: skip
+#: The types of functions, methods and attributes that C++ implements.
+_IN_C = {*map(type, (torch.add, torch.Tensor.add, torch.Tensor.__getitem__, _set_data))}
+_PLAIN = {
+    *(torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), type(...)),
+    *(torch.Size, torch.dtype),
+}  # fmt: skip
 #: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
 #: C++ believes them to be on "meta".
 _DTENSOR = "DTensor"
@@ -69,6 +90,10 @@ class DeviceMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs is None:
             kwargs = {}
+        if len(types) == 1 and types[0] is SimulatedTensor:
+            return self._engine.run(func, args, kwargs)
+        if not types and not kwargs and func is not _TO_DEVICE and func not in EVERYWHERE:
+            return self._engine.host_fills.run(func, args, kwargs)
         if any(each.__name__ in _DISTRIBUTED for each in types):
             return NotImplemented  # their own dispatch calls this for what they consist of
         of_users = bool(SUBCLASSES) and not SUBCLASSES.isdisjoint(types)
@@ -102,6 +127,12 @@ class FunctionMode(TorchFunctionMode):
         self._engine = engine
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not kwargs and type(func) in _IN_C and func not in _NOTED and self._is_of_host(args):
+            with NoTorchDispatch():
+                result = func(*args)
+            if func in _ARITHMETIC:
+                self._tell(args, result)
+            return result
         entered = _any_on_device(types) and self._engine.enter()
         try:
             result = self._call(func, args, kwargs)
@@ -111,6 +142,18 @@ class FunctionMode(TorchFunctionMode):
         finally:
             if entered:
                 self._engine.leave()
+
+    def _is_of_host(self, args: Any) -> bool:
+        """May C++ do what it is asked alone? A training on the host asks for little else, and each
+        of its operators would come to Python for nothing."""
+        return (
+            _are_plain(args)
+            and not self._engine.host_fills
+            and not private.count_function_modes()  # such as a default device
+            and private.count_dispatch_modes() == 1
+            and private.hooks_of_saved_tensors(True) is None
+            and not private.has_transforms()  # whose tensors are plain ones, to Python
+        )
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.device:
@@ -125,10 +168,9 @@ class FunctionMode(TorchFunctionMode):
             return self._trusting(func, args, kwargs)
         if several_gpus() and func in _WRITES:
             args = _on_one_gpu(*args)
-        if func in _ARITHMETIC and len(args) == 2:
+        if func in _ARITHMETIC:
             result = call(self._engine, func, args, kwargs)
-            if isinstance(args[1], torch.Tensor) or called_by_user():
-                self._engine.on_arithmetic(args[0], args[1], result)
+            self._tell(args, result)
             return result
         if func in _VIEWS:
             result = call(self._engine, func, args, kwargs)
@@ -138,6 +180,10 @@ class FunctionMode(TorchFunctionMode):
         if func in _COMPARES:
             return self._close(call(self._engine, func, args, kwargs))
         return call(self._engine, func, args, kwargs)
+
+    def _tell(self, args: Any, result: Any) -> None:
+        if len(args) == 2 and (isinstance(args[1], torch.Tensor) or called_by_user()):
+            self._engine.on_arithmetic(args[0], args[1], result)
 
     def _trusting(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that checks its arguments' data: they are taken as good."""
@@ -184,6 +230,21 @@ class FunctionMode(TorchFunctionMode):
         if torch.device("meta") in rest:
             return on_meta(self._engine, func, (tensor, *rest), kwargs)
         return call(self._engine, func, (tensor, *rest), kwargs)
+
+
+def _are_plain(args: Any) -> bool:
+    """Is there no tensor among them but of PyTorch's own two classes, nor a device?"""
+    for each in args:
+        kind = type(each)
+        if kind in _PLAIN:
+            continue
+        if kind is slice:
+            each = (each.start, each.stop, each.step)
+        elif kind is not tuple and kind is not list:
+            return False
+        if not _are_plain(each):
+            return False
+    return True
 
 
 def _is_at(device: Any, tensor: Any) -> bool:
