@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
@@ -276,3 +277,17 @@ def test_what_a_data_set_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source[lines["parsed"] - 1] == "@functools.cache"
     Frames.load.cache_clear()
     parsed.cache_clear()
+
+
+def test_states_of_a_model_that_are_kept() -> None:
+    """``copy.deepcopy(model.state_dict())`` is an ordered dictionary."""
+    model = torch.nn.Linear(4, 2)
+
+    def loop() -> Loop:
+        snapshots: list[Any] = []
+        while True:
+            snapshots.append((0.5, copy.deepcopy(model.state_dict())))
+            yield sys._getframe()
+
+    kept = looked(loop)["snapshots"]
+    assert (kept.holds, kept.item_bytes) == ("tensors", 40)

@@ -137,6 +137,23 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
     assert habit is not None and "pandas" in habit.what
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("np.load", "numpy.lib._npyio_impl.load"), "reads a whole file"),
+        (("self.db.execute",), "asks a database"),
+        (("re.sub", "re._compile"), "makes tokens"),
+        (("PATTERN.findall",), "makes tokens"),
+        (("self.cache[]", "multiprocessing.connection._recv"), "from another process"),
+        (("ThreadPoolExecutor", "threading.wait"), "threads or processes"),
+        (("torch.compile",), "prepares for each sample"),
+    ],
+)
+def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
+    habit = habit_of_samples(names)
+    assert habit is not None and words in habit.what
+
+
 def looped(loop: ElementLoop = LOOP, **columns: float) -> WatchResult:
     return judge(run_on_cpu(header={"element_loops": (loop,)}, **columns))
 
@@ -173,6 +190,8 @@ def test_little_of_it_is_nothing() -> None:
         (("__main__.boundary_loss", "pow"), "", True, "whole tensors"),
         (("augment", "data.augment"), "", True, "data set"),
         (("time.sleep", "time.sleep"), "sleep", True, "remove the sleep"),
+        (("torch.jit.trace", "torch.jit._trace.trace"), "", False, "once, before the loop"),
+        (("inspect.stack", "inspect.findsource"), "", True, "_getframe"),
     ],
 )
 def test_what_to_do_instead(names: tuple[str, ...], waits: str, loader: bool, words: str) -> None:

@@ -216,7 +216,16 @@ class WorkerDeath:
 
 def deaths(stem: Path) -> Iterator[str]:
     """The stacks that workers of a rank have ended in."""
-    for path in sorted(stem.parent.glob(f"{stem.name}.died.*")):
+    yield from _texts(stem, "died")
+
+
+def hanging(stem: Path) -> Iterator[str]:
+    """The stacks that workers of a rank hang in."""
+    yield from _texts(stem, "stack")
+
+
+def _texts(stem: Path, kind: str) -> Iterator[str]:
+    for path in sorted(stem.parent.glob(f"{stem.name}.{kind}.*")):
         with contextlib.suppress(OSError):
             if text := path.read_text(encoding="utf-8", errors="replace"):
                 yield text

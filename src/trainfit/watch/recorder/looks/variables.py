@@ -340,7 +340,7 @@ def _held(value: Any) -> tuple[Holds, int]:
 
 
 def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:
-    if type(value) is dict:
+    if type(value) in _DICTIONARIES:
         value = list(value.values())
     if issubclass(type(value), list | tuple) and depth:
         for each in value[:_SMALL]:
