@@ -241,7 +241,7 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"^concurrent\.futures|ThreadPool|ProcessPool|multiprocessing\.pool"),
+        re.compile(r"^concurrent\.futures|\w*Pool\w*$|[Pp]ool\.\w+$|Executor|waiter\.acquire"),
         Habit(
             "hands a sample's parts to threads or processes",
             "make a sample in one thread: the workers are the processes; a pool, where one is "

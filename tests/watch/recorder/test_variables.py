@@ -7,6 +7,7 @@ import functools
 import gc
 import inspect
 import itertools
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -291,3 +292,37 @@ def test_states_of_a_model_that_are_kept() -> None:
 
     kept = looked(loop)["snapshots"]
     assert (kept.holds, kept.item_bytes) == ("tensors", 40)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+
+class State:
+    def __init__(self) -> None:
+        self.meters = {"loss": Meter(), "accuracy": Meter()}
+
+
+def test_what_an_object_in_a_small_dictionary_keeps() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def loop() -> Loop:
+        state = State()
+        while True:
+            state.meters["loss"].values.append((weight * 2).sum())
+            yield sys._getframe()
+
+    assert looked(loop)["state.meters['loss'].values"].holds == "graphs"
+
+
+def test_handlers_of_a_logger_that_each_step_adds() -> None:
+    def loop() -> Loop:
+        logger = logging.getLogger("test_variables")
+        while True:
+            logger.addHandler(logging.NullHandler())  # that line
+            yield sys._getframe()
+
+    grown = looked(loop)["logger.handlers"]
+    first = inspect.getsourcelines(test_handlers_of_a_logger_that_each_step_adds)[1]
+    assert grown.place.endswith(f"test_variables.py:{first + 4}")

@@ -21,7 +21,7 @@ from trainfit.results.runs.watched import (
 )
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
-from trainfit.watch.rules.code_lines import costliest
+from trainfit.watch.rules.code_lines import costliest, has_own_threads, waits_for
 
 SAVES = CodeLine("save.py:9", 30, ("train.py:20",), "np.savez", "zipfile.write", "disk")
 LOGS = CodeLine("train.py:22", 4, (), "print", "print")
@@ -269,3 +269,16 @@ def test_a_python_thread_next_to_the_training_takes_the_interpreters_lock() -> N
 )
 def test_a_thread_that_takes_nothing_is_not_blamed(healthy: RunRecord) -> None:
     assert "python_thread" not in kinds(judge(healthy))
+
+
+def test_a_pool_within_a_worker_is_neither_a_lock_nor_a_librarys_threads() -> None:
+    pool = (("pool.map", "waiter.acquire"), ("ThreadPoolExecutor", "lock.acquire"))
+    waits = [CodeLine("data.py:24", 40, (), *each, "lock") for each in pool]
+    looks = StackLooks(100, (*waits, CodeLine("data.py:24", 2, (), "list", "self.wait", "lock")))
+    assert waits_for(looks)[0] == "" and has_own_threads(looks)
+    found = costliest(looks)
+    assert found is not None
+    habit = habit_of_samples(found.names)
+    assert habit is not None and "threads or processes" in habit.what
+    held = StackLooks(100, (CodeLine("data.py:9", 40, (), "LOCK.acquire", "LOCK.acquire", "lock"),))
+    assert waits_for(held)[0] == "lock" and not has_own_threads(held)

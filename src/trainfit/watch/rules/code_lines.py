@@ -25,18 +25,34 @@ def waits_for(looks: StackLooks) -> tuple[WaitsFor, float, CodeLine | None]:
         return "", 0.0, None
     counts: Counter[WaitsFor] = Counter()
     for line in looks.lines:
-        counts[line.waits_for] += line.count
+        counts["" if _is_for_threads(line) else line.waits_for] += line.count
     # Whoever holds a lock computes, reads or sleeps: the others' wait is what limits.
     if counts["lock"] >= _LOCKED * looks.looks:
         kind: WaitsFor = "lock"
     else:
-        waits: list[WaitsFor] = ["sleep", "network", "disk", "lock"]
+        waits: list[WaitsFor] = ["sleep", "network", "disk"]
         kind = max(waits, key=lambda each: counts[each])
     share = counts[kind] / looks.looks
     if share < thresholds.CRITICAL_SHARE and kind != "lock":
         return "", 0.0, None
-    lines = [each for each in looks.lines if each.waits_for == kind]
+    lines = [e for e in looks.lines if e.waits_for == kind and not _is_for_threads(e)]
     return kind, share, max(lines, key=lambda each: each.count, default=None)
+
+
+#: Where a thread waits for others of its own process, and not for a lock that another one holds.
+_FOR_THREADS: Final = re.compile(r"\bwaiter\.acquire$|tstate_lock|[Pp]ool\b|Pool\w*$|Executor$")
+
+
+def _is_for_threads(line: CodeLine) -> bool:
+    if line.waits_for != "lock":
+        return False
+    return any(_FOR_THREADS.search(each) for each in (line.inner, line.calls))
+
+
+def has_own_threads(looks: StackLooks) -> bool:
+    """Do the data set's own threads (a pool) make the samples that batches are of?"""
+    waits = sum(each.count for each in looks.lines if _is_for_threads(each))
+    return looks.looks >= LEAST_LOOKS and waits >= _LOCKED * looks.looks
 
 
 # ---

@@ -16,6 +16,7 @@ from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import copies, main_thread, training
+from trainfit.watch.rules.code_lines import has_own_threads
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
@@ -336,6 +337,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         return
     in_workers = workers > 0 and of_worker > 1 and checks.are_workers_the_crowd(rank)
     in_workers = in_workers and not (main_alone and at_work[0] > at_work[1])
+    if in_workers and has_own_threads(rank.header.fetch_code):
+        return  # no library's: `input_bound` names the line
     if not in_workers and (of_main <= 1 or not (main_alone or _main_has_threads(rank))):
         return  # too many processes, which too_many_workers says
     threads = header.worker_threads if in_workers else header.threads
