@@ -282,3 +282,15 @@ def test_a_pool_within_a_worker_is_neither_a_lock_nor_a_librarys_threads() -> No
     assert habit is not None and "threads or processes" in habit.what
     held = StackLooks(100, (CodeLine("data.py:9", 40, (), "LOCK.acquire", "LOCK.acquire", "lock"),))
     assert waits_for(held)[0] == "lock" and not has_own_threads(held)
+
+
+def test_a_line_that_several_lines_of_the_loop_call_is_named_once() -> None:
+    """A helper that logs, called twice in a step."""
+    parts = [
+        CodeLine("log.py:9", 20, (caller,), "inspect.stack", "os.stat")
+        for caller in ("train.py:16", "train.py:18")
+    ]
+    line = costliest(StackLooks(80, (*parts, CodeLine("train.py:24", 22, (), "torch.randn"))))
+    assert line is not None and (str(line), line.count) == ("log.py:9", 40)
+    once = costliest(StackLooks(80, (parts[0], CodeLine("train.py:24", 22, (), "torch.randn"))))
+    assert once is not None and str(once) == "train.py:24"

@@ -130,7 +130,27 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
             calls = tuple(each for each in within if _at(each, depth) in own)
             found = CostlyLine(place, sum(own.values()), calls, lines)
         break
-    return found
+    return _from_several(looks, found)
+
+
+#: By how much more looks found a line that several lines of the loop call, for it to be named.
+_MORE: Final = 1.25
+
+
+def _from_several(looks: StackLooks, found: CostlyLine | None) -> CostlyLine | None:
+    """A line that is reached from more than one line of the training loop, where it has most."""
+    counts: Counter[Place] = Counter()
+    lines = [e for e in looks.lines if e.place and e.callers and not _is_of_model(e)]
+    for each in lines:
+        if (place := Place.parse(each.place)) is not None:
+            counts[place] += each.count
+    if found is None or not counts:
+        return found
+    place, count = counts.most_common(1)[0]
+    if count < _MORE * found.count:
+        return found
+    calls = tuple(each for each in lines if Place.parse(each.place) == place)
+    return CostlyLine(place, count, calls, (place.line, place.line))
 
 
 def place_of_most(looks: StackLooks) -> Place | None:
