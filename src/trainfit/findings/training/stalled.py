@@ -129,8 +129,8 @@ def _decayed(found: Misuse) -> Finding:
     return Finding(
         "weights_decayed",
         "critical",
-        f"Weight decay has taken {percent(float(gone))} of the weights to 0: weight_decay={decay} "
-        f"at lr={rate} takes {percent(taken)} of each in every step",
+        f"Weight decay has brought {percent(float(gone))} of the weights to 0: weight_decay="
+        f"{decay} at lr={rate} removes {percent(taken)} of each in every step",
         (
             Evidence("lr × weight_decay", f"{taken:.2g}"),
             Evidence("weights below 1e-8, of a large tensor", float(gone)),
