@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import fixes
-from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, Severity
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.text import count, percent
@@ -67,7 +66,8 @@ def _denormal_severity(facts: LearningFacts) -> Severity:
 
 def denormals(facts: LearningFacts) -> Iterator[Finding]:
     # Weight decay that has made them so says why.
-    if facts.denormal < _DENORMAL or of_kind("weights_decayed", facts.misuses) is not None:
+    is_told = any(each.kind == "weights_decayed" for each in facts.misuses)
+    if facts.denormal < _DENORMAL or is_told:
         return
     where = _DENORMAL_IN.get(facts.denormal_in, "the numbers")
     yield Finding(
