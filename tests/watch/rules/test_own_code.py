@@ -294,3 +294,15 @@ def test_a_line_that_several_lines_of_the_loop_call_is_named_once() -> None:
     assert line is not None and (str(line), line.count) == ("log.py:9", 40)
     once = costliest(StackLooks(80, (parts[0], CodeLine("train.py:24", 22, (), "torch.randn"))))
     assert once is not None and str(once) == "train.py:24"
+
+
+def test_lines_that_have_most_only_together_are_named_together() -> None:
+    """Half of all looks is what is asked for: 49 at one line are too few, 80 at three are not."""
+    lines = [
+        CodeLine(f"data.py:{line}", count, ("data.py:24",), "re.sub")
+        for line, count in ((14, 49), (13, 16), (15, 15))
+    ]
+    looks = StackLooks(100, (*lines, CodeLine("data.py:25", 20, (), "torch.tensor")))
+    together, alone = costliest(looks, 50), costliest(looks, 40)
+    assert together is not None and (str(together), together.count) == ("data.py:13-15", 80)
+    assert alone is not None and str(alone) == "data.py:14"

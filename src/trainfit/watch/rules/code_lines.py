@@ -105,9 +105,10 @@ class CostlyLine:
         return str(self.place) if first == last else f"{self.place.file}:{first}-{last}"
 
 
-def costliest(looks: StackLooks) -> CostlyLine | None:
+def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
     """The line with the most looks: from the training loop inwards, as long as one line has most
-    of them, or few lines of the function that it calls; ``None``: none of the script was found."""
+    of them (and ``least``), or few lines of the function that it calls; ``None``: none of the
+    script was found."""
     within: Sequence[CodeLine] = [e for e in looks.lines if e.place and not _is_of_model(e)]
     found, depth = None, 0
     while within:
@@ -118,7 +119,8 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
         if not counts:
             break
         place, count = counts.most_common(1)[0]
-        if found is None or count >= _MOSTLY * found.count:
+        is_enough = found is None or count >= least or found.count < least
+        if found is None or (is_enough and count >= _MOSTLY * found.count):
             within = [each for each in within if _at(each, depth) == place]
             found = CostlyLine(place, count, tuple(within), (place.line, place.line))
             depth += 1
