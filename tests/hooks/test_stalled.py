@@ -172,6 +172,29 @@ def test_units_that_are_dead() -> None:
     assert not run(0.0, 3)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "is_told"),
+    [
+        (lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=50), True),
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.02, weight_decay=25), True),
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=5e-4), False),
+        (lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1), False),
+    ],
+)
+def test_weights_that_decay_to_nothing(
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer], is_told: bool
+) -> None:
+    model = net()
+    nothing = lambda: torch.zeros(8, 16)  # noqa: E731 - no gradient holds weights up
+    done = found(lambda observer: train(observer, model, optimizer(model), steps=128, x=nothing))
+    assert ("weights_decayed" in done) == is_told
+    if is_told:
+        told = done["weights_decayed"]
+        assert [*done] == ["weights_decayed"]  # and not that they are denormal, which they are
+        assert told.is_critical and "removes 50% of each in every step" in told.title
+        assert "torch.optim" in line(told)
+
+
 def test_a_loss_that_has_reached_its_least_has_no_gradient() -> None:
     model = net(outputs=1)
 

@@ -218,7 +218,7 @@ def test_images_that_are_scaled_twice(kinds: Kinds) -> None:
     def of(scaled: Callable[[Tensor], Tensor]) -> bool:
         def train(run: Observed) -> None:
             model = nn.Conv2d(3, 4, 3).cuda()
-            images = scaled(torch.randint(0, 256, (16, 3, 8, 8)).float() / 255)
+            images = scaled(torch.randint(0, 256, (16, 3, 16, 16)).float() / 255)
             loader = DataLoader(TensorDataset(images), 4)
             run.steps(model, lambda batch: model(batch[0].cuda()).mean(), loader)
 

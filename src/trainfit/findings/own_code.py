@@ -100,6 +100,21 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"jit\.(?:trace|script)\b|\bfx\.symbolic_trace|export\.export\b|onnx"),
+        Habit(
+            "traces or compiles the model",
+            "do it once, before the loop: what comes of it is used for all steps",
+        ),
+    ),
+    (
+        re.compile(r"inspect\.(?:stack|getframeinfo|getsource)|traceback\.|findsource"),
+        Habit(
+            "reads the script's source to tell who called",
+            "sys._getframe(1) has the caller's line (f_lineno) and file without that; or leave it "
+            "out",
+        ),
+    ),
+    (
         re.compile(r"gc\.collect|empty_cache"),
         Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
     ),
@@ -201,6 +216,46 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"(?:^|\.)(?:execute|executemany|fetchone|fetchall|fetchmany|read_sql\w*)$"),
+        Habit(
+            "asks a database for each sample",
+            "an index on the column that is searched (CREATE INDEX … ON table (column)): without "
+            "one each search reads the whole table; or fetch the rows of a batch at once "
+            "(__getitems__)",
+        ),
+    ),
+    (
+        re.compile(r"(?:^|\.)(?:np|numpy|torch)\.(?:load|fromfile)$|_npyio_impl|lib\.format\."),
+        Habit(
+            "reads a whole file for each sample",
+            "read it once, in __init__, or np.load(…, mmap_mode='r') there, which reads only what "
+            "is indexed; a file for each sample is right only where it holds that sample alone",
+        ),
+    ),
+    (
+        re.compile(r"multiprocessing\.(?:managers|connection)|_callmethod"),
+        Habit(
+            "gets samples from another process",
+            "what a Manager holds is sent, pickled, for each access, by one process for all "
+            "workers: keep it as tensors (share_memory_()) or arrays in the data set",
+        ),
+    ),
+    (
+        re.compile(r"^concurrent\.futures|\w*Pool\w*$|[Pp]ool\.\w+$|Executor|waiter\.acquire"),
+        Habit(
+            "hands a sample's parts to threads or processes",
+            "make a sample in one thread: the workers are the processes; a pool, where one is "
+            "needed, once in each worker and not for each sample",
+        ),
+    ),
+    (
+        re.compile(r"hashlib|\.(?:md5|sha\d+|hexdigest)$|zlib|gzip|bz2|lzma"),
+        Habit(
+            "unpacks or checks a file for each sample",
+            "do it once, before the training, and store what comes of it",
+        ),
+    ),
+    (
         re.compile(
             r"json\.loads?|scan_once|raw_decode|yaml|ElementTree|literal_eval|pickle\.loads?"
         ),
@@ -211,7 +266,11 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"tokeniz|encode_plus|encode_batch|_batch_encode", re.IGNORECASE),
+        re.compile(
+            r"tokeniz|encode_plus|encode_batch|_batch_encode|^re\.|(?:^|\.)findall$|finditer"
+            r"|\bregex\b",
+            re.IGNORECASE,
+        ),
         Habit(
             "makes tokens of text for each sample",
             "do it once before the training (datasets.map(…, batched=True)), with a fast tokenizer",
@@ -229,7 +288,7 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"set_num_threads|deepcopy|gc\.collect|compile"),
+        re.compile(r"set_num_threads|deepcopy|gc\.collect|(?:^|\.)compile$"),
         Habit("prepares for each sample", "do it once, in __init__ or worker_init_fn"),
     ),
 )

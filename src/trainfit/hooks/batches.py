@@ -257,8 +257,9 @@ def _spread(images: torch.Tensor) -> tuple[float, float]:
     with no_dispatch():
         least, largest = images.aminmax()
         is_flat = float(largest - least) <= _FLAT
-        if is_flat and len(images.flatten()[:_NUMBERS].unique()) > _OF_8_BITS:
-            return -math.inf, math.inf  # numbers of another kind that are small, as of sounds
+        seen = images.flatten()[:_NUMBERS]
+        if is_flat and (len(seen) <= 2 * _OF_8_BITS or len(seen.unique()) > _OF_8_BITS):
+            return -math.inf, math.inf  # too few to tell, or of another kind, as of sounds
         return float(least), float(largest)
 
 

@@ -165,7 +165,10 @@ class MisuseObserver:
         """What holds at the last look alone."""
         for kind in ("gradients_zero", "units_alike", "units_dead"):
             self._found.pop(kind, None)
-        if self._flat or "clipped_to_nothing" in self._found:
+        if (decayed := self.stalled.decayed) is not None:
+            rate, decay, gone, at = decayed
+            self._note("weights_decayed", f"{rate:g}", f"{decay:g}", f"{gone:.3g}", place=at or "")
+        if {"clipped_to_nothing", "weights_decayed"} & self._found.keys() or self._flat:
             return  # which say why
         if (zero := self.stalled.without_slope) is not None:
             self._note("gradients_zero", str(zero[0]), str(zero[1]), place=zero[2] or "")

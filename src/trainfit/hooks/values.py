@@ -83,12 +83,18 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _share(tensor: Any) -> float | None:
+    sample = _sample(tensor)
+    return None if sample is None else float(np.mean((sample > 0) & (sample < _SMALLEST)))
+
+
+def _sample(tensor: Any) -> NDArray[np.float32] | None:
+    """Some of a tensor's numbers, without their signs."""
     if not _is_plain(tensor) or tensor.numel() < _NUMBERS:
         return None
     values = tensor.detach().numpy().reshape(-1)
     # A step that is no power of two, so that not all are of one column.
-    sample = np.abs(values[:: max(1, values.size // _NUMBERS) | 1])
-    return float(np.mean((sample > 0) & (sample < _SMALLEST)))
+    found: NDArray[np.float32] = np.abs(values[:: max(1, values.size // _NUMBERS) | 1])
+    return found
 
 
 class Stalled:
@@ -101,6 +107,9 @@ class Stalled:
         """
         self.alike: dict[int, tuple[str, int]] = {}
         """Layers whose units are one and the same, by identity of their weights: shape, units."""
+        self.decayed: tuple[float, float, float, str | None] | None = None
+        """Rate, weight decay and the share of weights that these have taken; the optimizer's line.
+        """
         self._live: dict[int, list[NDArray[np.bool_]]] = {}
         self.dead: dict[int, tuple[str, int, int, str | None]] = {}
         """Layers most of whose units are dead, by identity of their weights: shape, dead units, all
@@ -121,6 +130,8 @@ class Stalled:
         weights = [each for each in trained if each.dim() > 1]
         if not weights or not all(_is_plain(each) and _is_plain(each.grad) for each in weights):
             return
+        if (found := _decayed(optimizer, weights)) is not None:
+            self.decayed = *found, place
         self._look_at_units(weights)
         own = {id(each) for each in weights}
         self._look_for_dead(models, own, place)
@@ -166,6 +177,34 @@ def _inner_layers(model: Any) -> list[tuple[Any, Any]]:
     one is chosen."""
     layers = [each for each in model.modules() if isinstance(each, _WITH_UNITS)]
     return [(each.weight, each.bias) for each in layers[:-1][:_LAYERS] if each.bias is not None]
+
+
+#: Of each weight, what decay must take away in a step, a hundred times what is usual; numbers that
+#: are nothing beside those of an initialization, and the share of them from which it is most.
+_TAKES: Final = 0.01
+_NOTHING: Final = 1e-8
+_MOST: Final = 0.5
+
+
+def _decayed(optimizer: Any, weights: Sequence[Any]) -> tuple[float, float, float] | None:
+    """Rate, weight decay and the share of weights of which these have left nothing. Adam (but not
+    AdamW) adds it to gradients, which it scales: it takes no share of a weight."""
+    if not isinstance(optimizer, torch.optim.AdamW | torch.optim.SGD):
+        return None
+    for group in optimizer.param_groups:
+        rate, decay = group.get("lr"), group.get("weight_decay")
+        if not isinstance(rate, float | int) or not isinstance(decay, float | int):
+            continue
+        if rate * decay < _TAKES:
+            continue
+        own = {id(each) for each in group["params"]}
+        samples = [_sample(each) for each in _some([each for each in weights if id(each) in own])]
+        gone = max(
+            (float(np.mean(each < _NOTHING)) for each in samples if each is not None), default=0
+        )
+        if gone >= _MOST:
+            return float(rate), float(decay), gone
+    return None
 
 
 def _has_slope(tensor: Any) -> bool:

@@ -19,7 +19,7 @@ import linecache
 import operator
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -302,30 +302,88 @@ def _base(node: ast.expr) -> ast.AST | None:
 
 
 #: A call that a thread is in: its frame, and its code and instruction of one moment.
-Seen = tuple[types.FrameType, tuple[types.CodeType, int]]
+#: A call: its code, the instruction, and the variables of its module.
+Call = tuple[types.CodeType, int, Mapping[str, Any]]
+#: Of a call that a thread is in: its frame as well.
+_Seen = tuple[types.FrameType, int]
+_CALL: Final = operator.attrgetter("f_code", "f_lasti", "f_globals")
+_PLACE: Final = operator.attrgetter("f_lasti")
 
 
-def stack_of(thread: int) -> list[Seen]:
-    """Each call that a thread is in, the innermost first: its frame, and its code and place.
+def calls_of(thread: int) -> list[Call]:
+    """Each call that a thread is in, the innermost first.
 
     All are of one moment: everything here happens in one call of ``list.extend``, inside of
     which nothing runs Python code and so nobody can take the interpreter's lock from us. With
     a loop in Python the thread goes on while its frames are read. (Somebody's callback of the
     garbage collector would run, so there is no collection meanwhile.)
+
+    No frame is kept. A frame that somebody holds while its function returns keeps what its
+    variables held, and who lets go of it last frees that: tensors that another thread frees while
+    the training is in an operator make PyTorch 2.13 fail ("Attempted to make a tensor into a
+    differentiable view, but …").
     """
+    calls: list[Call] = []
+    _extend(calls, map(_CALL, _frames_of(thread)))
+    return calls
+
+
+def called_now(thread: int, code: types.CodeType, lasti: int) -> Callee | None:
+    """What a thread's innermost call calls; ``None``: it is not at that place any more."""
+    with undisturbed():
+        frame, at = next(iter(_stack_of(thread)), (None, -1))
+        if frame is None or frame.f_code is not code or at != lasti:
+            return None
+        return callee(frame, lasti)
+
+
+def locals_in(thread: int, code: types.CodeType) -> dict[str, Any]:
+    """The variables of the innermost call of a function that a thread is in; none: it is in no such
+    call any more. To be asked and let go of within :func:`undisturbed`."""
+    frames = (frame for frame, _ in _stack_of(thread) if frame.f_code is code)
+    frame = next(frames, None)
+    return {} if frame is None else locals_of(frame)
+
+
+#: Seconds for which nobody asks for the interpreter's lock: longer than any look.
+STILL_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Nobody takes the interpreter's lock from this thread, unless it reads a file: frames and
+    variables of another thread may be held meanwhile."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(STILL_S)
+    ours = sys.getswitchinterval()
+    try:
+        yield
+    finally:
+        if sys.getswitchinterval() == ours:
+            sys.setswitchinterval(usual)
+
+
+def _stack_of(thread: int) -> list[_Seen]:
+    """Frames and their places."""
+    frames, again = itertools.tee(_frames_of(thread))
+    stack: list[_Seen] = []
+    _extend(stack, zip(frames, map(_PLACE, again), strict=False))
+    return stack
+
+
+def _frames_of(thread: int) -> Iterator[types.FrameType]:
     leaf = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, ((),)))
-    calls = itertools.accumulate(itertools.chain(leaf, itertools.repeat("f_back")), getattr)
-    frames, again = itertools.tee(calls)
-    places = map(operator.attrgetter("f_code", "f_lasti"), again)
-    stack: list[Seen] = []
+    return itertools.accumulate(itertools.chain(leaf, itertools.repeat("f_back")), getattr)
+
+
+def _extend(found: list[Any], each: Iterator[Any]) -> None:
     collects = bool(gc.callbacks) and gc.isenabled()
     if collects:
         gc.disable()
     with contextlib.suppress(AttributeError, KeyError):  # beyond the outermost; no such thread
-        stack.extend(zip(frames, places, strict=False))
+        found.extend(each)
     if collects:
         gc.enable()
-    return stack
 
 
 @functools.lru_cache(1 << 14)

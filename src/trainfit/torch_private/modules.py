@@ -33,6 +33,14 @@ children_of: Callable[[nn.Module], dict[str, Any]] = attribute(nn.Module, "_modu
 #: ``None`` where the module is not compiled in place.
 _compiled_call: Callable[[nn.Module], Any] = attribute(nn.Module, "_compiled_call_impl")
 attribute(nn.Module, "_call_impl")
+_HOOKS: Final = tuple(
+    attribute(nn.Module, name)
+    for name in (
+        *("_forward_pre_hooks", "_forward_hooks"),
+        *("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
+        "_forward_hooks_always_called",
+    )
+)
 
 APPLY = place(nn.Module, "_apply")
 FLATTENS_RNN_WEIGHTS = place(torch, "_use_cudnn_rnn_flatten_weight")
@@ -41,6 +49,11 @@ FLATTENS_RNN_WEIGHTS = place(torch, "_use_cudnn_rnn_flatten_weight")
 def is_ready(module: Any) -> bool:
     """Has the constructor of the base class run?"""
     return "_modules" in vars(module)
+
+
+def forward_hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    """The hooks of a module's calls by their numbers, and what is known of each number."""
+    return [named(module) for named in _HOOKS]
 
 
 def uncompiled(model: Any) -> Any:

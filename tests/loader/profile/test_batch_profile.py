@@ -35,7 +35,7 @@ from trainfit.loader.measure.batch_profile import (
 )
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import CostPart
-from trainfit.scripts.call_sites import NOTHING, Callee, callee, is_mapped, named, stack_of
+from trainfit.scripts.call_sites import NOTHING, Callee, callee, calls_of, is_mapped, named
 from trainfit.scripts.cost_rules import RULES, Classification, StackFrame, judge, rule_of, shown
 
 USER = StackFrame("__main__", "MyData.__getitem__", "self.transform")
@@ -599,15 +599,15 @@ def test_a_stack_is_of_one_moment() -> None:
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        stacks = [stack_of(thread.ident or 0) for _ in range(2_000)]
+        stacks = [calls_of(thread.ident or 0) for _ in range(2_000)]
     finally:
         stop.set()
         thread.join()
     calls = set()
     for stack in stacks:
-        for (_, (inner, _)), (_, (outer, lasti)) in itertools.pairwise(stack):
+        for (inner, _, _), (outer, lasti, _) in itertools.pairwise(stack):
             if outer is climb.__code__:
                 calls.add((inner, list(outer.co_positions())[lasti // 2][0]))
     assert {inner for inner, _ in calls} == {left.__code__, right.__code__}
     assert len(calls) == 2  # each from its own line
-    assert stack_of(thread.ident or 0) == []
+    assert calls_of(thread.ident or 0) == []

@@ -22,7 +22,7 @@ class Looked(nn.Module):
         self.looks = looks
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.looks.look(users_stack(threading.get_ident()))
+        self.looks.look(threading.get_ident(), users_stack(threading.get_ident()))
         return x
 
 
@@ -123,5 +123,5 @@ def test_loops_over_layers_and_experts_are_none(
 def test_outside_of_a_model_nothing_is_looked_at() -> None:
     looks = ElementLoops()
     for _ in torch.zeros(20):
-        assert not looks.look(users_stack(threading.get_ident()))
+        assert not looks.look(threading.get_ident(), users_stack(threading.get_ident()))
     assert looks.looks == 0 and not looks.summary()

@@ -7,8 +7,10 @@ import random
 import sys
 import threading
 import time
+import weakref
 
-from trainfit.watch.recorder.looks.stacks import at_any_line
+from trainfit.scripts.call_sites import calls_of, locals_in, undisturbed
+from trainfit.watch.recorder.looks.stacks import at_any_line, users_stack
 
 _LOOKS = 40
 _DATA = b"x" * 8192
@@ -55,3 +57,55 @@ def test_what_a_script_sets_meanwhile_stays() -> None:
         assert abs(sys.getswitchinterval() - 0.002) < 1e-6
     finally:
         sys.setswitchinterval(usual)
+
+
+def test_nobody_takes_the_lock_from_a_look() -> None:
+    """A frame that is held while its function returns is freed by who holds it: not by us, while
+    the training is in an operator."""
+    training = _Training(daemon=True)
+    training.start()
+    went_on = 0
+    for _ in range(20):
+        with at_any_line(0.0):
+            frame = sys._current_frames()[training.ident or 0]
+            before, code, began = frame.f_lasti, frame.f_code, time.perf_counter()
+            while time.perf_counter() - began < 0.02:  # four times what a thread waits for the lock
+                pass
+            here = sys._current_frames()[training.ident or 0]
+            went_on += (here.f_lasti, here.f_code) != (before, code)
+            del frame, here
+    training.ends = True
+    training.join()
+    assert went_on <= 2  # a wait that began before the look did
+
+
+class _Held:
+    """What a function's variable holds."""
+
+
+def test_a_look_at_a_stack_keeps_no_frame() -> None:
+    """… nor what its variables held: a batch would live for longer than the script lets it."""
+    known: list[weakref.ref[_Held]] = []
+    ready, go_on, looked = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        held = _Held()
+        known.append(weakref.ref(held))
+        ready.set()
+        go_on.wait()
+
+    def run() -> None:
+        step()
+        looked.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    calls, stack = calls_of(thread.ident or 0), users_stack(thread.ident or 0)
+    with undisturbed():
+        assert isinstance(locals_in(thread.ident or 0, step.__code__)["held"], _Held)
+    go_on.set()
+    looked.wait()
+    assert any(code is step.__code__ for code, _, _ in calls) and len(stack) == len(calls)
+    assert known[0]() is None
+    thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,29 @@ def test_the_largest_model_is_measured() -> None:
     large(torch.ones(2, 40))
     noise.close()
     assert not large._forward_pre_hooks and not large.first.weight._post_accumulate_grad_hooks
+
+
+def test_a_model_is_saved_as_without_us(tmp_path: Path) -> None:
+    noise, model = WatchedNoiseScale(), Known()
+    model.register_forward_pre_hook(_told)
+    plain = pickle.dumps(model)
+    noise.root_called(model, 0)
+    noise.root_called(model, 1)
+    model(torch.ones(2, 40))
+    last = model.register_forward_hook(_told)
+    last.remove()
+    before = [*model._forward_pre_hooks.values()]
+    assert len(before) == 2 and b"getattr" in pickle.dumps(model)
+    with noise.aside():
+        assert [*model._forward_pre_hooks.values()] == [_told]
+        inside = pickle.dumps(model)
+    assert b"getattr" not in inside and len(inside) == len(plain)
+    assert [*model._forward_pre_hooks.values()] == before
+    noise.close()
+
+
+def _told(*_: Any) -> None:
+    """A hook of the script's own."""
 
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -361,7 +361,7 @@ def test_choosing_samples_is_neither_a_batch_nor_pytorch_s() -> None:
     next(iter(DataLoader(DATA, batch_sampler=Sampler())))
     ((stack, busy),) = seen
     assert stack is not None and not busy
-    assert stack[-1][1][0].co_filename == __file__ and stack[-1][1][0].co_name == "__iter__"
+    assert stack[-1][0].co_filename == __file__ and stack[-1][0].co_name == "__iter__"
 
 
 def test_an_evaluation_takes_its_batches_with_it(tmp_path: Path) -> None:

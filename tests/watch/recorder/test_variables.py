@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
 import itertools
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -276,3 +278,51 @@ def test_what_a_data_set_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert source[lines["parsed"] - 1] == "@functools.cache"
     Frames.load.cache_clear()
     parsed.cache_clear()
+
+
+def test_states_of_a_model_that_are_kept() -> None:
+    """``copy.deepcopy(model.state_dict())`` is an ordered dictionary."""
+    model = torch.nn.Linear(4, 2)
+
+    def loop() -> Loop:
+        snapshots: list[Any] = []
+        while True:
+            snapshots.append((0.5, copy.deepcopy(model.state_dict())))
+            yield sys._getframe()
+
+    kept = looked(loop)["snapshots"]
+    assert (kept.holds, kept.item_bytes) == ("tensors", 40)
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+
+
+class State:
+    def __init__(self) -> None:
+        self.meters = {"loss": Meter(), "accuracy": Meter()}
+
+
+def test_what_an_object_in_a_small_dictionary_keeps() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def loop() -> Loop:
+        state = State()
+        while True:
+            state.meters["loss"].values.append((weight * 2).sum())
+            yield sys._getframe()
+
+    assert looked(loop)["state.meters['loss'].values"].holds == "graphs"
+
+
+def test_handlers_of_a_logger_that_each_step_adds() -> None:
+    def loop() -> Loop:
+        logger = logging.getLogger("test_variables")
+        while True:
+            logger.addHandler(logging.NullHandler())  # that line
+            yield sys._getframe()
+
+    grown = looked(loop)["logger.handlers"]
+    first = inspect.getsourcelines(test_handlers_of_a_logger_that_each_step_adds)[1]
+    assert grown.place.endswith(f"test_variables.py:{first + 4}")

@@ -142,6 +142,20 @@ def test_the_line_that_a_worker_ended_at_is_named() -> None:
     assert str(judge(told).findings[0].place) == "/home/me/data.py:11"
 
 
+def test_the_line_at_which_a_batch_does_not_come_is_named() -> None:
+    without = failed(f"{FRAME}RuntimeError: DataLoader timed out after 5 seconds")
+    stack = (
+        "Thread 0x0000000000000000 (most recent call first):\n"
+        '  File "/home/me/train.py", line 11 in __getitem__\n'
+    )
+    (rank,) = without.ranks
+    events = (Event(20.0, "worker_hangs", 200, text=stack), *rank.events)
+    told = dataclasses.replace(without, ranks=(dataclasses.replace(rank, events=events),))
+    assert judge(without).findings[0].place is None
+    assert str(judge(told).findings[0].place) == "/home/me/train.py:11"
+    assert judge(told).findings[0].kind == "timeout"
+
+
 @pytest.mark.parametrize("code", [-9, 137, -15, -2, 130, -6, 3, 1, None])
 def test_what_somebody_sends_is_not_explained(code: int | None) -> None:
     assert not judge(run(header={"ending": "failed", "exit_code": code})).findings

@@ -187,6 +187,15 @@ def test_threads_of_workers_that_hardly_run_take_no_turns() -> None:
     assert "thread_oversubscription" not in found
 
 
+def test_a_worker_that_makes_and_sends_batches_has_no_threads_too_many() -> None:
+    """Its second thread sends what the first has made; OpenBLAS' pool is there and sleeps."""
+    header = {"worker_threads": {"openblas": 8}, "threads": {"torch": 8}}
+    for of_two, is_told in ((1.3, False), (6.0, True)):
+        workers = PRESSED | {"cpu_cores": 0.9 * of_two, "hottest_thread": 0.9}
+        found = kinds(judge(run(**HUNGRY, header=header, machine=CROWD, processes=workers)))
+        assert ("thread_oversubscription" in found) == is_told
+
+
 def test_threads_of_several_ranks() -> None:
     one = run(
         **HUNGRY,

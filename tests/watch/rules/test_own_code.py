@@ -21,7 +21,7 @@ from trainfit.results.runs.watched import (
 )
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
-from trainfit.watch.rules.code_lines import costliest
+from trainfit.watch.rules.code_lines import costliest, has_own_threads, waits_for
 
 SAVES = CodeLine("save.py:9", 30, ("train.py:20",), "np.savez", "zipfile.write", "disk")
 LOGS = CodeLine("train.py:22", 4, (), "print", "print")
@@ -137,6 +137,23 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
     assert habit is not None and "pandas" in habit.what
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("np.load", "numpy.lib._npyio_impl.load"), "reads a whole file"),
+        (("self.db.execute",), "asks a database"),
+        (("re.sub", "re._compile"), "makes tokens"),
+        (("PATTERN.findall",), "makes tokens"),
+        (("self.cache[]", "multiprocessing.connection._recv"), "from another process"),
+        (("ThreadPoolExecutor", "threading.wait"), "threads or processes"),
+        (("torch.compile",), "prepares for each sample"),
+    ],
+)
+def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
+    habit = habit_of_samples(names)
+    assert habit is not None and words in habit.what
+
+
 def looped(loop: ElementLoop = LOOP, **columns: float) -> WatchResult:
     return judge(run_on_cpu(header={"element_loops": (loop,)}, **columns))
 
@@ -173,6 +190,8 @@ def test_little_of_it_is_nothing() -> None:
         (("__main__.boundary_loss", "pow"), "", True, "whole tensors"),
         (("augment", "data.augment"), "", True, "data set"),
         (("time.sleep", "time.sleep"), "sleep", True, "remove the sleep"),
+        (("torch.jit.trace", "torch.jit._trace.trace"), "", False, "once, before the loop"),
+        (("inspect.stack", "inspect.findsource"), "", True, "_getframe"),
     ],
 )
 def test_what_to_do_instead(names: tuple[str, ...], waits: str, loader: bool, words: str) -> None:
@@ -250,3 +269,40 @@ def test_a_python_thread_next_to_the_training_takes_the_interpreters_lock() -> N
 )
 def test_a_thread_that_takes_nothing_is_not_blamed(healthy: RunRecord) -> None:
     assert "python_thread" not in kinds(judge(healthy))
+
+
+def test_a_pool_within_a_worker_is_neither_a_lock_nor_a_librarys_threads() -> None:
+    pool = (("pool.map", "waiter.acquire"), ("ThreadPoolExecutor", "lock.acquire"))
+    waits = [CodeLine("data.py:24", 40, (), *each, "lock") for each in pool]
+    looks = StackLooks(100, (*waits, CodeLine("data.py:24", 2, (), "list", "self.wait", "lock")))
+    assert waits_for(looks)[0] == "" and has_own_threads(looks)
+    found = costliest(looks)
+    assert found is not None
+    habit = habit_of_samples(found.names)
+    assert habit is not None and "threads or processes" in habit.what
+    held = StackLooks(100, (CodeLine("data.py:9", 40, (), "LOCK.acquire", "LOCK.acquire", "lock"),))
+    assert waits_for(held)[0] == "lock" and not has_own_threads(held)
+
+
+def test_a_line_that_several_lines_of_the_loop_call_is_named_once() -> None:
+    """A helper that logs, called twice in a step."""
+    parts = [
+        CodeLine("log.py:9", 20, (caller,), "inspect.stack", "os.stat")
+        for caller in ("train.py:16", "train.py:18")
+    ]
+    line = costliest(StackLooks(80, (*parts, CodeLine("train.py:24", 22, (), "torch.randn"))))
+    assert line is not None and (str(line), line.count) == ("log.py:9", 40)
+    once = costliest(StackLooks(80, (parts[0], CodeLine("train.py:24", 22, (), "torch.randn"))))
+    assert once is not None and str(once) == "train.py:24"
+
+
+def test_lines_that_have_most_only_together_are_named_together() -> None:
+    """Half of all looks is what is asked for: 49 at one line are too few, 80 at three are not."""
+    lines = [
+        CodeLine(f"data.py:{line}", count, ("data.py:24",), "re.sub")
+        for line, count in ((14, 49), (13, 16), (15, 15))
+    ]
+    looks = StackLooks(100, (*lines, CodeLine("data.py:25", 20, (), "torch.tensor")))
+    together, alone = costliest(looks, 50), costliest(looks, 40)
+    assert together is not None and (str(together), together.count) == ("data.py:13-15", 80)
+    assert alone is not None and str(alone) == "data.py:14"

@@ -65,7 +65,9 @@ def _denormal_severity(facts: LearningFacts) -> Severity:
 
 
 def denormals(facts: LearningFacts) -> Iterator[Finding]:
-    if facts.denormal < _DENORMAL:
+    # Weight decay that has made them so says why.
+    is_told = any(each.kind == "weights_decayed" for each in facts.misuses)
+    if facts.denormal < _DENORMAL or is_told:
         return
     where = _DENORMAL_IN.get(facts.denormal_in, "the numbers")
     yield Finding(

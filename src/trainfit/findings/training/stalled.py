@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
-from trainfit.results.text import count
+from trainfit.results.text import count, percent
 
 
 def _to_nothing(found: Misuse) -> Finding:
@@ -123,6 +123,30 @@ def _without_slope(found: Misuse) -> Finding:
     )
 
 
+def _decayed(found: Misuse) -> Finding:
+    rate, decay, gone = found.told
+    taken = min(1.0, float(rate) * float(decay))
+    return Finding(
+        "weights_decayed",
+        "critical",
+        f"Weight decay has brought {percent(float(gone))} of the weights to 0: weight_decay="
+        f"{decay} at lr={rate} removes {percent(taken)} of each in every step",
+        (
+            Evidence("lr × weight_decay", f"{taken:.2g}"),
+            Evidence("weights below 1e-8, of a large tensor", float(gone)),
+        ),
+        "in each step the optimizer multiplies weights by 1 - lr × weight_decay, which gradients "
+        "cannot make up for; weights of next to nothing are denormal, too, and slow on a CPU",
+        (
+            Fix(
+                "a weight decay with which lr × weight_decay is 1e-6 to 1e-4: 0.01 to 0.1 for "
+                "AdamW, 1e-4 to 5e-4 for SGD"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
 def _times_rate(found: Misuse) -> Finding:
     factor, rate, largest = found.told
     return Finding(
@@ -188,6 +212,7 @@ STALLED: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "one_batch": _one_batch,
     "rate_times_rate": _times_rate,
     "gradients_zero": _without_slope,
+    "weights_decayed": _decayed,
     "units_alike": _alike,
     "units_dead": _dead,
 }

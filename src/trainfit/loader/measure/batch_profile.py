@@ -26,7 +26,7 @@ from typing import Any, Final
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import CostPart, LoaderSettings
-from trainfit.scripts.call_sites import NOTHING, Callee, called_in, callee, fetchers, stack_of
+from trainfit.scripts.call_sites import NOTHING, Callee, called_in, called_now, calls_of, fetchers
 from trainfit.scripts.cost_rules import StackFrame, judge
 
 #: Between two looks, in seconds, on average; drawn from half to one and a half of it, so that
@@ -220,26 +220,27 @@ class Watcher:
 
     def _look(self) -> _Frames:
         """The stack as far as the fetcher; empty where it is not below one."""
-        stack = stack_of(self._target)
-        fetching = (at for at, (_, (code, _)) in enumerate(stack) if id(code) in self._fetchers)
+        stack = calls_of(self._target)
+        fetching = (at for at, (code, _, _) in enumerate(stack) if id(code) in self._fetchers)
         outermost = next(fetching, None)
         if outermost is None:
             return ()
         kept = [*stack[: min(outermost, _DEEPEST)], stack[outermost]]
-        for frame, (code, _) in kept:
+        for code, _, names in kept:
             if id(code) not in self._codes:
-                self._codes[id(code)] = code, str(frame.f_globals.get("__name__", ""))
-        frames = tuple((id(code), lasti) for _, (code, lasti) in kept)
+                self._codes[id(code)] = code, str(names.get("__name__", ""))
+        frames = tuple((id(code), lasti) for code, lasti, _ in kept)
         if frames[0] not in self._callees:
-            self._remember(stack[0][0], frames[0])
+            self._remember(*stack[0][:2])
         return frames
 
-    def _remember(self, innermost: types.FrameType, place: tuple[int, int]) -> None:
-        """What the innermost frame calls at a place of the source; asked until it is known."""
-        called = callee(innermost, place[1])
-        # A frame that went on meanwhile may have lost the variable that would tell.
-        if called is not NOTHING or innermost.f_lasti == place[1]:
-            self._callees[place] = called
+    def _remember(self, code: types.CodeType, lasti: int) -> None:
+        """What the innermost frame calls at a place of the source; asked until it is known: one
+        that went on meanwhile may have lost the variable that would tell."""
+        called_in(code, lasti)  # what reads the source is not asked with a frame in hand
+        called = called_now(self._target, code, lasti)
+        if called is not None:
+            self._callees[id(code), lasti] = called
 
     def _weighed(self, frames: _Frames, seconds: float) -> StackSample:
         places: list[StackFrame] = []

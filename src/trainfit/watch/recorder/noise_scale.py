@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from trainfit.batch.noise_scale import NoiseScale
 from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.simgpu.patching import LocalHook
-from trainfit.torch_private.modules import is_compiled
+from trainfit.torch_private.modules import forward_hooks_of, is_compiled
 
 
 class WatchedNoiseScale:
@@ -65,6 +67,26 @@ class WatchedNoiseScale:
             )
         self._noise.scaler = self.scaler
         self._noise.samples(samples)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """The model has no hook of ours meanwhile: a file that it is written to has none."""
+        model = None if self._largest is None else self._largest()
+        taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        for module in () if model is None or self._handle is None else model.modules():
+            hooks = forward_hooks_of(module)
+            ours = {n for each in hooks for n, hook in each.items() if type(hook) is LocalHook}
+            for each in hooks if ours else ():
+                taken.append((each, {**each}))
+                for number in ours:
+                    each.pop(number, None)
+        try:
+            yield
+        finally:
+            for hooks_now, before in taken:
+                added = {n: hook for n, hook in hooks_now.items() if n not in before}
+                hooks_now.clear()
+                hooks_now.update(before | added)  # in their order
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -51,7 +51,7 @@ from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.cuda_hooks import MemoryHistory
 from trainfit.watch.recorder.first_batches import compared
 from trainfit.watch.recorder.gpu_step import CudaDevice, Device
-from trainfit.watch.recorder.guard import FlopCount
+from trainfit.watch.recorder.guard import FlopCount, careful, in_place_of
 from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
@@ -168,6 +168,8 @@ class Recorder:
             training_hooks.install_saving(self, self._patches, loaders.watch_torchdata),
             learning_hooks.install(lambda: self._learning, self._patches),
         ]
+        if self.place.measures_noise:
+            self._patches.hook(torch, "save", self._without_noise)
         collective_hooks.install(self, self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)
@@ -206,6 +208,17 @@ class Recorder:
             why_not = f"{type(error).__name__}: {error}"
         if why_not:
             self.note(f"noise scale not measured: {why_not}"[:300])
+
+    def _without_noise(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(save)
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                if self._noise is not None:
+                    with careful(self, "torch.save"):
+                        stack.enter_context(self._noise.aside())
+                return save(*args, **kwargs)
+
+        return saved
 
     def scaled_by(self, scaler: Any) -> None:
         """See :class:`patches.guard.Host`."""
@@ -430,6 +443,8 @@ class Recorder:
         if self._files is not None:
             for stack in worker_hooks.deaths(self._files.stem):
                 self.event("worker_stack", text=stack[:_LONGEST_TRACEBACK])
+            for stack in worker_hooks.hanging(self._files.stem):
+                self.event("worker_hangs", text=stack[:_LONGEST_TRACEBACK])
         self.event("exception", text=traceback[-_LONGEST_TRACEBACK:])
 
     @property

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any, Final, NoReturn, Protocol
 
 import torch
@@ -29,7 +30,7 @@ import torch
 from trainfit.results.files.decoding import DecodingError, as_json, decode
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import GrowingVariable, StackLooks
-from trainfit.scripts.call_sites import NOTHING, called_in, callee, fetchers, stack_of
+from trainfit.scripts.call_sites import NOTHING, Callee, called_in, called_now, calls_of, fetchers
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
 from trainfit.simgpu.patching import PatchSet
@@ -102,27 +103,36 @@ class CostShares:
     def __init__(self, known: frozenset[int]) -> None:
         self._fetchers = known
         self._seconds = dict.fromkeys((*_KINDS, "other"), 0.0)
+        self._callees: dict[tuple[CodeType, int], Callee] = {}
 
     def look(self, thread: int) -> None:
-        stack = stack_of(thread)
-        inside = next(
-            (n for n, (_, (code, _)) in enumerate(stack) if id(code) in self._fetchers), 0
-        )
+        stack = calls_of(thread)
+        inside = next((n for n, (code, _, _) in enumerate(stack) if id(code) in self._fetchers), 0)
         if not inside:
             return
-        frames = stack[: min(inside, _DEEPEST)]
+        calls = stack[: min(inside, _DEEPEST)]
         places = []
-        inner = callee(frames[0][0], frames[0][1][1])
+        inner = self._called(thread, *calls[0][:2])
         if inner is not NOTHING:
             places.append(StackFrame(inner.module, inner.name, mapped=inner.mapped))
-        for frame, (code, lasti) in frames:
-            name = str(frame.f_globals.get("__name__", ""))
+        for code, lasti, names in calls:
+            name = str(names.get("__name__", ""))
             if not name.startswith("trainfit."):
                 places.append(StackFrame(name, code.co_qualname, called_in(code, lasti)))
         kind = judge(places).kind if places else None
         for each in self._seconds:
             self._seconds[each] *= _KEPT
         self._seconds[kind if kind in _KINDS else "other"] += 1.0
+
+    def _called(self, thread: int, code: CodeType, lasti: int) -> Callee:
+        """What is called at a place; asked until it is known."""
+        place = code, lasti
+        if place not in self._callees:
+            called_in(code, lasti)  # what reads the source is not asked with a frame in hand
+            if (found := called_now(thread, code, lasti)) is None:
+                return NOTHING
+            self._callees[place] = found
+        return self._callees[place]
 
     def shares(self) -> tuple[float, ...]:
         """Of reading, decoding and transforms; NaN after too few looks."""
@@ -206,7 +216,16 @@ class WorkerDeath:
 
 def deaths(stem: Path) -> Iterator[str]:
     """The stacks that workers of a rank have ended in."""
-    for path in sorted(stem.parent.glob(f"{stem.name}.died.*")):
+    yield from _texts(stem, "died")
+
+
+def hanging(stem: Path) -> Iterator[str]:
+    """The stacks that workers of a rank hang in."""
+    yield from _texts(stem, "stack")
+
+
+def _texts(stem: Path, kind: str) -> Iterator[str]:
+    for path in sorted(stem.parent.glob(f"{stem.name}.{kind}.*")):
         with contextlib.suppress(OSError):
             if text := path.read_text(encoding="utf-8", errors="replace"):
                 yield text
@@ -261,7 +280,7 @@ class FetchCode:
         self._counts.count(made)
         length = now - began
         if not collating and length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
-            index = fetched_index(stack)
+            index = fetched_index(thread, stack)
             if index and (index in self._slow or len(self._slow) < _MOST_SLOW):
                 self._slow[index] = self._slow.get(index, 0.0) + _LOOK_S
         if not self._hangs and length > max(_HANGS_S, _TIMES_LONGEST * self._longest):

@@ -25,18 +25,34 @@ def waits_for(looks: StackLooks) -> tuple[WaitsFor, float, CodeLine | None]:
         return "", 0.0, None
     counts: Counter[WaitsFor] = Counter()
     for line in looks.lines:
-        counts[line.waits_for] += line.count
+        counts["" if _is_for_threads(line) else line.waits_for] += line.count
     # Whoever holds a lock computes, reads or sleeps: the others' wait is what limits.
     if counts["lock"] >= _LOCKED * looks.looks:
         kind: WaitsFor = "lock"
     else:
-        waits: list[WaitsFor] = ["sleep", "network", "disk", "lock"]
+        waits: list[WaitsFor] = ["sleep", "network", "disk"]
         kind = max(waits, key=lambda each: counts[each])
     share = counts[kind] / looks.looks
     if share < thresholds.CRITICAL_SHARE and kind != "lock":
         return "", 0.0, None
-    lines = [each for each in looks.lines if each.waits_for == kind]
+    lines = [e for e in looks.lines if e.waits_for == kind and not _is_for_threads(e)]
     return kind, share, max(lines, key=lambda each: each.count, default=None)
+
+
+#: Where a thread waits for others of its own process, and not for a lock that another one holds.
+_FOR_THREADS: Final = re.compile(r"\bwaiter\.acquire$|tstate_lock|[Pp]ool\b|Pool\w*$|Executor$")
+
+
+def _is_for_threads(line: CodeLine) -> bool:
+    if line.waits_for != "lock":
+        return False
+    return any(_FOR_THREADS.search(each) for each in (line.inner, line.calls))
+
+
+def has_own_threads(looks: StackLooks) -> bool:
+    """Do the data set's own threads (a pool) make the samples that batches are of?"""
+    waits = sum(each.count for each in looks.lines if _is_for_threads(each))
+    return looks.looks >= LEAST_LOOKS and waits >= _LOCKED * looks.looks
 
 
 # ---
@@ -89,9 +105,10 @@ class CostlyLine:
         return str(self.place) if first == last else f"{self.place.file}:{first}-{last}"
 
 
-def costliest(looks: StackLooks) -> CostlyLine | None:
+def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
     """The line with the most looks: from the training loop inwards, as long as one line has most
-    of them, or few lines of the function that it calls; ``None``: none of the script was found."""
+    of them (and ``least``), or few lines of the function that it calls; ``None``: none of the
+    script was found."""
     within: Sequence[CodeLine] = [e for e in looks.lines if e.place and not _is_of_model(e)]
     found, depth = None, 0
     while within:
@@ -102,7 +119,8 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
         if not counts:
             break
         place, count = counts.most_common(1)[0]
-        if found is None or count >= _MOSTLY * found.count:
+        is_enough = found is None or count >= least or found.count < least
+        if found is None or (is_enough and count >= _MOSTLY * found.count):
             within = [each for each in within if _at(each, depth) == place]
             found = CostlyLine(place, count, tuple(within), (place.line, place.line))
             depth += 1
@@ -114,7 +132,27 @@ def costliest(looks: StackLooks) -> CostlyLine | None:
             calls = tuple(each for each in within if _at(each, depth) in own)
             found = CostlyLine(place, sum(own.values()), calls, lines)
         break
-    return found
+    return _from_several(looks, found)
+
+
+#: By how much more looks found a line that several lines of the loop call, for it to be named.
+_MORE: Final = 1.25
+
+
+def _from_several(looks: StackLooks, found: CostlyLine | None) -> CostlyLine | None:
+    """A line that is reached from more than one line of the training loop, where it has most."""
+    counts: Counter[Place] = Counter()
+    lines = [e for e in looks.lines if e.place and e.callers and not _is_of_model(e)]
+    for each in lines:
+        if (place := Place.parse(each.place)) is not None:
+            counts[place] += each.count
+    if found is None or not counts:
+        return found
+    place, count = counts.most_common(1)[0]
+    if count < _MORE * found.count:
+        return found
+    calls = tuple(each for each in lines if Place.parse(each.place) == place)
+    return CostlyLine(place, count, calls, (place.line, place.line))
 
 
 def place_of_most(looks: StackLooks) -> Place | None:

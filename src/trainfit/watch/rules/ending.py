@@ -23,8 +23,13 @@ from trainfit.watch.view import RankView, RunView
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 #: The kernel killed for want of memory, as the header's note says with the number.
 _KILLED: Final = FailureContext(oom_kills=OomKills(machine=1))
-#: Ends of workers that the training process sees nothing of but an exit code.
-_OF_WORKERS: Final = ("worker_exited", "worker_crashed")
+#: Ends of workers that the training process sees nothing of but an exit code,
+#: and of one that hangs; what tells the stack that it was in.
+_OF_WORKERS: Final = {
+    "worker_exited": "worker_stack",
+    "worker_crashed": "worker_stack",
+    "timeout": "worker_hangs",
+}
 #: Ends that need no explanation.
 _MEANT: Final = ("KeyboardInterrupt", "SystemExit")
 
@@ -36,8 +41,8 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
         if found is not None:
             step = event.step
             at = (Evidence("in step", float(step)),) if step > 0 else ()
-            if found.place is None and found.kind in _OF_WORKERS:
-                found = dataclasses.replace(found, place=_died_at(rank))
+            if found.place is None and (told := _OF_WORKERS.get(found.kind)):
+                found = dataclasses.replace(found, place=_line_of_worker(rank, told))
             yield dataclasses.replace(found, evidence=at, rank=rank.rank, last_step=step)
             return
     for rank in run.ranks:
@@ -53,9 +58,9 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
         yield dataclasses.replace(of_own_error(failure), evidence=at, last_step=own[1].step)
 
 
-def _died_at(rank: RankView) -> Place | None:
-    """The line that a worker ended at, by its last stack."""
-    told = [each.text for each in rank.record.events if each.kind == "worker_stack"]
+def _line_of_worker(rank: RankView, kind: str) -> Place | None:
+    """The line that a worker ended or hung at, by its last stack."""
+    told = [each.text for each in rank.record.events if each.kind == kind]
     frame = next((stack.where for text in told for stack in parse_stacks(text)), None)
     return None if frame is None else frame.place
 

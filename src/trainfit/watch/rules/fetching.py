@@ -351,8 +351,9 @@ class Fetching:
     def slow_line(self) -> CostlyLine | None:
         """The script's line that most of a batch's time goes to; ``None``: no few lines have it."""
         looks = self.rank.header.fetch_code
-        line = costliest(looks) if looks.looks >= code_lines.LEAST_LOOKS else None
-        return line if line is not None and line.count >= _MOSTLY_SLOW * looks.looks else None
+        least = _MOSTLY_SLOW * looks.looks
+        line = costliest(looks, least) if looks.looks >= code_lines.LEAST_LOOKS else None
+        return line if line is not None and line.count >= least else None
 
     @functools.cached_property
     def habit(self) -> Habit | None:

@@ -16,6 +16,7 @@ from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import copies, main_thread, training
+from trainfit.watch.rules.code_lines import has_own_threads
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
@@ -336,6 +337,9 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         return
     in_workers = workers > 0 and of_worker > 1 and checks.are_workers_the_crowd(rank)
     in_workers = in_workers and not (main_alone and at_work[0] > at_work[1])
+    own = _OF_A_WORKER * ranks * workers if in_workers else 0.0
+    if in_workers and (0 < at_work[1] <= own or has_own_threads(rank.header.fetch_code)):
+        return  # they are no library's: `input_bound` names the line
     if not in_workers and (of_main <= 1 or not (main_alone or _main_has_threads(rank))):
         return  # too many processes, which too_many_workers says
     threads = header.worker_threads if in_workers else header.threads
@@ -355,9 +359,7 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
     settings, line = _settings(many, value), _line(many, value, in_workers)
-    # What is lost is theirs only where they were seen at work. A worker has two threads that are
-    # not a library's: one makes batches, one sends them.
-    own = _OF_A_WORKER * ranks * workers if in_workers else 0
+    # What is lost is theirs only where they were seen at work.
     share = _lost_to_threads(rank, in_workers) if at_work[in_workers] > own else None
     where = "each worker" if in_workers else "the main process"
     yield Finding(
@@ -375,7 +377,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-#: Threads of a worker without those of libraries, by CPU time over that of its busiest one.
+#: Threads of a worker without those of libraries, by CPU time over that of its busiest one: one
+#: makes batches, one sends them.
 _OF_A_WORKER: Final = 2.0
 
 

@@ -13,14 +13,14 @@ import inspect
 import linecache
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any, Final
 
 import torch
 
 from trainfit.results.runs.watched import ElementLoop
-from trainfit.scripts.call_sites import Seen
-from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.scripts.call_sites import Call, locals_in, undisturbed
+from trainfit.simgpu.device.user_location import is_library
 from trainfit.watch.recorder.job import short_place
 from trainfit.watch.recorder.looks.stacks import line_at
 
@@ -43,30 +43,32 @@ class ElementLoops:
         self._known: dict[tuple[CodeType, int], int] = {}
         self._tries: collections.Counter[tuple[CodeType, int]] = collections.Counter()
 
-    def look(self, stack: Sequence[Seen]) -> bool:
-        """At a stack, innermost first; was it in such a loop? No look where no module is called."""
-        modules = [n for n, each in enumerate(stack) if each[1][0].co_filename.endswith(_MODULES)]
+    def look(self, thread: int, stack: Sequence[Call]) -> bool:
+        """At a thread's stack, innermost first; was it in such a loop? No look where no module is
+        called."""
+        modules = [n for n, each in enumerate(stack) if each[0].co_filename.endswith(_MODULES)]
         if not modules:
             return False
         self.looks += 1
         # From the outermost module inwards: what a loop calls is the loop's.
-        for frame, (code, lasti) in reversed(stack[: modules[-1]]):
+        for code, lasti, _ in reversed(stack[: modules[-1]]):
             if is_library(code.co_filename):
                 continue
             loop = loop_at(code, line_at(code, lasti))
-            if loop is not None and (rounds := self._rounds_of(frame, code, loop)):
+            if loop is not None and (rounds := self._rounds_of(thread, code, loop)):
                 key = short_place(f"{code.co_filename}:{loop.line}"), loop.over
                 self._found[key] += 1
                 self._rounds[key] = max(rounds, self._rounds.get(key, 0))
                 return True
         return False
 
-    def _rounds_of(self, frame: FrameType, code: CodeType, loop: Loop) -> int:
+    def _rounds_of(self, thread: int, code: CodeType, loop: Loop) -> int:
         """How often a loop goes round; 0: it is not known to go over a tensor's elements."""
         key = code, loop.line
         if key not in self._known and self._tries[key] < _TRIES:
             self._tries[key] += 1
-            rounds = rounds_of(loop, locals_of(frame))
+            with undisturbed():
+                rounds = rounds_of(loop, locals_in(thread, code))
             if rounds >= _LEAST_ROUNDS:
                 self._known[key] = rounds
         return self._known.get(key, 0)

@@ -126,6 +126,7 @@ class MainThreadLooks:
             while not self._stop.wait(self._pause()):
                 with at_any_line(self._draw / 0x7FFFFFFF):
                     self.look(time.monotonic())
+                self.look_around(time.monotonic())
 
     def _pause(self) -> float:
         """From half to one and a half times the usual one, so that nothing regular is missed."""
@@ -138,6 +139,12 @@ class MainThreadLooks:
         """One look, at ``now`` (seconds of ``time.monotonic()``)."""
         self._look_for_code(now)
         self._look_for_growth(now)
+
+    def look_around(self, now: float) -> None:
+        """At what reads files, and needs no moment of its own."""
+        training = self._training
+        if self._looks and training.thread is not None:
+            self.threads.look(training.thread, now)
         self._look_for_standstill(now)
 
     # -- code ----------------------------------------------------------------------------------
@@ -149,7 +156,6 @@ class MainThreadLooks:
         self._stepped_at = self._stepped_at or now
         if training.count < _LEAST_STEPS and now - self._stepped_at < _LEAST_S:
             return
-        self.threads.look(training.thread, now)
         self._looks += 1
         self.other.looks += 1
         self.sampler.looks += 1
@@ -158,7 +164,7 @@ class MainThreadLooks:
         if training.light or current in (ph.OTHER, ph.INPUT):
             self._look_at_stack(training.thread)
         elif current == ph.FORWARD:
-            self._found += self.loops.look(users_stack(training.thread))
+            self._found += self.loops.look(training.thread, users_stack(training.thread))
         elif (waits := self.waits.get(current)) is not None and (
             stack := users_stack(training.thread)
         ):
@@ -172,7 +178,7 @@ class MainThreadLooks:
     def _look_at_stack(self, thread: int) -> None:
         if is_busy_elsewhere(thread):
             if self._training.light:
-                self._found += self.loops.look(users_stack(thread))
+                self._found += self.loops.look(thread, users_stack(thread))
             return
         stack = users_stack(thread)
         made = in_fetch(stack)

@@ -54,7 +54,7 @@ class OtherThreadLooks:
             if before is None or used - before[0] < _COMPUTES * (now - before[1]):
                 continue
             stack = users_stack(each.ident)
-            if not stack or any(_OF_TORCH in code.co_filename for _, (code, _) in stack):
+            if not stack or any(_OF_TORCH in code.co_filename for code, _, _ in stack):
                 continue
             self._cpu_s[each.native_id] = self._cpu_s.get(each.native_id, 0.0) + used - before[0]
             self._counts.count(stack)

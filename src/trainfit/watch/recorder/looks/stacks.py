@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Final
 
 from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
-from trainfit.scripts.call_sites import Seen, called_in, stack_of
+from trainfit.scripts.call_sites import STILL_S, Call, called_in, calls_of, locals_in, undisturbed
 from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.data_loading import NEXT_INDEX
 from trainfit.watch.recorder.job import short_place
@@ -72,10 +72,10 @@ class StackCounts:
         self.looks = 0
         self._lines: collections.Counter[_Key] = collections.Counter()
 
-    def count(self, stack: Sequence[Seen], loop: frozenset[CodeType] = _NO_CODE) -> None:
+    def count(self, stack: Sequence[Call], loop: frozenset[CodeType] = _NO_CODE) -> None:
         """A look at a stack, innermost first. Where no frame is the script's, its line has no
         place. ``loop`` are functions of the training loop: what called them is the same always."""
-        inmost = next((n for n, each in enumerate(stack) if each[1][0] in loop), len(stack))
+        inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
         self._lines[_line(stack[: inmost + 1])] += 1
 
     def summary(self) -> StackLooks:
@@ -122,13 +122,15 @@ def at_any_line(share: float) -> Iterator[None]:
 
     A thread that waits for the interpreter's lock gets it where another gives it away by itself, as
     operators of PyTorch do, or after 5 ms: of a training that calls one more often than that it
-    would never see the Python between them.
+    would never see the Python between them. Then nobody takes it from us (:func:`undisturbed`).
     """
     usual = sys.getswitchinterval()
     sys.setswitchinterval(_AT_ONCE_S)
     ours = sys.getswitchinterval()
     try:
         time.sleep(share * _MOMENT_S)
+        sys.setswitchinterval(STILL_S)  # at once: the thread waits already
+        ours = sys.getswitchinterval()
         yield
     finally:
         if sys.getswitchinterval() == ours:
@@ -142,9 +144,8 @@ _kinds: dict[CodeType, int] = {}
 def is_busy_elsewhere(thread: int) -> bool:
     """Is a thread in what PyTorch does in a step, and makes no batch? A few microseconds, so that
     only a stack that tells something is taken."""
-    frame, left, found = sys._current_frames().get(thread), _DEEPEST, 0
-    while frame is not None and left:
-        code = frame.f_code
+    found = 0
+    for code, _, _ in calls_of(thread)[:_DEEPEST]:
         kind = _kinds.get(code)
         if kind is None:
             name = code.co_filename
@@ -153,24 +154,23 @@ def is_busy_elsewhere(thread: int) -> bool:
         if kind == 1:
             return False
         found |= kind
-        frame, left = frame.f_back, left - 1
     return found == 2
 
 
-def users_stack(thread: int) -> list[Seen]:
+def users_stack(thread: int) -> list[Call]:
     """The calls that a thread is in, the innermost first, without those of our hooks; none while it
     is in one of these."""
-    found = stack_of(thread)[:_DEEPEST]
+    found = calls_of(thread)[:_DEEPEST]
     if found and _is_ours(found[0]):
         return []  # what a hook costs is no line's of the script
     return [each for each in found if not _is_ours(each)]
 
 
-def _is_ours(seen: Seen) -> bool:
-    return any(each in _file(seen) for each in _OURS)
+def _is_ours(call: Call) -> bool:
+    return any(each in _file(call) for each in _OURS)
 
 
-def in_fetch(stack: Sequence[Seen]) -> Sequence[Seen] | None:
+def in_fetch(stack: Sequence[Call]) -> Sequence[Call] | None:
     """The part of a stack within the making of a batch; ``None``: it makes none."""
     for number, each in enumerate(stack):
         if _file(each).endswith(_FETCH):
@@ -178,9 +178,9 @@ def in_fetch(stack: Sequence[Seen]) -> Sequence[Seen] | None:
     return None
 
 
-def in_sampler(stack: Sequence[Seen]) -> Sequence[Seen] | None:
+def in_sampler(stack: Sequence[Call]) -> Sequence[Call] | None:
     """The part of a stack within the choice of a batch's indices; ``None``: none are chosen."""
-    names = (each[1][0].co_name for each in stack)
+    names = (code.co_name for code, _, _ in stack)
     inside = next((n for n, name in enumerate(names) if name == NEXT_INDEX.name), None)
     return None if inside is None else stack[:inside]
 
@@ -195,25 +195,27 @@ def code_below(frame: FrameType | None) -> frozenset[CodeType]:
     return frozenset(found)
 
 
-def is_in_phase(stack: Sequence[Seen]) -> bool:
+def is_in_phase(stack: Sequence[Call]) -> bool:
     """Is the thread in what PyTorch does in a step: a module, a backward pass, an optimizer, a
     DataLoader, a checkpoint?"""
     return any(_file(each).endswith(_PHASES) for each in stack)
 
 
-def fetched_index(stack: Sequence[Seen]) -> str:
-    """The index of the sample that a thread makes; empty: it is not told."""
-    for number, each in enumerate(stack):
-        if _file(each).endswith(_FETCH) and number:
-            index = each[0].f_locals.get("idx")
-            return str(index) if isinstance(index, int) else ""
-    return ""
+def fetched_index(thread: int, stack: Sequence[Call]) -> str:
+    """The index of the sample that a thread makes, which was in these calls; empty: it is not
+    told."""
+    code = next((each[0] for each in stack[1:] if _file(each).endswith(_FETCH)), None)
+    if code is None:
+        return ""
+    with undisturbed():
+        index = locals_in(thread, code).get("idx")
+        return str(index) if isinstance(index, int) else ""
 
 
-def stack_text(stack: Sequence[Seen]) -> str:
+def stack_text(stack: Sequence[Call]) -> str:
     """As :mod:`faulthandler` writes it."""
     lines = ["Thread 0x0000000000000000 (most recent call first):"]
-    for _, (code, lasti) in stack:
+    for code, lasti, _ in stack:
         lines.append(f'  File "{code.co_filename}", line {line_at(code, lasti)} in {code.co_name}')
     return "\n".join(lines)
 
@@ -224,11 +226,11 @@ def line_at(code: CodeType, lasti: int) -> int:
     return (place and place[0]) or code.co_firstlineno
 
 
-def _file(seen: Seen) -> str:
-    return seen[1][0].co_filename
+def _file(call: Call) -> str:
+    return call[0].co_filename
 
 
-def _line(stack: Sequence[Seen]) -> _Key:
+def _line(stack: Sequence[Call]) -> _Key:
     users = [n for n, each in enumerate(stack) if not is_library(_file(each))]
     if not users:
         calls = _name(stack[-1]) if stack else ""
@@ -236,7 +238,7 @@ def _line(stack: Sequence[Seen]) -> _Key:
     own = users[0]
     # Of many, those next to the training loop: a line is looked for from there inwards.
     callers = tuple(_place(stack[n]) for n in users[1:][-_MOST_CALLERS:])
-    code, lasti = stack[own][1]
+    code, lasti, _ = stack[own]
     number = line_at(code, lasti)
     calls = called_in(code, lasti)
     if not calls and own:
@@ -263,20 +265,20 @@ def _over(code: CodeType, number: int) -> str:
     return ""
 
 
-def _place(seen: Seen) -> str:
-    code, lasti = seen[1]
+def _place(call: Call) -> str:
+    code, lasti, _ = call
     return short_place(f"{code.co_filename}:{line_at(code, lasti)}")
 
 
-def _name(seen: Seen) -> str:
-    return f"{seen[0].f_globals.get('__name__', '')}.{seen[1][0].co_name}"
+def _name(call: Call) -> str:
+    return f"{call[2].get('__name__', '')}.{call[0].co_name}"
 
 
-def _innermost(stack: Sequence[Seen]) -> str:
+def _innermost(stack: Sequence[Call]) -> str:
     return next(iter(_names(stack)), "")
 
 
-def _waits_for(stack: Sequence[Seen], source: str) -> WaitsFor:
+def _waits_for(stack: Sequence[Call], source: str) -> WaitsFor:
     for name in _names(stack):
         for pattern, kind in _WAITS:
             if pattern.search(name):
@@ -284,8 +286,8 @@ def _waits_for(stack: Sequence[Seen], source: str) -> WaitsFor:
     return "lock" if len(stack) == 1 and _WITH_LOCK.match(source) else ""
 
 
-def _names(stack: Sequence[Seen]) -> Iterator[str]:
+def _names(stack: Sequence[Call]) -> Iterator[str]:
     """Of functions, the innermost first."""
-    if stack and (called := called_in(*stack[0][1])):
+    if stack and (called := called_in(*stack[0][:2])):
         yield called
     yield from map(_name, stack)

@@ -267,6 +267,8 @@ def _entries(name: str, value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     if len(value) <= _SMALL:
         for key, inner in _items(value):
             yield f"{name}[{key!r}]", inner
+            if type(inner) not in _SIZED and _is_of_script(type(inner)):
+                yield from _attributes(f"{name}[{key!r}]", inner)
 
 
 def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
@@ -340,7 +342,7 @@ def _held(value: Any) -> tuple[Holds, int]:
 
 
 def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:
-    if type(value) is dict:
+    if type(value) in _DICTIONARIES:
         value = list(value.values())
     if issubclass(type(value), list | tuple) and depth:
         for each in value[:_SMALL]:
@@ -359,6 +361,10 @@ def _runs(loop: frozenset[CodeType], file: str) -> frozenset[int]:
     return frozenset(line for code in codes for _, _, line in code.co_lines() if line)
 
 
+#: What a library's object keeps is added to by a method of another name.
+_REGISTERS: Final = {".handlers": r"\.addHandler\s*\(", "_hooks": r"\.register_\w*hook\s*\("}
+
+
 def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     """The first line that adds to it, one of the training loop before others; where none does, the
     first one of its function."""
@@ -370,6 +376,9 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
         rf"\b{name}\b[^=#]*?(?:\.(?:append|appendleft|extend|add|insert|update|setdefault)\s*\(|\+=)"
         rf"|\b{name}\b\s*=[^=].*\b(?:{name}|cycle)\b|\b{name}\b\s*\[.*\]\s*=[^=]"
     )
+    for ending, call in _REGISTERS.items():
+        if path.endswith(ending):
+            adds = re.compile(call)
     text = linecache.getlines(file)
     whole = range(1, len(text) + 1)
     # What an attribute gets is mostly added by a method of its object.
