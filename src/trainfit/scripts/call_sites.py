@@ -301,10 +301,9 @@ def _base(node: ast.expr) -> ast.AST | None:
 # The stack of a thread that makes samples, looked at from another thread.
 
 
-#: A call that a thread is in: its frame, and its code and instruction of one moment.
 #: A call: its code, the instruction, and the variables of its module.
 Call = tuple[types.CodeType, int, Mapping[str, Any]]
-#: Of a call that a thread is in: its frame as well.
+#: A call that a thread is in, by its frame, and the instruction.
 _Seen = tuple[types.FrameType, int]
 _CALL: Final = operator.attrgetter("f_code", "f_lasti", "f_globals")
 _PLACE: Final = operator.attrgetter("f_lasti")

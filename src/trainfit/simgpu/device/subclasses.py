@@ -247,7 +247,7 @@ def replace_data(target: torch.Tensor, value: torch.Tensor) -> None:
 
     Between host and device the two objects swap what they are, since the type tells which.
     """
-    gradient = target.grad
+    gradient = target.grad if target.is_leaf else None
     if not isinstance(target, DeviceTensor) and isinstance(value, DeviceTensor):
         if _GRADIENTS.get(target) is not None:
             target.grad = None  # its class is as it was
