@@ -346,6 +346,19 @@ def test_the_precision_that_fully_shard_computes_in_is_seen(
     assert watch.seen().fsdp == ("bfloat16" if dtype is not None else "")
 
 
+def test_of_a_reduction_without_a_name_zeros_are_known(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in PyTorch 2.8; a rank that waits for others to join asks so how many are left."""
+    monkeypatch.setattr(private, "reduction_name", lambda boxed: "")
+    numbers = torch.zeros(2, device="cuda")
+    distributed.all_reduce(numbers)
+    assert numbers.tolist() == [0, 0]
+    numbers[0] = 2
+    distributed.all_reduce(numbers)
+    assert gpu.engine.values.read(numbers) is None
+
+
 def test_a_rank_whose_batches_are_over_is_told(gpu: Any) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device="cuda"))
     with (join := Join([model])):

@@ -76,7 +76,7 @@ def _unused_weights(found: Misuse) -> Finding:
     layers, nbytes = found.told
     return Finding(
         "weights_unused",
-        "warning",
+        "warning" if int(nbytes) >= _MUCH else "info",
         f"nn.MultiheadAttention gives its weights, which nobody uses: {size(int(nbytes))} in each "
         f"step ({count(int(layers), 'layer')}), several times over",
         (Evidence("weights of all heads", int(nbytes), "bytes"),),
