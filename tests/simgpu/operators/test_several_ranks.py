@@ -253,13 +253,14 @@ def test_parameters_of_fsdp_that_are_offloaded(gpu: Any) -> None:
         layers, cpu_offload=CPUOffload(offload_params=True), device_id=0,
         auto_wrap_policy=lambda module, recurse, **_: recurse or isinstance(module, nn.Linear),
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(2):
+    optimizer, kept = torch.optim.AdamW(model.parameters()), set()
+    for _ in range(3):
         model(torch.ones(4, 256, device="cuda")).sum().backward()
         assert {each.grad.device.type for each in model.parameters() if each.numel()} == {"cpu"}
         optimizer.step()
         optimizer.zero_grad()
-    assert torch.cuda.memory_allocated() == 2 * (32 << 20), "cuBLAS's workspace of two streams"
+        kept.add(torch.cuda.memory_allocated() - 2 * (32 << 20))
+    assert kept in ({0}, {1 << 20}), "cuBLAS's workspace of two streams, in 2.8 also cuBLASLt's"
 
 
 def test_spawned_ranks_run_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

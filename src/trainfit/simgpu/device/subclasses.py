@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
@@ -197,7 +197,7 @@ def _swap(target: torch.Tensor, made: torch.Tensor) -> None:
         if _has_graph(target):
             edge = torch.autograd.graph.get_gradient_edge(target)
             edge.node.register_prehook(_refusing(target))
-            _LEFT[target] = weakref.ref(made)
+            _LEFT[target] = TensorWeakRef(made)
     for name in ("__class__", "__dict__", *names):
         ours, theirs = getattr(target, name, _MISSING), getattr(made, name, _MISSING)
         for tensor, value in ((target, theirs), (made, ours)):
