@@ -457,7 +457,7 @@ def _built(
             *_findings(job, present),
             *of_habits(job.recording.makeup),
             *loops_on_gpu(job.recording),
-            *of_gpus(gpus, present.configuration.step_s),
+            *of_gpus(gpus, present.configuration.step_s, job.gpu.count, job.batch),
             *stages.findings(),
             *others_agree.findings,
             *_strays(job, present, others_agree),

@@ -16,6 +16,7 @@ from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers
 from trainfit.results.findings import FAILS_LATER
 from trainfit.results.runs.recording import Recording, RecordingHeader
+from trainfit.results.speed import GpuShare, GpusOfProcess
 from trainfit.simgpu import Simulation
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.speed.work import Work
@@ -66,3 +67,23 @@ def test_what_another_rank_puts_on_the_first_gpu() -> None:
     assert not gpus_of_process.strays(recorded("cuda:3", 0), 3, first, model, 1 << 30)
     cause, fails = gpus_of_process.strays(recorded("cuda:3", 8 << 10), 3, first, model, 1 << 30)
     assert cause.kind != fails.kind == FAILS_LATER and "on GPU 0" in fails.subject
+
+
+@pytest.mark.parametrize(
+    ("batch", "machine", "used", "idle"),
+    [
+        (6, 4, 3, True),  # 2, 2 and 2
+        (8, 4, 4, False),
+        (9, 8, 5, True),  # 2, 2, 2, 2 and 1
+        (64, 4, 2, False),  # device_ids=[0, 1]
+    ],
+)
+def test_gpus_for_which_a_batch_has_no_part(
+    batch: int, machine: int, used: int, idle: bool
+) -> None:
+    shares = tuple(GpuShare(gpu, 1 << 20, 1 << 30, 0.5) for gpu in range(used))
+    gpus = GpusOfProcess("PCIe", shares, (), replicated=True)
+    (finding,) = gpus_of_process.of_gpus(gpus, 0.1, machine, batch)
+    assert ("without work" in finding.title) is idle
+    if idle:
+        assert f"{machine - used} GPU" in finding.title and f"{used} parts of 2" in finding.cause

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -98,12 +99,15 @@ def _by_ddp(work: Work, machine: Machine, gpus: int) -> float | None:
 # -- what is to be said ----------------------------------------------------------------------------
 
 
-def of_gpus(gpus: GpusOfProcess | None, step_s: float | None) -> tuple[Finding, ...]:
-    """What is wrong with how a process uses its GPUs; ``step_s`` is what a step takes."""
+def of_gpus(
+    gpus: GpusOfProcess | None, step_s: float | None, machine: int, batch: int | None
+) -> tuple[Finding, ...]:
+    """What is wrong with how a process uses its GPUs; ``step_s`` is what a step of a ``batch``
+    takes, ``machine`` how many GPUs there are."""
     if gpus is None:
         return ()
     if gpus.replicated:
-        return (_data_parallel(gpus, step_s),)
+        return (_data_parallel(gpus, step_s, machine, batch),)
     known = [each.busy_share for each in gpus.shares if each.busy_share is not None]
     if len(known) < len(gpus.shares) or sum(known) > _TAKE_TURNS:
         return ()
@@ -121,7 +125,9 @@ def of_gpus(gpus: GpusOfProcess | None, step_s: float | None) -> tuple[Finding, 
     )
 
 
-def _data_parallel(gpus: GpusOfProcess, step_s: float | None) -> Finding:
+def _data_parallel(
+    gpus: GpusOfProcess, step_s: float | None, machine: int, batch: int | None
+) -> Finding:
     evidence, gain, cost = list(_evidence(gpus.shares, step_s)), None, ""
     passing, cause = sum(each.seconds for each in gpus.transfers), DATA_PARALLEL.cause
     if passing and step_s is not None:
@@ -134,10 +140,15 @@ def _data_parallel(gpus: GpusOfProcess, step_s: float | None) -> Finding:
         evidence.append(Evidence("a step with DistributedDataParallel, at most", words))
         cause += f"; a step with DistributedDataParallel needs {words} at most"
         cost = "each process reads its own part of the batch: divide --batch-size by the GPUs"
+    title, used = _title(gpus.shares), len(gpus.shares)
+    each = math.ceil((batch or 0) / machine)  # torch.chunk's parts, but for the last
+    if used < machine and batch and math.ceil(batch / each) == used:
+        title += f"; {count(machine - used, 'GPU')} of {machine} without work"
+        cause += f". {batch} samples make {used} parts of {each}: a multiple of {machine} fills all"
     return Finding(
         "data_parallel",
         "warning",
-        _title(gpus.shares),
+        title,
         tuple(evidence),
         cause,
         (Fix(DATA_PARALLEL.action, gain=gain, cost=cost),),
