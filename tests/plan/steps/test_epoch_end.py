@@ -477,7 +477,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 train = TensorDataset(torch.zeros(256, 8), torch.zeros(256, dtype=torch.long))
-model = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5)).cuda()
+model = nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 4)).cuda()
 opt = torch.optim.SGD(model.parameters())
 for epoch in range(9):
     for x, y in DataLoader(train, batch_size=8):
