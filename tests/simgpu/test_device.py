@@ -690,6 +690,18 @@ def test_data_come_back_for_the_backward_pass(sim: Simulation) -> None:
     assert weight.is_cuda and weight.grad is None
 
 
+def test_gradients_follow_a_model_to_the_host_and_copies_have_their_own(sim: Simulation) -> None:
+    layer = nn.Linear(4, 4).cuda()
+    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+    layer.cpu()
+    assert layer.weight.grad is not None and layer.weight.grad.device.type == "cpu"
+    assert type(layer.weight) is nn.Parameter
+    layer.cuda().weight.data = torch.ones(4, 4)  # its gradient stays behind
+    other = copy.deepcopy(layer.weight)
+    (2 * other).sum().backward()
+    assert other.grad is not None and other.grad.tolist() == [[2.0] * 4] * 4
+
+
 @pytest.mark.parametrize("location", [None, "cuda", "cuda:0", torch.device("cuda"), "cpu"])
 def test_checkpoints(sim: Simulation, location: Any) -> None:
     model = mlp().cuda()

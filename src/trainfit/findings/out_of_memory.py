@@ -110,8 +110,8 @@ _NO_GRAPH: Final = Fix(
     "torch.no_grad() around an evaluation; in training `.item()` or `.detach()` of a loss before "
     "it is added or appended"
 )
-#: What nobody means, whether it fits or not.
 HELD_OVER: Final = "held_over"
+#: What nobody means, whether it fits or not.
 MISTAKES: Final = (
     *("checkpoint_on_gpu", "one_checkpoint", "adapter_copies", "bucket_large", HELD_OVER),
 )

@@ -22,6 +22,8 @@ _LEAST_STEPS: Final = 64
 _LOOKS: Final = 5
 #: Where the node of a scaled loss is marked; it goes with the node.
 _SCALED: Final = "trainfit_scaled"
+#: Steps in a row of which a loss was not scaled.
+_LEAST_MIXED: Final = 2
 #: Steps without a use of a gradient's graph.
 _LEAST_UNUSED: Final = 2
 
@@ -148,7 +150,7 @@ class ScaledLosses:
         lines = [place for reached, place in self._plain if reached & own]
         is_mixed = self._is_scaled and unscaled and bool(lines) and not self._is_read
         self._times = self._times + 1 if is_mixed else 0
-        if self._times >= _LEAST_UNUSED:
+        if self._times >= _LEAST_MIXED:
             self.mixed = lines[0] or ""
         self._is_scaled, self._plain = False, []
 

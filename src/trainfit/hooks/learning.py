@@ -394,7 +394,7 @@ class LearningObserver:
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
             unchanged = not self._zeroed and self._passes == 0 == added
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
-            self.misuse.freezing.look(optimizer, self._names_of_all())
+            self.misuse.freezing.look(optimizer, self._names_of_all)
             if seen.zero_rates == 1 or len(seen.vanished) == 1:
                 seen.rate_at = self._rate_is_from(optimizer)
             if self._reads_values:
@@ -478,7 +478,7 @@ class LearningObserver:
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
             self._look_at_owners(seen)
             self._look_at_unused()
-        if seen is not None and seen.was_due:
+        if seen is not None and seen.was_due and self.misuse.freezing.unfrozen:
             used = {key for each in self._all for key in each.had}
             self.misuse.freezing.stepped(self._called(), used)
         if self._passes:

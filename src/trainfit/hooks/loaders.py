@@ -54,12 +54,8 @@ class Loaders:
         place = self._place()
         self._last = weakref.ref(loader), place
         sampler, data = getattr(loader, "sampler", None), getattr(loader, "dataset", None)
-        samples = length_of(data)
-        if type(sampler) is WeightedRandomSampler and samples is not None:
-            weights = len(sampler.weights)
-            if weights < samples:
-                at = self._made.get(sampler) or place
-                self._note("samples_never_drawn", weights, samples, place=at)
+        if (few := never_drawn(sampler, data, self._made.get(sampler) or place)) is not None:
+            self._found.setdefault(few.kind, few)
         self._look_at_workers(loader, data, place)
 
     def _look_at_workers(self, loader: Any, data: Any, place: str | None) -> None:
@@ -85,6 +81,16 @@ class Loaders:
         on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
         if on_gpu and self._last is not None:
             self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
+
+
+def never_drawn(sampler: Any, data: Any, place: str | None = None) -> Misuse | None:
+    """A sampler that has fewer weights than there are samples, as those of classes are."""
+    samples = length_of(data)
+    if type(sampler) is not WeightedRandomSampler or samples is None:
+        return None
+    weights = len(sampler.weights)
+    told = str(weights), str(samples)
+    return Misuse("samples_never_drawn", told, place) if weights < samples else None
 
 
 def _values(data: Any) -> Iterator[tuple[str, Any]]:

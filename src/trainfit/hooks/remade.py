@@ -138,10 +138,10 @@ def of_schedules(
 ) -> tuple[Misuse, ...]:
     """Schedules without the effect that they are meant to have, of optimizers that made steps;
     whether their functions may be asked (of a real run nothing is called)."""
-    found, steps = [], list(optimizers)
-    if (left := schedule_left_behind(schedules, steps)) is not None:
+    found, stepped = [], list(optimizers)
+    if (left := schedule_left_behind(schedules, stepped)) is not None:
         found.append(Misuse("schedule_left_behind", left[:2], left[2]))
-    if (factor := rate_as_factor(schedules if asks else (), steps)) is not None:
+    if (factor := rate_as_factor(schedules if asks else (), stepped)) is not None:
         told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
         found.append(Misuse("rate_times_rate", told, factor[2]))
     return tuple(found)

@@ -3,7 +3,7 @@ weights that are tied by their memory alone, parts that are frozen or unfrozen a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -142,7 +142,8 @@ class Freezing:
 
     def __init__(self) -> None:
         self._needing: set[int] | None = None
-        self._unfrozen: set[int] = set()
+        self.unfrozen: set[int] = set()
+        """Parameters that are frozen no more, until a step with them is over."""
         #: All that ever needed one: others may be given theirs by the script.
         self._once: set[int] = set()
         self._stale_looks = 0
@@ -160,7 +161,7 @@ class Freezing:
         self._once |= needing
         if before is None or before == needing:
             return False
-        self._unfrozen = needing - before
+        self.unfrozen = needing - before
         return True
 
     def first_pass(self, models: Iterable[Any]) -> None:
@@ -168,19 +169,18 @@ class Freezing:
         if self._needing is None:
             self.begins_pass(models)
 
-    def look(self, optimizer: Any, names: Names) -> None:
-        """At a step that an optimizer is about to make: it steps every tensor with a gradient."""
+    def look(self, optimizer: Any, names: Callable[[], Names]) -> None:
+        """At a step that an optimizer is about to make: it steps every tensor with a gradient.
+        ``names`` are asked for where one is told."""
         groups = filter(_moves, optimizer.param_groups)
         stale = [each for group in groups for each in _stale(group) if id(each) in self._once]
         self._stale_looks = self._stale_looks + 1 if stale else 0
         if self._stale_looks >= _LOOKS:
-            self.stale = len(stale), names.get(id(stale[0]), "")
+            self.stale = len(stale), names().get(id(stale[0]), "")
 
     def stepped(self, models: Iterable[Any], used: Collection[int]) -> None:
         """A step of the optimizers, which have the tensors ``used``, is over."""
-        if not self._unfrozen:
-            return
-        unfrozen, self._unfrozen = self._unfrozen, set()
+        unfrozen, self.unfrozen = self.unfrozen, set()
         left = {
             id(each): name
             for model in models

@@ -43,6 +43,7 @@ _RETRIED: Final = "retried-in-except"
 _WARNINGS: Final = (
     *(SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off", _TURNED_PLATEAU, _RETRIED),
 )
+_BUILTINS: Final = frozenset(dir(builtins))
 #: Words of what is to rise, and of what is to fall.
 _LARGER_IS_BETTER: Final = {
     *("acc", "accuracy", "f1", "auc", "auroc", "iou", "miou", "psnr", "ssim", "bleu", "recall"),
@@ -323,7 +324,7 @@ def _own_calls(line: ast.stmt) -> Iterator[tuple[str, ast.Call]]:
     """Calls of functions by a name of the script's own, as ``step(x, y)`` or ``model(x)``."""
     calls = (each for each in ast.walk(line) if isinstance(each, ast.Call))
     for each in calls:
-        if isinstance(each.func, ast.Name) and each.func.id not in dir(builtins):
+        if isinstance(each.func, ast.Name) and each.func.id not in _BUILTINS:
             yield each.func.id, each
 
 

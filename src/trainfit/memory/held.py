@@ -70,7 +70,7 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     held = [
         dataclasses.replace(each, before=int(outcome.granted[late].sum())) if late else each
         for each, allocs in zip(held, groups.values(), strict=True)
-        for late in [[alloc for alloc in allocs if alloc in before and _maker(recording, alloc)]]
+        for late in [[alloc for alloc in allocs if alloc in before]]
     ]
     held.sort(key=lambda each: -each.nbytes)
     return FullMemory(held, outcome.peak_allocated, outcome.peak_reserved)
@@ -87,7 +87,7 @@ def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> fr
     before, now = _made(events, since, begins), _made(events, begins, peak + 1)
     freed = {int(each) >> 2 for each in events[peak + 1 : ends] if each & 3 == FREE}
     alive = set(live.tolist())
-    again = {_maker(recording, alloc) for alloc in now if alloc in alive}
+    again = {_maker(recording, alloc) for alloc in now if alloc in alive} - {None}
     return frozenset(
         alloc
         for alloc in before

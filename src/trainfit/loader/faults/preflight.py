@@ -14,13 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import WeightedRandomSampler
 
 from trainfit.findings import fixes
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.training.misuse import of_misuse
 from trainfit.hardware.machine.cgroup import between, oom_kills
-from trainfit.hooks.ranks import length_of
+from trainfit.hooks.loaders import never_drawn
 from trainfit.loader.faults.changes import check_changes
 from trainfit.loader.faults.diagnose import context_of, diagnose_run
 from trainfit.loader.faults.pickling import made_at, pickled, session_problem
@@ -33,7 +32,6 @@ from trainfit.loader.measure.running import others, run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, StartMethod
 from trainfit.results.findings import Finding, failure_finding
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import duration, percent, rate
 
@@ -127,8 +125,8 @@ def check_sampler(
     inner = getattr(source, "sampler", source)
     if source is None or inner is None:
         return ()
-    if few := _few_weights(inner, workload.dataset):
-        return (few,)
+    if few := never_drawn(inner, workload.dataset):
+        return (of_misuse(few),)
     if one_shot := _one_shot(source) or _one_shot(inner):
         return (one_shot,)
     seconds = list(workload.sampler_seconds)
@@ -202,16 +200,6 @@ def _one_shot(sampler: Any) -> Finding | None:
     said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
     summary = "The sampler is exhausted after one epoch"
     return failure_finding("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
-
-
-def _few_weights(sampler: Any, dataset: Any) -> Finding | None:
-    """Are its weights fewer than the samples, as those of classes are?"""
-    samples = length_of(dataset)
-    if type(sampler) is not WeightedRandomSampler or samples is None:
-        return None
-    weights = len(sampler.weights)
-    told = str(weights), str(samples)
-    return of_misuse(Misuse("samples_never_drawn", told)) if weights < samples else None
 
 
 def _draw(source: Any, seconds: float) -> list[float]:

@@ -115,7 +115,7 @@ def _one_file(first: TraceOutcome, other: TraceOutcome, rank: int) -> tuple[Find
             "one_file_of_ranks",
             "warning",
             f"rank 0 and rank {rank} write the same file {_name(path)}",
-            (Evidence("written by rank 0 and rank " + str(rank), path),),
+            (Evidence(f"written by rank 0 and rank {rank}", path),),
             "whoever writes last wins, and a reader or a killed job may find a file that two wrote "
             "at a time: a checkpoint that cannot be loaded",
             (

@@ -282,13 +282,20 @@ def _keep_gradient(leaf: torch.Tensor, gradient: torch.Tensor) -> None:
     leaf.__class__ = _WITH_GRADIENT[kind]
 
 
-def _left_gradient(kind: type) -> property:
+def _left_gradient(kind: Any) -> property:
+    def get(leaf: Any) -> torch.Tensor | None:
+        left = _GRADIENTS.get(leaf)
+        if left is not None and not isinstance(left, DeviceTensor):
+            put(leaf, left)  # it has followed its leaf to the host
+        own: torch.Tensor | None = kind.grad.__get__(leaf)  # of a copy there is no other
+        return own if left is None else left
+
     def put(leaf: Any, value: torch.Tensor | None) -> None:
         _GRADIENTS.pop(leaf, None)
         leaf.__class__ = kind
         leaf.grad = value
 
-    return property(_GRADIENTS.get, put, lambda leaf: put(leaf, None))
+    return property(get, put, lambda leaf: put(leaf, None))
 
 
 def become(target: torch.Tensor, made: torch.Tensor) -> None:
