@@ -9,6 +9,8 @@ import threading
 import time
 import weakref
 
+import pytest
+
 from trainfit.scripts.call_sites import calls_of, locals_in, undisturbed
 from trainfit.watch.recorder.looks.stacks import at_any_line, users_stack
 
@@ -59,6 +61,7 @@ def test_what_a_script_sets_meanwhile_stays() -> None:
         sys.setswitchinterval(usual)
 
 
+@pytest.mark.slow  # it goes by the machine's speed
 def test_nobody_takes_the_lock_from_a_look() -> None:
     """A frame that is held while its function returns is freed by who holds it: not by us, while
     the training is in an operator."""
