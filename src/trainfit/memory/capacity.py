@@ -138,6 +138,18 @@ def reserved_bounds(peak_reserved: int, without_workspaces: int) -> PredictionIn
     return PredictionInterval(int(low), int(high))
 
 
+def largest_by_line(
+    points: tuple[tuple[int, int], tuple[int, int]], within_bytes: int
+) -> int | None:
+    """The largest batch size that needs no more than ``within_bytes``, by a line through two batch
+    sizes with their bytes; 0: none. ``None``: any."""
+    (few, low), (many, high) = sorted(points)
+    slope = (high - low) / (many - few)
+    if slope <= 0:
+        return None if max(low, high) <= within_bytes else 0
+    return max(0, int(few + (within_bytes - low) / slope))
+
+
 def bounds_of(outcome: Replay) -> tuple[PredictionInterval, PredictionInterval]:
     """Bounds of allocated and of reserved memory of a replay.
 

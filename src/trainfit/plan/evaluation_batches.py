@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
+from trainfit.memory.capacity import largest_by_line
 from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.runs.failures import ScriptError
@@ -61,17 +62,11 @@ def within_evaluation(
 
 
 def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
-    """The largest batch size whose evaluation needs no more than ``within_bytes``, by a line
-    through two of them; 0: none. ``None``: any, or it is not known."""
+    """As :func:`largest_by_line`; ``None`` also where one of them is not known."""
     if None in (one.device_bytes, two.device_bytes, one.batch_size, two.batch_size):
         return None
-    small, large = sorted((one, two), key=lambda end: end.batch_size or 0)
-    assert small.batch_size and large.batch_size
-    assert small.device_bytes is not None and large.device_bytes is not None
-    slope = (large.device_bytes - small.device_bytes) / (large.batch_size - small.batch_size)
-    if slope <= 0:
-        return None if max(small.device_bytes, large.device_bytes) <= within_bytes else 0
-    return max(0, int(small.batch_size + (within_bytes - small.device_bytes) / slope))
+    points = [(end.batch_size or 0, end.device_bytes or 0) for end in (one, two)]
+    return largest_by_line((points[0], points[1]), within_bytes)
 
 
 def _recommended(chosen: AmpSetting, allowed: int) -> int:

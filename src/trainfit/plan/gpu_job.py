@@ -9,13 +9,14 @@ from pathlib import Path
 
 from trainfit.memory import affine
 from trainfit.memory.affine import AffineStream
-from trainfit.memory.capacity import LARGEST, bounds_of
+from trainfit.memory.capacity import LARGEST, bounds_of, largest_by_line
 from trainfit.memory.explanation import recorded_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
 from trainfit.plan.sizing.costing import Pair, memory_law, samples_per_batch, steady_work, work_law
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
+from trainfit.results.configuration import EpochEnd
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import total
 from trainfit.results.plan import PlanResult
@@ -30,30 +31,73 @@ from trainfit.speed.work import Work, WorkLaw
 # Memory of a job on several GPUs, with shared replays.
 
 
+@dataclasses.dataclass(frozen=True)
+class AfterSteps:
+    """What comes after the steps of an epoch and needs more memory than they do.
+
+    ``reserved_bytes`` is its peak at ``batch``, without the context; ``second`` another batch size
+    with its peak (``None``: none is known). ``title`` names it.
+    """
+
+    title: str
+    batch: int
+    reserved_bytes: int
+    second: tuple[int, int] | None = None
+
+    def largest(self, free_bytes: int) -> int | None:
+        """The largest batch size with which it fits; ``None``: not known.
+
+        From one batch size, larger ones are taken to need memory in proportion, which is no less
+        than they do; of smaller ones nothing follows: an evaluation may have a batch size of its
+        own.
+        """
+        if self.second is not None:
+            found = largest_by_line(((self.batch, self.reserved_bytes), self.second), free_bytes)
+            return LARGEST if found is None else found
+        if self.reserved_bytes > free_bytes:
+            return None
+        return self.batch * free_bytes // self.reserved_bytes
+
+    def with_less(self, saved_bytes: int) -> AfterSteps:
+        """The same with so much less in memory throughout."""
+        second = self.second and (self.second[0], self.second[1] - saved_bytes)
+        left = self.reserved_bytes - saved_bytes
+        return dataclasses.replace(self, reserved_bytes=left, second=second)
+
+
 class CapacitySearch:
-    """A recorded job; ``law`` gives it at other batch sizes (``None``: they are not known)."""
+    """A recorded job; ``law`` gives it at other batch sizes (``None``: they are not known), and
+    ``after`` what comes after its steps (``None``: that needs no more)."""
 
     def __init__(
-        self, recording: Recording, law: AffineStream | None, settings: AllocatorSettings
+        self,
+        recording: Recording,
+        law: AffineStream | None,
+        settings: AllocatorSettings,
+        after: AfterSteps | None = None,
     ) -> None:
         self._stream, self._law, self._settings = Stream.of(recording), law, settings
         self._outcome = replay(self._stream, settings=settings)
         self._now = self._outcome.peak_reserved
         self._reserved: dict[int, int] = {}
         self._largest: dict[tuple[int, int], int] = {}
+        self._after = after
 
     def now(self, memory_model: MemoryModel) -> tuple[int, bool]:
         """Device memory of the job as it is, and whether that fits."""
-        whole = self._now + memory_model.context_bytes
+        after = self._after.reserved_bytes if self._after is not None else 0
+        whole = max(self._now, after) + memory_model.context_bytes
         if whole <= memory_model.capacity_bytes:
             return whole, True
         # The allocator may release what it keeps, and do with less.
         shown, fits = memory_model.shown(self._stream)
-        return shown.peak_reserved + memory_model.context_bytes, fits
+        needed = max(shown.peak_reserved, after) + memory_model.context_bytes
+        return needed, fits and needed <= memory_model.capacity_bytes
 
     def most(self, memory_model: MemoryModel) -> int:
         """The upper bound of that memory (90% prediction interval), if memory had no end."""
-        return self._most_reserved + total(memory_model.context)[2]
+        after = self._after.reserved_bytes if self._after is not None else 0
+        return max(self._most_reserved, after) + total(memory_model.context)[2]
 
     @functools.cached_property
     def _most_reserved(self) -> int:
@@ -66,13 +110,23 @@ class CapacitySearch:
         room = memory_model.capacity_bytes, memory_model.context_bytes
         if room not in self._largest:
             self._largest[room] = memory_model.largest(self._law)
-        return self._largest[room]
+        return self._within(self._largest[room], memory_model)
 
     def about(self, memory_model: MemoryModel) -> int | None:
         """About the largest, without a replay of its own: between batch sizes that are common to
         all GPUs, powers of two and the middles between them, by a line."""
         if self._law is None:
             return None
+        return self._within(self._about(memory_model), memory_model)
+
+    def _within(self, trained: int, memory_model: MemoryModel) -> int | None:
+        """As much of the batch size that training allows as what comes after it does, too."""
+        if self._after is None:
+            return trained
+        allowed = self._after.largest(memory_model.capacity_bytes - memory_model.context_bytes)
+        return None if allowed is None else min(trained, allowed)
+
+    def _about(self, memory_model: MemoryModel) -> int:
         free = memory_model.capacity_bytes - memory_model.context_bytes
         if self._at(1) > free:
             return 0
@@ -101,8 +155,10 @@ class CapacitySearch:
 class Job:
     """What is known of a job: its recording, and those at two batch sizes where there are any.
 
-    ``samples`` are what the whole run sees (``None``: not known). ``freed_every`` are the steps of
-    an epoch whose end frees what its steps leave behind (``None``: it does not).
+    ``samples`` are what the whole run sees, or one epoch (``is_one_epoch``: how many it has is not
+    known; ``None``: neither is). ``freed_every`` are the steps of an epoch whose end frees what
+    its steps leave behind (``None``: it does not). ``after`` is what comes after its steps, where
+    that needs more memory (``None``: it does not, or ``unseen`` says why that is not known).
     """
 
     name: str
@@ -111,6 +167,9 @@ class Job:
     pair: Pair = ()
     samples: int | None = None
     freed_every: int | None = None
+    is_one_epoch: bool = False
+    after: AfterSteps | None = None
+    unseen: str = ""
     _works: dict[int, Work] = dataclasses.field(default_factory=dict, repr=False)
 
     @functools.cached_property
@@ -144,7 +203,7 @@ class Job:
     @functools.cached_property
     def capacity(self) -> CapacitySearch:
         """Its memory on GPUs of any capacity."""
-        return CapacitySearch(self.recording, self.memory, self.settings)
+        return CapacitySearch(self.recording, self.memory, self.settings, self.after)
 
     @functools.cached_property
     def settings(self) -> AllocatorSettings:
@@ -168,7 +227,13 @@ class Job:
             return with_ranks(recording, strategy, ranks)
 
         pair = tuple((batch, changed(each)) for batch, each in self.pair)
-        return dataclasses.replace(self, recording=changed(self.recording), pair=pair, _works={})
+        one, after = changed(self.recording), self.after
+        if after is not None:
+            # What a process no longer keeps (of optimizer state, of parameters), it does not have
+            # in an evaluation either.
+            saved = [replay(Stream.of(each)).peak_allocated for each in (self.recording, one)]
+            after = after.with_less(saved[0] - saved[1])
+        return dataclasses.replace(self, recording=one, pair=pair, after=after, _works={})
 
     def work_at(self, batch: int | None) -> Work | None:
         """The kernels of a step at this batch size; ``None`` where they are not known."""
@@ -220,7 +285,47 @@ def job_of_plan(result: PlanResult, path: Path, *, on_several: bool = False) -> 
     _require_step(recording, path, on_several=on_several)
     pair = [(at, other) for at, other in kept[-2:] if at is not None]
     freed = None if result.pattern is None else result.pattern.freed_every
-    return Job(result.command, batch, recording, _pair(pair), result.samples, freed)
+    epochs = result.coverage.all_epochs if result.coverage is not None else None
+    return Job(
+        result.command,
+        batch,
+        recording,
+        _pair(pair),
+        result.all_samples,
+        freed,
+        is_one_epoch=epochs is None,
+        after=_after(result),
+        unseen=_unseen(result.epoch_end),
+    )
+
+
+def _after(result: PlanResult) -> AfterSteps | None:
+    """What a plan knows of what comes after the steps, where that needs more than they do."""
+    end, now = result.epoch_end, result.now
+    if end is None or end.device_bytes is None or not end.batch_size:
+        return None
+    if not end.needs_more_than(now.memory.device_bytes):
+        return None
+    context = now.memory.context_bytes
+    other, second = result.recommended_epoch_end, None
+    if result.chosen is not now:
+        other = None  # with another AMP, which is another evaluation
+    if other is not None and other.device_bytes is not None and other.batch_size:
+        second = other.batch_size, other.device_bytes - context
+    elif now.limits is not None and now.limits.evaluation:
+        second = now.limits.evaluation, result.gpu_memory_bytes - context
+    if second is not None and second[0] == end.batch_size:
+        second = None
+    return AfterSteps(end.title, end.batch_size, end.device_bytes - context, second)
+
+
+def _unseen(end: EpochEnd | None) -> str:
+    """Why it is not known what an evaluation needs; empty: it is, or there is none."""
+    if end is None:
+        return ""
+    if end.evaluation == "not simulated":
+        return f"its evaluation was not simulated ({end.reason})" if end.reason else ""
+    return end.unseen
 
 
 def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bool = False) -> Job:
@@ -231,7 +336,12 @@ def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bo
         raise JobError("--for expects one or two recordings: two batch sizes give all others")
     path, recording = found[0]
     batches = [_batch_size(each) for _, each in found]
-    job = Job(_command(recording) or path.name, batches[0], recording)
+    job = Job(
+        _command(recording) or path.name,
+        batches[0],
+        recording,
+        unseen="an evaluation or a checkpoint is looked at by `trainfit plan` only",
+    )
     if len(found) == 1:
         return job
     other_path, other = found[1]

@@ -279,6 +279,7 @@ def compare_gpus(
         job=job.name,
         batch_size=job.batch,
         samples=job.samples,
+        is_one_epoch=job.is_one_epoch,
         gpus=tuple(best),
         currency=prices.currency if prices is not None else "",
         budget=budget,
@@ -305,6 +306,15 @@ def _against_one(estimate: GpuEstimate, one: Job, factor: float, gpu: GpuSpec) -
 
 def _job_notes(job: Job) -> list[str]:
     notes = []
+    if job.after is not None:
+        needs = size(job.after.reserved_bytes)
+        at = f" at batch size {job.after.batch}"
+        notes.append(
+            f"the {job.after.title}, not training, has the peak of memory ({needs} reserved{at}): "
+            "it is what the job uses, and what limits its largest batch"
+        )
+    elif job.unseen:
+        notes.append(f"memory is that of training: {job.unseen}")
     if job.memory is None:
         notes.append(
             "no other batch size is known: give the result of `trainfit plan --output`, or two "

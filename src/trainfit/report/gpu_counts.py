@@ -108,7 +108,7 @@ def _figures(estimate: GpuEstimate, result: GpuComparison) -> str:
     if estimate.efficiency is not None and estimate.count > 1:
         parts.append(f"{percent(estimate.efficiency)} of one GPU's each")
     if estimate.run_s is not None:
-        parts.append(f"the run in {duration(estimate.run_s)}")
+        parts.append(f"the {result.length} in {duration(estimate.run_s)}")
     if estimate.cost is not None:
         parts.append(f"for {estimate.cost:.3g} {result.currency}".rstrip())
     return f"{_called(estimate)}: {', '.join(parts)}" if parts else _called(estimate)

@@ -133,6 +133,10 @@ class Configuration:
         return self.limits.by_noise if self.limits is not None else None
 
 
+#: What needs more memory than training by less is not told of.
+ALIKE: Final = 1.02
+
+
 @dataclasses.dataclass(frozen=True)
 class EpochEnd:
     """What the first evaluation needs, and what else comes after an epoch's last step, at
@@ -162,6 +166,10 @@ class EpochEnd:
     final: str | None = None
     unseen: str = ""
     kept_at: str | None = None
+
+    def needs_more_than(self, training_bytes: int) -> bool:
+        """Does it need more device memory than training, by what is worth telling?"""
+        return (self.device_bytes or 0) > ALIKE * training_bytes
 
     @property
     def is_of_epoch(self) -> bool:

@@ -330,6 +330,27 @@ class PlanResult(ResultFile):
         return choice.configuration if choice is not None and choice.configuration else self.now
 
     @property
+    def needed_bytes(self) -> int:
+        """Device memory of the job as it is: of its training, or of what comes after an epoch's
+        steps where that needs more."""
+        return _most(self.now.memory.device_bytes, self.epoch_end)
+
+    @property
+    def needed_then_bytes(self) -> int | None:
+        """The same at the recommended batch size; ``None``: none is recommended."""
+        end = self.recommended_epoch_end
+        if end is None and self.chosen is self.now:
+            end = self.epoch_end if self.now.batch_size == self.now.recommended_batch else None
+        return None if self.recommended is None else _most(self.recommended.device_bytes, end)
+
+    @property
+    def all_samples(self) -> int | None:
+        """Samples of the whole run; of one epoch where it is not known how many there are, and
+        ``None`` where neither is."""
+        epochs = self.coverage.all_epochs if self.coverage is not None else None
+        return self.samples and self.samples * (epochs or 1)
+
+    @property
     def fits_now(self) -> bool:
         """Does the job fit as it is, with its evaluation as far as that is known?"""
         return self.now.fits and self._is_evaluated
@@ -371,8 +392,12 @@ class PlanResult(ResultFile):
         loader = loading.result if loading is not None else None
         # Of a run whose DataLoader is not known no rate is.
         run = self.run if self.run is not None and self.run.limit in ("gpu", "loader") else None
+        memory, needed = self.now.memory.quantities(), self.needed_bytes
+        most = memory["device_high_gib"]
         return {
-            **self.now.memory.quantities(),
+            **memory,
+            "device_gib": needed,
+            "device_high_gib": None if most is None else max(most, needed),
             "step_ms": speed.now.seconds if speed is not None else None,
             "samples_per_s": speed.now.samples_per_s if speed is not None else None,
             "epoch_s": speed.epoch_s if speed is not None else None,
@@ -380,7 +405,7 @@ class PlanResult(ResultFile):
             "loader_batches_per_s": loader.rate(loader.present) if loader is not None else None,
             "largest_batch": self.chosen.largest_batch,
             "recommended_batch": best or None,
-            "recommended_device_gib": self.recommended.device_bytes if self.recommended else None,
+            "recommended_device_gib": self.needed_then_bytes,
             "recommended_step_ms": then.seconds if then is not None else None,
             "recommended_samples_per_s": then.samples_per_s if then is not None else None,
             "recommended_loader_batches_per_s": (
@@ -402,6 +427,10 @@ class PlanResult(ResultFile):
     def _of_all_ranks(self, run: RunRate | None) -> float | None:
         rate = run.samples_per_s if run is not None else None
         return rate * self.ranks.replicas if self.ranks is not None and rate is not None else None
+
+
+def _most(device_bytes: int, end: EpochEnd | None) -> int:
+    return max(device_bytes, (end.device_bytes or 0) if end is not None else 0)
 
 
 # ---

@@ -443,9 +443,10 @@ class GpuComparison(ResultFile):
     """A job on GPUs, the best first: what fits, by the cost of the run where it is known, else by
     its time.
 
-    ``samples`` are the whole run's (``None``: not known). ``cheapest`` and ``fastest`` are names
-    of GPUs that the job fits and, with a ``budget``, whose run costs no more. ``step`` is what an
-    optimizer step consists of. ``counts`` are the numbers of GPUs that were requested (none: one).
+    ``samples`` are the whole run's, or one epoch's where it is not known how many it has
+    (``is_one_epoch``; ``None``: not known). ``cheapest`` and ``fastest`` are names of GPUs that the
+    job fits and, with a ``budget``, whose run costs no more. ``step`` is what an optimizer step
+    consists of. ``counts`` are the numbers of GPUs that were requested (none: one).
     """
 
     FILE: ClassVar = Format.of("trainfit-gpu-comparison", "trainfit gpus --for RESULT --json")
@@ -463,6 +464,12 @@ class GpuComparison(ResultFile):
     notes: tuple[str, ...] = ()
     step: StepMakeup | None = None
     counts: tuple[int, ...] = ()
+    is_one_epoch: bool = False
+
+    @property
+    def length(self) -> str:
+        """What ``samples``, times and costs are of, in words."""
+        return "epoch" if self.is_one_epoch else "run"
 
     @property
     def fits(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,20 +14,24 @@ from torch import nn
 
 import trainfit
 from helpers_report import screen, whole
+from tests.report.plan.test_text import PLAN
 from trainfit.cli.main import main
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.plan.gpu_job import Job, JobError, job_of_recordings
+from trainfit.plan.gpu_job import Job, JobError, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.prices import PriceFileError, Prices, load_prices
 from trainfit.plan.sizing.costing import machine_of, memory_law
 from trainfit.plan.sizing.curve import curve_of
 from trainfit.plan.sizing.speed import speed
 from trainfit.report.sections.gpus import comparison_subject
+from trainfit.results.configuration import BatchLimits, EpochEnd
 from trainfit.results.files.errors import ResultFileError
+from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import Coverage
 from trainfit.results.speed import GpuComparison, GpuEstimate
-from trainfit.results.text import WIDTH
+from trainfit.results.text import GIB, MIB, WIDTH
 
 WIDTHS = 2048
 
@@ -233,6 +238,103 @@ def test_what_a_tenth_more_of_each_figure_does(job: Job) -> None:
     assert sum(changes) > -0.12 and all(change <= 1e-9 for change in changes)
     text = whole(comparison_subject(compare_gpus(job, named("RTX 3090"), explain=True)))
     assert "the step is" in text and "shorter" in text and "more in a batch" in text
+
+
+# --- What comes after an epoch's steps ------------------------------------------------------------
+
+_CONTEXT = 400 * MIB
+
+
+def planned(job: Job, end: EpochEnd | None, then: EpochEnd | None = None, **limits: Any) -> Job:
+    """The job as a plan has it, for an RTX 3090 and with these evaluations."""
+    first = Recorded.of(64, job.recording)
+    figures = MemoryFigures(GIB, GIB, GIB + _CONTEXT, _CONTEXT, (_CONTEXT, _CONTEXT))
+    now = dataclasses.replace(
+        PLAN.now, batch_size=64, memory=figures, limits=BatchLimits(None, None, **limits)
+    )
+    plan = dataclasses.replace(
+        PLAN,
+        now=now,
+        gpu_memory_bytes=24 * GIB,
+        recordings=(first, Recorded.of(128, job.pair[1][1])),
+        samples=64_000,
+        epoch_end=end,
+        recommended_epoch_end=then,
+    )
+    return job_of_plan(plan, Path("plan.json"))
+
+
+def evaluation(batch: int, gib: float) -> EpochEnd:
+    device = round(gib * GIB) + _CONTEXT
+    return EpochEnd(
+        "simulated", saved=True, allocated_bytes=device, device_bytes=device, batch_size=batch
+    )
+
+
+def test_an_evaluation_that_needs_more_is_what_the_job_uses(job: Job) -> None:
+    """It was left out: "uses 5 GiB" stood next to a plan whose evaluation needs 14."""
+    after = planned(job, evaluation(64, 10.0), evaluation(32, 6.0))
+    assert after.after is not None and after.after.second == (32, 6 * GIB)
+    for exact in (True, False):
+        small, large = compare_gpus(after, named("custom:8GiB", "custom:20GiB"), exact=exact).gpus[
+            ::-1
+        ]
+        if small.memory_bytes > large.memory_bytes:
+            small, large = large, small
+        assert not small.fits and large.fits
+        assert large.device_bytes > 10 * GIB
+        # 2 GiB at no sample and 128 MiB more with each.
+        assert 40 <= (small.largest_batch or 0) <= 48
+        assert 130 <= (large.largest_batch or 0) <= 144
+    text = whole(comparison_subject(compare_gpus(after, named("custom:20GiB"))))
+    assert "the evaluation and checkpoint, not training, has the peak of memory" in text
+
+
+def test_a_lesser_evaluation_changes_nothing(job: Job) -> None:
+    gpus = named("custom:8GiB", "RTX 3090")
+    lesser = planned(job, evaluation(64, 0.9))
+    assert lesser.after is None
+    assert compare_gpus(lesser, gpus).gpus == compare_gpus(planned(job, None), gpus).gpus
+
+
+def test_of_one_evaluation_smaller_batches_are_not_known(job: Job) -> None:
+    """It may have a batch size of its own."""
+    after = planned(job, evaluation(64, 10.0))
+    small, large = (
+        compare_gpus(after, named(name)).gpus[0] for name in ("custom:8GiB", "custom:20GiB")
+    )
+    assert not small.runs and small.largest_batch is None
+    assert large.fits and 64 < (large.largest_batch or 0) <= 128
+
+
+def test_the_rule_of_a_plan_says_what_its_evaluation_allows(job: Job) -> None:
+    after = planned(job, evaluation(64, 12.0), evaluation=120).after
+    assert after is not None and after.second == (120, 24 * GIB - _CONTEXT)
+
+
+def test_what_was_not_looked_at_is_told(job: Job, files: tuple[Path, Path]) -> None:
+    unseen = planned(job, EpochEnd("not simulated", "it needs a network", batch_size=64))
+    (note,) = [each for each in compare_gpus(unseen, named("T4")).notes if "network" in each]
+    assert note.startswith("memory is that of training")
+    recorded_ones = job_of_recordings([(path, Recording.load(path)) for path in files])
+    assert any("trainfit plan" in each for each in compare_gpus(recorded_ones, named("T4")).notes)
+
+
+def test_the_run_has_all_epochs_where_a_loop_tells_them(job: Job) -> None:
+    """ "4096 samples in the whole run" stood for one of its three epochs."""
+    one = planned(job, None)
+    assert one.samples == 64_000 and one.is_one_epoch
+    text = whole(comparison_subject(compare_gpus(one, named("RTX 3090"))))
+    assert "64000 samples in an epoch" in text and "The epoch" in text
+    plan = dataclasses.replace(PLAN, samples=100, coverage=Coverage(False, False, all_epochs=3))
+    assert plan.all_samples == 300 and PLAN.all_samples is None
+
+
+def test_a_limit_is_of_the_whole_job() -> None:
+    """--fail-if 'device > 22GiB' compares it."""
+    plan = dataclasses.replace(PLAN, epoch_end=evaluation(8, 20.0))
+    assert plan.quantities()["device_gib"] == 20 * GIB + _CONTEXT
+    assert PLAN.quantities()["device_gib"] == PLAN.now.memory.device_bytes
 
 
 # --- Files ----------------------------------------------------------------------------------------

@@ -178,7 +178,8 @@ def _add_job(group: OptionGroup) -> None:
         "--samples",
         type=whole_number,
         metavar="N",
-        help="samples in the whole run (default: one epoch, if the size of the data set is known)",
+        help="samples in the whole run (default: those of all epochs, or of one where no loop "
+        "tells their number, if the size of the data set is known)",
     )
     group.add_argument(
         "--price",
@@ -290,7 +291,8 @@ def _sweep(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=whole_number,
         metavar="N",
-        help="samples in the whole run (default: an epoch, if the size of the data set is known)",
+        help="samples in the whole run (default: those of all epochs, or of one where no loop "
+        "tells their number, if the size of the data set is known)",
     )
     result = parser.add_argument_group("result")
     add_result(result)

@@ -56,7 +56,7 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
     gpus = _named(options.names) if options.names else _compared(prices, counts)
     job = _job(options.job, on_several=bool(counts))
     if options.samples is not None:
-        job = dataclasses.replace(job, samples=options.samples)
+        job = dataclasses.replace(job, samples=options.samples, is_one_epoch=False)
     if options.budget is not None and job.samples is None:
         raise UsageError(
             "--budget needs the run's length: the size of the data set is not known; add "

@@ -41,12 +41,16 @@ def failed(cell: Cell, failure: str) -> SweepCell:
 def read_row(
     cell: Cell, verb: SweepVerb, file: Path, prices: Prices | None, samples: int | None
 ) -> SweepCell:
-    """The cell's, from its result's ``file``; ``samples`` are those of the whole run (``None``: an
-    epoch). Raises :class:`~trainfit.results.files.errors.ResultFileError`."""
+    """The cell's, from its result's ``file``; ``samples`` are those of the whole run (``None``: as
+    many as the script's loop has, or an epoch's).
+
+    Raises:
+        ResultFileError: it cannot be read (:mod:`trainfit.results.files.errors`).
+    """
     row = dataclasses.replace(row_of(cell), result=file.name)
     if verb == "plan":
         plan = PlanResult.load(file)
-        found, samples = _planned(row, plan), samples or plan.samples
+        found, samples = _planned(row, plan), samples or plan.all_samples
     else:
         found = _simulated(row, cell, whole(Recording.load(file)))
     return _priced(found, cell, prices, samples)
@@ -57,16 +61,16 @@ def _planned(row: SweepCell, plan: PlanResult) -> SweepCell:
     recommended."""
     ranks = plan.ranks.count if plan.ranks is not None else 1
     best = None if "batch_size" in row.values else plan.chosen.recommended_batch
-    memory, batch, fits = plan.now.memory, plan.now.batch_size, plan.fits_now
+    needed, batch, fits = plan.needed_bytes, plan.now.batch_size, plan.fits_now
     step = plan.speed.now if plan.speed is not None else None
     if best and plan.recommended is not None:
-        memory, batch, fits = plan.recommended, best, True
+        needed, batch, fits = plan.needed_then_bytes or needed, best, True
         step = plan.speed.at(best) if plan.speed is not None else None
     row = dataclasses.replace(
         row,
         fits=fits,
         batch_size=batch,
-        device_bytes=memory.device_bytes,
+        device_bytes=needed,
         launch=plan.launch if best else plan.command,
     )
     return _with_step(row, step, ranks)

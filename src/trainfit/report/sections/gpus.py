@@ -190,7 +190,8 @@ def comparison_subject(result: GpuComparison) -> Subject:
     fitting = sum(each.runs for each in result.gpus)
     fits = f"The job fits {fitting or 'none'} of {count(len(result.gpus), 'GPU')}"
     at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
-    run = f"; {result.samples} samples in the whole run" if result.samples else ""
+    whole = "an epoch" if result.is_one_epoch else "the whole run"
+    run = f"; {result.samples} samples in {whole}" if result.samples else ""
     return Subject(
         Headline(
             kind="GPU comparison",
@@ -247,14 +248,14 @@ def _table(result: GpuComparison) -> Table | None:
     ]
     unit = result.currency or "unit"
     if result.samples is not None:
-        columns.append(("The run", lambda e: duration(e.run_s) if e.run_s else "-"))
+        columns.append((f"The {result.length}", lambda e: duration(e.run_s) if e.run_s else "-"))
     if any(each.price_per_hour is not None for each in result.gpus):
         columns += [
             (f"{unit}/h", lambda e: "-" if e.price_per_hour is None else f"{e.price_per_hour:g}"),
             (f"per {unit}", lambda e: _rate(e.samples_per_unit)),
         ]
         if result.samples is not None:
-            columns.append((f"Run ({unit})", lambda e: _rate(e.cost)))
+            columns.append((f"{result.length.capitalize()} ({unit})", lambda e: _rate(e.cost)))
     best = {result.cheapest, result.fastest}
     return table_of(
         [name for name, _ in columns],
@@ -323,7 +324,7 @@ def _best(result: GpuComparison) -> list[str]:
 def _verdict(estimate: GpuEstimate, result: GpuComparison) -> str:
     parts = [f"{_rate(estimate.samples_per_s)} samples/s"]
     if estimate.run_s is not None:
-        parts.append(f"the run in {duration(estimate.run_s)}")
+        parts.append(f"the {result.length} in {duration(estimate.run_s)}")
     if estimate.cost is not None:
         parts.append(f"for {_rate(estimate.cost)} {result.currency}".rstrip())
     if estimate.run_batch != result.batch_size:
@@ -336,7 +337,8 @@ def _verdict(estimate: GpuEstimate, result: GpuComparison) -> str:
 def _legend(result: GpuComparison) -> Facts | None:
     """What the columns are; on a screen, of what the times are."""
     return facts(
-        ("job uses", "device memory of the unchanged job"),
+        ("job uses", "device memory of the unchanged job; its evaluation's where a plan found that "
+                     "to need more"),
         ("largest", "largest batch (~: approximate, at least; name the GPU for the exact one), on "
                     "an idle GPU and without a safety margin"),
         ("saturation", f"the saturation batch size, the smallest with {percent(KNEE)} of the best "

@@ -188,7 +188,7 @@ def _evaluation(result: PlanResult) -> str:
     for end, training in pairs:
         if end is None or end.device_bytes is None or end.allocated_bytes is None:
             continue
-        if training is not None and end.device_bytes <= plan_facts.ALIKE * training.device_bytes:
+        if training is not None and not end.needs_more_than(training.device_bytes):
             continue
         at = f"batch size {end.batch_size}: " if end.batch_size else ""
         text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"

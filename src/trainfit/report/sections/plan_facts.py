@@ -15,7 +15,7 @@ from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_te
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, half_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
-from trainfit.results.configuration import AmpChoice, Configuration
+from trainfit.results.configuration import ALIKE, AmpChoice, Configuration
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
 from trainfit.results.loader import BUSY
 from trainfit.results.memory import MemoryFigures
@@ -40,9 +40,6 @@ BOUNDS: Final = {
 
 # ---
 # The answer in one or two sentences.
-
-#: An evaluation that needs more than training by less is not told of.
-ALIKE: Final = 1.02
 
 
 def answer(result: PlanResult) -> str:
@@ -84,7 +81,7 @@ def _fits(result: PlanResult) -> str:
         return f"Fits: {need} of {there}{at}, but the script fails {later}."
     if now.fits and (last := _last_batch(result)):
         return f"Fits: {need} of {there}{at}, but {last}."
-    if now.fits and end is not None and (end.device_bytes or 0) > ALIKE * now.memory.device_bytes:
+    if now.fits and end is not None and end.needs_more_than(now.memory.device_bytes):
         there += f" (the {end.title}; training {need})"
         need = size(end.device_bytes or 0)
     if now.fits:

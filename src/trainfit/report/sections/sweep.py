@@ -286,7 +286,11 @@ def _launches(result: SweepResult) -> Facts | None:
 
 def _legend(result: SweepResult) -> Facts | None:
     batch = "the recommended one" if result.verb == "plan" else "the command's"
-    run = f"{result.samples} samples" if result.samples else "an epoch of the cell's data set"
+    run = (
+        f"{result.samples} samples"
+        if result.samples
+        else "all epochs of the cell's (one where no loop tells their number)"
+    )
     return facts(
         ("memory", "of one GPU, as nvidia-smi shows it", 30),
         ("batch", f"of one GPU: {batch}", 30),
