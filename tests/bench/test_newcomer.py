@@ -34,7 +34,7 @@ def test_the_first_answer_is_timed_from_the_start(newcomer: Any) -> None:
         "100.5 start",
         "a line of the shell",
         "101.0 trainfit: simulating train.py …",
-        "112,75 trainfit: first answer: fits, 932 MiB of 23.64 GiB",
+        "112,75 trainfit: first answer: the first steps fit, 932 MiB of 23.64 GiB",
         "150.0 trainfit: first answer: a later one",
     ]
     assert newcomer.first_answer(lines) == pytest.approx(12.25)

@@ -584,7 +584,10 @@ def test_a_slow_script_has_an_answer_before_its_run_is_over(
         assert main(["plan", *words]) == 0
     out, err = capsys.readouterr().out, sys.stderr.buffer.getvalue().decode()  # type: ignore[attr-defined]
     said = next(line for line in err.splitlines() if "first answer" in line)
-    assert said.startswith("trainfit: first answer: fits, ") and "at batch size 8" in said
+    assert (
+        said.startswith("trainfit: first answer: the first steps fit, ")
+        and "at batch size 8" in said
+    )
     assert out.startswith("Fits: ") and "first answer" not in out
 
 

@@ -186,7 +186,7 @@ def status_text(status: RunStatus) -> str:
 
 def answer_text(answer: FirstAnswer) -> str:
     """The first answer in one line."""
-    fits = "fits" if answer.fits else "does not fit"
+    fits = "the first steps fit" if answer.fits else "does not fit"
     at = "" if answer.batch_size is None else f" at batch size {answer.batch_size}"
     step = "" if answer.step_s is None else f", {duration(answer.step_s)} a step"
     need = f"{size(answer.device_bytes)} of {size(answer.capacity_bytes)}"

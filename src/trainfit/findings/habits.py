@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.findings import EVALUATION_WITH_GRAPH, Evidence, Finding, Fix, Place
 from trainfit.results.runs.steps import Coverage, StepMakeup
 from trainfit.results.text import count
 
@@ -222,7 +222,7 @@ def of_evaluation(coverage: Coverage) -> Iterator[Finding]:
 
 #: Kind of a finding, its title, and the habit.
 _WITH_GRAPH: Final = (
-    "evaluation_with_graph",
+    EVALUATION_WITH_GRAPH,
     "The evaluation calls the model with gradients on",
     EVALUATED_WITH_GRAPH,
 )

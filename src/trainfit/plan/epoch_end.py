@@ -38,16 +38,18 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.memory_model import Growth
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import EpochEnd
-from trainfit.results.findings import LAST_BATCH, Finding
+from trainfit.results.findings import EVALUATION_WITH_GRAPH, LAST_BATCH, Finding
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
-from trainfit.results.runs.trace import LoaderCut
+from trainfit.results.runs.trace import InterventionRequest, LoaderCut
 from trainfit.results.text import count
 
 #: Steps of an epoch that is cut short, and epochs in which an evaluation is waited for.
 _STEPS, _EPOCHS = 2, 3
+#: Gradients off in an evaluation.
+_NO_GRAPH: Final = InterventionRequest("no-grad-eval")
 #: Batches of an evaluation: two lengths tell whether memory grows over it.
 _LENGTHS: Final = (8, 16)
 #: A third, where something grows by more than in proportion to them.
@@ -104,6 +106,8 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     evaluations = _Evaluations(job)
     present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
     findings += (*evaluations.by_epoch(present), *evaluations.learned())
+    if present.fits is False and any(each.kind == EVALUATION_WITH_GRAPH for each in findings):
+        present = evaluations.without_graph(present)
     best = chosen.batches.recommended
     if present.device_bytes is None or not best or job.batch is None:
         return EpochEnds(chosen, present, None, findings, evaluations.looked)
@@ -140,6 +144,14 @@ class _Evaluations:
         found = [each for facts in self._learning for each in of_later_learning(facts)]
         late = {each.kind: each for each in found if each.kind not in known}
         return tuple(late.values())
+
+    def without_graph(self, present: EpochEnd) -> EpochEnd:
+        """``present``, which has gradients on, with what it needs under ``torch.no_grad()``."""
+        if not present.is_of_epoch:
+            return present
+        spec = RunSpec(interventions=(_NO_GRAPH,), title="its evaluation without gradients")
+        end, _ = self._of_epoch(present.batch_size, spec, self.lengths(present))
+        return dataclasses.replace(present, without_graph_bytes=end.device_bytes)
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:
         """What each epoch leaves behind: of several epochs, with one batch of an evaluation each.

@@ -46,6 +46,8 @@ def within_evaluation(
     largest = _largest(seen, other, model.capacity_bytes)
     allowed = _largest(seen, other, model.usable_bytes) or 0
     trained = chosen.batches.largest
+    if largest is None and seen.fits is False:
+        return _unknown(job, chosen, what), there
     if largest is None or (fits and trained is not None and largest >= (1 - ALIKE) * trained):
         return chosen, there
     if fits or (allowed == 0 and seen.fits):
@@ -67,6 +69,22 @@ def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
         return None
     points = [(end.batch_size or 0, end.device_bytes or 0) for end in (one, two)]
     return largest_by_line((points[0], points[1]), within_bytes)
+
+
+def _unknown(job: PlannedJob, chosen: AmpSetting, what: str) -> AmpSetting:
+    """``chosen`` without a batch size, as ``what`` does not fit and was not simulated at a smaller
+    one."""
+    limits = chosen.batches.limits or BatchLimits(None, None)
+    batches = dataclasses.replace(
+        chosen.batches,
+        largest=None,
+        recommended=None,
+        recommended_peak=None,
+        limits=dataclasses.replace(limits, reason=f"the {what} does not fit", epoch_steps=None),
+        check=None,
+    )
+    configuration = job.configuration(chosen.trace, batches, chosen.spec)
+    return dataclasses.replace(chosen, batches=batches, configuration=configuration)
 
 
 def _recommended(chosen: AmpSetting, allowed: int) -> int:

@@ -151,6 +151,8 @@ class EpochEnd:
     or of the loop over the epochs, where it is the steps after that which need most, ``final`` the
     line after the last epoch that does (``None``: it is none of these). ``unseen`` says what of the
     rest of the run was not simulated (empty: nothing that may need memory is known of).
+    ``without_graph_bytes`` is the device memory that an evaluation with gradients on would need
+    under ``torch.no_grad()`` (``None``: it has none, or that was not simulated).
     """
 
     evaluation: Literal["simulated", "none", "not simulated"]
@@ -166,6 +168,7 @@ class EpochEnd:
     final: str | None = None
     unseen: str = ""
     kept_at: str | None = None
+    without_graph_bytes: int | None = None
 
     def needs_more_than(self, training_bytes: int) -> bool:
         """Does it need more device memory than training, by what is worth telling?"""

@@ -58,7 +58,7 @@ def test_the_first_answer_stays_on_the_screen() -> None:
     answer = FirstAnswer(8, True, 5 << 30, 24 << 30, 0.079)
     with screen.progress as shown:
         shown.first_answer(answer)
-    text = "first answer: fits, 5.00 GiB of 24.00 GiB at batch size 8, 79 ms a step"
+    text = "first answer: the first steps fit, 5.00 GiB of 24.00 GiB at batch size 8, 79 ms a step"
     assert answer_text(answer) == text
     assert f"trainfit: {text}" in screen.stream.getvalue()
     unknown = FirstAnswer(None, False, 5 << 30, 1 << 30, None)
@@ -100,7 +100,7 @@ def test_elsewhere_runs_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "trainfit: simulating a.py\\x1b …",
-        "trainfit: first answer: fits, 1.00 GiB of 2.00 GiB at batch size 8",
+        "trainfit: first answer: the first steps fit, 1.00 GiB of 2.00 GiB at batch size 8",
     ]
 
 

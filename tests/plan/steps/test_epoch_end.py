@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from tests.helpers_cli import json_of, trainfit
+from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.epoch_end import _Evaluations, is_longer
+from trainfit.plan.evaluation_batches import within_evaluation
 from trainfit.plan.runs.tracing import Trace
+from trainfit.plan.sizing.batch_sizes import Batches
+from trainfit.results.configuration import EpochEnd
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -506,3 +510,73 @@ def test_what_an_epoch_does_to_the_next(tmp_path: Path, spoils: str, kinds: list
     words = "plan", "--no-loader", "--gpu", "T4", "--json", "--", "python", script
     found = json_of(trainfit(*words, cwd=tmp_path))
     assert [each["kind"] for each in found["findings"]] == kinds
+
+
+_WITH_GRAPH = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+train, val = TensorDataset(torch.zeros(2048, 64)), TensorDataset(torch.zeros(4096, 64))
+model = nn.Sequential(nn.Linear(64, 2048), *(nn.Sequential(nn.Linear(2048, 2048), nn.GELU())
+                                             for _ in range(6)), nn.Linear(2048, 1)).cuda()
+opt = torch.optim.SGD(model.parameters())
+for epoch in range(2):
+    model.train()
+    for (x,) in DataLoader(train, batch_size=64):
+        opt.zero_grad()
+        model(x.cuda()).mean().backward()
+        opt.step()
+    model.eval()
+    for (x,) in DataLoader(val, batch_size=64 * 64):
+        score = model(x.cuda()).mean().item()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("brief_with_ends")
+def test_what_an_evaluation_needs_without_its_graph(tmp_path: Path) -> None:
+    """It fits as it is, but for one line: the batch size alone was said to help."""
+    script = tmp_path / "train.py"
+    script.write_text(_WITH_GRAPH)
+    words = ["plan", "--no-loader", "--gpu", "custom:700MiB", "--json", "--", "python", script]
+    end = json_of(trainfit(*words, cwd=tmp_path))["epoch_end"]
+    assert end["fits"] is False
+    # Of 13 results of 32 MiB that it keeps, two are left.
+    assert end["without_graph_bytes"] < 0.7 * end["device_bytes"]
+
+
+def test_only_an_evaluation_of_an_epochs_end_is_tried_without_its_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[RunSpec] = []
+
+    def simulated(
+        _: object, batch: int, spec: RunSpec, lengths: object
+    ) -> tuple[EpochEnd, tuple[()]]:
+        asked.append(spec)
+        return EpochEnd("simulated", device_bytes=5, fits=True, batch_size=batch), ()
+
+    monkeypatch.setattr(_Evaluations, "_of_epoch", simulated)
+    seen = _Evaluations(SimpleNamespace())  # type: ignore[arg-type]
+    unfit = EpochEnd("simulated", device_bytes=9, fits=False, batch_size=8)
+    assert seen.without_graph(unfit).without_graph_bytes == 5
+    assert [each.name for each in asked[0].interventions] == ["no-grad-eval"]
+    last = dataclasses.replace(unfit, final="train.py:9")
+    assert seen.without_graph(last) == last and len(asked) == 1
+
+
+def test_no_batch_size_is_recommended_of_an_evaluation_that_was_not_seen_to_fit() -> None:
+    """An interrupted plan said "does not fit … recommended 64"."""
+    peak: Any = SimpleNamespace(peak_reserved=5)
+    batches = Batches("two traces", "", largest=170, recommended=64, recommended_peak=peak)
+    made: list[Batches] = []
+    memory_model = SimpleNamespace(context_bytes=0, usable_bytes=7, capacity_bytes=8)
+    job: Any = SimpleNamespace(
+        memory_model=memory_model, configuration=lambda _, batches, __: made.append(batches)
+    )
+    chosen: Any = AmpSetting(None, AS_WRITTEN, SimpleNamespace(), SimpleNamespace(), batches)  # type: ignore[arg-type]
+    unfit = EpochEnd("simulated", device_bytes=9, fits=False, batch_size=64)
+    unseen = EpochEnd("not simulated", "interrupted", batch_size=32)
+    within_evaluation(job, chosen, unfit, None, lambda size, spec: unseen)
+    (found,) = made
+    assert (found.largest, found.recommended, found.recommended_peak) == (None, None, None)

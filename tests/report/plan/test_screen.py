@@ -589,6 +589,17 @@ def test_an_evaluation_that_fits_at_a_smaller_batch_size() -> None:
     assert plan.fits and plan.can_start and not plan.fits_now
 
 
+def test_an_evaluation_that_fits_without_its_graph() -> None:
+    """Of all that makes it fit, the line that costs nothing comes first."""
+    end = dataclasses.replace(UNFIT, without_graph_bytes=6 * GIB)
+    limits = BatchLimits(5, 8, reason="the evaluation fits up to 5", evaluation=5)
+    plan = with_now(ACT, largest_batch=5, recommended_batch=4, limits=limits)
+    text = words(dataclasses.replace(plan, epoch_end=end))
+    assert "24.00 GiB at batch size 8 (6.00 GiB under torch.no_grad())." in text
+    assert "fit - the evaluation under torch.no_grad(): 6.00 GiB at batch size 8 - the evaluation in" in text
+    assert "evaluation in a run of its own" in text and "ends an epoch" not in text
+
+
 def test_an_evaluation_that_no_batch_size_makes_fit() -> None:
     limits = BatchLimits(0, 8, reason="the evaluation does not fit", evaluation=0)
     plan = with_now(ACT, largest_batch=0, recommended_batch=None, limits=limits)

@@ -15,7 +15,7 @@ from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_te
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, half_text, largest_text, shapes_text, step_lines
 from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
-from trainfit.results.configuration import ALIKE, AmpChoice, Configuration
+from trainfit.results.configuration import ALIKE, AmpChoice, Configuration, EpochEnd
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
 from trainfit.results.loader import BUSY
 from trainfit.results.memory import MemoryFigures
@@ -65,7 +65,7 @@ def _fits(result: PlanResult) -> str:
     if now.fits and end is not None and end.fits is False and not grows_until:
         need = size(end.device_bytes or 0)
         verb = "need" if " and " in end.title or end.title.endswith("s") else "needs"
-        return f"Does not fit: the {end.title} {verb} {need} of {there}{at}."
+        return f"Does not fit: the {end.title} {verb} {need} of {there}{at}{_without_graph(end)}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
     if now.fits and (until := _subject(result, EPOCH_GROWTH)):
@@ -92,6 +92,13 @@ def _fits(result: PlanResult) -> str:
         return f"Fits: {need} of {there}{at}{more}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
     return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
+
+
+def _without_graph(end: EpochEnd) -> str:
+    """What it would need without the graph that nobody uses."""
+    if end.without_graph_bytes is None:
+        return ""
+    return f" ({size(end.without_graph_bytes)} under torch.no_grad())"
 
 
 def _released(memory: MemoryFigures | None) -> str:
@@ -437,9 +444,11 @@ def _cpu(result: PlanResult) -> str:
 
 
 def _coverage(result: PlanResult) -> str:
-    what = "step" if result.inference is None else "call"
+    what, end = "step" if result.inference is None else "call", result.epoch_end
     torch = result.environment.get("torch", "?")
     run = f"{count(result.steps, what)}, torch {torch}, {duration(round(result.seconds))}"
+    if end is not None and end.evaluation == "simulated":
+        return f"{run}; {end.title} in a run of its own"
     return "; ".join(filter(None, (run, coverage_text(result.coverage, result.steps, what))))
 
 
@@ -517,6 +526,11 @@ def fix_lines(result: PlanResult) -> list[str]:
         first.append(f"batch size {now.largest_batch}, without a safety margin")
     if now.fits:  # its training, and none of the others was evaluated
         other, lines = None, [_less(result)]
+        end = result.epoch_end
+        if end is not None and end.without_graph_bytes is not None:
+            at = f" at batch size {now.batch_size}" if now.batch_size else ""
+            need = size(end.without_graph_bytes)
+            first.insert(0, f"the evaluation under torch.no_grad(): {need}{at}")
     if other is not None and other.fits:
         first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
     elif other is not None and other.largest_batch and not now.largest_batch:
