@@ -596,7 +596,7 @@ def test_an_evaluation_that_fits_without_its_graph() -> None:
     plan = with_now(ACT, largest_batch=5, recommended_batch=4, limits=limits)
     text = words(dataclasses.replace(plan, epoch_end=end))
     assert "24.00 GiB at batch size 8 (6.00 GiB under torch.no_grad())." in text
-    assert "fit - the evaluation under torch.no_grad(): 6.00 GiB at batch size 8 - the evaluation in" in text
+    assert "fit - the evaluation under torch.no_grad(): 6.00 GiB at batch size 8 - " in text
     assert "evaluation in a run of its own" in text and "ends an epoch" not in text
 
 
