@@ -203,6 +203,7 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         assumptions=dict(header["assumptions"]),
         findings=_findings(recording, shown, fits=fits and full is None),
         out_of_memory=full,
+        coverage=_told(Coverage, header.get("coverage")),
     )
 
 

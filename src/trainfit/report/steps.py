@@ -222,6 +222,18 @@ def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> 
     return f"{text} (an epoch has {epoch:,}; see --steps)"
 
 
+def unseen_text(coverage: Coverage | None, pattern: StepPattern | None, steps: int) -> str:
+    """What a memory figure of these steps is not for, in the words that end a headline; empty where
+    an evaluation and a checkpoint were among them, or the whole script, or nobody looked."""
+    if coverage is None or coverage.is_whole or (coverage.evaluated and coverage.saved):
+        return ""
+    if pattern is not None and pattern.unit == "model call":
+        return ""
+    if steps > (coverage.steps_per_epoch or steps):
+        return ""
+    return f"; {_SEEN[coverage.evaluated, coverage.saved]} in {count(steps, 'step')}"
+
+
 # ---
 # Batches that differ in shape, as one line.
 

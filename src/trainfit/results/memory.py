@@ -377,7 +377,7 @@ class MemoryReport:
     ``timeline`` are the peaks of equal parts of the last whole step, ``timeline_phases`` the
     phase of each. ``step`` is what an optimizer step consists of, ``findings`` say what should not
     be in the memory at its peak. ``out_of_memory`` is the message of the simulated GPU where the
-    run ended by it.
+    run ended by it, ``coverage`` what of a run was among its steps (``None``: nobody looked).
     """
 
     file: str
@@ -404,6 +404,7 @@ class MemoryReport:
     step: StepMakeup | None = None
     findings: tuple[Finding, ...] = ()
     out_of_memory: str | None = None
+    coverage: Coverage | None = None
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

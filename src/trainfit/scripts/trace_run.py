@@ -540,7 +540,9 @@ class Runner:
         found = dataclasses.replace(
             self._coverage.result(), evaluation_batches=self._loaders.epochs.longest
         )
-        return dataclasses.replace(found, steps_per_epoch=None) if status == "ended" else found
+        if status == "ended":
+            return dataclasses.replace(found, steps_per_epoch=None, is_whole=True)
+        return found
 
     def _feeds(self) -> tuple[StepFeed, ...]:
         return tuple(self._step.feeds) if self._spec.count != "calls" else ()

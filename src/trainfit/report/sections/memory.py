@@ -43,6 +43,7 @@ from trainfit.report.steps import (
     pattern_notes,
     step_lines,
     timeline_section,
+    unseen_text,
 )
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.memory import (
@@ -228,7 +229,8 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
     full = summary.out_of_memory
     spoilt = spoilt_text(summary.findings)
-    figures = f"{size(need)} of {size(there)}{spoilt}{_of_what(summary)}."
+    limits = _of_what(summary) or unseen_text(summary.coverage, summary.pattern, summary.steps)
+    figures = f"{size(need)} of {size(there)}{spoilt}"
     others = summary.other_processes_bytes
     fits = full is None and need <= there
     what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
@@ -245,7 +247,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         Headline(
             kind="Simulated run",
             tone="good" if fits else "bad",
-            text=f"Fits: {figures}" if fits else _not_fitting(full, figures),
+            text=f"Fits: {figures}{limits}." if fits else _not_fitting(full, f"{figures}."),
             limit=needed_and_there(full) if full else "",
             subject=f"{summary.file} on {summary.gpu}",
             tiles=(
@@ -318,9 +320,10 @@ def _recording_notes(summary: RecordingSummary) -> list[Note]:
 def memory_subject(report: MemoryReport) -> Subject:
     """Does it fit, when is the peak, what is it of, what stays, and how it grows with the batch."""
     batch = f" at batch size {report.batch_size}" if report.batch_size is not None else ""
-    need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}."
+    need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}"
+    unseen = unseen_text(report.coverage, report.pattern, report.pattern.steps)
     full = report.out_of_memory
-    text = f"Fits: {need}" if report.fits else _not_fitting(full, need)
+    text = f"Fits: {need}{unseen}." if report.fits else _not_fitting(full, f"{need}.")
     law = report.batches
     largest = law.largest_batch if law is not None and law.law != "none" else None
     if largest is not None:

@@ -131,7 +131,8 @@ class Coverage:
     it does so in training mode, ``dropping_at`` the one that drops values out in it whatever the
     mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
     memory, ``by_number`` the one at which something goes by the number of an epoch (``None``: there
-    is none, or the loops are none of the script's).
+    is none, or the loops are none of the script's). ``is_whole``: the script came to its end, and
+    has no more than was simulated.
     """
 
     evaluated: bool
@@ -145,6 +146,7 @@ class Coverage:
     dropping_at: str | None = None
     after: str | None = None
     by_number: str | None = None
+    is_whole: bool = False
 
     @property
     def all_steps(self) -> int | None:

@@ -1,0 +1,34 @@
+"""What a memory figure of a few steps is not for, which ends a headline."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from trainfit.report.steps import unseen_text
+from trainfit.results.runs.steps import Coverage, StepPattern
+
+_SEEN = Coverage(False, False, 0.05, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "text"),
+    [
+        ({}, 3, "; no evaluation or checkpoint in 3 steps"),
+        ({"evaluated": True}, 3, "; evaluation but no checkpoint in 3 steps"),
+        # How long an epoch is, is not known.
+        ({"steps_per_epoch": None}, 3, "; no evaluation or checkpoint in 3 steps"),
+        ({"evaluated": True, "saved": True}, 3, ""),
+        # The next epoch had begun: there is none, or the steps show it.
+        ({}, 65, ""),
+        ({"steps_per_epoch": None, "is_whole": True}, 3, ""),
+    ],
+)
+def test_what_was_not_among_the_steps(changes: dict[str, object], steps: int, text: str) -> None:
+    assert unseen_text(dataclasses.replace(_SEEN, **changes), None, steps) == text  # type: ignore[arg-type]
+
+
+def test_calls_of_a_model_have_no_evaluation() -> None:
+    calls = StepPattern("settled", 3, (1, 1, 1), (1, 1, 1), unit="model call")
+    assert unseen_text(_SEEN, calls, 3) == "" and unseen_text(None, None, 3) == ""
