@@ -357,9 +357,9 @@ def _measure(
 
 def _length(readings: Readings, name: str, seconds: float) -> float:
     """Of a slice: its share of the time, and long enough for some batches."""
-    length = min(_MOST_S, max(_LEAST_S, LENGTHS.get(name, 1.0) * _SLICE * seconds))
-    batch_s = fetch_s(readings.of("one"))
-    return min(max(length, _BATCHES * batch_s), max(length, seconds / 4))
+    share, batch_s = LENGTHS.get(name, 1.0), fetch_s(readings.of("one"))
+    length = min(_MOST_S, max(_LEAST_S, share * _SLICE * seconds))
+    return min(max(length, share * _BATCHES * batch_s), max(length, seconds / 4))
 
 
 def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: LoaderMachine) -> Probe:

@@ -252,6 +252,7 @@ class PlanResult(ResultFile):
     )
     METRICS: ClassVar = {
         **MEMORY_METRICS,
+        "device_gib": "device memory of the process with its evaluation, as nvidia-smi shows it",
         "step_ms": "time of a step on the GPU, predicted",
         "samples_per_s": "samples a second on the GPU, if the DataLoader keeps up",
         "epoch_s": "time of an epoch, if the DataLoader keeps up",
