@@ -418,6 +418,54 @@ def test_evaluation_outside_functions_that_may_be_right(tmp_path: Path, old: str
     assert "no-no-grad" not in rules(tmp_path, AT_THE_TOP.replace(old, new))
 
 
+#: The training and the evaluation in one function, as most scripts have them.
+IN_ONE = (
+    HEAD
+    + """
+def main():
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(3):
+        model.train()
+        for x, y in DL(range(9)):
+            loss = loss_fn(model(x.to(device)), y.to(device))
+            opt.zero_grad(); loss.backward(); opt.step()
+        model.eval()
+        total = 0
+        for x, y in DL(range(9)):
+            out = model(x.to(device))
+            total += (out.argmax(1) == y.to(device)).sum().item()
+        print(epoch, total)
+main()
+"""
+)
+
+
+def test_evaluation_next_to_the_training(tmp_path: Path) -> None:
+    assert "no-no-grad" in rules(tmp_path, IN_ONE)
+    at_the_top = IN_ONE.replace("def main():", "if True:").replace("\nmain()\n", "\n")
+    assert "no-no-grad" in rules(tmp_path, at_the_top)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # Trained through, in the loop, after it, and in the next round.
+        ("            total +=", "            out.sum().backward()\n            total +="),
+        ("        print(", "        out.sum().backward()\n        print("),
+        ("        print(", "        more = out.sum() * 2\n        more.backward()\n        print("),
+        ("            total +=", "            kept.append(out)\n            total +="),
+        ("        model.eval()", "        model.train()"),
+        ("    for epoch", "    torch.set_grad_enabled(False)\n    for epoch"),
+        ("        print(", "        return out\n        print("),
+    ],
+)
+def test_what_comes_of_an_evaluation_may_be_trained(tmp_path: Path, old: str, new: str) -> None:
+    text = IN_ONE.replace("opt = torch", "kept = []\n    opt = torch")
+    text = text.replace("loss.backward();", "(loss + sum(map(torch.sum, kept))).backward();")
+    assert old in text
+    assert "no-no-grad" not in rules(tmp_path, text.replace(old, new))
+
+
 def test_no_grad_around_the_caller_counts(tmp_path: Path) -> None:
     inner = EVALUATE.replace("print(evaluate(model, DL(range(9))))", "")
     text = HEAD + inner + "def both():\n    return evaluate(model, DL(range(9)))\n"

@@ -26,14 +26,81 @@ def no_no_grad(project: Project) -> Iterator[Finding]:
     for index in project.indexes:
         for function in index.functions:
             call = _first(project, index, function, gradients, frozen)
-            if call is not None and not _uses_gradients(project, index, function):
+            if call is None:
+                continue
+            if not _uses_gradients(project, index, function) or _ends_in_its_loop(
+                project, index, function, call
+            ):
                 yield _evaluated_with_autograd(index, function, call)
         tree = index.file.source.tree
         call = _first(project, index, tree, gradients, frozen)
         if call is None or next(index.loops(call), None) is None:
             continue  # what a single call gives may be used in any way
-        if not _uses_gradients(project, index, _from(tree, call)):
+        if not _uses_gradients(project, index, _from(tree, call)) or _ends_in_its_loop(
+            project, index, tree, call
+        ):
             yield _evaluated_with_autograd(index, tree, call)
+
+
+def _ends_in_its_loop(project: Project, index: Index, scope: Scope, call: ast.Call) -> bool:
+    """Do gradients of what a loop of evaluation computes get nowhere, whatever else the function or
+    the script does, which may train as well?"""
+    loop = next(index.loops(call), None)
+    if loop is None or _uses_gradients(project, index, loop):
+        return False
+    kept = _kept_of(loop)
+    # What is made of that later, also in the next round of a loop around both.
+    statements = [each for each in inside(scope) if isinstance(each, ast.Assign | ast.AugAssign)]
+    for _ in range(_CHAINED):
+        kept |= {name for each in statements if _names(each.value) & kept for name in _set_by(each)}
+    for node in inside(scope):
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and _names(node) & kept:
+            return False
+        name = getattr(node, "attr", None) or getattr(node, "id", "")
+        if name not in _WANTS_GRADIENTS:
+            continue
+        around = next(index.loops(node), None)
+        # A loop of its own assigns what it goes backward through.
+        is_own = around is not None and around not in index.loops(call)
+        own = _made_in(around) if around is not None and is_own else set()
+        statement = next(
+            (each for each, _ in index.ancestors(node) if isinstance(each, ast.stmt)), node
+        )
+        if _names(statement) & kept - own:
+            return False
+    return True
+
+
+#: Assignments one after another through which what a loop has made is followed.
+_CHAINED: Final = 4
+
+
+def _names(node: ast.AST | None) -> set[str]:
+    """Names that are read in it."""
+    every = () if node is None else ast.walk(node)
+    return {each.id for each in every if isinstance(each, ast.Name)}
+
+
+def _set_by(node: ast.Assign | ast.AugAssign) -> Iterator[str]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        yield from _names(target)
+
+
+def _made_in(loop: Loop) -> set[str]:
+    """Names that the statements of a loop assign."""
+    every = (each for each in inside(loop) if isinstance(each, ast.Assign))
+    return {name for each in every for name in _set_by(each)}
+
+
+def _kept_of(loop: Loop) -> set[str]:
+    """Names that a loop assigns, adds to, or calls a method of (`outputs.append(…)`)."""
+    found = _made_in(loop)
+    for each in inside(loop):
+        if isinstance(each, ast.AugAssign):
+            found |= set(_set_by(each))
+        elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.args:
+            found |= _names(each.func.value)
+    return found
 
 
 def _from(tree: ast.Module, node: ast.expr) -> ast.Module:
