@@ -66,7 +66,9 @@ def install(
         (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", _clipping_values, False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
-        (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (functional, "kl_div", _diverging, False),
+        (functional, "ctc_loss", _transcribing, False),
+        (optim.Optimizer, "zero_grad", _zeroing, False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (optim.Optimizer, "add_param_group", lambda it, of, *_, **__: it.grouped(of), True),
         *((torch.nn.init, name, _initializing, True) for name in _ONE_VALUE),
@@ -74,7 +76,7 @@ def install(
         (profiler.profile, "stop", lambda it, *_: it.misuse.profiling.ends(), True),
         (older_profiler.profile, "__enter__", _profiling, True),
         (older_profiler.profile, "__exit__", lambda it, *_: it.misuse.profiling.ends(), True),
-        (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (torch.nn.Module, "zero_grad", _zeroing, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         *((kind, "forward", _recurring, False) for kind in _RECURRENT),
@@ -153,6 +155,7 @@ def _backward(
 ) -> None:
     if inputs is not None:
         observer.chooses()
+    observer.misuse.passes.is_chosen = inputs is not None
     observer.backward(tensors, with_graph=create_graph)
 
 
@@ -184,6 +187,11 @@ def _clipping_values(
     observer: LearningObserver, parameters: Any = None, clip_value: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.clipping(parameters, clip_value, by_norm=False)
+
+
+def _zeroing(observer: LearningObserver, owner: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.passes.zeroed(owner)
+    observer.zeroed(owner)
 
 
 def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
@@ -342,8 +350,34 @@ def _comparing(
     **__: Any,
 ) -> None:
     observer.comparing(name, input, target)
+    observer.misuse.terms.comparing(name, input, target)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it
         observer.misuse.batches.compares(target, ignore_index)
+
+
+def _diverging(
+    observer: LearningObserver,
+    input: Any = None,
+    target: Any = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: Any = "mean",
+    log_target: Any = False,
+) -> None:
+    observer.misuse.terms.diverging(target, log_target)
+
+
+def _transcribing(
+    observer: LearningObserver,
+    log_probs: Any = None,
+    targets: Any = None,
+    input_lengths: Any = None,
+    target_lengths: Any = None,
+    blank: Any = 0,
+    reduction: Any = "mean",
+    zero_infinity: Any = False,
+) -> None:
+    observer.misuse.terms.transcribing(input_lengths, target_lengths, zero_infinity)
 
 
 def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:

@@ -23,6 +23,8 @@ from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
+from trainfit.hooks.provenance.passes import Passes
+from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
 from trainfit.hooks.remade import Grown, Remade, twice
 from trainfit.hooks.repeats import Repeats
@@ -105,6 +107,8 @@ class MisuseObserver:
         self.outputs = Outputs(place)
         self.weights = Weights()
         self.scores = Scores()
+        self.terms = Terms(place)
+        self.passes = Passes()
         self.ties = Ties()
         self.freezing = Freezing()
         self.profiling = Profiling()
@@ -131,12 +135,13 @@ class MisuseObserver:
             self._note("one_batch", str(only[0]), str(only[1]), place=only[2] or "")
         self._note_stalled(names)
         self._note_wiring()
+        followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
         if not leaves:
-            return (*self._found.values(), *self.loaders.found())
+            return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
         flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
         told = self._flat_by, str(len(flat)), *flat[:_NAMES]
-        return *self._found.values(), *self.loaders.found(), Misuse("gradient_flat", told)
+        return *self._found.values(), *followed, Misuse("gradient_flat", told)
 
     def _note_wiring(self) -> None:
         """What models, losses and masks are given, and how they are put together."""
@@ -220,6 +225,7 @@ class MisuseObserver:
         given = tensors_among(args)
         self._look_at_softmax(func, given, result)
         self.outputs.gave(func, args, result)
+        self.terms.gave(func, args, kwargs, result)
         self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
@@ -250,6 +256,8 @@ class MisuseObserver:
         everything = nodes or ()
         self.graphs.look(everything)
         self.scaled.backward(everything, self._place())
+        self.terms.backward(node, everything)
+        self.passes.backward(everything, self._place())
         self.weights.backward(everything)
         self.scores.backward()
         if self._repeats and "one_layer" not in self._found:
@@ -299,6 +307,7 @@ class MisuseObserver:
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()
         self.scores.over()
+        self.passes.stepping(optimizer, place)
         if self._remade.steps(optimizer, place):
             self._note("optimizer_remade", type(optimizer).__name__, place=place)
         if (sampled := self.samples.step()) is not None:
@@ -307,6 +316,7 @@ class MisuseObserver:
     def begins(self, optimizer: Any, models: Sequence[Any], place: str | None) -> None:
         """An optimizer that a line made is about to make its first step; these were called."""
         self.grown.began(optimizer, models)
+        self.passes.begins(optimizer)
         self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
         if several:
@@ -455,6 +465,7 @@ class MisuseObserver:
             self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
         if self._norm_at is not None and any(map(in_shards, models)):
             self._note("norm_of_a_shard", place=self._norm_at)
+        self.passes.look_at_memory(models)
         if norms := forgetful_norms(models):
             name, momentum = norms[0]
             self._note("norm_forgets", str(len(norms)), name, f"{momentum:g}", place="")

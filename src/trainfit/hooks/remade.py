@@ -118,15 +118,16 @@ def keeps_state(optimizer: Any) -> bool:
 def schedule_left_behind(
     schedules: Sequence[Schedule], optimizers: Collection[Any]
 ) -> tuple[str, str, str | None] | None:
-    """Of a schedule whose optimizer nobody can step, while another one (of ``optimizers``, which
-    made steps) has its parameters: the schedule's class, the other's, and the schedule's line."""
+    """Of a schedule whose optimizer nobody can step any more, while another one (of ``optimizers``,
+    which made steps) has its parameters: the schedule's class, the other's, and the schedule's
+    line."""
     for schedule in schedules:
         optimizer = _optimizer_of(schedule)
-        if not isinstance(optimizer, torch.optim.Optimizer) or optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
             continue
         own = {id(tensor) for tensor in tensors_of(optimizer)}
         for other in optimizers:
-            if any(other is _optimizer_of(each) for each in schedules):
+            if other is optimizer or any(other is _optimizer_of(each) for each in schedules):
                 continue
             if own & {id(tensor) for tensor in tensors_of(other)} and not _is_held(optimizer):
                 return type(schedule.alive).__name__, type(other).__name__, schedule.place

@@ -97,7 +97,7 @@ class Ties:
     def moved(self) -> None:
         """… and was."""
         for (one, first), (other, second) in self._moving:
-            if _memory(first) != _memory(second):
+            if memory_of(first) != memory_of(second):
                 self.lost = one, other
         self._moving = []
 
@@ -115,7 +115,7 @@ def _tied(
 ) -> Iterable[tuple[tuple[str, Any], tuple[str, Any]]]:
     known: dict[_Place, tuple[str, Any]] = {}
     for name, each in parameters:
-        place = _memory(each)
+        place = memory_of(each)
         if place is None or not each.requires_grad:
             continue
         first = known.setdefault(place, (name, each))
@@ -123,8 +123,8 @@ def _tied(
             yield first, (name, each)
 
 
-def _memory(parameter: Any) -> _Place | None:
-    """Where the numbers of a matrix are."""
+def memory_of(parameter: Any) -> _Place | None:
+    """Where the numbers of a matrix are; ``None``: it is no matrix, or has none."""
     if parameter.dim() < 2 or not parameter.numel() or parameter.device.type == "meta":
         return None
     if not isinstance(parameter, torch.nn.Parameter):
