@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import trainfit
 from trainfit.findings.training.learning import of_learning
@@ -445,3 +446,172 @@ def test_models_that_share_an_encoder_are_meant_so(kinds: Kinds) -> None:
         return policy, value, copy.deepcopy(policy)
 
     assert "one_memory" not in kinds(train)
+
+
+def test_a_differential_equation_has_graphs_on_both_sides(kinds: Kinds) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        x.requires_grad_()
+        first = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+        second = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)[0]
+        return F.mse_loss(first[:, 1], x[:, 0].detach() + 0.9 * second[:, 0])
+
+    assert "target_trained" not in kinds(training(loss, net(1)))
+
+
+# -- padding -----------------------------------------------------------------------------------
+
+
+class _Language(nn.Module):
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8, padding_idx=padding)
+        self.layer = nn.Linear(8, 20)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.layer(self.embedding(tokens))
+        return output
+
+
+def _sentences(number: int = 24, length: int = 12, used: int = 7) -> Tensor:
+    tokens = torch.randint(1, 20, (number, length))
+    tokens[:, used:] = 0
+    return tokens
+
+
+def _language(
+    labels: Callable[[Tensor], Tensor], *, padding: int | None = 0, used: int = 7, **options: Any
+) -> Any:
+    def train(observer: LearningObserver) -> Any:
+        model = _Language(padding).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        criterion = nn.CrossEntropyLoss(**options).cuda()
+        for (batch,) in DataLoader(TensorDataset(_sentences(used=used)), 6):
+            observer.called(model)
+            tokens = batch.cuda()
+            optimizer.zero_grad()
+            output = model(tokens[:, :-1])
+            loss = criterion(output.reshape(-1, 20), labels(tokens[:, 1:]).reshape(-1))
+            (loss.mean() if options.get("reduction") == "none" else loss).backward()
+            optimizer.step()
+        return model
+
+    return train
+
+
+def test_a_loss_over_padding(kinds: Kinds) -> None:
+    found = kinds(_language(lambda tokens: tokens))["padding_learned"]
+    assert "45% of a batch's labels are 0" in found.title  # 5 of 11
+    assert found.fixes[0].line == "ignore_index=0"
+
+
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [
+        (lambda tokens: tokens, {"ignore_index": 0}),
+        (lambda tokens: tokens, {"reduction": "none"}),  # a mask may come after it
+        (lambda tokens: tokens, {"weight": torch.ones(20)}),
+        (lambda tokens: tokens, {"padding": None}),
+        (lambda tokens: tokens, {"used": 12}),
+        (lambda tokens: tokens.masked_fill(tokens == 0, -100), {}),
+        (lambda tokens: tokens.clone().fill_(3), {}),
+    ],
+)
+def test_losses_without_padding(
+    kinds: Kinds, labels: Callable[[Tensor], Tensor], options: dict[str, Any]
+) -> None:
+    assert "padding_learned" not in kinds(_language(labels, **options))
+
+
+# -- batches, hooks, norms ---------------------------------------------------------------------
+
+
+class _Batch:
+    def __init__(self, rows: list[Any]) -> None:
+        self.x = torch.stack([each for (each,) in rows])
+
+
+class _Pinned(_Batch):
+    def pin_memory(self) -> _Batch:
+        return self
+
+
+def _loaded(collate: Any, *, pin: bool = True) -> Any:
+    def train(observer: LearningObserver) -> Any:
+        model = net()
+        loader = DataLoader(TensorDataset(torch.rand(32, 8)), 8, collate_fn=collate, pin_memory=pin)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in loader:
+            observer.called(model)
+            optimizer.zero_grad()
+            x = batch.x if isinstance(batch, _Batch) else batch[0]
+            model(x.cuda()).pow(2).mean().backward()
+            optimizer.step()
+        return model
+
+    return train
+
+
+def test_a_class_of_batches_that_is_not_pinned(kinds: Kinds) -> None:
+    assert "class _Batch" in kinds(_loaded(_Batch))["pinned_in_vain"].title
+    assert "pinned_in_vain" not in kinds(_loaded(_Pinned))
+    assert "pinned_in_vain" not in kinds(_loaded(_Batch, pin=False))
+    assert "pinned_in_vain" not in kinds(_loaded(default_collate))
+
+
+def _hooked(*, removes: bool = False, once: bool = False) -> Any:
+    model = net()
+    kept: list[Any] = []
+
+    def loss(_: nn.Module, x: Tensor) -> Tensor:
+        if not (once and kept):
+            handle = model[0].register_forward_hook(lambda *it: kept.append(it[2].sum()))
+        output = model(x)
+        if removes:
+            handle.remove()
+        return output.pow(2).mean() + kept[-1] * 1e-3
+
+    return training(loss, model)
+
+
+def test_one_more_hook_in_each_step(kinds: Kinds) -> None:
+    found = kinds(_hooked())["hooks_added"]
+    assert "one more hook" in found.title
+    assert "hooks_added" not in kinds(_hooked(removes=True))
+    assert "hooks_added" not in kinds(_hooked(once=True))
+
+
+def _fine_tuned(*, evaluates: bool = False, freezes: bool = True) -> Any:
+    backbone = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU()).cuda()
+    model = nn.Sequential(backbone, nn.Linear(16, 4).cuda())
+    backbone.requires_grad_(not freezes)
+    backbone.train(not evaluates)
+    return training(lambda _, x: model(x).pow(2).mean(), model)
+
+
+def test_statistics_of_a_frozen_norm_that_move(kinds: Kinds) -> None:
+    found = kinds(_fine_tuned())["norm_of_frozen"]
+    assert "BatchNorm 0.1" in found.title
+    assert "norm_of_frozen" not in kinds(_fine_tuned(evaluates=True))
+    assert "norm_of_frozen" not in kinds(_fine_tuned(freezes=False))
+
+
+def test_a_critic_that_is_frozen_in_turns_is_trained(kinds: Kinds) -> None:
+    def train(observer: LearningObserver) -> Any:
+        generator = net(8)
+        critic = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 1)).cuda()
+        of_generator = torch.optim.Adam(generator.parameters())
+        of_critic = torch.optim.Adam(critic.parameters())
+        for _ in range(_STEPS):
+            observer.called(generator)
+            observer.called(critic)
+            critic.requires_grad_(True)
+            of_critic.zero_grad()
+            critic(generator(rows()).detach()).mean().backward()
+            of_critic.step()
+            critic.requires_grad_(False)
+            of_generator.zero_grad()
+            critic(generator(rows())).mean().backward()
+            of_generator.step()
+        return generator, critic
+
+    assert "norm_of_frozen" not in kinds(train)

@@ -22,6 +22,7 @@ from torch.optim import optimizer as optim
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
 
+from trainfit.hooks.batches import tensors_of_batch
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.losses import LOOKED_AT, OF_CLASSES
 from trainfit.simgpu.patching import PatchSet
@@ -40,6 +41,11 @@ _SAMPLED = distributions.Normal, distributions.LogNormal, distributions.Multivar
 _POLICIES = *_SAMPLED, distributions.Categorical, distributions.Bernoulli, distributions.Beta
 #: Functions of torch.nn.init that give all numbers of a tensor one value.
 _ONE_VALUE = "constant_", "zeros_", "ones_"
+#: Methods that add a hook to a module.
+_ADD_HOOKS = (
+    *("register_forward_hook", "register_forward_pre_hook"),
+    *("register_full_backward_hook", "register_full_backward_pre_hook"),
+)
 _RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
@@ -105,6 +111,7 @@ def install(
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), _scaled, False),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
+        *((torch.nn.Module, name, _nothing, _hooked, True) for name in _ADD_HOOKS),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
     )
     for owner, name, told, gave_it, always in results:
@@ -263,6 +270,13 @@ def _moved(observer: LearningObserver, _: Any) -> None:
     observer.misuse.ties.moved()
 
 
+def _nothing(observer: LearningObserver, *_: Any, **__: Any) -> None: ...
+
+
+def _hooked(observer: LearningObserver, handle: Any) -> None:
+    observer.misuse.hooking(handle)
+
+
 def _scaled(observer: LearningObserver, losses: Any) -> None:
     observer.misuse.scaled.scaled(losses)
 
@@ -273,8 +287,16 @@ def _loading(
     observer.loading(module, state_dict)
 
 
-def _embedding(observer: LearningObserver, input: Any = None, *_: Any, **__: Any) -> None:
+def _embedding(
+    observer: LearningObserver,
+    input: Any = None,
+    weight: Any = None,
+    padding_idx: Any = None,
+    *_: Any,
+    **__: Any,
+) -> None:
     observer.misuse.batches.embedded(input)
+    observer.misuse.labels.embedded(input, padding_idx)
 
 
 def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:
@@ -320,6 +342,7 @@ def _log_probabilities(observer: LearningObserver, result: Any) -> None:
 
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
+    observer.misuse.labels.given(tensors_of_batch(batch))
     observer.misuse.loaders.given(batch)
 
 
@@ -344,6 +367,7 @@ def _comparing(
     observer: LearningObserver,
     input: Any = None,
     target: Any = None,
+    weight: Any = None,
     *_: Any,
     ignore_index: Any = -100,
     reduction: Any = "mean",
@@ -352,7 +376,7 @@ def _comparing(
     observer.comparing(name, input, target)
     observer.misuse.terms.comparing(name, input, target)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it
-        observer.misuse.batches.compares(target, ignore_index)
+        observer.misuse.compares(target, weight, ignore_index)
 
 
 def _diverging(

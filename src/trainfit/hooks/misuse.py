@@ -21,17 +21,19 @@ from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
 from trainfit.hooks.provenance.passes import Passes
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
-from trainfit.hooks.remade import Grown, Remade, twice
+from trainfit.hooks.remade import Grown, Hooked, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
     Ties,
     forgetful_norms,
+    frozen_norms,
     idle_checkpointing,
     large_rate,
     searches_in_vain,
@@ -109,12 +111,15 @@ class MisuseObserver:
         self.scores = Scores()
         self.terms = Terms(place)
         self.passes = Passes()
+        self.labels = Labels()
+        self.hooked = Hooked()
         self.ties = Ties()
         self.freezing = Freezing()
         self.profiling = Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
         self._tied_at = ""
+        self._labels_at: str | None = None
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -162,6 +167,10 @@ class MisuseObserver:
             self._note("unfrozen_untrained", str(left[0]), left[1], place="")
         if (padding := self.batches.padding_learned) is not None:
             self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
+        if (padding := self.labels.at_padding) is not None:
+            self._note("padding_learned", *map(str, padding), place=self._labels_at or "")
+        if (hooked := self.hooked.found) is not None:
+            self._note("hooks_added", str(hooked[0]), place=hooked[1])
         if (flat := self.batches.flat()) is not None:
             told = (f"{each:.3g}" for each in flat)
             self._note("images_flat", *told, place=self.batches.made_at or "")
@@ -226,6 +235,7 @@ class MisuseObserver:
         self._look_at_softmax(func, given, result)
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
+        self.labels.gave(func, args, result)
         self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
@@ -332,8 +342,20 @@ class MisuseObserver:
         self.profiling.look(steps)
         self.batches.looked(steps)
 
+    def compares(self, target: Any, weight: Any, ignored: Any) -> None:
+        """A loss over classes of these targets is called, without those that are ``ignored``."""
+        self.batches.compares(target, ignored)
+        if self._labels_at is None:
+            self.labels.compares(target, weight, ignored)
+            self._labels_at = self._place() if self.labels.at_padding else None
+
+    def hooking(self, handle: Any) -> None:
+        """A hook was added to a module."""
+        self.hooked.added(handle, self._steps(), self._place)
+
     def asking(self, *, with_graph: bool) -> None:
         """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""
+        self.terms.derives |= with_graph
         self._asks_without = not with_graph and torch.is_grad_enabled()
 
     def answered(self, gradients: Any) -> None:
@@ -469,6 +491,8 @@ class MisuseObserver:
         if norms := forgetful_norms(models):
             name, momentum = norms[0]
             self._note("norm_forgets", str(len(norms)), name, f"{momentum:g}", place="")
+        if norms_moving := frozen_norms(models, had, self.freezing.ever):
+            self._note("norm_of_frozen", str(len(norms_moving)), norms_moving[0], place="")
         if (idle := idle_checkpointing(models, had)) is not None:
             self._note("checkpointing_idle", idle[0], str(idle[1]), place="")
         names = [

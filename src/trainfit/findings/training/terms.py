@@ -216,6 +216,63 @@ def _memory(found: Misuse) -> Finding:
     )
 
 
+def _of_frozen(found: Misuse) -> Finding:
+    norms, name = found.told
+    more = f" (and {count(int(norms) - 1, 'more layer')})" if int(norms) > 1 else ""
+    return Finding(
+        "norm_of_frozen",
+        "warning",
+        f"BatchNorm {name}{more} is frozen, and its running statistics still follow each batch",
+        (Evidence("layers", norms),),
+        "requires_grad=False stops its weight and bias alone: in training mode it normalizes by "
+        "the batch, and mean and variance move away from those it was trained with",
+        (
+            Fix(
+                "backbone.eval() after each model.train(), or for each BatchNorm of the part that "
+                "is frozen",
+                line="model.backbone.eval()",
+            ),
+            Fix("leave it, if the statistics are to follow the new data"),
+        ),
+        confidence="likely",
+    )
+
+
+def _hooks(found: Misuse) -> Finding:
+    (hooks,) = found.told
+    return Finding(
+        "hooks_added",
+        "warning",
+        f"Each step adds one more hook to the same module, {hooks} so far, and none is removed",
+        (Evidence("hooks of this line", hooks),),
+        "all of them are called in each forward pass: steps get slower, and what hooks keep stays "
+        "in memory",
+        (
+            Fix("register the hook once, before the loop"),
+            Fix("handle = module.register_forward_hook(…), and handle.remove() after the pass"),
+        ),
+    )
+
+
+def _not_pinned(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "pinned_in_vain",
+        "warning",
+        f"pin_memory=True has no effect: batches are of the script's own class {name}",
+        (),
+        "the DataLoader pins tensors in lists, tuples and dictionaries, and of other objects what "
+        "their method pin_memory() does; copies of pageable memory wait, non_blocking or not",
+        (
+            Fix(
+                f"a method of {name}: def pin_memory(self): self.x = self.x.pin_memory(); … "
+                "return self"
+            ),
+            Fix("a NamedTuple or a dictionary in its place"),
+        ),
+    )
+
+
 TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "log_of_output": _of_output,
     "deviation_of_one": _of_one,
@@ -228,6 +285,9 @@ TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "step_of_two": _of_two,
     "attack_in_step": _attack,
     "one_memory": _memory,
+    "norm_of_frozen": _of_frozen,
+    "hooks_added": _hooks,
+    "pinned_in_vain": _not_pinned,
 }
 #: Those that the last batch of an epoch, or a later epoch, may be the first to show.
 LATER: Final = ("deviation_of_one", "labels_too_long", "one_memory")

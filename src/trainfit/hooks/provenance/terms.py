@@ -57,6 +57,8 @@ class Terms:
         self._place = place
         self._kinds: Marks[str] = Marks()
         self._found: dict[str, Misuse] = {}
+        self.derives = False
+        """Are derivatives of what models give part of a loss, as those of an equation?"""
 
     def found(self) -> tuple[Misuse, ...]:
         """What was seen, the first of each kind."""
@@ -103,7 +105,7 @@ class Terms:
 
     def comparing(self, name: str, output: Any, target: Any) -> None:
         """A loss function compares an output with a target."""
-        if name not in ELEMENTWISE or not torch.is_grad_enabled():
+        if name not in ELEMENTWISE or not torch.is_grad_enabled() or self.derives:
             return
         both = output, target
         if not all(isinstance(each, torch.Tensor) and each.requires_grad for each in both):
