@@ -167,8 +167,8 @@ class MisuseObserver:
             self._note("unfrozen_untrained", str(left[0]), left[1], place="")
         if (padding := self.batches.padding_learned) is not None:
             self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
-        if (padding := self.labels.at_padding) is not None:
-            self._note("padding_learned", *map(str, padding), place=self._labels_at or "")
+        if (labelled := self.labels.at_padding) is not None:
+            self._note("padding_learned", *map(str, labelled), place=self._labels_at or "")
         if (hooked := self.hooked.found) is not None:
             self._note("hooks_added", str(hooked[0]), place=hooked[1])
         if (flat := self.batches.flat()) is not None:

@@ -22,11 +22,14 @@ def rate(facts: LearningFacts) -> Iterator[Finding]:
         "rate_zero",
         "critical",
         f"The learning rate is 0 in all {facts.zero_rates} steps that were looked at: nothing is "
-        "learned",
+        "learned in them",
         (Evidence("learning rate", 0.0),),
-        "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
-        "scheduler.step() not called)",
-        (Fix("give a learning rate, and check what the scheduler makes of it"),),
+        "it was given as 0, or a schedule does not raise it (step // warm_up, which is 0 until the "
+        "warm-up is over; warm-up steps counted in epochs; scheduler.step() not called)",
+        (
+            Fix("give a learning rate, and check what the scheduler makes of it"),
+            Fix("of a warm-up min(1.0, (step + 1) / warm_up)"),
+        ),
         place=Place.parse(facts.rate_zero_at),
     )
 
