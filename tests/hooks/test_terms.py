@@ -615,3 +615,92 @@ def test_a_critic_that_is_frozen_in_turns_is_trained(kinds: Kinds) -> None:
         return generator, critic
 
     assert "norm_of_frozen" not in kinds(train)
+
+
+def _averaged(update: Callable[[nn.Module, nn.Module], Any]) -> Any:
+    def train(observer: LearningObserver) -> Any:
+        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)).cuda()
+        ema = copy.deepcopy(model).eval().requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(_STEPS):
+            observer.called(model)
+            optimizer.zero_grad()
+            model(rows()).pow(2).mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                update(ema, model)
+        with torch.no_grad():
+            observer.called(ema)
+            ema(rows())
+        return model, ema
+
+    return train
+
+
+def _parameters_alone(ema: nn.Module, model: nn.Module) -> None:
+    for own, new in zip(ema.parameters(), model.parameters(), strict=True):
+        own.mul_(0.9).add_(new, alpha=0.1)
+
+
+def _buffers_too(ema: nn.Module, model: nn.Module) -> None:
+    _parameters_alone(ema, model)
+    for own, new in zip(ema.buffers(), model.buffers(), strict=True):
+        own.copy_(new)
+
+
+def _by_data(ema: nn.Module, model: nn.Module) -> None:
+    for own, new in zip(ema.parameters(), model.parameters(), strict=True):
+        own.data.mul_(0.9).add_(new.data, alpha=0.1)
+    for own, new in zip(ema.buffers(), model.buffers(), strict=True):
+        own.data.copy_(new.data)
+
+
+def _whole_state(ema: nn.Module, model: nn.Module) -> None:
+    state = model.state_dict()
+    for name, own in ema.state_dict().items():
+        own.copy_(state[name])
+
+
+def test_a_teacher_of_the_same_class(kinds: Kinds) -> None:
+    """Its weights were given to it before it was moved: it is none that the script changes."""
+
+    def train(observer: LearningObserver) -> Any:
+        student, teacher = (
+            nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)) for _ in range(2)
+        )
+        teacher.load_state_dict(copy.deepcopy(student.state_dict()))
+        for each in (student, teacher):
+            each.cuda()
+        teacher.eval()
+        optimizer = torch.optim.SGD(student.parameters(), 0.1)
+        for _ in range(_STEPS):
+            for each in (student, teacher):
+                observer.called(each)
+            with torch.no_grad():
+                observer.called(teacher)
+                target = teacher(rows())
+            optimizer.zero_grad()
+            F.mse_loss(student(rows()), target).backward()
+            optimizer.step()
+        return student, teacher
+
+    assert "norm_left_behind" not in kinds(train)
+
+
+def test_averaged_weights_with_statistics_of_the_start(kinds: Kinds) -> None:
+    found = kinds(_averaged(_parameters_alone))["norm_left_behind"]
+    assert "BatchNorm 1" in found.title
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        _buffers_too,
+        _by_data,
+        _whole_state,
+        lambda ema, model: ema.load_state_dict(model.state_dict()),
+        lambda ema, model: None,  # a teacher that stays as it is
+    ],
+)
+def test_averages_with_their_statistics(kinds: Kinds, update: Any) -> None:
+    assert "norm_left_behind" not in kinds(_averaged(update))

@@ -19,6 +19,7 @@ from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.provenance.labels import Labels
@@ -30,6 +31,7 @@ from trainfit.hooks.ranks import goes_over_host
 from trainfit.hooks.remade import Grown, Hooked, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
+    Averages,
     Freezing,
     Ties,
     forgetful_norms,
@@ -113,6 +115,7 @@ class MisuseObserver:
         self.passes = Passes()
         self.labels = Labels()
         self.hooked = Hooked()
+        self.averages = Averages()
         self.ties = Ties()
         self.freezing = Freezing()
         self.profiling = Profiling()
@@ -157,6 +160,8 @@ class MisuseObserver:
         if (scores := self.scores.found) is not None:
             by_hand = str(scores[0]), str(scores[1]), scores[2]
             self._note("attention_by_hand", *by_hand, place=scores[3] or "")
+        if (left := self.averages.left) is not None:
+            self._note("norm_left_behind", str(left[0]), left[1], place="")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:
@@ -236,6 +241,8 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
+        if self._steps():
+            self.averages.gave(func, args)
         self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
@@ -352,6 +359,12 @@ class MisuseObserver:
     def hooking(self, handle: Any) -> None:
         """A hook was added to a module."""
         self.hooked.added(handle, self._steps(), self._place)
+
+    def calling(self, module: Any, models: Iterable[Any]) -> None:
+        """An outermost module is about to be called; these were before."""
+        self.graphs.calling()
+        if 0 < self._steps() <= FIRST_LOOKS:
+            self.averages.calling(module, self.passes.trained, models)
 
     def asking(self, *, with_graph: bool) -> None:
         """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""

@@ -238,6 +238,31 @@ def _of_frozen(found: Misuse) -> Finding:
     )
 
 
+def _left(found: Misuse) -> Finding:
+    norms, name = found.told
+    more = f" (and of {count(int(norms) - 1, 'more layer')})" if int(norms) > 1 else ""
+    return Finding(
+        "norm_left_behind",
+        "critical",
+        f"A copy of the model is evaluated whose weights are averaged, and the statistics of "
+        f"BatchNorm {name}{more} are not",
+        (Evidence("layers", norms),),
+        "parameters() has weights and biases alone: running_mean and running_var of the copy are "
+        "those from when it was made, and its results are worse than the model's",
+        (
+            Fix(
+                "the buffers as well: for own, new in zip(ema.buffers(), model.buffers()): "
+                "own.copy_(new)"
+            ),
+            Fix(
+                "torch.optim.swa_utils.AveragedModel(model, "
+                "multi_avg_fn=get_ema_multi_avg_fn(0.999), use_buffers=True)"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
 def _hooks(found: Misuse) -> Finding:
     (hooks,) = found.told
     return Finding(
@@ -286,8 +311,9 @@ TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "attack_in_step": _attack,
     "one_memory": _memory,
     "norm_of_frozen": _of_frozen,
+    "norm_left_behind": _left,
     "hooks_added": _hooks,
     "pinned_in_vain": _not_pinned,
 }
 #: Those that the last batch of an epoch, or a later epoch, may be the first to show.
-LATER: Final = ("deviation_of_one", "labels_too_long", "one_memory")
+LATER: Final = ("deviation_of_one", "labels_too_long", "one_memory", "norm_left_behind")

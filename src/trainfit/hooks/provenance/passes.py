@@ -5,7 +5,7 @@ inputs that the step uses, too."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
@@ -65,6 +65,11 @@ class Passes:
         if kind not in self._found:
             self._found[kind] = Misuse(kind, tuple(map(str, told)), place)
             self._names[kind] = parameter
+
+    @property
+    def trained(self) -> Collection[int]:
+        """Parameters of optimizers, by identity."""
+        return self._owners.keys()
 
     def begins(self, optimizer: Any) -> None:
         """An optimizer is about to make its first step."""
