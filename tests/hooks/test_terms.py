@@ -136,7 +136,7 @@ def test_weights_that_are_kept_above_0_give_what_a_logarithm_may_get(kinds: Kind
 
 
 def test_a_logarithm_that_is_only_shown_spoils_nothing(kinds: Kinds) -> None:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
+    def loss(model: Any, x: Tensor) -> Tensor:
         output = model(x)
         output.log().mean()
         return output.pow(2).mean()
@@ -150,7 +150,7 @@ def test_a_logarithm_that_is_only_shown_spoils_nothing(kinds: Kinds) -> None:
 def _distilled(teacher: Callable[[Tensor], Tensor], *, log_target: bool = False) -> Any:
     large = net()
 
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
+    def loss(model: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
             target = teacher(large(x) / 4)
         output = F.log_softmax(model(x) / 4, dim=1)
@@ -177,7 +177,7 @@ def test_targets_as_a_divergence_wants_them(kinds: Kinds) -> None:
 
 
 def test_a_target_of_the_next_state_is_trained_too(kinds: Kinds) -> None:
-    def loss(q: nn.Module, x: Tensor) -> Tensor:
+    def loss(q: Any, x: Tensor) -> Tensor:
         expected = x[:, 0] + 0.99 * q(rows()).max(1)[0] * (1 - x[:, 1].round())
         return F.smooth_l1_loss(_chosen(q(x)), expected)
 
@@ -186,7 +186,7 @@ def test_a_target_of_the_next_state_is_trained_too(kinds: Kinds) -> None:
 
 
 def test_a_target_that_is_cut_off_is_not(kinds: Kinds) -> None:
-    def loss(q: nn.Module, x: Tensor) -> Tensor:
+    def loss(q: Any, x: Tensor) -> Tensor:
         expected = x[:, 0] + 0.99 * q(rows()).max(1)[0]
         return F.smooth_l1_loss(_chosen(q(x)), expected.detach())
 
@@ -206,7 +206,7 @@ def test_two_outputs_that_are_meant_to_be_alike(kinds: Kinds, loss: Any) -> None
 
 
 def _transcribed(steps: int, labels: int) -> Any:
-    def loss(model: nn.Module, _: Tensor) -> Tensor:
+    def loss(model: Any, _: Tensor) -> Tensor:
         output = model(torch.rand(steps, 3, 8, device="cuda")).log_softmax(2)
         targets = torch.ones(3, labels, dtype=torch.long, device="cuda")
         lengths = torch.full((3,), steps), torch.tensor([1, 2, labels])
@@ -225,7 +225,7 @@ def test_more_labels_than_steps(kinds: Kinds) -> None:
 
 
 def _focal(reduction: str) -> Any:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
+    def loss(model: Any, x: Tensor) -> Tensor:
         labels = torch.zeros(len(x), dtype=torch.long, device="cuda")
         entropy = F.cross_entropy(model(x), labels, reduction=reduction)
         return ((1 - torch.exp(-entropy)) ** 2 * entropy).mean()
@@ -241,7 +241,7 @@ def test_a_focal_loss_of_the_mean(kinds: Kinds) -> None:
 def _coded(reduction: str, weight: float) -> Any:
     model = nn.ModuleDict({"encoder": net(8, 400), "decoder": net(400, 4)})
 
-    def loss(_: nn.Module, __: Tensor) -> Tensor:
+    def loss(_: Any, __: Tensor) -> Tensor:
         x = rows(400)
         mean, log_var = model["encoder"](x).chunk(2, dim=1)
         output = model["decoder"](mean + torch.randn_like(mean) * (0.5 * log_var).exp())
@@ -262,7 +262,7 @@ def test_sums_and_means_that_go_together(kinds: Kinds, reduction: str, weight: f
 
 
 def _normalized(number: int, **options: Any) -> Any:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
+    def loss(model: Any, x: Tensor) -> Tensor:
         output = model(x[:number])
         return (output / (output.std(0, **options) + 1e-6)).pow(2).mean()
 
@@ -449,7 +449,7 @@ def test_models_that_share_an_encoder_are_meant_so(kinds: Kinds) -> None:
 
 
 def test_a_differential_equation_has_graphs_on_both_sides(kinds: Kinds) -> None:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
+    def loss(model: Any, x: Tensor) -> Tensor:
         x.requires_grad_()
         first = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
         second = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)[0]
@@ -562,7 +562,7 @@ def _hooked(*, removes: bool = False, once: bool = False) -> Any:
     model = net()
     kept: list[Any] = []
 
-    def loss(_: nn.Module, x: Tensor) -> Tensor:
+    def loss(_: Any, x: Tensor) -> Tensor:
         if not (once and kept):
             handle = model[0].register_forward_hook(lambda *it: kept.append(it[2].sum()))
         output = model(x)

@@ -21,6 +21,7 @@ from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
+from trainfit.hooks.provenance.averages import Averages
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
@@ -31,7 +32,6 @@ from trainfit.hooks.ranks import goes_over_host
 from trainfit.hooks.remade import Grown, Hooked, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
-    Averages,
     Freezing,
     Ties,
     forgetful_norms,
