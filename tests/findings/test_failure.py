@@ -597,6 +597,10 @@ def no_classes() -> None:  # torchvision/datasets/folder.py
     raise FileNotFoundError("Couldn't find any class folder in images.")
 
 
+def betas_of_two_types() -> None:  # torch/optim/adam.py
+    raise ValueError("betas must be either both floats or both Tensors")
+
+
 def no_padding() -> None:  # transformers/tokenization_utils_base.py
     raise ValueError("Asking to pad but the tokenizer does not have a padding token. Please …")
 
@@ -616,6 +620,8 @@ def no_padding() -> None:  # transformers/tokenization_utils_base.py
         (no_padding, "no_padding_token", "tokenizer.eos_token"),
         (without_graph, "no_graph", "no_grad"),
         (used_twice, "graph_used_twice", "detach()"),
+        (used_twice, "graph_used_twice", "log_prob and values of a rollout"),
+        (betas_of_two_types, "optimizer_argument", "betas=(0.0, 0.9)"),
         (changed_in_place, "changed_in_place", "x = x + y"),
         (stepped_between, "changed_in_place", "optimizer.step() came between"),
         (weight_in_place, "changed_in_place", "what is carried from step to step"),

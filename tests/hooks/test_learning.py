@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -1118,3 +1120,24 @@ def test_a_rate_of_0_has_the_line_of_its_schedule_or_optimizer(
         assert facts.zero_rates and facts.rate_zero_at is not None
         assert facts.rate_zero_at.endswith(f":{training.__code__.co_firstlineno + line}")
     assert watched(healthy).rate_zero_at is None
+
+
+@pytest.mark.parametrize(
+    ("source", "is_used"),
+    [
+        ("# TODO: sampler.set_epoch(epoch)\nx = 1\n", False),
+        ("def set_epoch(self, epoch): ...\n", False),
+        ("loader.sampler.set_epoch(epoch)\n", True),
+        ("call = getattr(sampler, 'set_epoch', None)\n", True),
+        ("sampler.set_epoch(\n", True),  # what it says is not known
+    ],
+)
+def test_a_comment_tells_no_sampler_the_epoch(
+    source: str, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    module = ModuleType("a_script")
+    module.__file__ = str(file)
+    monkeypatch.setattr(ranks_module, "sys", SimpleNamespace(modules={"a_script": module}))
+    assert ranks_module._is_called("set_epoch") is is_used

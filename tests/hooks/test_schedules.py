@@ -160,3 +160,41 @@ def test_a_cosine_that_goes_up_again() -> None:
     assert "50 steps of 1000" in said.title
     assert end_of(make, 60) is None
     assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 50), 1000) is None
+
+
+def _made_for_more(make: Make, ahead: int, *, each: int = 1, steps: int = 4) -> Any:
+    """Of a training of ``ahead`` steps, with a step of the schedule for ``each`` of them."""
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    scheduler = make(optimizer)
+    for step in range(steps):
+        optimizer.step()
+        if step % each == 0:
+            scheduler.step()
+    return schedule_unused(
+        [Schedule(weakref.ref(scheduler), "train.py:7")], steps, ahead, [optimizer]
+    )
+
+
+def test_a_schedule_that_is_made_for_batches_and_stepped_with_steps() -> None:
+    found = _made_for_more(lambda it: schedules.OneCycleLR(it, 0.1, total_steps=4000), 500)
+    assert (found.name, found.made_for_steps, found.of_steps) == ("OneCycleLR", 4000, 500)
+    facts = LearningFacts(steps=4, optimized=1, schedule_unused=found)
+    (told,) = of_learning(facts)
+    assert told.severity == "warning" and "does not come down" in told.title
+    for total in (500, 600, 900):
+        whole = _made_for_more(
+            lambda it, n=total: schedules.OneCycleLR(it, 0.1, total_steps=n), 500
+        )
+        assert whole is None
+    cosine = _made_for_more(lambda it: schedules.CosineAnnealingLR(it, 4000), 500)
+    assert cosine is not None
+    by_epoch = _made_for_more(lambda it: schedules.CosineAnnealingLR(it, 4000), 500, each=3)
+    assert by_epoch is None
+
+
+def test_restarts_that_are_meant_to_come_with_epochs() -> None:
+    often = end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 10), 5000)
+    assert often is not None and often.rises and often.step == 10
+    assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 500), 5000) is None
+    assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 10, T_mult=2), 5000) is None
+    assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 10), 5000, each=9) is None

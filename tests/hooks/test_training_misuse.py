@@ -160,6 +160,26 @@ def test_a_schedule_of_an_optimizer_that_is_replaced(found: Found) -> None:
     assert not run(keep=True)  # it may be for a later phase
 
 
+def test_a_schedule_of_an_optimizer_that_made_steps_until_it_was_replaced(found: Found) -> None:
+    def run(again: bool) -> dict[str, Finding]:
+        model, loss, loader = _plain()
+
+        def training(observer: LearningObserver) -> Any:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            _train(observer, model, loss, loader, lambda: optimizer)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            if again:
+                schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            _train(observer, model, loss, loader, lambda: optimizer)
+            return schedule, optimizer
+
+        return found(training)
+
+    assert "schedule_left_behind" in run(again=False)
+    assert "schedule_left_behind" not in run(again=True)
+
+
 def test_a_data_set_that_is_sorted_by_class(found: Found) -> None:
     def run(labels: Tensor, learns: bool = True, **options: Any) -> dict[str, Finding]:
         model, loss, _ = _plain()

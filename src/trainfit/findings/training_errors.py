@@ -65,7 +65,15 @@ _KNOWN: Final = (
         re.compile(r"Trying to backward through the graph a second time"),
         "A backward pass goes through a graph that an earlier one has used",
         "detach what is carried from step to step (hidden = hidden.detach()); add the losses of "
-        "one forward pass and call backward() once; retain_graph=True lets memory grow",
+        "one forward pass and call backward() once; what several passes use again (log_prob and "
+        "values of a rollout) belongs in torch.no_grad(); retain_graph=True lets memory grow",
+    ),
+    # torch/optim/adam.py, adamw.py
+    KnownError(
+        "optimizer_argument",
+        re.compile(r"betas must be either both floats or both Tensors"),
+        "Adam's betas are of different types: a whole number next to a float",
+        "betas=(0.0, 0.9) instead of betas=(0, 0.9)",
     ),
     # torch/csrc/autograd/saved_variable.cpp
     KnownError(

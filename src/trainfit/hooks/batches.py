@@ -147,7 +147,7 @@ class Batches:
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
         self._labels_at_padding = _padding_labelled(batch) if isinstance(batch, Mapping) else None
-        for tensor in _tensors(batch):
+        for tensor in tensors_of_batch(batch):
             if len(self._spreads) < _LOOKS and _is_image(tensor):
                 self._spreads.append(_spread(tensor))
             if tensor.dtype != torch.int64 or tensor.dim() != 2 or tensor.device.type != "cpu":
@@ -236,7 +236,8 @@ def _is_in_frozen_model() -> bool:
     return not any(each.requires_grad for each in outermost.parameters())
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_of_batch(batch: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, or of its first level."""
     parts = batch.values() if isinstance(batch, Mapping) else batch
     if isinstance(batch, torch.Tensor):
         yield batch

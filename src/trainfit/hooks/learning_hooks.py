@@ -22,6 +22,7 @@ from torch.optim import optimizer as optim
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
 
+from trainfit.hooks.batches import tensors_of_batch
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.losses import LOOKED_AT, OF_CLASSES
 from trainfit.simgpu.patching import PatchSet
@@ -40,6 +41,11 @@ _SAMPLED = distributions.Normal, distributions.LogNormal, distributions.Multivar
 _POLICIES = *_SAMPLED, distributions.Categorical, distributions.Bernoulli, distributions.Beta
 #: Functions of torch.nn.init that give all numbers of a tensor one value.
 _ONE_VALUE = "constant_", "zeros_", "ones_"
+#: Methods that add a hook to a module.
+_ADD_HOOKS = (
+    *("register_forward_hook", "register_forward_pre_hook"),
+    *("register_full_backward_hook", "register_full_backward_pre_hook"),
+)
 _RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
@@ -66,7 +72,9 @@ def install(
         (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", _clipping_values, False),
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
-        (optim.Optimizer, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (functional, "kl_div", _diverging, False),
+        (functional, "ctc_loss", _transcribing, False),
+        (optim.Optimizer, "zero_grad", _zeroing, False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (optim.Optimizer, "add_param_group", lambda it, of, *_, **__: it.grouped(of), True),
         *((torch.nn.init, name, _initializing, True) for name in _ONE_VALUE),
@@ -74,7 +82,7 @@ def install(
         (profiler.profile, "stop", lambda it, *_: it.misuse.profiling.ends(), True),
         (older_profiler.profile, "__enter__", _profiling, True),
         (older_profiler.profile, "__exit__", lambda it, *_: it.misuse.profiling.ends(), True),
-        (torch.nn.Module, "zero_grad", lambda it, owner, *_, **__: it.zeroed(owner), False),
+        (torch.nn.Module, "zero_grad", _zeroing, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         *((kind, "forward", _recurring, False) for kind in _RECURRENT),
@@ -103,6 +111,7 @@ def install(
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), _scaled, False),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
+        *((torch.nn.Module, name, _nothing, _hooked, True) for name in _ADD_HOOKS),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
     )
     for owner, name, told, gave_it, always in results:
@@ -153,6 +162,7 @@ def _backward(
 ) -> None:
     if inputs is not None:
         observer.chooses()
+    observer.misuse.passes.is_chosen = inputs is not None
     observer.backward(tensors, with_graph=create_graph)
 
 
@@ -184,6 +194,11 @@ def _clipping_values(
     observer: LearningObserver, parameters: Any = None, clip_value: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.clipping(parameters, clip_value, by_norm=False)
+
+
+def _zeroing(observer: LearningObserver, owner: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.passes.zeroed(owner)
+    observer.zeroed(owner)
 
 
 def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
@@ -255,6 +270,13 @@ def _moved(observer: LearningObserver, _: Any) -> None:
     observer.misuse.ties.moved()
 
 
+def _nothing(observer: LearningObserver, *_: Any, **__: Any) -> None: ...
+
+
+def _hooked(observer: LearningObserver, handle: Any) -> None:
+    observer.misuse.hooking(handle)
+
+
 def _scaled(observer: LearningObserver, losses: Any) -> None:
     observer.misuse.scaled.scaled(losses)
 
@@ -265,8 +287,16 @@ def _loading(
     observer.loading(module, state_dict)
 
 
-def _embedding(observer: LearningObserver, input: Any = None, *_: Any, **__: Any) -> None:
+def _embedding(
+    observer: LearningObserver,
+    input: Any = None,
+    weight: Any = None,
+    padding_idx: Any = None,
+    *_: Any,
+    **__: Any,
+) -> None:
     observer.misuse.batches.embedded(input)
+    observer.misuse.labels.embedded(input, padding_idx)
 
 
 def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:
@@ -312,6 +342,7 @@ def _log_probabilities(observer: LearningObserver, result: Any) -> None:
 
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
+    observer.misuse.labels.given(tensors_of_batch(batch))
     observer.misuse.loaders.given(batch)
 
 
@@ -336,14 +367,41 @@ def _comparing(
     observer: LearningObserver,
     input: Any = None,
     target: Any = None,
+    weight: Any = None,
     *_: Any,
     ignore_index: Any = -100,
     reduction: Any = "mean",
     **__: Any,
 ) -> None:
     observer.comparing(name, input, target)
+    observer.misuse.terms.comparing(name, input, target)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it
-        observer.misuse.batches.compares(target, ignore_index)
+        observer.misuse.compares(target, weight, ignore_index)
+
+
+def _diverging(
+    observer: LearningObserver,
+    input: Any = None,
+    target: Any = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: Any = "mean",
+    log_target: Any = False,
+) -> None:
+    observer.misuse.terms.diverging(target, log_target)
+
+
+def _transcribing(
+    observer: LearningObserver,
+    log_probs: Any = None,
+    targets: Any = None,
+    input_lengths: Any = None,
+    target_lengths: Any = None,
+    blank: Any = 0,
+    reduction: Any = "mean",
+    zero_infinity: Any = False,
+) -> None:
+    observer.misuse.terms.transcribing(input_lengths, target_lengths, zero_infinity)
 
 
 def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dis
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, Final
 
@@ -72,6 +72,8 @@ class Loaders:
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
         loader = self._last[0]() if self._last is not None else None
+        if loader is not None and self._last is not None and _is_not_pinned(loader, batch):
+            self._note("pinned_in_vain", type(batch).__name__, place=self._last[1])
         if loader is None or loader.collate_fn is not default_collate:
             return
         size = loader.batch_size or 0
@@ -81,6 +83,15 @@ class Loaders:
         on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
         if on_gpu and self._last is not None:
             self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
+
+
+def _is_not_pinned(loader: Any, batch: Any) -> bool:
+    """Is it of a class with tensors that a DataLoader passes on as it is, where it shall pin?"""
+    if not getattr(loader, "pin_memory", False) or hasattr(batch, "pin_memory"):
+        return False
+    if isinstance(batch, torch.Tensor | Mapping | Sequence):
+        return False
+    return any(isinstance(each, torch.Tensor) for _, each in _values(batch))
 
 
 def never_drawn(sampler: Any, data: Any, place: str | None = None) -> Misuse | None:

@@ -133,7 +133,7 @@ def broadcast_in(node: Any) -> LossMisfit | None:
         if name.startswith(_REDUCE):
             is_one = False
         elif name.startswith(_BY_NUMBER):
-            if not is_one and _number(saved_other(node)) is None:
+            if not is_one and number_of(saved_other(node)) is None:
                 continue  # weighted one by one
         elif not name.startswith(_BY_ITSELF):
             continue
@@ -247,7 +247,7 @@ def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
             break
         name = node.name()
         if name.startswith(("Mul", "Div")):
-            value = _number(saved_other(node))
+            value = number_of(saved_other(node))
             if value is None and scaled and name.startswith("Mul"):
                 scaled, value = False, 1.0
             if not value:
@@ -328,8 +328,8 @@ def shape_of(tensor: Any) -> str:
     return "×".join(map(str, tensor.shape)) or "scalar"
 
 
-def _number(value: Any) -> float | None:
-    """A number of the host's."""
+def number_of(value: Any) -> float | None:
+    """A number that a node keeps of the host's; ``None``: it keeps a tensor, or nothing."""
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.numel() != 1:
         return None
     # A number that PyTorch wrapped is none for a mode that sees all operators.

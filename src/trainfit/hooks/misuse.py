@@ -19,17 +19,23 @@ from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
+from trainfit.hooks.provenance.averages import Averages
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
+from trainfit.hooks.provenance.passes import Passes
+from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
-from trainfit.hooks.remade import Grown, Remade, twice
+from trainfit.hooks.remade import Grown, Hooked, Remade, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
     Ties,
     forgetful_norms,
+    frozen_norms,
     idle_checkpointing,
     large_rate,
     searches_in_vain,
@@ -105,12 +111,18 @@ class MisuseObserver:
         self.outputs = Outputs(place)
         self.weights = Weights()
         self.scores = Scores()
+        self.terms = Terms(place)
+        self.passes = Passes()
+        self.labels = Labels()
+        self.hooked = Hooked()
+        self.averages = Averages()
         self.ties = Ties()
         self.freezing = Freezing()
         self.profiling = Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
         self._tied_at = ""
+        self._labels_at: str | None = None
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -131,12 +143,13 @@ class MisuseObserver:
             self._note("one_batch", str(only[0]), str(only[1]), place=only[2] or "")
         self._note_stalled(names)
         self._note_wiring()
+        followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
         if not leaves:
-            return (*self._found.values(), *self.loaders.found())
+            return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
         flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
         told = self._flat_by, str(len(flat)), *flat[:_NAMES]
-        return *self._found.values(), *self.loaders.found(), Misuse("gradient_flat", told)
+        return *self._found.values(), *followed, Misuse("gradient_flat", told)
 
     def _note_wiring(self) -> None:
         """What models, losses and masks are given, and how they are put together."""
@@ -147,6 +160,8 @@ class MisuseObserver:
         if (scores := self.scores.found) is not None:
             by_hand = str(scores[0]), str(scores[1]), scores[2]
             self._note("attention_by_hand", *by_hand, place=scores[3] or "")
+        if (left := self.averages.left) is not None:
+            self._note("norm_left_behind", str(left[0]), left[1], place="")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:
@@ -157,6 +172,10 @@ class MisuseObserver:
             self._note("unfrozen_untrained", str(left[0]), left[1], place="")
         if (padding := self.batches.padding_learned) is not None:
             self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
+        if (labelled := self.labels.at_padding) is not None:
+            self._note("padding_learned", *map(str, labelled), place=self._labels_at or "")
+        if (hooked := self.hooked.found) is not None:
+            self._note("hooks_added", str(hooked[0]), place=hooked[1])
         if (flat := self.batches.flat()) is not None:
             told = (f"{each:.3g}" for each in flat)
             self._note("images_flat", *told, place=self.batches.made_at or "")
@@ -220,6 +239,10 @@ class MisuseObserver:
         given = tensors_among(args)
         self._look_at_softmax(func, given, result)
         self.outputs.gave(func, args, result)
+        self.terms.gave(func, args, kwargs, result)
+        self.labels.gave(func, args, result)
+        if self._steps():
+            self.averages.gave(func, args)
         self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
@@ -250,6 +273,8 @@ class MisuseObserver:
         everything = nodes or ()
         self.graphs.look(everything)
         self.scaled.backward(everything, self._place())
+        self.terms.backward(node, everything)
+        self.passes.backward(everything, self._place())
         self.weights.backward(everything)
         self.scores.backward()
         if self._repeats and "one_layer" not in self._found:
@@ -299,6 +324,7 @@ class MisuseObserver:
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()
         self.scores.over()
+        self.passes.stepping(optimizer, place)
         if self._remade.steps(optimizer, place):
             self._note("optimizer_remade", type(optimizer).__name__, place=place)
         if (sampled := self.samples.step()) is not None:
@@ -307,6 +333,7 @@ class MisuseObserver:
     def begins(self, optimizer: Any, models: Sequence[Any], place: str | None) -> None:
         """An optimizer that a line made is about to make its first step; these were called."""
         self.grown.began(optimizer, models)
+        self.passes.begins(optimizer)
         self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
         if several:
@@ -322,8 +349,26 @@ class MisuseObserver:
         self.profiling.look(steps)
         self.batches.looked(steps)
 
+    def compares(self, target: Any, weight: Any, ignored: Any) -> None:
+        """A loss over classes of these targets is called, without those that are ``ignored``."""
+        self.batches.compares(target, ignored)
+        if self._labels_at is None:
+            self.labels.compares(target, weight, ignored)
+            self._labels_at = self._place() if self.labels.at_padding else None
+
+    def hooking(self, handle: Any) -> None:
+        """A hook was added to a module."""
+        self.hooked.added(handle, self._steps(), self._place)
+
+    def calling(self, module: Any, models: Iterable[Any]) -> None:
+        """An outermost module is about to be called; these were before."""
+        self.graphs.calling()
+        if 0 < self._steps() <= FIRST_LOOKS:
+            self.averages.calling(module, self.passes.trained, models)
+
     def asking(self, *, with_graph: bool) -> None:
         """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""
+        self.terms.derives |= with_graph
         self._asks_without = not with_graph and torch.is_grad_enabled()
 
     def answered(self, gradients: Any) -> None:
@@ -455,9 +500,12 @@ class MisuseObserver:
             self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
         if self._norm_at is not None and any(map(in_shards, models)):
             self._note("norm_of_a_shard", place=self._norm_at)
+        self.passes.look_at_memory(models)
         if norms := forgetful_norms(models):
             name, momentum = norms[0]
             self._note("norm_forgets", str(len(norms)), name, f"{momentum:g}", place="")
+        if norms_moving := frozen_norms(models, had, self.freezing.ever):
+            self._note("norm_of_frozen", str(len(norms_moving)), norms_moving[0], place="")
         if (idle := idle_checkpointing(models, had)) is not None:
             self._note("checkpointing_idle", idle[0], str(idle[1]), place="")
         names = [

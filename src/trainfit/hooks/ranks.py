@@ -3,6 +3,7 @@ wrapper that averages their gradients is called."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import sys
 import weakref
@@ -146,6 +147,20 @@ def _is_called(name: str) -> bool:
                     source = Path(file).read_text(encoding="utf-8", errors="replace")
                 except PermissionError:
                     return True
-                if name in source:
+                if name in source and _is_used(name, source):
                     return True
     return False
+
+
+def _is_used(name: str, source: str) -> bool:
+    """Is it an attribute that Python code uses, or a string, by which one may be asked for? In
+    comments and as a method of the script's own it is not."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return True
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr == name)
+        or (isinstance(node, ast.Constant) and node.value == name)
+        for node in nodes
+    )

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import CellType, FrameType, MethodType
 from typing import Any, Final
 
@@ -21,6 +21,8 @@ from trainfit.simgpu.device.user_location import locals_of
 
 #: Optimizers in a row that made one step each.
 _IN_A_ROW: Final = 3
+#: Hooks of one line that are remembered.
+_HOOKS: Final = 16
 #: Times that an optimizer gets new parameters, after which more are expected.
 _TIMES: Final = 5
 #: Whose objects have an optimizer without stepping it.
@@ -102,6 +104,28 @@ class Grown:
         return self._times, self._first, self._now, self._place
 
 
+class Hooked:
+    """Follows hooks that a line adds to modules: one more in each step, and none is removed."""
+
+    def __init__(self) -> None:
+        #: By the line and the hooks of a module, in which step each was added.
+        self._added: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self.found: tuple[int, str] | None = None
+        """Hooks of one line that a module has, and the line."""
+
+    def added(self, handle: Any, step: int, place: Callable[[], str | None]) -> None:
+        """A line added a hook, in this step."""
+        hooks = handle.hooks_dict_ref()
+        if hooks is None or self.found is not None:
+            return
+        at = place() or ""
+        mine = self._added.setdefault((at, id(hooks)), [])
+        mine.append((step, handle.id))
+        mine[:] = [each for each in mine if each[1] in hooks][-_HOOKS:]
+        if len({each for each, _ in mine}) >= _IN_A_ROW:
+            self.found = len(mine), at
+
+
 def twice(optimizer: Any) -> tuple[int, int]:
     """Tensors that an optimizer has more than once, and all of its tensors."""
     counts = Counter(map(id, tensors_of(optimizer)))
@@ -118,15 +142,16 @@ def keeps_state(optimizer: Any) -> bool:
 def schedule_left_behind(
     schedules: Sequence[Schedule], optimizers: Collection[Any]
 ) -> tuple[str, str, str | None] | None:
-    """Of a schedule whose optimizer nobody can step, while another one (of ``optimizers``, which
-    made steps) has its parameters: the schedule's class, the other's, and the schedule's line."""
+    """Of a schedule whose optimizer nobody can step any more, while another one (of ``optimizers``,
+    which made steps) has its parameters: the schedule's class, the other's, and the schedule's
+    line."""
     for schedule in schedules:
         optimizer = _optimizer_of(schedule)
-        if not isinstance(optimizer, torch.optim.Optimizer) or optimizer in optimizers:
+        if not isinstance(optimizer, torch.optim.Optimizer):
             continue
         own = {id(tensor) for tensor in tensors_of(optimizer)}
         for other in optimizers:
-            if any(other is _optimizer_of(each) for each in schedules):
+            if other is optimizer or any(other is _optimizer_of(each) for each in schedules):
                 continue
             if own & {id(tensor) for tensor in tensors_of(other)} and not _is_held(optimizer):
                 return type(schedule.alive).__name__, type(other).__name__, schedule.place
@@ -138,7 +163,7 @@ def of_schedules(
 ) -> tuple[Misuse, ...]:
     """Schedules without the effect that they are meant to have, of optimizers that made steps;
     whether their functions may be asked (of a real run nothing is called)."""
-    found, stepped = [], list(optimizers)
+    found, stepped = [], weakref.WeakSet(optimizers)  # a list would hold one that nobody has
     if (left := schedule_left_behind(schedules, stepped)) is not None:
         found.append(Misuse("schedule_left_behind", left[:2], left[2]))
     if (factor := rate_as_factor(schedules if asks else (), stepped)) is not None:

@@ -13,11 +13,18 @@ import math
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, StepLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    ExponentialLR,
+    LambdaLR,
+    OneCycleLR,
+    StepLR,
+)
 
 from trainfit.results.runs.learning import ScheduleEnd, ScheduleFades, ScheduleUnused
 from trainfit.torch_private.modules import parts_of_schedule
@@ -32,6 +39,11 @@ _LEAST_IDLE: Final = 3
 _SHORTEST: Final = 20
 #: Waves of a schedule that is made for half of one: fewer may be meant.
 _LEAST_WAVES: Final = 2
+#: Restarts of one run above which they were meant to be fewer: in the runs of Loshchilov and Hutter
+#: (2017) it was started at most 20 times.
+_MOST_RESTARTS: Final = 50
+#: A schedule of which no more than this share is gone through was made for more steps.
+_MOSTLY_UNUSED: Final = 0.5
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
 #: and less); schedules end above it, or at 0, but for the last of their steps only.
 VANISHED: Final = 1e-8
@@ -86,6 +98,8 @@ def schedule_unused(
     known = [(each.alive, each.place) for each in schedules]
     within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
     for each, place in known:
+        if id(each) not in within and (more := _made_for_more(each, steps, ahead)) is not None:
+            return ScheduleUnused(type(each).__name__, more, ahead, place)
         is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
         if not is_idle or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue
@@ -118,7 +132,7 @@ def schedule_fades(
 
 
 def rate_as_factor(
-    schedules: Sequence[Schedule], optimizers: Sequence[Any]
+    schedules: Sequence[Schedule], optimizers: Collection[Any]
 ) -> tuple[float, float, str | None] | None:
     """Of the first LambdaLR whose function gives a rate and no factor: its largest factor, the rate
     that it multiplies, and its line."""
@@ -132,6 +146,18 @@ def rate_as_factor(
             if 0 < factor <= _LARGEST_FACTOR and 0 < rate <= _LARGEST_RATE:
                 return factor, rate, each.place
     return None
+
+
+def _made_for_more(scheduler: Any, steps: int, ahead: int) -> int | None:
+    """Steps that a schedule is made for which is stepped once with each of the optimizer's, if it
+    is hardly gone through until the end of the run."""
+    if type(scheduler) not in (OneCycleLR, CosineAnnealingLR):
+        return None
+    length = _length(scheduler, ahead)
+    is_stepped = abs(getattr(scheduler, "last_epoch", 0) - steps) <= 1
+    if length is None or not is_stepped or _is_led(scheduler):
+        return None
+    return length if ahead <= _MOSTLY_UNUSED * length else None
 
 
 def _length(scheduler: Any, ahead: int) -> int | None:
@@ -161,7 +187,10 @@ def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleE
     if not each or left > 1:
         return None
     half = _half_wave(scheduler)
-    if half is not None and _LEAST_WAVES * 2 * half <= each * ahead:
+    most = _LEAST_WAVES * 2
+    if type(scheduler) is CosineAnnealingWarmRestarts and scheduler.T_mult == 1:
+        half, most = int(scheduler.T_0), _MOST_RESTARTS
+    if half is not None and most * half <= each * ahead:
         return ScheduleEnd(max(1, half // each), ahead, rises=True, place=place)
     with contextlib.suppress(Exception):
         found = _stepped(scheduler, each * ahead - calls)

@@ -41,6 +41,24 @@ def forgetful_norms(models: Iterable[Any]) -> list[tuple[str, float]]:
     ]
 
 
+def frozen_norms(
+    models: Iterable[Any], had: Mapping[int, bool], ever: Collection[int]
+) -> list[str]:
+    """Names of BatchNorm layers whose statistics follow the batches, though their weights are
+    frozen (none of those that ``ever`` needed a gradient), in models that are trained."""
+    return [
+        name or type(part).__name__
+        for model in models
+        if any(had.get(id(each)) for each in model.parameters())
+        for name, part in model.named_modules()
+        if isinstance(part, BatchNorm)
+        and part.training
+        and part.track_running_stats
+        and part.affine
+        and not any(id(each) in ever for each in part.parameters())
+    ]
+
+
 def idle_checkpointing(models: Iterable[Any], had: Mapping[int, bool]) -> tuple[str, int] | None:
     """The class of a model that is trained in evaluation mode, and how many of its parts have
     checkpointing on, which Transformers' and Diffusers' apply in training mode only."""
@@ -97,7 +115,7 @@ class Ties:
     def moved(self) -> None:
         """… and was."""
         for (one, first), (other, second) in self._moving:
-            if _memory(first) != _memory(second):
+            if memory_of(first) != memory_of(second):
                 self.lost = one, other
         self._moving = []
 
@@ -115,7 +133,7 @@ def _tied(
 ) -> Iterable[tuple[tuple[str, Any], tuple[str, Any]]]:
     known: dict[_Place, tuple[str, Any]] = {}
     for name, each in parameters:
-        place = _memory(each)
+        place = memory_of(each)
         if place is None or not each.requires_grad:
             continue
         first = known.setdefault(place, (name, each))
@@ -123,8 +141,8 @@ def _tied(
             yield first, (name, each)
 
 
-def _memory(parameter: Any) -> _Place | None:
-    """Where the numbers of a matrix are."""
+def memory_of(parameter: Any) -> _Place | None:
+    """Where the numbers of a matrix are; ``None``: it is no matrix, or has none."""
     if parameter.dim() < 2 or not parameter.numel() or parameter.device.type == "meta":
         return None
     if not isinstance(parameter, torch.nn.Parameter):
@@ -144,8 +162,8 @@ class Freezing:
         self._needing: set[int] | None = None
         self.unfrozen: set[int] = set()
         """Parameters that are frozen no more, until a step with them is over."""
-        #: All that ever needed one: others may be given theirs by the script.
-        self._once: set[int] = set()
+        self.ever: set[int] = set()
+        """All that ever needed one: others may be given theirs by the script."""
         self._stale_looks = 0
         self.stale: tuple[int, str] | None = None
         """Frozen tensors that an optimizer goes on to change, and the name of one."""
@@ -158,7 +176,7 @@ class Freezing:
             id(each) for model in models for each in model.parameters() if each.requires_grad
         }
         before, self._needing = self._needing, needing
-        self._once |= needing
+        self.ever |= needing
         if before is None or before == needing:
             return False
         self.unfrozen = needing - before
@@ -173,7 +191,7 @@ class Freezing:
         """At a step that an optimizer is about to make: it steps every tensor with a gradient.
         ``names`` are asked for where one is told."""
         groups = filter(_moves, optimizer.param_groups)
-        stale = [each for group in groups for each in _stale(group) if id(each) in self._once]
+        stale = [each for group in groups for each in _stale(group) if id(each) in self.ever]
         self._stale_looks = self._stale_looks + 1 if stale else 0
         if self._stale_looks >= _LOOKS:
             self.stale = len(stale), names().get(id(stale[0]), "")

@@ -144,6 +144,14 @@ def saved_exponent(node: Any) -> float | None:
     return float(exponent) if isinstance(exponent, int | float) else None
 
 
+def is_mean(node: Any) -> bool | None:
+    """Does a node of a loss function average (no sum, no numbers one by one)? ``None``: it is not
+    told."""
+    # As torch.nn.functional numbers reductions: 0 none, 1 mean, 2 sum.
+    reduction = getattr(node, "_saved_reduction", None)
+    return None if reduction is None else reduction == 1
+
+
 def forward_of(node: Any) -> Any:
     """``forward`` of the function of the script's own that a node of a graph is of; ``None``: it is
     of none."""

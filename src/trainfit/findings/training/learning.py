@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import habits
-from trainfit.findings.training import losses, misuse, rates, wiring
+from trainfit.findings.training import losses, misuse, rates, terms, wiring
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
@@ -521,6 +521,7 @@ KINDS: Final = (
 BETWEEN_EPOCHS: Final = (
     *("evaluation_mode", "same_order", "own_state", "state_not_loaded", "schedule_left_behind"),
     *("part_replaced", "freeze_ignored", "parameters_twice", *wiring.LATER),
+    *terms.LATER,
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),

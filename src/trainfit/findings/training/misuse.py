@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from trainfit.findings.training.stalled import STALLED
+from trainfit.findings.training.terms import TERMS
 from trainfit.findings.training.wiring import WIRING
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
@@ -301,8 +302,8 @@ def _left_behind(found: Misuse) -> Finding:
     return Finding(
         "schedule_left_behind",
         "critical",
-        f"{schedule} changes the learning rate of an optimizer that makes no steps: that of the "
-        f"{optimizer} which does stays as it is",
+        f"{schedule} changes the learning rate of an optimizer that makes no steps any more: that "
+        f"of the {optimizer} which does stays as it is",
         (),
         "the optimizer was made another time after its schedule, which still has the first one",
         (Fix("make the schedule after the optimizer that is used, and of it"),),
@@ -477,6 +478,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "advantage_with_graph": _advantage,
     **STALLED,
     **WIRING,
+    **TERMS,
 }
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

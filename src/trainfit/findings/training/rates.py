@@ -22,11 +22,14 @@ def rate(facts: LearningFacts) -> Iterator[Finding]:
         "rate_zero",
         "critical",
         f"The learning rate is 0 in all {facts.zero_rates} steps that were looked at: nothing is "
-        "learned",
+        "learned in them",
         (Evidence("learning rate", 0.0),),
-        "it was given as 0, or a schedule never raises it (warm-up steps counted in epochs, or "
-        "scheduler.step() not called)",
-        (Fix("give a learning rate, and check what the scheduler makes of it"),),
+        "it was given as 0, or a schedule does not raise it (step // warm_up, which is 0 until the "
+        "warm-up is over; warm-up steps counted in epochs; scheduler.step() not called)",
+        (
+            Fix("give a learning rate, and check what the scheduler makes of it"),
+            Fix("of a warm-up min(1.0, (step + 1) / warm_up)"),
+        ),
         place=Place.parse(facts.rate_zero_at),
     )
 
@@ -47,6 +50,8 @@ def vanishing(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+#: How near a length is to that of the run.
+_NEARLY: Final = 0.05
 #: Of a large tensor, the share of denormal numbers from which they cost time.
 _DENORMAL: Final = 0.05
 _MOSTLY_DENORMAL: Final = 0.5
@@ -99,7 +104,10 @@ def schedule(facts: LearningFacts) -> Iterator[Finding]:
     elif end.rises:
         title = f"The learning rate is down {when}, then goes up again, and so on"
         kind = "rate_rises"
-        cause = "CosineAnnealingLR, which has no end, is made for fewer steps than the training has"
+        cause = (
+            "a cosine that goes up again after T_max (T_0) steps is made for fewer than the "
+            "training has"
+        )
     elif end.rate < 0:
         title = f"The learning rate is below 0 {when}: steps increase the loss from then on"
         kind, cause = SCHEDULE_ENDS, "its function goes on below 0 where the schedule is over"
@@ -122,6 +130,25 @@ def schedule(facts: LearningFacts) -> Iterator[Finding]:
 def unused_schedule(facts: LearningFacts) -> Iterator[Finding]:
     unused = facts.schedule_unused
     if unused is None:
+        return
+    if unused.made_for_steps > 2 * unused.of_steps * (1 - _NEARLY):
+        yield Finding(
+            "schedule_unused",
+            "warning",
+            f"{unused.name} is made for {count(unused.made_for_steps, 'step')}, and the training "
+            f"makes {unused.of_steps}: the learning rate does not come down",
+            (Evidence("schedule", count(unused.made_for_steps, "step")),),
+            "its length counts batches, and scheduler.step() comes once for several of them "
+            "(accumulation), or the training has fewer epochs",
+            (
+                Fix(
+                    "optimizer steps as its length: epochs * (len(loader) // accumulation)",
+                    line="total_steps=epochs * (len(loader) // accumulation)",
+                ),
+            ),
+            confidence="likely",
+            place=Place.parse(unused.place),
+        )
         return
     yield Finding(
         "schedule_unused",

@@ -269,7 +269,23 @@ def _from_gpu(found: Misuse) -> Finding:
 
 
 def _padding(found: Misuse) -> Finding:
-    padded, positions = map(int, found.told)
+    padded, positions, *token = map(int, found.told)
+    if token:
+        return Finding(
+            "padding_learned",
+            "warning",
+            f"The loss goes over padding: {percent(padded / positions)} of a batch's labels are "
+            f"{token[0]}, the embedding's padding_idx",
+            (Evidence("labels of padding", f"{padded} of {positions}"),),
+            "cross_entropy leaves out labels of -100, if it is told no other: the model learns to "
+            "give padding, and its loss is no longer that of the text",
+            (
+                Fix(
+                    f"nn.CrossEntropyLoss(ignore_index={token[0]})",
+                    line=f"ignore_index={token[0]}",
+                ),
+            ),
+        )
     return Finding(
         "padding_learned",
         "warning",

@@ -1,0 +1,319 @@
+"""What the terms of a loss are computed of, and what several backward passes and optimizers do with
+gradients, where that is not what is meant: what was seen, why it matters, what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import count
+
+
+def _of_output(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "log_of_output",
+        "critical",
+        f"torch.{name} gets a layer's output, which may be below 0: NaN, and then all weights are",
+        (),
+        "a logarithm of a number below 0 is NaN, of 0 -inf, and so are its gradients",
+        (
+            Fix(
+                "for probabilities torch.log_softmax(output, dim=-1) or F.logsigmoid(output), in "
+                "place of the logarithm"
+            ),
+            Fix("for another number above 0: F.softplus(output) + 1e-6 before the logarithm"),
+        ),
+        confidence="likely",
+    )
+
+
+def _of_one(found: Misuse) -> Finding:
+    name, shape = found.told
+    return Finding(
+        "deviation_of_one",
+        "critical",
+        f"{name}() goes over a single number ({shape}): it is NaN, and so are the loss and then "
+        "all weights",
+        (Evidence("given", shape),),
+        "it divides by one less than the numbers it goes over, which is 0",
+        (
+            Fix("DataLoader(…, drop_last=True), if the last batch has one sample alone"),
+            Fix(f"{name}(…, correction=0), which is 0 for a single number, and a small number"),
+        ),
+    )
+
+
+def _focal(found: Misuse) -> Finding:
+    return Finding(
+        "focal_of_mean",
+        "warning",
+        "A focal loss is computed of the batch's mean loss: no sample has a weight of its own",
+        (),
+        "the loss function averages before exp(-loss): the factor is one number for all samples, "
+        "those that are learned count as much as the others",
+        (
+            Fix(
+                "loss = F.cross_entropy(x, y, reduction='none'); p = torch.exp(-loss); "
+                "((1 - p) ** gamma * loss).mean()",
+                line="reduction='none'",
+            ),
+        ),
+    )
+
+
+def _trained_target(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "target_trained",
+        "warning",
+        f"{name} trains its target, too: what is expected of the next state has a graph",
+        (),
+        "the error is made smaller by changing what is expected as well as what is predicted: "
+        "learning is slow or goes elsewhere, and the graph of both is kept",
+        (
+            Fix("with torch.no_grad(): around the target, or target.detach()", line=".detach()"),
+            Fix("a target network for it: copy.deepcopy(model), updated every so many steps"),
+        ),
+        confidence="likely",
+    )
+
+
+def _of_logs(found: Misuse) -> Finding:
+    (kind,) = found.told
+    are_logs = kind == "logarithms"
+    return Finding(
+        "target_of_logs",
+        "critical",
+        "kl_div gets "
+        + (
+            "log-probabilities as target, and wants probabilities"
+            if are_logs
+            else "probabilities as target, and is told that they are logarithms"
+        ),
+        (),
+        "a target below 0 has no logarithm, and counts as 0 there: the loss has another sign and "
+        "no least value"
+        if are_logs
+        else "exp() of a probability is a number from 1 to 2.7: no distribution",
+        (
+            Fix("F.kl_div(log_p, log_q, log_target=True)", line="log_target=True")
+            if are_logs
+            else Fix("no log_target=True, or log_softmax for the target"),
+        ),
+    )
+
+
+def _too_long(found: Misuse) -> Finding:
+    rows, of, steps, labels, infinite = found.told
+    is_left_out = infinite == "out"
+    return Finding(
+        "labels_too_long",
+        "warning" if is_left_out else "critical",
+        f"ctc_loss gets more labels than steps: {labels} labels of {steps} steps in {rows} of "
+        f"{count(int(of), 'sample')}: "
+        + ("they train nothing" if is_left_out else "its loss is inf, and gradients are NaN"),
+        (Evidence("steps", steps), Evidence("labels", labels)),
+        "each label needs a step of its own (two equal ones a blank between them): the layers "
+        "before make fewer steps of the input than there are labels",
+        (
+            Fix("a smaller stride along the width (time), or longer inputs"),
+            Fix(
+                "leave such samples out of the data set; CTCLoss(zero_infinity=True) gives those "
+                "that remain no gradient"
+            ),
+        ),
+    )
+
+
+def _dominates(found: Misuse) -> Finding:
+    (times,) = found.told
+    return Finding(
+        "divergence_dominates",
+        "warning",
+        f"The divergence counts {float(times):,.0f}× as much as the error: it is a sum over the "
+        "batch, the error a mean over all numbers",
+        (Evidence("weight of the divergence", f"{times}×"),),
+        "all samples get one and the same code, which makes the divergence 0: the decoder gives "
+        "the mean of the data",
+        (
+            Fix("the sum of both: F.mse_loss(output, x, reduction='sum') + kld"),
+            Fix("the mean of both: kld / x.numel(), with reduction='mean'"),
+        ),
+        confidence="likely",
+    )
+
+
+def _beyond(found: Misuse) -> Finding:
+    tensors, name = found.told
+    which = f" ({name}, …)" if name else ""
+    return Finding(
+        "graph_beyond",
+        "warning",
+        f"A backward pass goes on through {count(int(tensors), 'tensor')} of another optimizer"
+        f"{which}, whose gradients are dropped",
+        (Evidence("gradients dropped", count(int(tensors), "tensor")),),
+        "what that part of the model gave has its graph (a generator's images, for the "
+        "discriminator): time and activations for a pass that trains nothing",
+        (
+            Fix("discriminator(fake.detach())", line=".detach()"),
+            Fix("with torch.no_grad(): around what makes it, if no other loss is computed of it"),
+        ),
+    )
+
+
+def _of_two(found: Misuse) -> Finding:
+    tensors, name = found.told
+    which = f" ({name}, …)" if name else ""
+    return Finding(
+        "step_of_two",
+        "critical",
+        f"Two optimizers step with the same gradients of {count(int(tensors), 'tensor')}{which}",
+        (Evidence("in both", count(int(tensors), "tensor")),),
+        "both have these parameters, and nothing sets their gradients to zero in between",
+        (
+            Fix("give each parameter to one optimizer: Adam(agent.actor.parameters())"),
+            Fix("optimizer.zero_grad() before each backward pass, right after the other's step"),
+        ),
+    )
+
+
+def _attack(found: Misuse) -> Finding:
+    passes, _ = found.told
+    return Finding(
+        "attack_in_step",
+        "warning",
+        f"Each step uses the gradients of {passes} passes to the inputs, too: those of an attack",
+        (Evidence("passes to inputs", passes),),
+        "loss.backward() adds gradients of the parameters as well as of the inputs, and they are "
+        "not set to zero before the pass that trains",
+        (
+            Fix(
+                "gradient, = torch.autograd.grad(loss, adversarial), which leaves the parameters'",
+                line="torch.autograd.grad(loss, adversarial)",
+            ),
+            Fix("optimizer.zero_grad() after the attack, before the pass that trains"),
+        ),
+        confidence="likely",
+    )
+
+
+def _memory(found: Misuse) -> Finding:
+    one, other, tensors, shape, _ = found.told
+    names = f"Two models ({one})" if one == other else f"{one} and {other}"
+    return Finding(
+        "one_memory",
+        "critical",
+        f"{names} have one memory: each step of one changes the other, too",
+        (Evidence("in common", f"{count(int(tensors), 'matrix', 'matrices')}, one of {shape}"),),
+        "target.data = source.data copies nothing: both are the same numbers from then on",
+        (
+            Fix("target.data.copy_(source.data)", line="target.data.copy_(source.data)"),
+            Fix("target.load_state_dict(source.state_dict()), which copies"),
+        ),
+    )
+
+
+def _of_frozen(found: Misuse) -> Finding:
+    norms, name = found.told
+    more = f" (and {count(int(norms) - 1, 'more layer')})" if int(norms) > 1 else ""
+    return Finding(
+        "norm_of_frozen",
+        "warning",
+        f"BatchNorm {name}{more} is frozen, and its running statistics still follow each batch",
+        (Evidence("layers", norms),),
+        "requires_grad=False stops its weight and bias alone: in training mode it normalizes by "
+        "the batch, and mean and variance move away from those it was trained with",
+        (
+            Fix(
+                "backbone.eval() after each model.train(), or for each BatchNorm of the part that "
+                "is frozen",
+                line="model.backbone.eval()",
+            ),
+            Fix("leave it, if the statistics are to follow the new data"),
+        ),
+        confidence="likely",
+    )
+
+
+def _left(found: Misuse) -> Finding:
+    norms, name = found.told
+    more = f" (and of {count(int(norms) - 1, 'more layer')})" if int(norms) > 1 else ""
+    return Finding(
+        "norm_left_behind",
+        "critical",
+        f"A copy of the model is evaluated whose weights are averaged, and the statistics of "
+        f"BatchNorm {name}{more} are not",
+        (Evidence("layers", norms),),
+        "parameters() has weights and biases alone: running_mean and running_var of the copy are "
+        "those from when it was made, and its results are worse than the model's",
+        (
+            Fix(
+                "the buffers as well: for own, new in zip(ema.buffers(), model.buffers()): "
+                "own.copy_(new)"
+            ),
+            Fix(
+                "torch.optim.swa_utils.AveragedModel(model, "
+                "multi_avg_fn=get_ema_multi_avg_fn(0.999), use_buffers=True)"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _hooks(found: Misuse) -> Finding:
+    (hooks,) = found.told
+    return Finding(
+        "hooks_added",
+        "warning",
+        f"Each step adds one more hook to the same module, {hooks} so far, and none is removed",
+        (Evidence("hooks of this line", hooks),),
+        "all of them are called in each forward pass: steps get slower, and what hooks keep stays "
+        "in memory",
+        (
+            Fix("register the hook once, before the loop"),
+            Fix("handle = module.register_forward_hook(…), and handle.remove() after the pass"),
+        ),
+    )
+
+
+def _not_pinned(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "pinned_in_vain",
+        "warning",
+        f"pin_memory=True has no effect: batches are of the script's own class {name}",
+        (),
+        "the DataLoader pins tensors in lists, tuples and dictionaries, and of other objects what "
+        "their method pin_memory() does; copies of pageable memory wait, non_blocking or not",
+        (
+            Fix(
+                f"a method of {name}: def pin_memory(self): self.x = self.x.pin_memory(); … "
+                "return self"
+            ),
+            Fix("a NamedTuple or a dictionary in its place"),
+        ),
+    )
+
+
+TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "log_of_output": _of_output,
+    "deviation_of_one": _of_one,
+    "focal_of_mean": _focal,
+    "target_trained": _trained_target,
+    "target_of_logs": _of_logs,
+    "labels_too_long": _too_long,
+    "divergence_dominates": _dominates,
+    "graph_beyond": _beyond,
+    "step_of_two": _of_two,
+    "attack_in_step": _attack,
+    "one_memory": _memory,
+    "norm_of_frozen": _of_frozen,
+    "norm_left_behind": _left,
+    "hooks_added": _hooks,
+    "pinned_in_vain": _not_pinned,
+}
+#: Those that the last batch of an epoch, or a later epoch, may be the first to show.
+LATER: Final = ("deviation_of_one", "labels_too_long", "one_memory", "norm_left_behind")

@@ -1,0 +1,60 @@
+"""Copies of a model whose weights a script averages as it trains, and what is left out of that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.provenance.cuts import Marks, name_of
+from trainfit.torch_private.modules import BatchNorm
+from trainfit.torch_private.tensors import version
+
+#: Operators that change a tensor in place.
+_IN_PLACE: Final = ("__imul__", "__iadd__", "__isub__", "__itruediv__")
+
+
+class Averages:
+    """Follows copies of a model whose weights a script averages: does it keep the statistics of
+    BatchNorm up to date, too? Told of the first steps alone, in which all is seen."""
+
+    def __init__(self) -> None:
+        #: Tensors that were changed in place since the first step, or whose data were asked for,
+        #: which may be changed without a new version.
+        self._changed: Marks[bool] = Marks()
+        self.left: tuple[int, str] | None = None
+        """BatchNorm layers of such a copy whose statistics are those of the day it was made, and
+        the name of one."""
+
+    def gave(self, func: Any, args: Sequence[Any]) -> None:
+        """A function of PyTorch gave a tensor, after the first step began."""
+        name = name_of(func)
+        is_in_place = name == "data" or (name.endswith("_") and not name.startswith("__"))
+        if (is_in_place or name in _IN_PLACE) and args and isinstance(args[0], torch.Tensor):
+            self._changed.put(args[0], True)
+
+    def calling(self, model: Any, trained: Collection[int], others: Iterable[Any]) -> None:
+        """An outermost module is about to be called; the optimizers have the tensors ``trained``,
+        by identity, of ``others``."""
+        if torch.is_grad_enabled() or model.training or self.left is not None:
+            return
+        parameters = list(model.parameters())
+        if not any(map(self._changed.of, parameters)):
+            return
+        if any(id(each) in trained for each in parameters):
+            return
+        norms = {
+            name: part
+            for name, part in model.named_modules()
+            if isinstance(part, BatchNorm) and part.running_mean is not None
+        }
+        statistics: list[Any] = [part.running_mean for part in norms.values()]
+        if not norms or any(version(each) > 0 or self._changed.of(each) for each in statistics):
+            return
+        number = len(parameters)
+        for other in others:
+            own = list(other.parameters())
+            if other is not model and len(own) == number and any(id(it) in trained for it in own):
+                self.left = len(norms), next(iter(norms))
+                return

@@ -1,0 +1,313 @@
+"""What the terms of a loss are computed of: logarithms where probabilities are wanted, a logarithm
+of numbers that may be below 0, a mean where single numbers are meant, targets that are trained,
+too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.losses import ELEMENTWISE, nodes_of, number_of, parameters_of, shape_of
+from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
+from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import is_mean, saved_other, sizes_of
+
+#: What functions give, and those that pass it on.
+_GIVES: Final = {"log_softmax": "logarithms", "log": "logarithms", "logsigmoid": "logarithms"}
+_GIVES_PROBABILITIES: Final = {"softmax": "probabilities"}
+_PASS_ON: Final = {
+    *("detach", "clone", "contiguous", "to", "float", "view", "reshape", "flatten", "squeeze"),
+    *("unsqueeze", "getitem", "permute", "transpose", "cuda", "expand", "repeat", "data"),
+}
+_LOGARITHMS: Final = {"log", "log2", "log10"}
+_DEVIATIONS: Final = {"std", "var", "std_mean", "var_mean"}
+#: Where a node is marked that spoils a loss which it is part of; it goes with the node.
+_MARK: Final = "trainfit_term"
+#: Nodes that pass numbers on, single ones of them, or them in another order.
+_SAME: Final = (
+    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias"),
+    *("Gather", "Index", "Select", "Slice", "Split", "Unbind", "Transpose", "Permute", "Expand"),
+)
+_LARGEST: Final = ("Max", "Amax", "Min", "Minimum", "Maximum")
+_ADDS: Final = ("Add", "Sub", "Rsub")
+_SCALES: Final = ("Mul", "Div", "Neg")
+#: Layers, whose output may be any number.
+_LAYERS: Final = ("Addmm", "Mm", "Linear", "Convolution")
+#: Nodes of loss functions that give one number for all samples.
+_LOSSES: Final = ("NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
+_DEPTH: Final = 12
+_TERMS: Final = 32
+#: Factors of what is expected later: the discounts of reinforcement learning.
+_DISCOUNT: Final = (0.5, 1.0)
+#: So many times its share, a divergence leaves nothing else to learn: the largest weight that
+#: beta-VAE was tried with (Higgins and others, 2017).
+_LARGEST_WEIGHT: Final = 250
+#: Nodes of a sum of exponentials and squares, as the divergence of two normal distributions is.
+_OF_DIVERGENCE: Final = 16
+
+
+class Terms:
+    """Follows what losses are computed of; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._kinds: Marks[str] = Marks()
+        self._found: dict[str, Misuse] = {}
+        self.derives = False
+        """Are derivatives of what models give part of a loss, as those of an equation?"""
+
+    def found(self) -> tuple[Misuse, ...]:
+        """What was seen, the first of each kind."""
+        return tuple(self._found.values())
+
+    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
+        if kind not in self._found:
+            at = self._place() if place is None else place
+            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
+
+    def gave(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
+        """A function of PyTorch gave a tensor."""
+        name = name_of(func).strip("_")
+        kind = _GIVES.get(name) or _GIVES_PROBABILITIES.get(name)
+        if kind is not None:
+            self._kinds.put(result, kind)
+        given = tensors_among(args[:1])
+        if not given:
+            return
+        if name in _PASS_ON and (kind := self._kinds.of(given[0])) is not None:
+            self._kinds.put(result, kind)
+        node = result.grad_fn
+        if node is None:
+            return
+        if name in _LOGARITHMS and may_be_negative(given[0].grad_fn):
+            self._mark(node, "log_of_output", name)
+        elif name in _DEVIATIONS and _is_of_one(given[0], args, kwargs, result):
+            self._mark(node, "deviation_of_one", name, shape_of(given[0]))
+        elif name == "exp" and not result.dim() and _is_of_mean(node):
+            self._mark(node, "focal_of_mean")
+
+    def _mark(self, node: Any, kind: str, *told: str) -> None:
+        if kind not in self._found:
+            node.metadata[_MARK] = kind, told, self._place()
+
+    def backward(self, root: Any, nodes: Iterable[Any]) -> None:
+        """A backward pass begins from a node, and goes through these."""
+        for node in nodes:
+            if (marked := node.metadata.get(_MARK)) is not None:
+                kind, told, place = marked
+                self._note(kind, *told, place=place or "")
+        if "divergence_dominates" not in self._found and (times := _divergence(root)) is not None:
+            self._note("divergence_dominates", f"{times:.3g}")
+
+    def comparing(self, name: str, output: Any, target: Any) -> None:
+        """A loss function compares an output with a target."""
+        if name not in ELEMENTWISE or not torch.is_grad_enabled() or self.derives:
+            return
+        both = output, target
+        if not all(isinstance(each, torch.Tensor) and each.requires_grad for each in both):
+            return
+        if any(map(_bootstraps, both)) and _have_parameters_in_common(*both):
+            self._note("target_trained", name)
+
+    def diverging(self, target: Any, log_target: Any) -> None:
+        """``kl_div`` is called, with a target that it is told are logarithms, or are none."""
+        kind = self._kinds.of(target) if isinstance(target, torch.Tensor) else None
+        if kind is not None and (kind == "logarithms") != bool(log_target):
+            self._note("target_of_logs", kind)
+
+    def transcribing(self, inputs: Any, targets: Any, leaves_out: Any) -> None:
+        """``ctc_loss`` is called with so many steps and so many labels of each sample."""
+        steps, labels = _numbers(inputs), _numbers(targets)
+        if steps is None or labels is None or len(steps) != len(labels) or not steps:
+            return
+        longer = [(a, b) for a, b in zip(steps, labels, strict=True) if b > a]
+        if longer:
+            most = min(longer)
+            told = len(longer), len(steps), *most, "out" if leaves_out else "in"
+            self._note("labels_too_long", *told)
+
+
+def _numbers(lengths: Any) -> list[int] | None:
+    """Lengths that the host has."""
+    if isinstance(lengths, torch.Tensor):
+        if lengths.device.type != "cpu" or lengths.dim() != 1:
+            return None
+        with no_dispatch():
+            return [int(each) for each in lengths.tolist()]
+    if isinstance(lengths, list | tuple) and all(isinstance(each, int) for each in lengths):
+        return list(lengths)
+    return None
+
+
+def _operator(node: Any) -> str:
+    name: str = node.name()
+    return name.split("Backward")[0]
+
+
+def _only(node: Any) -> Any | None:
+    """The one operand of a node that has a graph; ``None``: it has several, or none."""
+    known = [each for each, _ in node.next_functions if each is not None]
+    return known[0] if len(known) == 1 else None
+
+
+def may_be_negative(node: Any) -> bool:
+    """Is it a layer's output, which may be any number, as it is, scaled, or with a number added?"""
+    for _ in range(_DEPTH):
+        if node is None:
+            return False
+        name = _operator(node)
+        if name.startswith(_LAYERS):
+            return _is_free(node)
+        if name.startswith(_ADDS) and (bias := _adds_bias(node)) is not None:
+            node = bias
+        elif name.startswith((*_ADDS, *_SCALES)):
+            node = _only(node)
+        elif name.startswith(_SAME):
+            node = node.next_functions[0][0]
+        else:
+            return False
+    return False
+
+
+def _adds_bias(node: Any) -> Any | None:
+    """Of a sum of a product and a parameter, as a layer of several dimensions computes it, the
+    product."""
+    terms = [each for each, _ in node.next_functions if each is not None]
+    products = [each for each in terms if each.name().startswith(("UnsafeView", "Mm", "Bmm"))]
+    return products[0] if len(terms) == 2 and len(products) == len(parameters_of(terms)) else None
+
+
+def _is_free(layer: Any) -> bool:
+    """Are a layer's weights a parameter as it is, with no function (softplus, exp) around it?"""
+    for each, _ in layer.next_functions:
+        if each is None:
+            continue
+        leaf = each.next_functions[0][0] if each.name().startswith(("T", "Transpose")) else each
+        weight = getattr(leaf, "variable", None)
+        if isinstance(weight, torch.nn.Parameter) and weight.dim() > 1:
+            return True
+    return False
+
+
+def _is_of_mean(exponential: Any) -> bool:
+    """Is it exp(-x) of a loss that has averaged over a batch?"""
+    node = exponential.next_functions[0][0]
+    if node is None or not node.name().startswith(("Neg", "Mul")):
+        return False
+    node = node.next_functions[0][0]
+    if node is not None and node.name().startswith("Mean"):
+        node = node.next_functions[0][0]
+    if node is None or not node.name().startswith(_LOSSES) or is_mean(node) is False:
+        return False
+    return next(iter(_given(node)), 1) > 1
+
+
+def _given(node: Any) -> tuple[int, ...]:
+    """Sizes of the first tensor that a node was computed of."""
+    made = next((each for each, _ in node.next_functions if each is not None), None)
+    return (sizes_of(made) if made is not None else None) or ()
+
+
+def _is_of_one(
+    given: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor
+) -> bool:
+    """Is a deviation from the mean taken over a single number, by which one less is divided?"""
+    if given.numel() != result.numel() or not given.numel():
+        return False
+    told = [kwargs[name] for name in ("correction", "unbiased") if name in kwargs]
+    told += [each for each in args[1:] if isinstance(each, bool)][:1]
+    return all(each is None or bool(each) for each in told)
+
+
+def _bootstraps(target: torch.Tensor) -> bool:
+    """Is it data and a part of what a layer gives of the next state: ``r + 0.99 * q(s).max()``?"""
+    node, is_added, is_discounted = target.grad_fn, False, False
+    for _ in range(_DEPTH):
+        if node is None:
+            return False
+        name = _operator(node)
+        if name.startswith(_LAYERS):
+            return is_added and is_discounted
+        if name.startswith("Add") and (bias := _adds_bias(node)) is not None:
+            node = bias
+        elif name.startswith("Add"):
+            is_added, node = True, _only(node)
+        elif name.startswith("Mul"):
+            value = number_of(saved_other(node))
+            is_discounted |= value is not None and _DISCOUNT[0] <= value < _DISCOUNT[1]
+            node = _only(node)
+        elif name.startswith((*_SAME, *_LARGEST)):
+            node = node.next_functions[0][0]
+        else:
+            return False
+    return False
+
+
+def _have_parameters_in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
+    sets = [{id(each) for each in parameters_of(nodes_of(it.grad_fn) or ())} for it in (one, other)]
+    return bool(sets[0] & sets[1])
+
+
+def _divergence(root: Any) -> float | None:
+    """How many times its share a divergence has that is summed over a batch, beside an error that
+    is averaged over the batch and all numbers of a sample; ``None``: there is no such pair, or it
+    is not above what is usual."""
+    errors, sums = [], []
+    for weight, node in _terms_of(root):
+        name = _operator(node)
+        made = _only(node)
+        is_error = made is not None and made.name().startswith((*_LOSSES, "Pow"))
+        if weight and (
+            (name.startswith(_LOSSES) and is_mean(node)) or (name.startswith("Mean") and is_error)
+        ):
+            errors.append(math.prod(_given(node)) / weight)
+        elif name.startswith("Sum") and not (sizes_of(node) or ()) and _is_of_normals(node):
+            sums.append(weight)
+    if not errors or not sums:
+        return None
+    times = max(sums) * max(errors)
+    return times if times >= _LARGEST_WEIGHT else None
+
+
+def _terms_of(root: Any) -> Iterator[tuple[float, Any]]:
+    """The terms of a loss, each with the number by which it is multiplied, without its sign."""
+    waiting = [(1.0, root)]
+    for _ in range(_TERMS):
+        if not waiting:
+            return
+        weight, node = waiting.pop()
+        if node is None:
+            continue
+        name = _operator(node)
+        if name.startswith(_ADDS):
+            waiting += [(weight, each) for each, _ in node.next_functions]
+        elif name.startswith(("Mul", "Div")):
+            value = number_of(saved_other(node))
+            if value:
+                scale = abs(value) if name.startswith("Mul") else 1 / abs(value)
+                waiting.append((weight * scale, _only(node)))
+        elif name.startswith("Neg"):
+            waiting.append((weight, _only(node)))
+        else:
+            yield weight, node
+
+
+def _is_of_normals(total: Any) -> bool:
+    """Is it a sum over samples of ``1 + log_var - mean ** 2 - exp(log_var)``?"""
+    made = total.next_functions[0][0]
+    if made is None or len(sizes_of(made) or ()) < 2:
+        return False
+    waiting, seen = [made], set()
+    for _ in range(_OF_DIVERGENCE):
+        if not waiting:
+            break
+        node = waiting.pop()
+        name = _operator(node)
+        seen.add(name)
+        if name.startswith((*_ADDS, *_SCALES)):
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    return "Exp" in seen and "Pow" in seen
