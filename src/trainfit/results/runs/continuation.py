@@ -86,14 +86,28 @@ def ended(recording: Recording) -> Recording:
     A GPU that has room for these has it for the text: what the calls between leave behind is given
     back where memory is full.
     """
+    text, law = generated_text(recording), law_of_text(recording)
+    if text is None or law is None:
+        return recording
+    calls, leap = last_calls(text.calls_left, law.period)
+    return law.to(calls, leap=leap)
+
+
+def law_of_text(recording: Recording) -> DecodeLaw | None:
+    """How the calls of a continued text go on; ``None`` where no calls were added."""
     text = generated_text(recording)
     if recording.simulated is None or text is None:
-        return recording
+        return None
     law = DecodeLaw.of(recording.simulated, text)
     assert law is not None
-    periods = (text.calls_left - 1) // law.period - _LAST_PERIODS
-    leap = max(0, periods) * law.period
-    return law.to(text.calls_left - leap, leap=leap)
+    return law
+
+
+def last_calls(calls: int, period: int) -> tuple[int, int]:
+    """Of ``calls`` after those simulated, how many at the end stand for all of them, and how many
+    (whole periods) are left out before these."""
+    leap = max(0, (calls - 1) // period - _LAST_PERIODS) * period
+    return calls - leap, leap
 
 
 def resized(
