@@ -22,6 +22,7 @@ from trainfit.plan.sizing.generation import OtherLengths, decode_seconds, genera
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.files.decoding import as_json
 from trainfit.results.plan import TunableSizes
+from trainfit.results.runs import continuation
 from trainfit.results.runs.continuation import ended, whole
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
@@ -224,3 +225,28 @@ def test_the_largest_length_of_a_text_is_found_in_a_few_runs(
     assert found.recommended == pytest.approx(0.9 * found.largest, rel=0.1)
     assert len(ran) <= 5, ran
     assert sum(replayed) < 6 * max(ran.values()), (len(replayed), sum(replayed))
+
+
+def test_batch_sizes_of_a_long_text_are_replayed_by_its_last_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All calls of a large model's are millions of events, and a batch size is looked for by a
+    dozen replays."""
+    pair = [whole(recorded(size, 17, 400)) for size in (2, 4)]
+    device = model_of(8.0).device
+
+    def law() -> AffineStream:
+        return AffineStream.between(pair[0], 2, pair[1], 4)
+
+    def largest() -> int:
+        return capacity.largest_batch(law(), device.capacity_bytes, 0, device.settings)
+
+    all_of_it, events = largest(), len(law().at(4).events)
+    assert all_of_it > 4
+    monkeypatch.setattr(continuation, "_TOO_MANY_EVENTS", 1000)
+    brief = law()
+    assert len(brief.at(4).events) < events / 3
+    assert len(brief.at(4).alloc_bytes) == len(brief.template.alloc_bytes)
+    assert largest() == all_of_it
+    peaks = [device.unlimited(each.at(4)).peak_allocated for each in (law(), brief)]
+    assert peaks[0] == peaks[1]

@@ -41,6 +41,9 @@ _PERIODS: Final = (1, 2, 4, 8, 16)
 #: Events of a replay up to which every allocation is in it: of one, and of one of many.
 _MOST_EVENTS: Final = 1_200_000
 _FEW_EVENTS: Final = 200_000
+#: Events of one of many replays beyond which the last calls of a text stand for all of it: some two
+#: seconds each.
+_TOO_MANY_EVENTS: Final = 400_000
 #: Periods at a text's end that stand for all of it.
 _LAST_PERIODS: Final = 2
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
@@ -71,13 +74,13 @@ def whole(recording: Recording) -> Recording:
 
 
 def shortened(recording: Recording) -> Recording:
-    """The same with fewer allocations, for many replays; itself where no calls were added."""
-    text = generated_text(recording)
-    if recording.simulated is None or text is None:
+    """The same with fewer allocations, for many replays (:func:`ended` of a long text); itself
+    where no calls were added."""
+    text, law = generated_text(recording), law_of_text(recording)
+    if text is None or law is None:
         return recording
-    law = DecodeLaw.of(recording.simulated, text)
-    assert law is not None
-    return law.to(text.calls_left, law.kept(text.calls_left, _FEW_EVENTS))
+    calls, leap = law.briefly(text.calls_left)
+    return law.to(calls, law.kept(calls, _FEW_EVENTS), leap)
 
 
 def ended(recording: Recording) -> Recording:
@@ -118,13 +121,14 @@ def resized(
     leap: int = 0,
 ) -> Recording:
     """A shortened recording with other sizes of what was simulated; ``calls`` are those after it
-    (``None``: as many as before), from the one on before which ``leap`` were left out."""
+    (``None``: as :func:`shortened` has it), from the one on before which ``leap`` were left out."""
     text, simulated = generated_text(recording), recording.simulated
     assert simulated is not None and text is not None
     other = dataclasses.replace(simulated, alloc_bytes=sizes, workspace_args=arguments)
     usual, law = (DecodeLaw.of(each, text) for each in (simulated, other))
     assert usual is not None and law is not None
-    calls = text.calls_left if calls is None else calls
+    if calls is None:
+        calls, leap = usual.briefly(text.calls_left)
     return law.to(calls, usual.kept(calls, _FEW_EVENTS), leap)
 
 
@@ -162,6 +166,13 @@ class DecodeLaw:
             if max(OF_EACH * period, ALIKE) <= decodes and seen.repeats(period):
                 return cls(recording, seen, period)
         return None
+
+    def briefly(self, calls: int) -> tuple[int, int]:
+        """How many calls of so many are replayed where that is done many times, and how many come
+        before that are left out (0, but for a long text)."""
+        if self.events_of_call * calls <= _TOO_MANY_EVENTS:
+            return calls, 0
+        return last_calls(calls, self.period)
 
     def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[Mask]:
         """By the place in a period, which allocations of a call that is not whole are replayed."""
