@@ -250,3 +250,19 @@ def test_batch_sizes_of_a_long_text_are_replayed_by_its_last_calls(
     assert largest() == all_of_it
     peaks = [device.unlimited(each.at(4)).peak_allocated for each in (law(), brief)]
     assert peaks[0] == peaks[1]
+
+
+def test_room_is_judged_by_calls_however_many_a_step_stands_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six blocks that were asked for twice: of 500 calls they cost nothing, of 20 steps they do."""
+    continued = whole(recorded(2, 17, 140))
+    assert [Stream.of(each).calls for each in (continued, recorded(2, 17, 0))] == [158, 0]
+    assert Stream.of(ended(continued)).calls == 18 + 3
+    asked = {"replay": (30, *range(80, 100), 106), "unlimited": (30, *range(80, 101))}
+    for name, counts in asked.items():
+        outcome = SimpleNamespace(fits=True, retries=1, step_device_allocations=counts)
+        monkeypatch.setattr(capacity.Device, name, lambda *_, outcome=outcome: outcome)
+    stream, device = Stream.of(continued), model_of(8.0).device
+    rooms = [device.has_room(dataclasses.replace(stream, calls=each)) for each in (500, 40, 0)]
+    assert rooms == [True, False, False]

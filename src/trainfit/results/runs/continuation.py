@@ -49,6 +49,18 @@ _LAST_PERIODS: Final = 2
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
+#: The header's entry of a continued recording: calls after those simulated that are in it, most of
+#: them in steps of many.
+CONTINUED_CALLS: Final = "continued_calls"
+
+
+def calls_in(recording: Recording) -> int:
+    """Calls of a continued text whose allocations are in ``recording``; 0 for any other."""
+    if recording.simulated is None:
+        return 0
+    header: dict[str, Any] = {**recording.header}
+    more: int = header.get(CONTINUED_CALLS, 0)
+    return recording.simulated.steps + more
 
 
 def is_enough(decodes: int) -> bool:
@@ -299,7 +311,8 @@ class _Continuation:
             name: np.concatenate([getattr(recording, name), *parts])
             for name, parts in self._parts.items()
         }
-        found = dataclasses.replace(recording, simulated=recording, **columns)
+        header = {**recording.header, CONTINUED_CALLS: self._calls}
+        found = dataclasses.replace(recording, simulated=recording, header=header, **columns)
         kinds = found.alloc_kind.copy()
         for step in range(self._seen.count):
             template = self._templates[(step - self._seen.count) % self._period]
