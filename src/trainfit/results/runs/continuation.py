@@ -32,6 +32,7 @@ from trainfit.results.runs.recording import (
     STEP_END,
     IntArray,
     Recording,
+    RecordingHeader,
 )
 
 #: Decodes after which the others may be told from them: three of each period, and the first.
@@ -49,18 +50,13 @@ _LAST_PERIODS: Final = 2
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
-#: The header's entry of a continued recording: calls after those simulated that are in it, most of
-#: them in steps of many.
-CONTINUED_CALLS: Final = "continued_calls"
 
 
 def calls_in(recording: Recording) -> int:
     """Calls of a continued text whose allocations are in ``recording``; 0 for any other."""
     if recording.simulated is None:
         return 0
-    header: dict[str, Any] = {**recording.header}
-    more: int = header.get(CONTINUED_CALLS, 0)
-    return recording.simulated.steps + more
+    return recording.simulated.steps + recording.header.get("continued_calls", 0)
 
 
 def is_enough(decodes: int) -> bool:
@@ -311,7 +307,7 @@ class _Continuation:
             name: np.concatenate([getattr(recording, name), *parts])
             for name, parts in self._parts.items()
         }
-        header = {**recording.header, CONTINUED_CALLS: self._calls}
+        header: RecordingHeader = {**recording.header, "continued_calls": self._calls}
         found = dataclasses.replace(recording, simulated=recording, header=header, **columns)
         kinds = found.alloc_kind.copy()
         for step in range(self._seen.count):
