@@ -241,15 +241,15 @@ class Device:
         )
 
     def has_room(self, stream: Stream) -> bool:
-        """Does it run here, without asking the device in each step for what PyTorch has returned to
-        it? Blocks that nothing will use (a KV cache of a new size for each token leaves them) are
-        returned when memory is full, and none the slower."""
+        """Does it run here, without asking the device in each step (of a text: call) for what
+        PyTorch has returned to it? Blocks that nothing will use (a KV cache of a new size for each
+        token leaves them) are returned when memory is full, and none the slower."""
         limited = self.replay(stream)
         if not limited.fits or not limited.retries:
             return limited.fits
         asked, free = limited.step_device_allocations, self.unlimited(stream)
         twice = _after_first(asked) - _after_first(free.step_device_allocations)
-        return twice * _SELDOM < max(1, len(asked) - 1)
+        return twice * _SELDOM < max(1, (stream.calls or len(asked)) - 1)
 
     def unlimited(self, stream: Stream) -> Replay:
         """As if the GPU had memory without end."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainfit.results.runs.continuation import calls_in
 from trainfit.results.runs.recording import (
     FREE,
     MALLOC,
@@ -32,7 +33,8 @@ class Stream:
     """What the allocator sees: events and, per allocation, bytes and CUDA stream.
 
     ``estimated`` marks the workspaces whose size a library decides and we estimate;
-    ``uncertain`` is the largest share of one of them that may be wrong.
+    ``uncertain`` is the largest share of one of them that may be wrong. ``calls`` are those of a
+    continued text, of which a step has many (0: its steps are what they are).
     """
 
     events: IntArray
@@ -40,6 +42,7 @@ class Stream:
     alloc_stream: IntArray
     estimated: npt.NDArray[np.bool_]
     uncertain: float = 1.0
+    calls: int = 0
 
     @classmethod
     def of(cls, recording: Recording) -> Stream:
@@ -54,7 +57,14 @@ class Stream:
         estimated[recording.workspace_alloc[np.array(models, dtype=bool)]] = True
         used = {names[index] for index in np.unique(recording.workspace_model)}
         uncertain = max((ESTIMATED[name] for name in used & ESTIMATED.keys()), default=0.0)
-        return cls(recording.events, alloc_bytes, recording.alloc_stream, estimated, uncertain)
+        return cls(
+            recording.events,
+            alloc_bytes,
+            recording.alloc_stream,
+            estimated,
+            uncertain,
+            calls_in(recording),
+        )
 
     def without(self, dropped: npt.NDArray[np.bool_]) -> Stream:
         """The stream as if the allocations marked in ``dropped`` were never made."""

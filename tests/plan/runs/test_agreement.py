@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from trainfit.plan.runs.agreement import _one_file, _uneven, disagreement, same_gpu
+from trainfit.plan.runs.agreement import _one_file, _uneven, agreement, disagreement, same_gpu
+from trainfit.plan.runs.runs import Runs
+from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.communication import JOINS, LEAVES, Meeting
+from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import LoaderInfo, Status, TraceOutcome
 
 PAIR, ALL = (0, 1), (0, 1, 2, 3)
@@ -111,3 +116,26 @@ def test_a_checkpoint_that_two_ranks_write() -> None:
     # A file for each rank, and one that rank 0 alone writes.
     assert not _one_file(wrote(rank0="12"), wrote(rank1="12"), 1)
     assert not _one_file(wrote(best="12"), outcome(), 1)
+
+
+def test_a_rank_that_goes_wrong_alone_is_run_next_to_rank_0() -> None:
+    """What rank 0 sends it (a length to compare with its own) is not known to a rank alone."""
+    asked: list[tuple[int, ...]] = []
+
+    def compared(alone: Status, *met: Meeting) -> bool:
+        def attempt(_: object, spec: RunSpec) -> Trace:
+            asked.append(spec.company)
+            return Trace(outcome(*met, status="finished" if spec.company else alone), None, "")
+
+        asked.clear()
+        first, runs = Trace(outcome(*met), None, ""), cast(Runs, SimpleNamespace(attempt=attempt))
+        return not agreement(first, None, runs).findings
+
+    sent = Meeting("broadcast", PAIR, 8, "/home/me/train.py:4")
+    for alone in ("failed", "unsupported"):
+        assert compared(alone, sent, reduced(7)), "it does not fail"
+        assert asked == [(), (0, 1)]
+    compared("finished", sent, reduced(7))
+    assert asked == [()], "it was compared alone"
+    assert not compared("failed", reduced(7))
+    assert asked == [()], "rank 0 sends it nothing"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from helpers_cli import trainfit
 from trainfit.plan.runs.side_by_side import Post, pipeline_of
 from trainfit.results.runs.communication import Meeting
 from trainfit.results.runs.trace import TraceOutcome
@@ -67,3 +69,44 @@ def test_a_pipeline_is_all_ranks_of_the_group_that_it_sends_in() -> None:
     assert pipeline_of(outcome("all_reduce", "send")) == (0, 1, 2, 3)
     assert pipeline_of(outcome("all_reduce")) == ()
     assert pipeline_of(outcome("receive", ranks=64)) == ()
+
+
+#: As DeepSpeed's ZeRO-3 has it: each rank compares a number with that of rank 0.
+COMPARES = """
+import os, torch
+from torch import distributed
+distributed.init_process_group("nccl")
+rank = distributed.get_rank()
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+length = torch.tensor([2 if rank == 0 else -1], device="cuda")
+distributed.broadcast(length, 0)
+if length.item() != {}:
+    raise RuntimeError(f"rank {{rank}} has others than rank 0, which has {{length.item()}}")
+names = [["weight"] if rank == 0 else None]
+distributed.broadcast_object_list(names, src=0)
+assert names[0] == ["weight"], names
+for step in range(9):
+    model(torch.ones(4, 8, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("expected", "fails"), [("2", False), ("(2 if rank == 0 else 3)", True)])
+def test_what_rank_0_broadcasts_is_known_to_the_rank_that_is_compared(
+    expected: str, fails: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "compares.py").write_text(COMPARES.format(expected))
+    said = trainfit(
+        *("plan", "--gpu", "2x RTX 4090", "--no-loader", "--no-remedies", "--json"),
+        *("--", "torchrun", "--nproc_per_node=2", "compares.py"),
+        cwd=tmp_path,
+    )
+    assert said.stdout, said.stderr
+    titles = [each["title"] for each in json.loads(said.stdout)["findings"]]
+    fails_there = [each for each in titles if "rank 1 fails where rank 0 goes on" in each]
+    assert bool(fails_there) == fails, titles
+    assert all("which has 2" in each for each in fails_there)

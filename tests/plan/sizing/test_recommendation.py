@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 import trainfit
 from trainfit.hardware import find_gpu
+from trainfit.memory.capacity import LARGEST
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.batches import (
     data_set_of,
@@ -27,7 +30,9 @@ from trainfit.plan.runs.batches import (
     shared_by,
 )
 from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing import batch_sizes as sizing
 from trainfit.plan.sizing.attempts import SimulatedBatch, other_path, search
+from trainfit.plan.sizing.batch_sizes import BatchSizes
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.curve import (
     MOST_TRIALS,
@@ -50,6 +55,7 @@ from trainfit.results.configuration import BatchOption
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.plan import option_text
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.spec import AS_WRITTEN
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import LoaderInfo, TraceOutcome
 from trainfit.results.speed import KNEE, StepSpeed
@@ -613,3 +619,34 @@ def test_accumulation_divides_the_step() -> None:
     kept = EffectiveBatch(parse_command(words), makeup, 12)
     found = recommend(Bounds(10), curve(lambda size: 1.0, 10), 12, effective=kept)
     assert found.batch == 8 and kept.samples_at(8) == 48
+
+
+@pytest.mark.parametrize(
+    ("is_kept", "data_set", "most"),
+    [(True, None, 32), (True, 20, 20), (False, None, LARGEST), (False, 100, 100)],
+)
+def test_none_is_tried_that_is_larger_than_the_step_that_a_script_keeps(
+    is_kept: bool, data_set: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LitGPT refuses micro-batches that are larger than its global batch size."""
+    effective = accumulating()
+    assert effective.makeup is not None
+    makeup = dataclasses.replace(effective.makeup, is_kept=is_kept)
+    effective = dataclasses.replace(effective, makeup=makeup)
+    monkeypatch.setattr(sizing, "data_set_of", lambda *_: data_set)
+    monkeypatch.setattr(BatchSizes, "_effective", lambda *_: effective)
+    tried: list[int] = []
+
+    def noted(*_: Any, most: int, **__: Any) -> Any:
+        tried.append(most)
+        raise LookupError
+
+    monkeypatch.setattr(sizing, "search", noted)
+    sizes = BatchSizes.__new__(BatchSizes)
+    sizes._thorough, sizes._grain = True, Grain()
+    sizes._memory_model = sizes._attempts = MagicMock()
+    trace = MagicMock()
+    trace.outcome.loader = None
+    with pytest.raises(LookupError):
+        sizes._by_trial({8: trace}, 8, AS_WRITTEN, AS_WRITTEN, "a test")
+    assert tried == [most]

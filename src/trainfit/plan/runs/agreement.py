@@ -71,7 +71,7 @@ def agreement(
     if spec is None:
         return Agreement()
     try:
-        other = runs.attempt(batch, spec)
+        other = _with_what_is_sent(first, batch, runs, spec)
     except NotSimulated:
         return Agreement()
     outcome = other.outcome
@@ -84,6 +84,17 @@ def agreement(
     found += _compared_end(end, batch, runs, spec.rank, machines)
     words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
     return Agreement(words, found, spec.rank, other)
+
+
+def _with_what_is_sent(first: Trace, batch: int | None, runs: Runs, spec: RunSpec) -> Trace:
+    """The run of another rank; where that does not end well, side by side with rank 0, which may
+    send it what it went wrong without: DeepSpeed compares lengths with those of rank 0."""
+    other = runs.attempt(batch, spec)
+    sends = any(each.kind == "broadcast" for each in _common(first.outcome, spec.rank))
+    if not sends or other.outcome.status not in ("failed", "unsupported", "exited"):
+        return other
+    title = f"{spec.title}, next to rank 0"
+    return runs.attempt(batch, dataclasses.replace(spec, company=(0, spec.rank), title=title))
 
 
 def _compared_end(

@@ -161,16 +161,19 @@ class Tracer:
         look: Callable[[], None] = lambda: None,
         early: Callable[[Recording], None] | None = None,
     ) -> Trace:
-        """Simulate the command as ``spec`` says, and with ``constants`` of its script.
+        """Simulate the command as ``spec`` says, and with ``constants`` of its script: with others
+        of its company side by side, if it has any.
 
         ``heard`` is told now and then how far the run is; ``look`` is called all the time, and
         ends the run by raising. ``early`` gets what a run that goes on for seconds after its second
         step has recorded by then.
         """
-        if not self.company or spec.rank:
+        company = spec.company or self.company
+        if not company or (spec.rank and not spec.company):
             return self._one(spec, self._folder(), constants, heard, look, early)
-        first, *others = self.company
-        folders = {rank: self._folder() for rank in self.company}
+        first = spec.rank if spec.company else company[0]
+        others = [rank for rank in company if rank != first]
+        folders = {rank: self._folder() for rank in company}
         post, over = Post(folders), threading.Event()
 
         def one(rank: int) -> Trace:
@@ -181,8 +184,8 @@ class Tracer:
                 elif over.is_set():
                     raise Stopped
 
-            steps = self._steps or COMPANY_STEPS
-            own = dataclasses.replace(spec, rank=rank, company=self.company)
+            steps = spec.steps if spec.company else self._steps or COMPANY_STEPS
+            own = dataclasses.replace(spec, rank=rank, company=company)
             own = own if spec.cut is not None else dataclasses.replace(own, steps=steps)
             try:
                 return self._one(own, folders[rank], constants, heard, looks, None)
@@ -197,7 +200,7 @@ class Tracer:
                 over.set()
                 raise
             traces |= {rank: future.result() for rank, future in futures.items()}
-        return _of_heaviest(traces)
+        return traces[first] if spec.company else _of_heaviest(traces)
 
     def _folder(self) -> Path:
         folder = self._scratch / f"trace-{next(self._numbers)}"

@@ -250,7 +250,7 @@ class BatchSizes:
             lambda sizes: self._attempts.trials(sizes, batch, present, spec, paths),
             free_bytes=self._memory_model.capacity_bytes - context,
             free_with_headroom_bytes=self._memory_model.usable_bytes - context,
-            most=data_set or LARGEST,
+            most=self._furthest(present, batch),
             unit=self._grain.unit,
         )
         if found.recommended is None and not self._attempts.trial(batch, present).fits:
@@ -294,7 +294,8 @@ class BatchSizes:
         while best >= _CLEARLY_WITHIN * reach:
             before = reach
             trials = [self._attempts.trial(size, trace) for size, trace in made.items()]
-            reach = reach_of(trials, free, data_set or LARGEST) if len(trials) > 1 else 0
+            furthest = self._furthest(present, batch)
+            reach = reach_of(trials, free, furthest) if len(trials) > 1 else 0
             bounds = Bounds(self._grain.rounded(reach), data_set, True, drops_last(present))
             most = _compared(bounds, present)
             if not most or reach <= before or not has_rates(self._machine.gpu):
@@ -393,6 +394,15 @@ class BatchSizes:
             infers=self._infers,
             replicas=max(1, replicas_of(present) // unit),
         )
+
+    def _furthest(self, present: Trace, batch: int) -> int:
+        """The largest batch size that is looked at: that of the data set, or with which the script
+        makes a step of the samples that it keeps; it refuses a larger one, or cuts it."""
+        most = data_set_of(present, batch) or LARGEST
+        effective = self._effective(present, batch)
+        if effective.makeup is None or not effective.makeup.is_kept:
+            return most
+        return min(most, effective.most or most)
 
     def _only_present(
         self, present: Trace, batch: int | None, why: str, reason: str = "only one was simulated"

@@ -1,4 +1,5 @@
-"""A generated text: the time of its tokens, and how long a context fits at which batch size."""
+"""A generated text: the time of its tokens, how long a context fits at which batch size, and the
+same text of another length."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from trainfit.memory.affine import AffineStream
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.results.runs.continuation import DecodeLaw, resized, shortened
+from trainfit.results.runs.continuation import (
+    DecodeLaw,
+    last_calls,
+    law_of_text,
+    resized,
+    shortened,
+)
 from trainfit.results.runs.generation import ContextPoint, GeneratedText, Generation, generated_text
 from trainfit.results.runs.recording import KINDS, MALLOC, Recording
 from trainfit.speed.step import Machine, step_time
@@ -225,3 +232,53 @@ class _Contexts:
         if fails == top:
             return self._point(batch, limit, by_model=True, is_estimate=True)
         return self._point(batch, calls + fits * period, is_estimate=True)
+
+
+# ---
+# The same text, of another length.
+
+
+class OtherLengths:
+    """A run's text continued to other values of what says its length: it goes on as it began, so no
+    run is needed to know about where memory ends.
+
+    A text is its last calls here, as those stand for all of them (``continuation.ended``).
+    """
+
+    def __init__(self, text: GeneratedText, law: DecodeLaw, value: int) -> None:
+        self._law, self._value = law, value
+        #: Calls after those simulated, less the value.
+        self._more = text.calls_left - value
+
+    @classmethod
+    def of(cls, recording: Recording, value: int) -> OtherLengths | None:
+        """Of the run at ``value``; ``None`` where its text's length is not that, alone or with the
+        prompt, or memory does not grow with it."""
+        text, law = generated_text(recording), law_of_text(recording)
+        if text is None or law is None or not law.grows:
+            return None
+        return cls(text, law, value) if value in (text.new_tokens, text.positions) else None
+
+    def largest(self, test: Callable[[Stream], bool], most: int | None, step: int) -> int:
+        """The largest value, a multiple of ``step`` up to ``most``, with which the text passes
+        ``test``; 0 where none does that is as long as what was simulated."""
+        low = max(1, -(-(1 - self._more) // step))
+        high = max(low, (most or _NO_LIMIT) // step) + 1
+        if not test(self._stream(low * step)):
+            return 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if test(self._stream(middle * step)) else (low, middle)
+        return low * step
+
+    def _stream(self, value: int) -> Stream:
+        calls, leap = last_calls(value + self._more, self._law.period)
+        return Stream.of(self._law.to(calls, leap=leap))
+
+    def stream_at(self, law: AffineStream, batch: int, value: int) -> Stream:
+        """At another batch size, too: ``law`` is that of the run's own value."""
+        text, calls_law = generated_text(law.template), law_of_text(law.template)
+        if text is None or calls_law is None:
+            return law.at(batch)
+        calls = max(1, text.calls_left + value - self._value)
+        return law.at(batch, *last_calls(calls, calls_law.period))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Final
@@ -26,8 +27,9 @@ from trainfit.plan.runs.processes import available_ram
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import memory_law, step_seconds
 from trainfit.plan.sizing.curve import curve_of
+from trainfit.plan.sizing.generation import OtherLengths
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.next_value import around, bracket, next_value, predicted
+from trainfit.plan.sizing.next_value import NARROW, around, bracket, next_value, predicted
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results import text as words
 from trainfit.results.gpus import total
@@ -240,6 +242,7 @@ class _Search:
         self._is_length = name in LENGTHS
         self._is_linear = False
         self._leasts: dict[int, int] = {}
+        self._laws: dict[int, tuple[AffineStream | None, Mapping[int, float]]] = {}
         self._ram = HostRam()
         self._shortage: RamShortage | None = None
 
@@ -261,7 +264,8 @@ class _Search:
             self._failed[value] = str(error)
             return None
         model = self._model(recording_of(trace))
-        stream = Stream.of(recording_of(trace))
+        # Of a long text its last calls: all of them are millions of events, replayed many times.
+        stream = Stream.of(ended(recording_of(trace)))
         shown, fits = model.shown(stream)
         taken = shown.peak_reserved + model.context_bytes
         unlimited = model.unlimited(stream)
@@ -334,9 +338,14 @@ class _Search:
             (lambda each: each.fits, self._least, model.capacity_bytes),
             (lambda each: each.has_margin, lambda each: each.need_bytes, model.usable_bytes),
         )
-        for left, (good, need, budget) in zip(_MOST_TRIALS, goals, strict=True):
+        tests: tuple[Callable[[Stream], bool], ...] = (
+            lambda stream: model.limited(stream).fits,
+            model.leaves_margin,
+        )
+        for left, (good, need, budget), test in zip(_MOST_TRIALS, goals, tests, strict=True):
+            told = self._text.largest(test, self._most, self._step) if self._text else 0
             for _ in range(left):
-                value = self._next(good, need, budget)
+                value = self._next(good, need, budget, told)
                 if value is None:
                     break
                 self.look(value)
@@ -364,10 +373,22 @@ class _Search:
         value, why = next(iter(self._failed.items()))
         return f"{self._shown} {value} could not be simulated: {why}"
 
+    @functools.cached_property
+    def _text(self) -> OtherLengths | None:
+        """The present run's text, where the value is how long it gets; ``None``: it is not."""
+        if not self._is_length:
+            return None
+        return OtherLengths.of(self._trials[self._present].recording, self._present)
+
     def _next(
-        self, good: Callable[[_Simulated], bool], need: Callable[[_Simulated], int], budget: int
+        self,
+        good: Callable[[_Simulated], bool],
+        need: Callable[[_Simulated], int],
+        budget: int,
+        told: int = 0,
     ) -> int | None:
-        """The value to simulate next; ``None``: the bracket is sufficiently narrow."""
+        """The value to simulate next; ``None``: the bracket is sufficiently narrow. ``told`` is
+        about the largest that is good, where a text says it."""
         bad = [value for value, each in self._trials.items() if not good(each)]
         high = min([*bad, *self._failed], default=None)
         low = max(
@@ -384,6 +405,9 @@ class _Search:
         guess = next_value(needs, budget, low, high, self._step, furthest)
         if guess is None:
             return None
+        guess = next(
+            (value for value in self._around(told) if low < value < (high or value + 1)), guess
+        )
         if most is not None:
             guess = min(guess, most)
         self._shortage = self._ram.shortage(guess)
@@ -392,6 +416,11 @@ class _Search:
         if guess in self._trials or guess in self._failed or (high is not None and guess >= high):
             return None
         return guess
+
+    def _around(self, told: int) -> Sequence[int]:
+        """``told``, and the next value that is far enough to say that it is too large."""
+        beyond = told + max(self._step, int(told * NARROW))
+        return (told, beyond // self._step * self._step) if told else ()
 
     def _least(self, trial: _Simulated) -> int:
         """The least memory of a GPU that ``trial`` fits: between what it allocates and reserves."""
@@ -455,12 +484,21 @@ class _Search:
                 seconds = step_seconds(trial.recording, self._job.machine)
                 yield TunablePoint(value, batch, trial.device_bytes, trial.fits, seconds)
                 continue
-            shown, fits = model.shown(law.at(size))
+            stream = law.at(size) if self._text is None else self._text.stream_at(law, size, value)
+            shown, fits = model.shown(stream)
             device = shown.peak_reserved + context
             yield TunablePoint(value, size, device, fits, times.get(size), is_simulated=False)
 
     def _law(self, trial: _Simulated) -> tuple[AffineStream | None, Mapping[int, float]]:
-        """Memory at every batch size, and the time of a step at some; from one more run."""
+        """Memory at every batch size, and the time of a step at some; from one more run. A text of
+        another value is the present one, continued: its law is the present one's, without times."""
+        if trial.value != self._present and self._text is not None:
+            return self._law(self._trials[self._present])[0], {}
+        if trial.value not in self._laws:
+            self._laws[trial.value] = self._law_of(trial)
+        return self._laws[trial.value]
+
+    def _law_of(self, trial: _Simulated) -> tuple[AffineStream | None, Mapping[int, float]]:
         job, batch = self._job, self._job.batch
         if batch is None or not job.pairs:
             return None, {}

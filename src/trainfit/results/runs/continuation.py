@@ -32,6 +32,7 @@ from trainfit.results.runs.recording import (
     STEP_END,
     IntArray,
     Recording,
+    RecordingHeader,
 )
 
 #: Decodes after which the others may be told from them: three of each period, and the first.
@@ -41,11 +42,21 @@ _PERIODS: Final = (1, 2, 4, 8, 16)
 #: Events of a replay up to which every allocation is in it: of one, and of one of many.
 _MOST_EVENTS: Final = 1_200_000
 _FEW_EVENTS: Final = 200_000
+#: Events of one of many replays beyond which the last calls of a text stand for all of it: some two
+#: seconds each.
+_TOO_MANY_EVENTS: Final = 400_000
 #: Periods at a text's end that stand for all of it.
 _LAST_PERIODS: Final = 2
 #: Allocations up to this come from the allocator's pool of small ones, in bytes.
 _SMALL: Final = 1 << 20
 _KV_CACHE: Final = KINDS.index("kv_cache")
+
+
+def calls_in(recording: Recording) -> int:
+    """Calls of a continued text whose allocations are in ``recording``; 0 for any other."""
+    if recording.simulated is None:
+        return 0
+    return recording.simulated.steps + recording.header.get("continued_calls", 0)
 
 
 def is_enough(decodes: int) -> bool:
@@ -71,13 +82,13 @@ def whole(recording: Recording) -> Recording:
 
 
 def shortened(recording: Recording) -> Recording:
-    """The same with fewer allocations, for many replays; itself where no calls were added."""
-    text = generated_text(recording)
-    if recording.simulated is None or text is None:
+    """The same with fewer allocations, for many replays (:func:`ended` of a long text); itself
+    where no calls were added."""
+    text, law = generated_text(recording), law_of_text(recording)
+    if text is None or law is None:
         return recording
-    law = DecodeLaw.of(recording.simulated, text)
-    assert law is not None
-    return law.to(text.calls_left, law.kept(text.calls_left, _FEW_EVENTS))
+    calls, leap = law.briefly(text.calls_left)
+    return law.to(calls, law.kept(calls, _FEW_EVENTS), leap)
 
 
 def ended(recording: Recording) -> Recording:
@@ -86,14 +97,28 @@ def ended(recording: Recording) -> Recording:
     A GPU that has room for these has it for the text: what the calls between leave behind is given
     back where memory is full.
     """
+    text, law = generated_text(recording), law_of_text(recording)
+    if text is None or law is None:
+        return recording
+    calls, leap = last_calls(text.calls_left, law.period)
+    return law.to(calls, leap=leap)
+
+
+def law_of_text(recording: Recording) -> DecodeLaw | None:
+    """How the calls of a continued text go on; ``None`` where no calls were added."""
     text = generated_text(recording)
     if recording.simulated is None or text is None:
-        return recording
+        return None
     law = DecodeLaw.of(recording.simulated, text)
     assert law is not None
-    periods = (text.calls_left - 1) // law.period - _LAST_PERIODS
-    leap = max(0, periods) * law.period
-    return law.to(text.calls_left - leap, leap=leap)
+    return law
+
+
+def last_calls(calls: int, period: int) -> tuple[int, int]:
+    """Of ``calls`` after those simulated, how many at the end stand for all of them, and how many
+    (whole periods) are left out before these."""
+    leap = max(0, (calls - 1) // period - _LAST_PERIODS) * period
+    return calls - leap, leap
 
 
 def resized(
@@ -104,13 +129,14 @@ def resized(
     leap: int = 0,
 ) -> Recording:
     """A shortened recording with other sizes of what was simulated; ``calls`` are those after it
-    (``None``: as many as before), from the one on before which ``leap`` were left out."""
+    (``None``: as :func:`shortened` has it), from the one on before which ``leap`` were left out."""
     text, simulated = generated_text(recording), recording.simulated
     assert simulated is not None and text is not None
     other = dataclasses.replace(simulated, alloc_bytes=sizes, workspace_args=arguments)
     usual, law = (DecodeLaw.of(each, text) for each in (simulated, other))
     assert usual is not None and law is not None
-    calls = text.calls_left if calls is None else calls
+    if calls is None:
+        calls, leap = usual.briefly(text.calls_left)
     return law.to(calls, usual.kept(calls, _FEW_EVENTS), leap)
 
 
@@ -148,6 +174,13 @@ class DecodeLaw:
             if max(OF_EACH * period, ALIKE) <= decodes and seen.repeats(period):
                 return cls(recording, seen, period)
         return None
+
+    def briefly(self, calls: int) -> tuple[int, int]:
+        """How many calls of so many are replayed where that is done many times, and how many come
+        before that are left out (0, but for a long text)."""
+        if self.events_of_call * calls <= _TOO_MANY_EVENTS:
+            return calls, 0
+        return last_calls(calls, self.period)
 
     def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[Mask]:
         """By the place in a period, which allocations of a call that is not whole are replayed."""
@@ -274,7 +307,8 @@ class _Continuation:
             name: np.concatenate([getattr(recording, name), *parts])
             for name, parts in self._parts.items()
         }
-        found = dataclasses.replace(recording, simulated=recording, **columns)
+        header: RecordingHeader = {**recording.header, "continued_calls": self._calls}
+        found = dataclasses.replace(recording, simulated=recording, header=header, **columns)
         kinds = found.alloc_kind.copy()
         for step in range(self._seen.count):
             template = self._templates[(step - self._seen.count) % self._period]

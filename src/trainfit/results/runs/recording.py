@@ -69,7 +69,8 @@ class RecordingHeader(KnownHeader, total=False):
     what one consists of (:class:`~trainfit.results.runs.steps.StepMakeup`; without a value where
     none was counted).
     ``generation`` is of the text that its calls make
-    (:class:`~trainfit.results.runs.generation.GeneratedText`).
+    (:class:`~trainfit.results.runs.generation.GeneratedText`), ``continued_calls`` how many of them
+    were added to those simulated.
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
     each (without a value: it was not told). ``buffer`` is the largest container with a bound that
@@ -94,6 +95,7 @@ class RecordingHeader(KnownHeader, total=False):
     command: str | None
     step: dict[str, Any] | None
     generation: dict[str, Any] | None
+    continued_calls: int
     module_calls: int
     ranks: int | None
     sharing: int | None
