@@ -26,10 +26,11 @@ from _bench import Figure, finish, leave, parser, say
 import trainfit
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.hardware.gpu.topology import Link, find_gpus, link_of
-from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.plan.sizing.costing import machine_of
 from trainfit.results.runs.recording import Recording
 from trainfit.speed import collectives
 from trainfit.speed.step import step_time
+from trainfit.speed.work import Work
 
 TABLE: Final = "nccl_fp16.csv"
 #: Model, GPU, AMP, batch size of a GPU; images a second of 1 and of 8 GPUs. What 8 GPUs lose with
@@ -52,7 +53,7 @@ SAME: Final = {"alltoall": "all_to_all"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    made = parser(__doc__)
+    made = parser(__doc__, quick="the same: eight short jobs")
     made.add_argument("--truth", type=Path, help=f"the folder with {TABLE}")
     options = made.parse_args(argv)
     if options.truth is not None and not (options.truth / TABLE).is_file():
@@ -67,7 +68,9 @@ def resnets() -> Iterator[Figure]:
     """How far the efficiency of 8 GPUs is from the published one, in points."""
     for model, name, amp, batch, one, eight in RESNETS:
         gpu = find_gpus(f"8x {name}")
-        took = step_time(steady_work(recorded(gpu, resnet(model, amp, batch))), machine_of(gpu))
+        took = step_time(
+            Work.of_steady_step(recorded(gpu, resnet(model, amp, batch))), machine_of(gpu)
+        )
         predicted = 1 - (took.exposed_s + took.slowest_s) / took.seconds
         measured = eight / (8 * one)
         lost_s = batch * (8 / eight - 1 / one)
@@ -83,7 +86,7 @@ def resnets() -> Iterator[Figure]:
 def gpt2() -> Iterator[Figure]:
     """The step without peer-to-peer over that with it, in percent of the measured ratio."""
     gpu = find_gpus("2x TITAN RTX")
-    work = steady_work(recorded(gpu, transformer))
+    work = Work.of_steady_step(recorded(gpu, transformer))
     with mock.patch.object(collectives, "link_of", lambda gpu: BRIDGE):
         fast = step_time(work, machine_of(gpu)).seconds
     slow = step_time(work, machine_of(dataclasses.replace(gpu, peer_to_peer=False))).seconds
