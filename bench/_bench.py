@@ -1,4 +1,4 @@
-"""What every bench shares: its options, its tables, its figures with goals, its exit status.
+"""What every bench shares: options, child runs, tables, figures with goals, exit status.
 
     options = parser(__doc__, quick="what is left out").parse_args()
     return finish([Figure("NAME", value, goal, at_most=True, unit="%")], options.json, details)
@@ -6,25 +6,35 @@
 The last lines of a bench are ``NAME: FIGURE (goal GOAL) holds``, or ``short``; the line before them
 says on which machine and by which versions. Exit status: 0 every goal holds, 1 one does not, 2 bad
 input (one line, by :func:`leave`), 3 what the bench needs is not here.
+
+Who imports it gets the trainfit of this checkout, whatever is installed, and the tests' helpers.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.util
 import json
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+SOURCE: Final = str(ROOT / "src")
 ABSENT: Final = 3
+GIB: Final = 1 << 30
+
+if SOURCE not in sys.path:
+    sys.path.insert(0, SOURCE)
+sys.path.append(str(ROOT / "tests"))
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,37 @@ def needs(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             leave(f"{package} is not installed: pip install {package}", ABSENT)
+
+
+def trainfit(
+    *words: str, env: Mapping[str, str] | None = None, **how: Any
+) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, with its standard output; ``how``: of
+    ``subprocess.run``."""
+    path = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "trainfit", *words],
+        env={**os.environ, "PYTHONPATH": path, **(env or {})},
+        **{"stdout": subprocess.PIPE, "text": True, **how},
+    )
+
+
+def answer(verb: str, *words: str) -> dict[str, Any]:
+    """The command's JSON document; raises ``CalledProcessError`` where it fails."""
+    document: dict[str, Any] = json.loads(trainfit(verb, "--json", *words, check=True).stdout)
+    return document
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that do nothing but keep a core busy, as long as the block runs."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 def say(text: str) -> None:

@@ -14,10 +14,9 @@ import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+import _bench  # noqa: F401  (the trainfit of this checkout)
 
 #: transformers' configuration of each model, as published with its weights.
 MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {

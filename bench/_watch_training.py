@@ -18,17 +18,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src")]
+import _bench  # noqa: F401  (the trainfit of this checkout)
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
-from trainfit.watch.recorder.current_step import FIRST  # noqa: E402
-from trainfit.watch.recorder.process import FOLDER, begin, place  # noqa: E402
+from trainfit.watch.recorder.current_step import FIRST
+from trainfit.watch.recorder.process import FOLDER, begin, place
 
 
 class Training:

@@ -13,8 +13,6 @@ measurement, each cause simulated alone.
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _bench import ROOT, Figure, finish, parser, table
+from _bench import GIB, ROOT, Figure, answer, finish, parser, table, trainfit
 
 EXAMPLE = ROOT / "examples" / "act"
-GIB = 1 << 30
+DATASET = ROOT / "data" / "act-example"
 
 #: The author's estimate of each part, GiB, and which modules it means.
 ESTIMATE = {
@@ -65,7 +63,7 @@ GAP: dict[str, tuple[str, tuple[str, ...], dict[str, str]]] = {
 
 def main() -> int:
     made = parser(__doc__, quick="the same: it is quick")
-    made.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
+    made.add_argument("--dataset", type=Path, default=DATASET)
     made.add_argument("--gap", action="store_true", help="simulate what could explain 6.5 GiB")
     options = made.parse_args()
     make_dataset(options.dataset)
@@ -93,26 +91,16 @@ def make_dataset(folder: Path) -> None:
     subprocess.run(command, check=True, stdout=sys.stderr)
 
 
-def run_plan(dataset: Path) -> dict[str, Any]:
-    command = [
-        *(sys.executable, "-m", "trainfit", "plan", "--gpu", "RTX 4090", "--json", "--"),
-        *("python", str(EXAMPLE / "train.py"), f"--dataset={dataset}"),
-        *("--batch_size={batch_size:8}", "--amp={amp:true}"),
-    ]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+def run_plan(dataset: Path, *options: str) -> dict[str, Any]:
+    script = ("python", str(EXAMPLE / "train.py"), f"--dataset={dataset}")
+    settings = ("--batch_size={batch_size:8}", "--amp={amp:true}")
+    return answer("plan", "--gpu", "RTX 4090", *options, "--", *script, *settings)
 
 
 def plan_policy() -> dict[str, Any]:
     """Of calls of the policy by a CPU of 4 GHz, as the author's was."""
-    command = [
-        *(sys.executable, "-m", "trainfit", "plan", "--gpu", "RTX 4090", "--cpu", "ghz=4"),
-        *("--json", "--", "python", str(EXAMPLE / "policy.py")),
-    ]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+    policy = ("python", str(EXAMPLE / "policy.py"))
+    return answer("plan", "--gpu", "RTX 4090", "--cpu", "ghz=4", "--", *policy)
 
 
 def slower_by(plan: dict[str, Any]) -> tuple[float, float]:
@@ -132,13 +120,7 @@ def search_seconds(dataset: Path) -> float:
     recordings = []
     with tempfile.TemporaryDirectory() as folder:
         for batch in (8, 16):
-            file = Path(folder) / f"{batch}.trainfit"
-            command = [
-                *(sys.executable, "-m", "trainfit", "simulate", "--gpu", "RTX 4090"),
-                *("--output", str(file), str(EXAMPLE / "train.py"), f"--dataset={dataset}"),
-                *(f"--batch_size={batch}", "--amp=true"),
-            ]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            file = simulated(dataset, Path(folder), words=(f"--batch_size={batch}",))
             recordings.append(Recording.load(file))
     gpu = find_gpu("RTX 4090")
     started = time.process_time()
@@ -150,11 +132,7 @@ def search_seconds(dataset: Path) -> float:
 def by_hand(dataset: Path) -> dict[str, Any]:
     """What `trainfit memory --by-hand` says of the run at batch 8."""
     with tempfile.TemporaryDirectory() as folder:
-        file = simulated(dataset, Path(folder))
-        command = [sys.executable, "-m", "trainfit", "memory", "--by-hand", "--json", str(file)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+        return answer("memory", "--by-hand", str(simulated(dataset, Path(folder))))
 
 
 def simulated(
@@ -166,11 +144,9 @@ def simulated(
     code += f"runpy.run_path({str(EXAMPLE / 'train.py')!r}, run_name='__main__')\n"
     script.write_text(code)
     file = folder / "run.trainfit"
-    command = [
-        *(sys.executable, "-m", "trainfit", "simulate", "--gpu", "RTX 4090", "--output", str(file)),
-        *(str(script), f"--dataset={dataset}", "--batch_size=8", "--amp=true", *words),
-    ]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **env})
+    command = (str(script), f"--dataset={dataset}", "--batch_size=8", "--amp=true", *words)
+    simulate = ("simulate", "--gpu", "RTX 4090", "--output", str(file))
+    trainfit(*simulate, *command, check=True, env=env)
     return file
 
 

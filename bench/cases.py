@@ -16,7 +16,6 @@ with ``--busy 2``.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -30,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import Figure, finish
+from _bench import Figure, busy, finish, leave, parser, say
 from _case_table import NEUTRAL, Answer, Case, TableError, alarms, faults, load
 
 FOLDER: Final = Path(__file__).with_name("case_scripts")
@@ -43,22 +42,18 @@ _OF_FINDINGS: Final = ("findings", "faults", "fault")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK} cases of each section")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these cases")
-    parser.add_argument("--cases", type=Path, default=FOLDER, help="a folder with a cases.toml")
-    parser.add_argument("--jobs", type=int, default=1, help="cases at a time (default 1)")
-    parser.add_argument("--busy", type=int, default=0, help="busy loops alongside (default 0)")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(argv)
+    made = parser(__doc__, quick=f"{QUICK} cases of each section")
+    made.add_argument("--only", nargs="+", metavar="NAME", help="only these cases")
+    made.add_argument("--cases", type=Path, default=FOLDER, help="a folder with a cases.toml")
+    made.add_argument("--jobs", type=int, default=1, help="cases at a time (default 1)")
+    made.add_argument("--busy", type=int, default=0, help="busy loops alongside (default 0)")
+    options = made.parse_args(argv)
     try:
         cases = chosen(load(options.cases), options.only, quick=options.quick)
         with busy(options.busy), ThreadPoolExecutor(options.jobs) as pool:
             rows = list(pool.map(lambda case: judged(case, options.cases), cases))
     except TableError as error:
-        parser.error(str(error))
+        leave(error)
     return finish(figures(rows), options.json, {"cases": rows, "busy": options.busy})
 
 
@@ -91,9 +86,9 @@ def judged(case: Case, folder: Path) -> dict[str, Any]:
         fixed = asked(case, folder, case.fixed_script(text))
         row |= {"alarms": alarms(case, fixed), "fixed_screen": fixed.screen}
     row["seconds"] = time.monotonic() - began
-    print(f"{case.name:<20}{'; '.join(row['wrong']) or 'right'}", file=sys.stderr, flush=True)
+    say(f"{case.name:<20}{'; '.join(row['wrong']) or 'right'}")
     if row["alarms"]:
-        print(f"{'':<20}fixed: {'; '.join(row['alarms'])}", file=sys.stderr, flush=True)
+        say(f"{'':<20}fixed: {'; '.join(row['alarms'])}")
     return row
 
 
@@ -146,18 +141,6 @@ def _findings(value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for each in value:
             yield from _findings(each)
-
-
-@contextlib.contextmanager
-def busy(count: int) -> Iterator[None]:
-    """So many processes that do nothing but keep a core busy."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for each in loops:
-            each.kill()
-            each.wait()
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> list[Figure]:

@@ -10,7 +10,6 @@ bridge (Transformers' documentation, 200 steps); with --truth, the folder with n
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import dataclasses
@@ -22,18 +21,16 @@ from typing import Any, Final
 from unittest import mock
 
 import numpy as np
-from _bench import Figure, finish
+from _bench import Figure, finish, leave, parser, say
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "src"))
-
-import trainfit  # noqa: E402
-from trainfit.hardware import GpuSpec, find_gpu  # noqa: E402
-from trainfit.hardware.gpu.topology import Link, find_gpus, link_of  # noqa: E402
-from trainfit.plan.sizing.costing import machine_of, steady_work  # noqa: E402
-from trainfit.results.runs.recording import Recording  # noqa: E402
-from trainfit.speed import collectives  # noqa: E402
-from trainfit.speed.step import step_time  # noqa: E402
+import trainfit
+from trainfit.hardware import GpuSpec, find_gpu
+from trainfit.hardware.gpu.topology import Link, find_gpus, link_of
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.results.runs.recording import Recording
+from trainfit.speed import collectives
+from trainfit.speed.step import step_time
+from trainfit.speed.work import Work
 
 TABLE: Final = "nccl_fp16.csv"
 #: Model, GPU, AMP, batch size of a GPU; images a second of 1 and of 8 GPUs. What 8 GPUs lose with
@@ -56,14 +53,11 @@ SAME: Final = {"alltoall": "all_to_all"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--truth", type=Path, help=f"the folder with {TABLE}")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(argv)
+    made = parser(__doc__, quick="the same: eight short jobs")
+    made.add_argument("--truth", type=Path, help=f"the folder with {TABLE}")
+    options = made.parse_args(argv)
     if options.truth is not None and not (options.truth / TABLE).is_file():
-        parser.error(f"--truth {str(options.truth)!r}: there is no {TABLE}; give its folder")
+        leave(f"--truth {str(options.truth)!r}: there is no {TABLE}; give its folder")
     found = [*resnets(), *gpt2()]
     if options.truth is not None:
         found += of_collectives(options.truth / TABLE)
@@ -74,16 +68,17 @@ def resnets() -> Iterator[Figure]:
     """How far the efficiency of 8 GPUs is from the published one, in points."""
     for model, name, amp, batch, one, eight in RESNETS:
         gpu = find_gpus(f"8x {name}")
-        took = step_time(steady_work(recorded(gpu, resnet(model, amp, batch))), machine_of(gpu))
+        took = step_time(
+            Work.of_steady_step(recorded(gpu, resnet(model, amp, batch))), machine_of(gpu)
+        )
         predicted = 1 - (took.exposed_s + took.slowest_s) / took.seconds
         measured = eight / (8 * one)
         lost_s = batch * (8 / eight - 1 / one)
         title = f"{model}, 8 x {name}, {'AMP' if amp else 'float32'}: points"
-        print(
+        say(
             f"{title}: {predicted:.1%} predicted, {measured:.1%} measured; a step loses "
             f"{1e3 * (took.exposed_s + took.slowest_s):.1f} ms predicted, {1e3 * lost_s:.1f} ms "
-            f"measured ({1e3 * lost_s / batch:.3f} ms an image)",
-            file=sys.stderr,
+            f"measured ({1e3 * lost_s / batch:.3f} ms an image)"
         )
         yield Figure(title, 100 * abs(predicted - measured), 5, at_most=True)
 
@@ -91,14 +86,14 @@ def resnets() -> Iterator[Figure]:
 def gpt2() -> Iterator[Figure]:
     """The step without peer-to-peer over that with it, in percent of the measured ratio."""
     gpu = find_gpus("2x TITAN RTX")
-    work = steady_work(recorded(gpu, transformer))
+    work = Work.of_steady_step(recorded(gpu, transformer))
     with mock.patch.object(collectives, "link_of", lambda gpu: BRIDGE):
         fast = step_time(work, machine_of(gpu)).seconds
     slow = step_time(work, machine_of(dataclasses.replace(gpu, peer_to_peer=False))).seconds
     measured = GPT2_S[1] / GPT2_S[0]
     title = "gpt2, 2 x TITAN RTX, without peer-to-peer over with NVLink"
-    print(f"{title}: {slow / fast:.3f} predicted ({slow:.3f} s, {fast:.3f} s), "
-          f"{measured:.3f} measured", file=sys.stderr)  # fmt: skip
+    times = f"{slow:.3f} s, {fast:.3f} s"
+    say(f"{title}: {slow / fast:.3f} predicted ({times}), {measured:.3f} measured")
     yield Figure(title, 100 * abs(slow / fast / measured - 1), 10, at_most=True, unit="%")
 
 

@@ -20,14 +20,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from _bench import ROOT, Figure, finish, parser
+from _bench import Figure, finish, parser, trainfit
 
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-
-from helpers_machines import document, machine, mutated, names  # noqa: E402
-from trainfit.doctor.checks import diagnose  # noqa: E402
-from trainfit.hardware.machine.recorded import RecordedSystem  # noqa: E402
-from trainfit.hardware.machine.survey import survey  # noqa: E402
+from helpers_machines import document, machine, mutated, names
+from trainfit.doctor.checks import diagnose
+from trainfit.hardware.machine.recorded import RecordedSystem
+from trainfit.hardware.machine.survey import survey
 
 MUTATIONS = 100
 
@@ -62,16 +60,8 @@ def main() -> int:
 
 def seconds(environment: dict[str, str]) -> float:
     """Wall time of one `trainfit doctor` in a process of its own."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment}
     began = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "trainfit", "doctor", "--json"],
-        env=variables,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    )
+    done = trainfit("doctor", "--json", env=environment, stderr=subprocess.PIPE, timeout=120)
     if done.returncode not in (0, 1):
         raise SystemExit(f"trainfit doctor failed: {done.stderr}")
     return time.perf_counter() - began

@@ -13,16 +13,14 @@ Needs transformers. Exit status: 0 if every goal holds, 1 if one does not, 3 wit
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import importlib.util
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from _bench import Figure, finish
+from _bench import Figure, finish, needs, parser, say
 
 from trainfit.hardware import find_gpu
 from trainfit.memory.replay import Stream, replay
@@ -102,21 +100,14 @@ class Seen:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_LENGTHS[0]} new tokens")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args()
-    if importlib.util.find_spec("transformers") is None:
-        print("bench/generation.py: transformers is not installed", file=sys.stderr)
-        return 3
+    options = parser(__doc__, quick=f"{QUICK_LENGTHS[0]} new tokens").parse_args()
+    needs("transformers")
     figures, details = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for length in QUICK_LENGTHS if options.quick else LENGTHS:
             for case in CASES:
                 name = f"{case.name}, {length:,} new tokens"
-                print(f"{name} ...", file=sys.stderr)
+                say(f"{name} ...")
                 short = seen(case, length, Path(folder), whole=False)
                 full = seen(case, length, Path(folder), whole=True)
                 figures += compared(name, short, full)

@@ -24,17 +24,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import _kernel_rows as rows
 import numpy as np
 from _bench import Figure, finish, leave, parser, say, table
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "src"))
+from trainfit.speed import products
 
-import _kernel_rows as rows  # noqa: E402
-
-from trainfit.speed import products  # noqa: E402
-
-ACCEPTED = HERE / "kernel_accuracy.json"
+ACCEPTED = Path(__file__).with_suffix(".json")
 FILES = ("kernels_gemm_bf16.csv", "kernels_attention_bf16.csv", "modules_liger.csv")
 #: Points by which a figure may be worse than the accepted one.
 LEEWAY = 2.0

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
 import shlex
 import statistics
@@ -35,10 +34,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import ROOT, Figure, finish, leave, needs, parser, say, table
-
-sys.path.insert(0, str(ROOT / "src"))
-
+from _bench import ROOT, Figure, finish, leave, needs, parser, say, table, trainfit
 from _loader_workloads import BY_NAME, DATA
 
 from trainfit.plan.command.parsing import split_line
@@ -54,6 +50,8 @@ THREADS: Final = (
     *("NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
 )
 FINALISTS = 3
+#: Of each command: what it says of a failure is kept.
+LIMITS: Final = {"stderr": subprocess.PIPE, "timeout": 900}
 QUICK = ("blas", "python")
 #: By script: the user's words after "python".
 CASES: Final[Mapping[str, str]] = {
@@ -152,21 +150,14 @@ def planned(words: Sequence[str]) -> PlanResult:
     """By the CLI, as a user would; raises ``ValueError`` with its last lines."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "plan.json"
-        done = trainfit("plan", "--loader", "--gpu", GPU, "--output", str(output), "--", *words)
+        line = ("plan", "--loader", "--gpu", GPU, "--output", str(output), "--", *words)
+        done = trainfit(*line, **LIMITS)
         if not output.is_file():
             raise ValueError(" / ".join(done.stderr.strip().splitlines()[-3:]))
         found = PlanResult.load(output)
     if found.loading is None or found.loading.result is None:
         raise ValueError("the plan did not tune the DataLoader")
     return found
-
-
-def trainfit(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trainfit", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
 
 
 def measured(
@@ -245,7 +236,7 @@ def rehearsed(key: Key, step_s: float, seconds: float) -> dict[str, Any] | None:
     options += ["--pin-memory" if at.pin_memory else "--no-pin-memory"]
     done = trainfit(
         "rehearse", "--json", f"--step-time={1e3 * step_s:.4f}ms", f"--duration={seconds:g}s",
-        *options, "--", *key.line,
+        *options, "--", *key.line, **LIMITS,
     )  # fmt: skip
     try:
         found: dict[str, Any] = json.loads(done.stdout)

@@ -44,12 +44,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from _bench import ROOT, finish, leave, parser, say, table
-
-sys.path.insert(0, str(ROOT / "src"))
-
 import _loader_figures as found
+import torch
+from _bench import finish, leave, parser, say, table
 from _loader_figures import Choice, Study
 from _loader_sweep import (
     PREFETCH,

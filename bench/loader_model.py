@@ -19,20 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from _bench import ROOT, Figure, finish, parser, table
+from _bench import Figure, finish, parser, table
 from torch.utils.data import DataLoader, Dataset
 
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-
-from helpers_costs import lognormal_costs  # noqa: E402
-from trainfit.loader.measure.model import (  # noqa: E402
-    BatchCost,
-    Load,
-    Transfer,
-    simulate,
-)
-from trainfit.results.dataloader import LoaderSettings  # noqa: E402
-from trainfit.results.runs.measurement import Consumer  # noqa: E402
+from helpers_costs import lognormal_costs
+from trainfit.loader.measure.model import BatchCost, Load, Transfer, simulate
+from trainfit.results.dataloader import LoaderSettings
+from trainfit.results.runs.measurement import Consumer
 
 MEAN_S = 0.02
 VARIATIONS = (0.0, 0.4, 1.0)

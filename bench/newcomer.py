@@ -18,10 +18,8 @@ no busy loops. ``--part``: one of the three only. The times want a machine with 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import _bad_commands
-from _bench import Figure, finish
+from _bench import Figure, busy, finish, parser, say
 from _walk import Outcome, Walk, pages
 from _walk_place import ADDRESS, INSTALLS, Place
 
@@ -67,7 +65,7 @@ class Newcomer:
         if not found and self.place.lent is None:
             self.walk.wanted = lambda text: INSTALLS.match(text) is not None
             for outcome in self.walk.page("README.md"):
-                print(outcome.row, file=sys.stderr, flush=True)
+                say(outcome.row)
         self._must(". .venv/bin/activate")
         if self.place.lent is None:
             self._must("pip install '.[example]'")
@@ -84,7 +82,7 @@ class Newcomer:
         self.walk.wanted = lambda text: text != "make plan"
         for page in pages()[: 1 if self.quick else None]:
             for outcome in self.walk.page(page):
-                print(outcome.row, file=sys.stderr, flush=True)
+                say(outcome.row)
                 outcomes.append(outcome)
         typed = [o for o in outcomes if o.kind != "screen" and o.verdict != "not run"]
         failed = [o for o in typed if o.verdict != "ok"]
@@ -146,7 +144,7 @@ def make_plan(python: str) -> Figure:
         for text in (f"git clone {ADDRESS}", "cd trainfit", "make plan", ". .venv/bin/activate"):
             done = place.run(text, 1800)
             if done.code:
-                print(f"{text}: exit code {done.code}: {done.last_words}", file=sys.stderr)
+                say(f"{text}: exit code {done.code}: {done.last_words}")
                 return Figure("make plan, and what it says to type next", 0, 1, False)
             said = done.out if text == "make plan" else said
         works = ". .venv/bin/activate" in said and place.run("trainfit --version").code == 0
@@ -168,18 +166,6 @@ def progress(line: str) -> bool:
     return not line.strip() or (line.startswith("trainfit: ") and line.endswith(" …"))
 
 
-@contextlib.contextmanager
-def busy(loops: int) -> Iterator[None]:
-    """That many processes that use a core each, as long as the block runs."""
-    running = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(loops)]
-    try:
-        yield
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-
-
 def newcomer(torch: str, folder: Path, options: argparse.Namespace) -> Newcomer:
     """A user in ``folder`` whose pip brings this PyTorch."""
     lent = options.lend
@@ -195,19 +181,15 @@ def newcomer(torch: str, folder: Path, options: argparse.Namespace) -> Newcomer:
 
 def main() -> int:
     """Print a line for each figure; 0 if every goal holds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="README alone, no busy loops")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    made = parser(__doc__, quick="README alone, no busy loops")
     versions = "2.8, newest, …; repeat for several (default: these two)"
-    parser.add_argument("--torch", action="append", metavar="VERSION", help=versions)
-    parser.add_argument("--python", default="python3", help="makes the environments")
+    made.add_argument("--torch", action="append", metavar="VERSION", help=versions)
+    made.add_argument("--python", default="python3", help="makes the environments")
     packages = "install nothing: the packages of this Python, whose PyTorch --torch names"
-    parser.add_argument("--lend", type=Path, metavar="PYTHON", help=packages)
+    made.add_argument("--lend", type=Path, metavar="PYTHON", help=packages)
     part = "only this: the documented commands, ACT's times, the bad lines; repeat for several"
-    parser.add_argument("--part", action="append", choices=PARTS, help=part)
-    options = parser.parse_args()
+    made.add_argument("--part", action="append", choices=PARTS, help=part)
+    options = made.parse_args()
     figures: list[Figure] = []
     details: dict[str, Any] = {}
     if not options.quick and options.part is None and options.lend is None:

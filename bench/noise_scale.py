@@ -21,16 +21,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from _bench import ROOT, Figure, finish, parser
+import numpy as np
+import torch
+from _bench import Figure, finish, parser
+from torch import nn
 
-sys.path[:0] = [str(ROOT / "src")]
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-
-from trainfit.batch import NoiseScale  # noqa: E402
-from trainfit.batch.estimate import estimate, first_against_all  # noqa: E402
+from trainfit.batch import NoiseScale
+from trainfit.batch.estimate import estimate, first_against_all
 
 #: Noise scales of the quadratic problems, as multiples of a step's 32 samples; steps; dimensions.
 RATIOS, STEPS, DIMENSIONS = (0.25, 1.0, 2.0, 4.0), 512, 200

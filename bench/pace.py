@@ -29,17 +29,14 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from _bench import ROOT, Figure, finish, parser, table
+import numpy as np
+from _bench import Figure, finish, parser, table
 
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
-
-import numpy as np  # noqa: E402
-
-from helpers_pace import ACT, FREQUENCY, PAIRS, SINGLE, SOUND, measured  # noqa: E402
-from trainfit.pace.attribution import causes  # noqa: E402
-from trainfit.pace.callee import Function  # noqa: E402
-from trainfit.pace.host import RealHost  # noqa: E402
-from trainfit.pace.loop import Caller, Plan  # noqa: E402
+from helpers_pace import ACT, FREQUENCY, PAIRS, SINGLE, SOUND, measured
+from trainfit.pace.attribution import causes
+from trainfit.pace.callee import Function
+from trainfit.pace.host import RealHost
+from trainfit.pace.loop import Caller, Plan
 
 CASES = (*SINGLE, *SOUND, *PAIRS)
 RUNS, QUICK_RUNS = 100, 12

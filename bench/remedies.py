@@ -10,29 +10,26 @@ CPU time of all processes, of which two cores need half as wall time.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish, parser, table
-from act import EXAMPLE, ROOT, make_dataset
+from _bench import GIB, Figure, finish, parser, table
+from act import DATASET, make_dataset, run_plan
 
 #: What --quick tries: one of each sort.
 QUICK = "checkpoint,attention-weights,optimizer-8bit,expandable-segments"
-GIB = 1 << 30
 
 
 def main() -> int:
     made = parser(__doc__, quick=f"only {QUICK}")
-    made.add_argument("--dataset", type=Path, default=ROOT / "data" / "act-example")
+    made.add_argument("--dataset", type=Path, default=DATASET)
     options = made.parse_args()
     make_dataset(options.dataset)
     load = os.getloadavg()[0]
-    plan = run_plan(options.dataset, QUICK if options.quick else None)
+    plan = run_plan(options.dataset, f"--remedies={QUICK}" if options.quick else "--remedies")
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = used.ru_utime + used.ru_stime
     remedies = plan["remedies"]
@@ -50,18 +47,6 @@ def main() -> int:
         "cpu_seconds": cpu,
     }
     return finish(figures, options.json, details, [listed(remedies)])
-
-
-def run_plan(dataset: Path, names: str | None) -> dict[str, Any]:
-    command = [
-        *(sys.executable, "-m", "trainfit", "plan", "--gpu", "RTX 4090", "--json"),
-        *(f"--remedies={names}" if names else "--remedies", "--"),
-        *("python", str(EXAMPLE / "train.py"), f"--dataset={dataset}"),
-        *("--batch_size={batch_size:8}", "--amp={amp:true}"),
-    ]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
 
 
 def listed(remedies: dict[str, Any]) -> str:

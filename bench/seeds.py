@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from _bench import ROOT, Figure, finish, leave, parser, say, table
-from act import make_dataset
+from act import DATASET, make_dataset
 
 PAGE: Final = ROOT / "docs" / "seeds.md"
 #: What a command may name by a path relative to the checkout.
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if verb(line) in QUICK and not written.intersection(shlex.split(line))
         }
     if any("data/act-example" in line for line in named.values()):
-        make_dataset(ROOT / "data" / "act-example")
+        make_dataset(DATASET)
     rows = list(answers(named))
     failed = [name for name, why, _ in rows if why]
     details = {"failed": {name: why for name, why, _ in rows if why}}

@@ -29,13 +29,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import _speed_fit as fitting
 import numpy as np
 from _bench import ROOT, Figure, finish, leave, parser, say
 from _bench import table as columns
-
-sys.path.insert(0, str(ROOT / "src"))
-
-import _speed_fit as fitting
 from _speed_fit import Steps, whole_model
 from _timm_steps import Job, steps
 

@@ -34,19 +34,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import ROOT, Figure, finish, parser, say
+import numpy as np
+import psutil
+import torch
+from _bench import Figure, finish, parser, say
+from torch import nn
 
-sys.path[:0] = [str(ROOT / "src")]
-
-import numpy as np  # noqa: E402
-import psutil  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-
-from trainfit.results.runs.watched import load_run  # noqa: E402
-from trainfit.watch.launch import injected  # noqa: E402
-from trainfit.watch.recorder.recorder import Place, Recorder  # noqa: E402
-from trainfit.watch.sampler.start import SamplerHandle, start_sampler  # noqa: E402
+from trainfit.results.runs.watched import load_run
+from trainfit.watch.launch import injected
+from trainfit.watch.recorder.recorder import Place, Recorder
+from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 STEPS, QUICK_STEPS = 1_000_000, 100_000
 MIB = 2**20

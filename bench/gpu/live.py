@@ -15,7 +15,6 @@ recorded (``runs/NAME``), which any later version can judge.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -34,7 +33,7 @@ from typing import Any, Final
 HERE: Final = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _bench import ROOT, Figure, finish  # noqa: E402
+from _bench import ROOT, Figure, finish, leave, parser, say  # noqa: E402
 from _case_table import NEUTRAL, Answer, Case, TableError, alarms, faults, load  # noqa: E402
 from cases import findings_of  # noqa: E402
 
@@ -67,26 +66,23 @@ class Schedule:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the results")
-    parser.add_argument("--judge", action="store_true", help="judge what is there, run nothing")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for all of them together")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these cases")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    options = parser.parse_args(argv)
+    made = parser(__doc__, quick="the same: --only and --seconds shorten it")
+    made.add_argument("--out", type=Path, required=True, help="a folder for the results")
+    made.add_argument("--judge", action="store_true", help="judge what is there, run nothing")
+    made.add_argument("--seconds", type=float, default=SECONDS, help="for all of them together")
+    made.add_argument("--only", nargs="+", metavar="NAME", help="only these cases")
+    options = made.parse_args(argv)
     out = options.out.resolve()
     try:
         cases = [e for e in load(SCRIPTS) if options.only is None or e.name in options.only]
     except TableError as error:
-        parser.error(str(error))
+        leave(error)
     if not options.judge:
         run(cases, out, options.seconds)
     rows = [row for case in cases if (row := judged(case, out, again=options.judge)) is not None]
     absent = [case.name for case in cases if not (out / f"{case.name}.run.json").is_file()]
     if absent:
-        print(f"not run: {', '.join(absent)}", file=sys.stderr)
+        say(f"not run: {', '.join(absent)}")
     return finish(figures(rows), options.json, {"cases": rows, "not_run": absent})
 
 
@@ -219,7 +215,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Also prints a line of each case."""
     for row in rows:
         kinds = ", ".join(kind for kind, _ in row["findings"]) or "no finding"
-        print(f"{row['name']:<22}{'; '.join(row['wrong']) or 'right'}  [{kinds}]", file=sys.stderr)
+        say(f"{row['name']:<22}{'; '.join(row['wrong']) or 'right'}  [{kinds}]")
     faulty = [row for row in rows if not row["healthy"]]
     right = sum(not row["wrong"] for row in faulty)
     false = sum(bool(row["wrong"]) for row in rows if row["healthy"])

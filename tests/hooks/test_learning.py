@@ -16,15 +16,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 import trainfit
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks import ranks as ranks_module
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.losses import scale_of_loss
 from trainfit.hooks.ranks import EpochOrder
 from trainfit.results.runs.learning import LearningFacts
-from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import PatchSet
 
 Training = Callable[[str], Any]
 
@@ -687,18 +685,12 @@ def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[Training], Lea
     """Runs a training, on the CPU or on the simulated device."""
 
     def run(training: Training) -> LearningFacts:
-        patches = PatchSet()
-        observer = LearningObserver(user_frame, counts_in_place=request.param == "cpu")
-        remove = install(lambda: observer, patches)
-        _watching.append(observer)
-        try:
+        with observing(counts_in_place=request.param == "cpu") as observer:
+            _watching.append(observer)
             model = training(request.param)
             if model is not None:
                 observer.called(model)
             return observer.facts()
-        finally:
-            remove()
-            patches.restore()
 
     if request.param == "cpu":
         yield run
@@ -809,11 +801,8 @@ def _on_two_ranks(
 ) -> LearningFacts:
     """What is seen of one of two simulated ranks; ``run`` gets a wrapper, its model and a loader
     made with ``given``."""
-    patches = PatchSet()
-    observer = LearningObserver(user_frame, counts_in_place=False)
-    _watching.append(observer)
-    with trainfit.simulate("2x T4"):
-        remove = install(lambda: observer, patches)
+    with trainfit.simulate("2x T4"), observing(counts_in_place=False) as observer:
+        _watching.append(observer)
         try:
             torch.distributed.init_process_group("nccl", rank=0, world_size=2)
             model = net("cuda")
@@ -828,8 +817,6 @@ def _on_two_ranks(
         finally:
             if torch.distributed.is_initialized():
                 torch.distributed.destroy_process_group()
-            remove()
-            patches.restore()
 
 
 @pytest.fixture
@@ -1002,23 +989,15 @@ def test_what_a_loss_was_divided_by(
 
 def test_an_error_of_ours_ends_the_looking() -> None:
     """The training goes on."""
-    patches = PatchSet()
-    observer = LearningObserver(user_frame)
-    observer.stepping = lambda optimizer: 1 / 0  # type: ignore[method-assign,assignment]
-    remove = install(lambda: observer, patches)
-    try:
+    with observing() as observer:
+        observer.stepping = lambda optimizer: 1 / 0  # type: ignore[method-assign,assignment]
         healthy("cpu")
-    finally:
-        remove()
-        patches.restore()
     assert observer.facts().steps == 0
 
 
 def test_most_steps_are_not_looked_at_and_cost_next_to_nothing() -> None:
-    patches, awake = PatchSet(), set()
-    observer = LearningObserver(user_frame)
-    remove = install(lambda: observer, patches)
-    try:
+    awake = set()
+    with observing() as observer:
         model = net("cpu")
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for number in range(1, 41):
@@ -1029,19 +1008,13 @@ def test_most_steps_are_not_looked_at_and_cost_next_to_nothing() -> None:
             optimizer.zero_grad()
             if number == 20:
                 model.eval()
-    finally:
-        remove()
-        patches.restore()
     # The 21st, because of a mode that was set.
     assert awake == {1, 2, 3, 4, 8, 16, 21, 32}
     assert kinds(observer.facts()) == ["evaluation_mode"]
 
 
 def test_two_optimizers_are_both_looked_at() -> None:
-    patches = PatchSet()
-    observer = LearningObserver(user_frame)
-    remove = install(lambda: observer, patches)
-    try:
+    with observing() as observer:
         first, second = net("cpu"), net("cpu")
         one = torch.optim.SGD(first.parameters(), 0.1)
         other = torch.optim.SGD(second.parameters(), 0.0)
@@ -1052,18 +1025,12 @@ def test_two_optimizers_are_both_looked_at() -> None:
             second(data("cpu")).mean().backward()
             other.step()
             other.zero_grad()
-    finally:
-        remove()
-        patches.restore()
     assert observer.facts().steps == 2 * 6
     assert kinds(observer.facts()) == []
 
 
 def test_names_are_those_of_the_module_within() -> None:
-    patches = PatchSet()
-    observer = LearningObserver(user_frame)
-    remove = install(lambda: observer, patches)
-    try:
+    with observing() as observer:
         inner = nn.ModuleDict({"used": nn.Linear(16, 1), "unused": nn.Linear(16, 1)})
 
         class Around(nn.Module):
@@ -1077,9 +1044,6 @@ def test_names_are_those_of_the_module_within() -> None:
         around = Around()
         observer.called(around)
         assert observer.facts().without_names == ("unused.weight", "unused.bias")
-    finally:
-        remove()
-        patches.restore()
 
 
 def test_the_only_vector_that_is_trained(watched: Callable[[Training], LearningFacts]) -> None:

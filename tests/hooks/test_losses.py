@@ -13,12 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import trainfit
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
-from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding
-from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -50,13 +47,7 @@ def _findings(
     trained: Callable[[], Any] | None = None,
     step: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[Finding, ...]:
-    patches = PatchSet()
-    observer = LearningObserver(user_frame, counts_in_place=device == "cpu")
-    told = ()
-    if simulation is not None:
-        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-    remove = install(lambda: observer, patches, *told)
-    try:
+    with observing(simulation, counts_in_place=device == "cpu") as observer:
         for model in models:
             model.to(device)
             model.register_forward_hook(lambda module, _, output: observer.returned(module, output))
@@ -71,9 +62,6 @@ def _findings(
             optimizer.step()
             optimizer.zero_grad()
         return of_learning(observer.facts())
-    finally:
-        remove()
-        patches.restore()
 
 
 def kinds(findings: tuple[Finding, ...]) -> list[str]:

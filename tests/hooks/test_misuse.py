@@ -16,12 +16,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding
-from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
@@ -58,20 +56,11 @@ class Run:
 
 
 def _found(device: str, simulation: Simulation | None, training: Training) -> tuple[Finding, ...]:
-    patches = PatchSet()
-    observer = LearningObserver(user_frame, counts_in_place=device == "cpu")
-    told: tuple[Any, ...] = ()
-    if simulation is not None:
-        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-    remove = install(lambda: observer, patches, *told)
-    try:
+    with observing(simulation, counts_in_place=device == "cpu") as observer:
         run = Run(device, observer)
         training(run)
         assert run.models
         return of_learning(observer.facts())
-    finally:
-        remove()
-        patches.restore()
 
 
 @pytest.fixture(params=["cpu", "cuda"])

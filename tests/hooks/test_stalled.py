@@ -12,12 +12,10 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding
-from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import PatchSet
 
 Tensor = torch.Tensor
 
@@ -32,17 +30,11 @@ def one_thread() -> Iterator[None]:
 
 def found(training: Callable[[LearningObserver], Any]) -> dict[str, Finding]:
     """Of a training on the CPU, whose values are read."""
-    patches = PatchSet()
-    observer = LearningObserver(user_frame, reads_values=True)
-    remove = install(lambda: observer, patches)
-    try:
+    with observing(reads_values=True) as observer:
         kept = training(observer)
         facts = observer.facts()
         del kept
         return {each.kind: each for each in of_learning(facts)}
-    finally:
-        remove()
-        patches.restore()
 
 
 def net(activation: type[nn.Module] = nn.ReLU, outputs: int = 4) -> nn.Sequential:

@@ -15,15 +15,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.remade import Remade
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts
-from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import MadeOptimizer
-from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
@@ -33,21 +31,12 @@ Found = Callable[[Callable[[LearningObserver], Any]], dict[str, Finding]]
 def _found(
     simulation: Simulation | None, training: Callable[[LearningObserver], Any]
 ) -> dict[str, Finding]:
-    patches = PatchSet()
-    observer = LearningObserver(user_frame, counts_in_place=simulation is None)
-    told: tuple[Any, ...] = ()
-    if simulation is not None:
-        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-    remove = install(lambda: observer, patches, *told)
-    try:
+    with observing(simulation, counts_in_place=simulation is None) as observer:
         kept = training(observer)
         gc.collect()
         found = of_learning(observer.facts())
         del kept
         return {each.kind: each for each in found}
-    finally:
-        remove()
-        patches.restore()
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.values import denormals
 from trainfit.results.runs.learning import LearningFacts, Misuse
-from trainfit.simgpu.patching import PatchSet
 
 
 @pytest.fixture(autouse=True)
@@ -122,18 +121,12 @@ def test_a_gap_in_the_data_is_told_where_the_loss_is_not_finite() -> None:
     def run(x: torch.Tensor) -> Any:
         model = torch.nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        observer = LearningObserver(lambda: "train.py:3", reads_values=True)
-        patches = PatchSet()
-        remove = install(lambda: observer, patches)
-        try:
+        with observing(place=lambda: "train.py:3", reads_values=True) as observer:
             for (batch,) in DataLoader(TensorDataset(x), 4):
                 optimizer.zero_grad()
                 loss = model(batch).square().mean()
                 loss.backward()
                 optimizer.step()
-        finally:
-            remove()
-            patches.restore()
         return observer.facts().not_finite
 
     x = torch.randn(16, 4)

@@ -7,7 +7,7 @@ import copy
 import gc
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,6 @@ from trainfit.simgpu.session import Simulation
 GPU = "RTX 4090"
 MiB = 1 << 20
 GiB = 1 << 30
-
-
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate(GPU) as simulation:
-        yield simulation
 
 
 def mlp(width: int = 64) -> nn.Sequential:

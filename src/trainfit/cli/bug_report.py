@@ -55,12 +55,12 @@ def report_fault(fault: OwnFault) -> int:
     return EXIT_CODE
 
 
-def report_aside(fault: OwnFault, verb: str) -> None:
-    """Tell it in one line, where a command of the user's goes on or has its own exit code."""
+def report_aside(fault: OwnFault) -> None:
+    """Tell it in one line, where the command that `watch` runs goes on or has its exit code."""
     file = _kept(fault)
     where = f", with {printable(str(file))}" if file is not None else ""
     print(
-        f"trainfit {verb}: internal error: {printable(one_line(fault.error))} at {fault.place}; "
+        f"trainfit watch: internal error: {printable(one_line(fault.error))} at {fault.place}; "
         "the fault is trainfit's, and the exit code your command's; please report it at "
         f"{ISSUES}{where}",
         file=sys.stderr,

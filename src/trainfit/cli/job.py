@@ -30,8 +30,8 @@ class Device:
 def chosen_device(
     options: argparse.Namespace,
     environment: Mapping[str, str],
-    processes: int = 1,
-    machines: int = 1,
+    processes: int,
+    machines: int,
 ) -> Device:
     """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's, which
     has so many ``processes`` with a GPU each, on so many ``machines``.

@@ -62,7 +62,7 @@ def _check_existing(path: Path, inputs: Iterable[Path]) -> None:
         )
 
 
-def name_report(result: Path | None, *, json: bool = False) -> None:
+def name_report(result: Path | None, *, json: bool) -> None:
     """Name the command that opens a saved result as a page; on standard error, as the result alone
     goes to standard output."""
     if result is not None and not json and (result.is_dir() or result.is_file()):
@@ -119,7 +119,7 @@ def print_lines(shown: Sequence[Line] | str, *, stderr: bool = False) -> None:
         console.print(_text(line), soft_wrap=True)
 
 
-def make_console(*, stderr: bool = False) -> Console:
+def make_console(*, stderr: bool) -> Console:
     """The terminal; NO_COLOR, of which rich leaves bold and dim, means no styles at all."""
     colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(stderr=stderr, color_system=colors, highlight=False, markup=False, emoji=False)

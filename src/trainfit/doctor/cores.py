@@ -11,7 +11,6 @@ from typing import Final
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import (
-    all_gpus,
     bad,
     evidence,
     good,
@@ -22,6 +21,7 @@ from trainfit.doctor.findings import (
     which,
     whole,
 )
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.hardware.machine.cuda_stack import torchrun_binds
 from trainfit.hardware.machine.parsing import cpu_list_text
 from trainfit.results.doctor import Check
@@ -190,7 +190,7 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
 
 
 def _few_for_gpus(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
-    gpus = len(all_gpus(machine))
+    gpus = len(gpus_of_job(machine))
     if not gpus or usable >= policy.LEAST_CPUS_PER_GPU * gpus:
         return None
     least = policy.LEAST_CPUS_PER_GPU * gpus
@@ -335,7 +335,7 @@ _WHY = (
 def check_numa(machine: Machine) -> tuple[Check, ...]:
     """Nodes, the GPUs' nodes, and the nodes that this process may run on."""
     nodes = machine.cpu.numa_nodes
-    gpus = all_gpus(machine)
+    gpus = gpus_of_job(machine)
     found = [
         evidence("NUMA nodes", nodes, _listed),
         *(evidence(f"node of GPU {gpu.index}", gpu.numa_node) for gpu in gpus),

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix, Severity
 from trainfit.results.machine import Fact, Gpu, Machine
@@ -67,15 +66,10 @@ def brief(text: str, most: int = _LONGEST_WORD) -> str:
     return short(text, most)
 
 
-def quoted(text: str) -> str:
-    """A machine's own word as one word of a shell command."""
-    return shlex.quote(text)
-
-
 def restore(machine: Machine, variable: str) -> str:
     """The shell's words that give an environment variable back what it has now."""
     former = machine.threads.variables.get(variable)
-    return f"unset {variable}" if former is None else f"export {variable}={quoted(former)}"
+    return f"unset {variable}" if former is None else f"export {variable}={shlex.quote(former)}"
 
 
 def version_text(version: tuple[int, int]) -> str:
@@ -114,11 +108,6 @@ def raise_limit(machine: Machine, docker: Change, field: Change, unit: Change, c
         return Fix(wanted, former, on_host(machine, cost))
     wanted, former = (f"sudo systemctl set-property user-$(id -u).slice {v}" for v in unit)
     return Fix(wanted, former, f"{cost}; if another unit sets the limit, use that unit's name")
-
-
-def all_gpus(machine: Machine) -> tuple[Gpu, ...]:
-    """The GPUs of a job that starts here (check "gpu" says why where there are none)."""
-    return gpus_of_job(machine)
 
 
 def whole(number: float) -> int:

@@ -7,11 +7,13 @@ bad; what lets it fall between calls cannot be judged from settings, only measur
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import bad, brief, evidence, good, on_host, quoted, unsure
+from trainfit.doctor.findings import bad, brief, evidence, good, on_host, unsure
 from trainfit.hardware.machine.parsing import cpu_list_text
+from trainfit.hardware.machine.topology import CPUS
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import FrequencyPolicy, IdleState, Machine
@@ -23,7 +25,6 @@ _OWN_CHOICE = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 #: Its limit is the highest state of ACPI's table, its maximum includes the boost above it
 #: (drivers/cpufreq/acpi-cpufreq.c, max_boost_ratio): the two differ on every machine that boosts.
 _LIMIT_WITHOUT_BOOST = "acpi-cpufreq"
-_CPUS = "/sys/devices/system/cpu"
 _HEAT = "more power and heat, also while idle"
 
 
@@ -177,7 +178,7 @@ def _undo_governor(former: dict[str, list[FrequencyPolicy]]) -> str:
             continue
         cpus = cpu_list_text(_cpus(group))
         only = f"-c {cpus} " if len(former) > 1 else ""
-        commands.append(f"sudo cpupower {only}frequency-set -g {quoted(governor)}")
+        commands.append(f"sudo cpupower {only}frequency-set -g {shlex.quote(governor)}")
         for wish, wishing in _grouped(group, lambda p: p.energy_preference or "").items():
             if wish:
                 commands.append(_set_epp(wish, wishing, everywhere=len(wishing) == len(group)))
@@ -188,8 +189,8 @@ def _set_epp(wish: str, group: Sequence[FrequencyPolicy], everywhere: bool) -> s
     runs = cpu_list_text(_cpus(group)).split(",")
     words = ["{" + run.replace("-", "..") + "}" if "-" in run else run for run in runs]
     word = "*" if everywhere else words[0] if len(words) == 1 else "{" + ",".join(words) + "}"
-    file = f"{_CPUS}/cpu{word}/cpufreq/energy_performance_preference"
-    return f"echo {quoted(wish)} | sudo tee {file}"
+    file = f"{CPUS}/cpu{word}/cpufreq/energy_performance_preference"
+    return f"echo {shlex.quote(wish)} | sudo tee {file}"
 
 
 def _limited(
@@ -240,7 +241,7 @@ def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
         return None
     # Intel's file says no_turbo, the generic one boost: opposite meanings.
     negated = "no_turbo" in turbo.source
-    file = turbo.source if turbo.source.startswith("/sys/") else f"{_CPUS}/cpufreq/boost"
+    file = turbo.source if turbo.source.startswith("/sys/") else f"{CPUS}/cpufreq/boost"
     on, off = ("0", "1") if negated else ("1", "0")
     return bad(
         FREQUENCY,
@@ -251,8 +252,8 @@ def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
         found,
         [
             Fix(
-                f"echo {on} | sudo tee {quoted(file)}",
-                f"echo {off} | sudo tee {quoted(file)}",
+                f"echo {on} | sudo tee {shlex.quote(file)}",
+                f"echo {off} | sudo tee {shlex.quote(file)}",
                 on_host(machine, "more power, heat and fan noise; clocks vary more between runs"),
             )
         ],

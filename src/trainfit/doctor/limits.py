@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, restore, unsure, whole
+from trainfit.doctor.findings import bad, brief, evidence, good, restore, unsure, whole
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.hardware.machine.limits import OWN_FILES
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
@@ -22,7 +23,7 @@ def files_needed(workers: int) -> int:
 def usual_workers(machine: Machine) -> int | None:
     """Half of the usable cores of each GPU's process: where a search for workers starts."""
     usable = machine.cpu.usable_cores.value
-    return None if usable is None else whole(usable / max(1, len(all_gpus(machine))) / 2)
+    return None if usable is None else whole(usable / max(1, len(gpus_of_job(machine))) / 2)
 
 
 def check_files(machine: Machine) -> tuple[Check, ...]:

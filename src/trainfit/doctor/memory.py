@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import (
     bad,
@@ -9,7 +11,6 @@ from trainfit.doctor.findings import (
     evidence,
     good,
     on_host,
-    quoted,
     raise_limit,
     unsure,
 )
@@ -302,7 +303,8 @@ def _full(storage: Storage, found: list[Evidence]) -> Check | None:
         found,
         [
             Fix(
-                f"du -xh --max-depth=2 {quoted(place)} | sort -h | tail  # then remove old files",
+                f"du -xh --max-depth=2 {shlex.quote(place)} | sort -h | tail  "
+                "# then remove old files",
                 "none: removed files cannot be restored",
                 "the removed files",
             )
@@ -343,7 +345,7 @@ def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
 
 def _copy(storage: Storage) -> Fix:
     return Fix(
-        f"rsync -a {quoted(storage.path)}/ /path/on/a/local/ssd/  # and point the job there",
+        f"rsync -a {shlex.quote(storage.path)}/ /path/on/a/local/ssd/  # and point the job there",
         "point the job at the previous path; rm -r the copy",
         "disk space for the copy, and the time to copy once",
     )

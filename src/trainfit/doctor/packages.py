@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import bad, brief, evidence, good, quoted, unsure, version_text
+from trainfit.doctor.findings import bad, brief, evidence, good, unsure, version_text
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Machine, TorchBuild
@@ -116,8 +117,8 @@ def _kind(build: TorchBuild) -> str:
 def _reinstall(torch: TorchBuild, vision: TorchBuild, version: str) -> Fix:
     install = "pip install --force-reinstall --no-deps"
     return Fix(
-        f"{install} {quoted(f'torchvision=={version}')} --index-url {INDEX}/{_index(torch)}",
-        f"{install} {quoted(f'torchvision=={vision.version}')}"
+        f"{install} {shlex.quote(f'torchvision=={version}')} --index-url {INDEX}/{_index(torch)}",
+        f"{install} {shlex.quote(f'torchvision=={vision.version}')}"
         + (f" --index-url {INDEX}/{_index(vision)}" if "+" in vision.version else ""),
         "a download of a few MB; replaces this environment's torchvision",
     )
@@ -236,7 +237,7 @@ def index_for(
 def install(index: str, version: str | None = None) -> str:
     """The command that puts a release of this index in the place of what is installed."""
     package = "torch" if version is None else f"torch=={version}"
-    return f"{_INSTALL} {quoted(package)} --index-url {index}"
+    return f"{_INSTALL} {shlex.quote(package)} --index-url {index}"
 
 
 def again(build: TorchBuild | None) -> str:
@@ -248,7 +249,7 @@ def again(build: TorchBuild | None) -> str:
     if build is None:
         return f"{_INSTALL} torch"
     plain, _, local = build.version.partition("+")
-    package = quoted(f"torch=={build.version}")
+    package = shlex.quote(f"torch=={build.version}")
     if re.fullmatch(r"cu\d{2,3}|cpu|xpu|rocm[\d.]+", local, re.ASCII):
         if ".dev" in plain:
             return f"{_INSTALL} --pre {package} --index-url {INDEX}/nightly/{local}"

@@ -6,8 +6,9 @@ from typing import Final
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cores import threads_set
-from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, restore, unsure, whole
+from trainfit.doctor.findings import bad, brief, evidence, good, restore, unsure, whole
 from trainfit.findings.threads import LIBRARIES
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.hardware.machine.limits import JUDGED, misread
 from trainfit.results.doctor import Check, PoolLibrary, PoolUse, WorkerPools
 from trainfit.results.findings import Evidence, Fix
@@ -225,7 +226,7 @@ def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
 
 def _wanted(machine: Machine) -> int:
     usable = machine.cpu.usable_cores.value
-    return whole(usable / max(1, len(all_gpus(machine)))) if usable else 1
+    return whole(usable / max(1, len(gpus_of_job(machine)))) if usable else 1
 
 
 def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-GIB: Final = 1 << 30
+from trainfit.results.text import GIB
 
 # --- Processor --------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def autocast(dtype: str) -> str:
     return f'with torch.autocast("cuda", dtype=torch.{dtype}):'
 
 
-def restarted_workers(workers: int | None = None) -> str:
+def restarted_workers(workers: int | None) -> str:
     """Why an epoch begins slowly without ``persistent_workers``."""
     which = "the workers" if workers is None else f"{workers} worker processes"
     return (

@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Final, TypeAlias
 
 from trainfit.lint.calls import Calls
-from trainfit.lint.index import Function, Index, method_of, path_of
+from trainfit.lint.index import FUNCTIONS, Function, Index, method_of, path_of
 from trainfit.lint.project import Gradients, Project
 from trainfit.lint.values import (
     FIGURES,
@@ -33,7 +33,6 @@ from trainfit.lint.values import (
 Env: TypeAlias = dict[str, Value]
 #: (function or class, path) → methods called on it without arguments.
 Uses: TypeAlias = dict[tuple[ast.AST | None, str], set[str]]
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 #: What a name's uses say it is, where nothing else does: the methods called on it.
 _MODULE_USES: Final = frozenset({"eval", "parameters", "named_parameters", "named_modules"})
 

@@ -16,9 +16,9 @@ Loop: TypeAlias = ast.For | ast.AsyncFor | ast.While
 #: A function, or the module's own statements.
 Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_BOUNDARIES = (*_FUNCTIONS, ast.Lambda, ast.ClassDef, ast.Module)
+_BOUNDARIES = (*FUNCTIONS, ast.Lambda, ast.ClassDef, ast.Module)
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,7 +50,7 @@ class Index:
     def scope(self, node: ast.AST) -> Scope | None:
         """The function or module whose statements a node belongs to; None in a lambda or class."""
         for parent, child in self.ancestors(node):
-            if isinstance(parent, _FUNCTIONS):
+            if isinstance(parent, FUNCTIONS):
                 # Decorators, defaults and annotations are evaluated outside.
                 return parent if child in parent.body else self.scope(parent)
             if isinstance(parent, ast.Lambda | ast.ClassDef):
@@ -156,7 +156,7 @@ def inside(node: ast.AST) -> Iterator[ast.AST]:
         each = stack.pop()
         yield each
         for child in children(each):
-            if not isinstance(child, (*_FUNCTIONS, ast.Lambda, ast.ClassDef)):
+            if not isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
                 stack.append(child)
 
 
@@ -167,7 +167,7 @@ def _note(index: Index, node: ast.AST) -> None:
         index.fors.append(node)
     elif isinstance(node, ast.Constant):
         index.constants.append(node)
-    elif isinstance(node, _FUNCTIONS):
+    elif isinstance(node, FUNCTIONS):
         index.functions.append(node)
     elif isinstance(node, ast.ClassDef):
         index.classes.append(node)

@@ -19,12 +19,11 @@ from trainfit.lint.index import (
     named_devices,
     path_of,
 )
-from trainfit.lint.project import Project
+from trainfit.lint.project import CUDA, Project
 from trainfit.lint.step_rules import acts_on_world
 from trainfit.lint.values import words
 from trainfit.results.findings import Finding
 
-_CUDA: Final = re.compile(r"cuda(:\d+)?")
 #: An `if` about one of these may be what keeps CUDA calls off a machine without a GPU.
 _GUARD: Final = re.compile(
     r"cuda|gpu|device|avail|distributed|ddp|rank|world|fp16|amp|half|cpu|mps|…", re.IGNORECASE
@@ -135,7 +134,7 @@ def _is_cuda(node: ast.expr) -> bool:
     return (
         isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and bool(_CUDA.fullmatch(node.value))
+        and bool(CUDA.fullmatch(node.value))
     )
 
 

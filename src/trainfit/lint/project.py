@@ -29,7 +29,8 @@ from trainfit.lint.index import (
 from trainfit.lint.values import UNKNOWN, Value
 
 _OPTIMIZER: Final = re.compile(r"(^|_)(optim|optimi[sz]ers?|opt)(_|\d|$)", re.IGNORECASE)
-_CUDA: Final = re.compile(r"cuda(:\d+)?")
+#: A device of the script's: any GPU, or one by its number.
+CUDA: Final = re.compile(r"cuda(:\d+)?")
 
 
 @dataclasses.dataclass(eq=False)
@@ -176,7 +177,7 @@ class Project:
             if "cuda" in index.reads:
                 return True
             for each in index.constants:
-                if isinstance(each.value, str) and _CUDA.fullmatch(each.value):
+                if isinstance(each.value, str) and CUDA.fullmatch(each.value):
                     return True
         return False
 

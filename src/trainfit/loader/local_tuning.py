@@ -379,8 +379,8 @@ def tune_here(
     spec: TuningSpec,
     *,
     command: str = "",
-    loader: str = "",
-    progress: Progress | None = None,
+    loader: str,
+    progress: Progress | None,
     command_sets: Mapping[str, str] | None = None,
     started_with: Mapping[str, str] | None = None,
 ) -> LoaderResult:

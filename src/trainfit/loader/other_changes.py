@@ -113,7 +113,7 @@ def _sampler(case: Case) -> LoaderChange | None:
 
 # --- What a batch costs -----------------------------------------------------------------------
 def _of_batch(
-    case: Case, parts: tuple[str, ...], kind: str, summary: str, how: str, why: str = ""
+    case: Case, parts: tuple[str, ...], kind: str, summary: str, how: str, why: str
 ) -> LoaderChange | None:
     """What makes these parts of a batch's time shorter, by how much is not known."""
     part = case.share(*parts)

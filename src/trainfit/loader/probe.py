@@ -201,7 +201,7 @@ class Measured:
 def probe_workload(
     workload: Workload,
     machine: LoaderMachine,
-    seconds: float = SECONDS,
+    seconds: float,
     progress: Progress | None = None,
     watch: CoreSpeeds | None = None,
     *,

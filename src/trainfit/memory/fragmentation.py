@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, replay
 from trainfit.results.memory import Fragmentation, SettingOutcome
+from trainfit.results.text import MIB
 from trainfit.simgpu.allocator.settings import (
-    MIB,
     SIZE_CLASSES,
     VARIABLE,
     AllocatorSettings,

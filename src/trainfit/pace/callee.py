@@ -131,7 +131,7 @@ def _parameters() -> list[Any]:
     return list(found.values())
 
 
-def function_of(place: str, setup: str | None, rehearse: str | None = None) -> Function:
+def function_of(place: str, setup: str | None, rehearse: str | None) -> Function:
     """Of ``module:callable``. With ``setup``, another such name, that is called once first, and
     what it returns is the callable's argument; ``rehearse`` names what does the callable's work
     and changes nothing, and gets the same argument.

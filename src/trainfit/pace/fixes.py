@@ -284,7 +284,7 @@ def prove(
     fixer: Fixer,
     make: Make,
     counted: RateCounts,
-    why_not: str = "",
+    why_not: str,
 ) -> Proof:
     """Blocks without and with the fix, interleaved; what it changes permanently, it changes only if
     it helped. ``why_not``: the calls themselves do not allow it.

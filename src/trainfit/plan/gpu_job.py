@@ -14,7 +14,7 @@ from trainfit.memory.explanation import recorded_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
-from trainfit.plan.sizing.costing import Pair, memory_law, samples_per_batch, steady_work, work_law
+from trainfit.plan.sizing.costing import Pair, memory_law, samples_per_batch, work_law
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.results.configuration import EpochEnd
 from trainfit.results.files.errors import ResultFileError, TrainfitError
@@ -175,7 +175,7 @@ class Job:
     @functools.cached_property
     def work(self) -> Work:
         """The kernels of a step as it is."""
-        return steady_work(self.recording)
+        return Work.of_steady_step(self.recording)
 
     @functools.cached_property
     def memory(self) -> affine.AffineStream | None:
@@ -271,7 +271,7 @@ class JobError(TrainfitError):
     """Recordings that are of no one job; the message says why, and what would do."""
 
 
-def job_of_plan(result: PlanResult, path: Path, *, on_several: bool = False) -> Job:
+def job_of_plan(result: PlanResult, path: Path, *, on_several: bool) -> Job:
     """What a plan was made from; raises :class:`ResultFileError` for ``path``.
 
     ``on_several``: it is to be compared on several GPUs; see :func:`_require_step`.

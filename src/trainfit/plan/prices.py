@@ -24,6 +24,7 @@ from typing import Any, Final
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu
 from trainfit.results.files.decoding import toml_document
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.text import GIB
 
 _EXAMPLE: Final = 'write currency = "USD" and, below [per_hour], lines such as "RTX 4090" = 0.44'
 _LONGEST_CURRENCY: Final = 12
@@ -94,7 +95,6 @@ def _by_key(path: Path, table: Mapping[str, Any]) -> dict[str, float]:
 MARKET: Final = "gpuhunt"
 #: What providers say of a GPU's memory is up to so much more than it shows (a T4's 16 GB).
 _MEMORY: Final = 0.1
-_GIB: Final = 1 << 30
 
 Query = Callable[..., Iterable[Any]]
 
@@ -142,7 +142,7 @@ def _price_list(query: Query | None) -> list[Any]:
 
 
 def _is_of(item: Any, spec: GpuSpec) -> bool:
-    own = spec.memory_bytes / _GIB
+    own = spec.memory_bytes / GIB
     if abs(item.gpu_memory - own) > _MEMORY * own:
         return False
     name = re.sub(r"[\s_-]", "", item.gpu_name.lower())

@@ -20,6 +20,8 @@ WHOLE: Final = 100
 PAGE: Final = 200
 
 Tone = Literal["good", "bad", "warn", "plain"]
+#: By severity of a finding.
+TONES: Final[Mapping[str, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
 
 
 @dataclasses.dataclass(frozen=True)

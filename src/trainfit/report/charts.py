@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from trainfit.findings.out_of_memory import KINDS
-from trainfit.report.blocks import Tone
+from trainfit.report.blocks import TONES
 from trainfit.report.watch import evidence_text, title
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchMemory
@@ -171,8 +171,9 @@ def tip(title: str, *rows: tuple[str, str]) -> list[list[str]]:
 TIP: Final[Mapping[str, Any]] = {"tooltip": {"content": "data"}}
 
 
-def hover_rule(data: Sequence[Mapping[str, Any]], field: str, title: str | None = None) -> Spec:
-    """A vertical line at the point next to the pointer, with that point's ``tip``."""
+def hover_rule(data: Sequence[Mapping[str, Any]], title: str) -> Spec:
+    """A vertical line at the point next to the pointer, with that point's ``tip``; a point lies
+    ``at`` a place."""
     return {
         "data": values(data),
         "params": [
@@ -180,7 +181,7 @@ def hover_rule(data: Sequence[Mapping[str, Any]], field: str, title: str | None 
                 "name": "hover",
                 "select": {
                     "type": "point",
-                    "fields": [field],
+                    "fields": ["at"],
                     "nearest": True,
                     "on": "pointerover",
                     "clear": "pointerout",
@@ -189,7 +190,7 @@ def hover_rule(data: Sequence[Mapping[str, Any]], field: str, title: str | None 
         ],
         "mark": {"type": "rule", "strokeWidth": 1, **TIP},
         "encoding": {
-            "x": x(field, title),
+            "x": x("at", title),
             "opacity": {"condition": {"param": "hover", "empty": False, "value": 1}, "value": 0},
         },
     }
@@ -257,11 +258,15 @@ def thinned(items: Sequence[_T], most: int, keep: Sequence[int] = ()) -> list[_T
     return [items[place] for place in sorted(places | set(keep))]
 
 
-def standalone(spec: Mapping[str, Any], width: int = 860) -> Spec:
+#: Pixels of a picture of a chart whose width is the page's in the page.
+_WIDTH: Final = 860
+
+
+def standalone(spec: Mapping[str, Any]) -> Spec:
     """For a picture of its own: a width, and colours in the place of the page's variables."""
     found: Spec = _colored(dict(spec))
     if found.get("width") == "container":
-        found["width"] = width
+        found["width"] = _WIDTH
     found.setdefault("config", {})["background"] = LIGHT["--card"]
     return found
 
@@ -390,7 +395,6 @@ def memory_layers(
 LANE: Final = 24
 #: Findings with a lane.
 _LANES: Final = 6
-TONES: Final[Mapping[str, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
 _HUES: Final = {"bad": "var(--bad)", "warn": "var(--warn)", "plain": "var(--muted)"}
 
 

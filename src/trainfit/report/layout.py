@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal
 
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from trainfit.results.files.command_line import quoted_words
 from trainfit.results.text import columns, printable, wrapped
 
 #: Lines of a default screen; what has no room on it is shown by ``--explain``.
@@ -58,25 +58,16 @@ def cut_short(line: str, width: int | None = None) -> str:
 # Commands: broken between options.
 
 
-#: A word of a bash command line, quotes and all.
-_WORD: Final = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|\\.|[^\s'"\\])+""")
-
-
 def command_lines(command: str, indent: int = 2, width: int | None = None) -> str:
     """A bash command, indented and broken between options: bash reads it as one line."""
     most = width or columns()
     lines: list[str] = []
-    for group in _option_groups(shell_words(command)):
+    for group in _option_groups(quoted_words(command)):
         if lines and len(lines[-1]) + 1 + len(group) <= most - 2:
             lines[-1] += " " + group
         else:
             lines.append(" " * (indent + 2 if lines else indent) + group)
     return " \\\n".join(printable(line) for line in lines)
-
-
-def shell_words(command: str) -> list[str]:
-    """The words of a bash command line, as they are written."""
-    return _WORD.findall(command)
 
 
 def _option_groups(words: Sequence[str]) -> list[str]:
@@ -145,7 +136,7 @@ def table(
 def table_rows(
     rows: Rows,
     kinds: str,
-    head: Sequence[str] = (),
+    head: Sequence[str],
     *,
     indent: str = "  ",
     spare: Sequence[str] = (),

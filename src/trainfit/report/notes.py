@@ -8,7 +8,7 @@ from typing import Final
 
 from trainfit.findings.training.learning import KINDS as LEARNING
 from trainfit.lint.mistakes import SPOILS
-from trainfit.report.blocks import WHOLE, Item, Items, Tone, items, rows
+from trainfit.report.blocks import TONES, WHOLE, Item, Items, items, rows
 from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.files.contents import Severity as NoteSeverity
@@ -119,7 +119,6 @@ def _dropped(protection: Protection) -> str:
 # Findings of any verb: a title, why, where, and what to do.
 
 
-_TONES: Final[dict[Severity, Tone]] = {"critical": "bad", "warning": "warn", "info": "plain"}
 #: How much more dispensable than critical ones are a finding with its place and fix, and its cause.
 _LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 0, "info": 34}
 _CAUSE_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
@@ -148,7 +147,7 @@ def _item(finding: Finding, detail: int) -> Item:
     ]
     return Item(
         finding.title,
-        tone=_TONES[finding.severity],
+        tone=TONES[finding.severity],
         rows=rows(cause, place, *fixes),
         detail=own,
     )

@@ -210,9 +210,9 @@ def live_view(result: WatchResult | None, seconds: float, printed: str = "") -> 
     return Group(*parts)
 
 
-def strip(values: Sequence[float | None], cells: int = _STRIP) -> str:
+def strip(values: Sequence[float | None]) -> str:
     """The last values, 0 to 1, as bars; a blank where nothing was measured."""
-    shown = values[-cells:]
+    shown = values[-_STRIP:]
     return "".join(
         " " if value is None else _LEVELS[min(7, max(0, int(8 * value)))] for value in shown
     )

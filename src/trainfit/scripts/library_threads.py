@@ -95,13 +95,13 @@ def hold_down(most: int) -> None:
         library.av_cpu_force_count(most)
 
 
-def hold_down_all_but(pool: str, most: int = 1) -> None:
-    """The same for the pools that are there by now, except one of them."""
+def hold_down_all_but(pool: str) -> None:
+    """One thread for each pool that is there by now, except this one."""
     others = [name for name in _POOLS if name != pool]
-    ThreadpoolController().select(internal_api=others).limit(limits=most)
+    ThreadpoolController().select(internal_api=others).limit(limits=1)
     for name, module in _MODULES.items():
         if name in sys.modules and module.pool != pool:
-            module.hold(sys.modules[name], most)
+            module.hold(sys.modules[name], 1)
 
 
 def _ffmpeg_libraries() -> list[ctypes.CDLL]:

@@ -23,13 +23,12 @@ from trainfit.results.runs.measurement import (
     RateReadings,
 )
 from trainfit.results.runs.steps import MARKS
+from trainfit.results.text import MIB
 from trainfit.scripts.measuring import attempt, serve
 from trainfit.simgpu.session import Simulation, active_simulation
 from trainfit.speed.measured import kernels_of
 from trainfit.speed.programs import Program, programs
 from trainfit.speed.work import Work
-
-MIB = 1 << 20
 
 TRIALS = 5
 #: Seconds that one trial lasts at least, so that the events' resolution does not matter

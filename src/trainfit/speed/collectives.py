@@ -110,9 +110,7 @@ def slowest_of(work: Work) -> float:
     return _BETWEEN_RANKS * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
 
-def one_collective(
-    kind: str, nbytes: int, ranks: int, link: Link, *, geforce: bool = False
-) -> float:
+def one_collective(kind: str, nbytes: int, ranks: int, link: Link) -> float:
     """Seconds of a collective of so many bytes, counted as nccl-tests do."""
     if ranks < 2:
         return 0.0

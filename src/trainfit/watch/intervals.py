@@ -99,13 +99,11 @@ class Resampled:
     blocks: float
 
 
-def resample(
-    rows: Rows, random: np.random.Generator, *, by: int = 0, replicates: int = REPLICATES
-) -> Resampled:
-    """Resample ``rows``, shape (steps, columns), in blocks whose length suits column ``by``."""
+def resample(rows: Rows, random: np.random.Generator, *, replicates: int) -> Resampled:
+    """Resample ``rows``, shape (steps, columns), in blocks whose length suits the first column."""
     rows = _shortened(rows)
     count = len(rows)
-    length = block_length(rows[:, by])
+    length = block_length(rows[:, 0])
     whole, rest = divmod(count, length)
     # A draw is so many whole blocks, and a shorter one that makes it as long as the run is.
     draws = _drawn(rows, length, whole, replicates, random)

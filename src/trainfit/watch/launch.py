@@ -173,7 +173,7 @@ def _oom_note(killed: OomKills) -> str:
     return f"{OOM_KILLED} ended {processes} of {of} during the run: memory (RAM) ran out"
 
 
-def finish_headers(folder: Path, pid: int, code: int, otherwise: Any, note: str = "") -> None:
+def finish_headers(folder: Path, pid: int, code: int, otherwise: Any, note: str) -> None:
     """What processes could not say themselves at their end: exit codes, and that they were killed;
     and the GPUs' peak rates. ``otherwise`` makes a header where there is none; ``note`` is said
     first of each.

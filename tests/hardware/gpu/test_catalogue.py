@@ -12,8 +12,9 @@ import pytest
 
 from trainfit import hardware
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
-from trainfit.hardware.gpu.catalogue import CURATED, GIB, MIB, CuratedGpu
+from trainfit.hardware.gpu.catalogue import CURATED, CuratedGpu
 from trainfit.hardware.gpu.figures import ARCHITECTURES, usable_memory
+from trainfit.results.text import GIB, MIB
 
 ALL = catalogue()
 BY_KEY = {spec.key: spec for spec in ALL}

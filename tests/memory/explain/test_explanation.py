@@ -24,7 +24,8 @@ from trainfit.memory.replay import Stream, replay
 from trainfit.report.sections.memory import memory_subject
 from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
 from trainfit.results.runs.recording import FREE, MALLOC, Parameter, Recording
-from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, MIB, SIZE_CLASSES, AllocatorSettings
+from trainfit.results.text import MIB
+from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, SIZE_CLASSES, AllocatorSettings
 
 WIDTH = 512
 #: One weight of 512 x 512 in float32: a block of the small pool, so nothing is rounded.

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers_commands import parse, refused
 from helpers_python import answering, calls, program, tool
 from trainfit.plan.command import environments
-from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.command.tunables import CommandError
 
 NAMES = ("uv", "poetry", "pdm", "hatch", "pipenv", "pixi", "conda", "mamba", "micromamba")
 
@@ -36,17 +34,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in set(NAMES) - {"poetry", "hatch", "pipenv", "pdm"}:
         assert calls(tmp_path / "bin" / name) == [], name
-
-
-def parse(line: str) -> Command:
-    return parse_command(shlex.split(line))
-
-
-def refused(line: str) -> str:
-    with pytest.raises(CommandError) as caught:
-        parse(line)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def made(folder: Path, torch: str | None = "2.13.0") -> Path:

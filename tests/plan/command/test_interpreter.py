@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from helpers_commands import parse, refused
 from helpers_python import answering, environment_with_torch, environment_without_torch, program
 from trainfit.plan.command import interpreter
 from trainfit.plan.command.interpreter import Interpreter, own_interpreter
-from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import CommandError
 
@@ -27,17 +27,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     return tmp_path
-
-
-def parse(line: str) -> Command:
-    return parse_command(shlex.split(line))
-
-
-def refused(line: str) -> str:
-    with pytest.raises(CommandError) as caught:
-        parse(line)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_our_own_interpreter_needs_no_word(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from helpers_commands import parse
 from helpers_warm import launchers_here
 from trainfit.plan.command import wrappers
-from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.script import Launched
 
@@ -36,10 +37,6 @@ def asked() -> Iterator[list[list[str]]]:
     wrappers._ask.cache_clear()
     with launchers_here() as seen:
         yield seen
-
-
-def parse(line: str) -> Command:
-    return parse_command(shlex.split(line))
 
 
 @pytest.mark.parametrize(

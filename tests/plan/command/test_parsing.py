@@ -12,8 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from helpers_commands import parse, refused
 from helpers_python import answering
-from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError, loader_values, present_settings
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.command_line import quote
@@ -25,17 +26,6 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "cells.ipynb").touch()
     monkeypatch.chdir(tmp_path)
-
-
-def parse(line: str) -> Command:
-    return parse_command(shlex.split(line))
-
-
-def refused(line: str) -> str:
-    with pytest.raises(CommandError) as caught:
-        parse(line)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # -- tunables --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.plan.command.parsing import Command, parse_command
+from helpers_commands import parse
 from trainfit.plan.command.tunables import CommandError
 
 
@@ -19,10 +19,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("SLURM"):
             monkeypatch.delenv(name)
-
-
-def parse(line: str) -> Command:
-    return parse_command(shlex.split(line))
 
 
 @pytest.mark.parametrize(

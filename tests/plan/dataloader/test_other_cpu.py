@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import math
 import shlex
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -202,12 +201,6 @@ def test_a_loader_whose_workers_fail_has_none_there() -> None:
 
 
 # -- in a plan ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
 
 
 def planned(found: LoaderResult, cpu: HostCpu | None, here: CoreHere | None = HERE) -> PlanResult:

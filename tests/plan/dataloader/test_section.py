@@ -33,16 +33,10 @@ from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
 from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.speed import Speed, StepSpeed
 
-pytestmark = pytest.mark.usefixtures("warm_measuring")
+pytestmark = pytest.mark.usefixtures("script", "warm_measuring")
 
 INFERENCE = Inference(False, None, None)
 LINE = "python train.py --batch_size={batch_size:8} --j={num_workers:1} --pin={pin_memory:0}"
-
-
-@pytest.fixture(autouse=True)
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
 
 
 def planned(

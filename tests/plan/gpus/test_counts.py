@@ -20,12 +20,13 @@ from trainfit.plan.gpu_job import Job, JobError, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
 from trainfit.plan.prices import Prices
-from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import transfers
 from trainfit.report.sections.gpus import comparison_subject
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import GpuComparison, Strategy
 from trainfit.speed.step import step_time
+from trainfit.speed.work import Work
 
 RANKS = 4
 WIDTH = 1024
@@ -123,7 +124,7 @@ def actual() -> dict[Strategy, Recording]:
 
 def sent(recording: Recording) -> Counter[tuple[str, int]]:
     """Calls and bytes of each kind of collective in a step."""
-    found = transfers(steady_work(recording), machine_of(find_gpus(GPU)))
+    found = transfers(Work.of_steady_step(recording), machine_of(find_gpus(GPU)))
     return Counter({(each.kind, each.nbytes): each.calls for each in found})
 
 
@@ -152,7 +153,7 @@ def test_the_gpu_has_as_much_to_do(
 ) -> None:
     machine = machine_of(find_gpus(GPU))
     guess, truth = (
-        step_time(steady_work(each), machine)
+        step_time(Work.of_steady_step(each), machine)
         for each in (with_ranks(one, strategy, RANKS), actual[strategy])
     )
     assert guess.gpu_s == pytest.approx(truth.gpu_s, rel=0.06)

@@ -11,30 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import json_of, trainfit
+from helpers_commands import parse
 from trainfit.hardware import find_gpu
-from trainfit.plan.command.parsing import Command, parse_command, split_line
+from trainfit.plan.command.parsing import parse_command, split_line
 from trainfit.plan.launch_line import launch, useless_variables
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.results.loader import CoreAdvice, VariableAdvice
 from trainfit.results.runs.trace import TraceOutcome
 
-pytestmark = pytest.mark.usefixtures("warm")
+pytestmark = pytest.mark.usefixtures("script", "warm")
 
 CORES = CoreAdvice("taskset -c 0-3", (0, 1, 2, 3), "the fast cores", "4.9 GHz, not 3.8")
 
 
-@pytest.fixture(autouse=True)
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
-
-
 def variable(name: str, value: str, where: str = "environment") -> VariableAdvice:
     return VariableAdvice(name, value, where, f"{name}={value}", "why", "seen")
-
-
-def parse(line: str) -> Command:
-    return parse_command(line.split())
 
 
 def test_cores_are_chosen_behind_what_starts_the_process_elsewhere() -> None:

@@ -32,10 +32,7 @@ MKL = SettingReason("MKL_NUM_THREADS", None, None, "no library uses MKL", "measu
 CORES = SettingReason("CPU affinity", None, None, "all cores are of one kind", "", where="wrapper")
 
 
-@pytest.fixture(autouse=True)
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("script")
 
 
 def parse(line: str = LINE) -> Command:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from trainfit.plan.command.options import marked
 from trainfit.plan.command.tunables import fill, placeholders
 
-
-@pytest.fixture(autouse=True)
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("script")
 
 
 @pytest.mark.parametrize(

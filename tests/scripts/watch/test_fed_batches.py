@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,16 +28,22 @@ def collate(texts: list[torch.Tensor]) -> torch.Tensor:
     return pad_sequence(texts, batch_first=True)
 
 
-def watched(make: Callable[[], DataLoader[Any]], **options: Any) -> tuple[LoaderInfo, list[Any]]:
-    """One epoch under a tracker."""
+@contextlib.contextmanager
+def tracking(**options: Any) -> Iterator[LoaderTracker]:
     tracker, patches = LoaderTracker(**options), PatchSet()
     tracker.install(patches)
     try:
+        yield tracker
+    finally:
+        patches.restore()
+
+
+def watched(make: Callable[[], DataLoader[Any]], **options: Any) -> tuple[LoaderInfo, list[Any]]:
+    """One epoch under a tracker."""
+    with tracking(**options) as tracker:
         loader = make()
         batches = list(loader)
         found = tracker.feeding()
-    finally:
-        patches.restore()
     assert found is not None
     return found, batches
 
@@ -122,15 +129,11 @@ def test_only_full_batches_are_compared() -> None:
 
 
 def test_samples_of_a_loader_that_only_its_loop_holds() -> None:
-    tracker, patches = LoaderTracker(), PatchSet()
-    tracker.install(patches)
-    try:
+    with tracking() as tracker:
         for seen, _ in enumerate(DataLoader(TEXTS, 2, collate_fn=collate)):  # type: ignore[arg-type]
             if seen == 2:
                 found = tracker.scan(5.0)
         after = tracker.scan(5.0)
-    finally:
-        patches.restore()
     assert found is not None and found.longest_elements == 9
     assert after is None  # it is not kept any longer than the loop
 
@@ -144,14 +147,10 @@ class Broken:
 
 
 def test_a_sampler_that_fails_is_said() -> None:
-    tracker, patches = LoaderTracker(), PatchSet()
-    tracker.install(patches)
-    try:
+    with tracking() as tracker:
         loader = DataLoader(torch.zeros(4, 3), batch_sampler=Broken())  # type: ignore[arg-type]
         next(iter(loader))
         found = tracker.scan(5.0)
-    finally:
-        patches.restore()
     assert found is not None and "cannot be looked at (RuntimeError: set_epoch()" in found.reason
 
 
@@ -184,22 +183,16 @@ class Slow(Dataset[Any]):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_sample_needs_is_timed_where_it_is_fetched(workers: int) -> None:
     """Not how long the script waits: for workers that is their start, too."""
-    tracker, patches = LoaderTracker(), PatchSet()
-    assert tracker.sample_s() is None
-    tracker.install(patches)
-    try:
+    with tracking() as tracker:
+        assert tracker.sample_s() is None
         list(DataLoader(Slow(0.01), 2, num_workers=workers))
-    finally:
-        patches.restore()
     sample_s = tracker.sample_s()
     assert sample_s is not None and sample_s >= 0.01
     assert fetch._MapDatasetFetcher.fetch.__qualname__ == "_MapDatasetFetcher.fetch"
 
 
 def test_loaders_are_shut_down_and_can_be_iterated_again() -> None:
-    tracker, patches = LoaderTracker(), PatchSet()
-    tracker.install(patches)
-    try:
+    with tracking() as tracker:
         loader: DataLoader[Any] = DataLoader(
             Slow(0.0),
             2,
@@ -214,8 +207,6 @@ def test_loaders_are_shut_down_and_can_be_iterated_again() -> None:
         batches = iter(loader)
         assert batches is not first and len(list(batches)) == len(loader)
         tracker.shut_down()
-    finally:
-        patches.restore()
 
 
 class Shard:
@@ -249,9 +240,7 @@ def test_a_simulated_run_starts_no_more_workers_than_there_are_cores(
     """12 workers on two cores fetched 24 batches for the three that were simulated. What is not
     indexed may be split by the number of workers, and what is measured is measured as it is."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
-    tracker, patches = LoaderTracker(keep=bool(keep)), PatchSet()
-    tracker.install(patches)
-    try:
+    with tracking(keep=bool(keep)) as tracker:
         loader: DataLoader[Any] = DataLoader(
             TEXTS if indexed else Stream(),  # type: ignore[arg-type]
             batch_size=2,
@@ -262,8 +251,6 @@ def test_a_simulated_run_starts_no_more_workers_than_there_are_cores(
         first = next(batches)
         assert len(workers_of(batches)) == started
         tracker.shut_down()
-    finally:
-        patches.restore()
     info = tracker.feeding()
     assert len(first) == 2 and loader.num_workers == 3
     assert info is not None and info.settings.num_workers == 3

@@ -21,7 +21,7 @@ from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import speed
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.steps import StepMakeup
@@ -190,7 +190,7 @@ def test_the_last_step_of_an_epoch_is_short() -> None:
     assert makeup.varied
     assert steady(recording) == 4  # not the last, which has one batch
     whole = Work.of_step(recording, 1)
-    assert steady_work(recording).table.tolist() == whole.table.tolist()
+    assert Work.of_steady_step(recording).table.tolist() == whole.table.tolist()
 
 
 def test_workers_that_load_ahead_do_not_count() -> None:
@@ -332,7 +332,7 @@ def test_what_is_done_once_is_no_part_of_a_step() -> None:
             optimizer.step()
 
     alone, several = (watched(loop, steps)[1] for steps in (1, 4))
-    ones, later = steady_work(alone), steady_work(several)
+    ones, later = Work.of_steady_step(alone), Work.of_steady_step(several)
     kinds = sorted(ones.column("kind").tolist())
     assert kinds == sorted(later.column("kind").tolist())
     machine = machine_of(package.simulate("T4").gpu)

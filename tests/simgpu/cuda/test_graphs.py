@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ from trainfit.speed.step import HostCosts, issue_seconds
 from trainfit.speed.work import Work, steady
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as simulation:
-        yield simulation
 
 
 def capture(work: Any, **options: Any) -> Any:

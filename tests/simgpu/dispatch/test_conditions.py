@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,12 +31,6 @@ class Limits:
         self.high = 0.5
 limits = Limits()
 """
-
-
-@pytest.fixture
-def simulation() -> Iterator[trainfit.simgpu.session.Simulation]:
-    with trainfit.simulate("RTX 4090") as active:
-        yield active
 
 
 def ran(tmp_path: Path, text: str) -> dict[str, object]:
@@ -88,9 +81,7 @@ def ran(tmp_path: Path, text: str) -> dict[str, object]:
         "not a.max().item() > 0.5",
     ],
 )
-def test_a_check_passes(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path, check: str
-) -> None:
+def test_a_check_passes(sim: trainfit.Simulation, tmp_path: Path, check: str) -> None:
     ran(tmp_path, f"assert {check}")
     test, _, _ = check.partition(", '")
     ran(tmp_path, f"if not ({test}):\n    raise ValueError('bad')")
@@ -99,14 +90,12 @@ def test_a_check_passes(
     ran(tmp_path, f"def check():\n    ok = {test}\n    print(ok)\n    assert ok\ncheck()")
 
 
-def test_checks_are_noted_once_a_place(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path
-) -> None:
+def test_checks_are_noted_once_a_place(sim: trainfit.Simulation, tmp_path: Path) -> None:
     ran(
         tmp_path,
         "for _ in range(3):\n    assert (a >= b).all()\nrefuses(a)\ntorch._assert_async(a[0])",
     )
-    notes = simulation.recording.header["assumptions"]
+    notes = sim.recording.header["assumptions"]
     assert {text.partition(" (at ")[0] for text in notes} == {
         "a check of GPU data was assumed to pass"
     }
@@ -130,7 +119,7 @@ def test_checks_are_noted_once_a_place(
     ],
 )
 def test_a_stopping_condition_does_not_hold_yet(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path, loop: str, rounds: int
+    sim: trainfit.Simulation, tmp_path: Path, loop: str, rounds: int
 ) -> None:
     assert ran(tmp_path, f"n = 0\n{loop}")["n"] == rounds
     inside = textwrap.indent(f"n = 0\n{loop}\nreturn n", "    ")
@@ -139,9 +128,7 @@ def test_a_stopping_condition_does_not_hold_yet(
     assert found["first"] == found["second"] == rounds
 
 
-def test_loops_that_train_do_not_end(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path
-) -> None:
+def test_loops_that_train_do_not_end(sim: trainfit.Simulation, tmp_path: Path) -> None:
     text = f"""
     model = torch.nn.Linear(100, 100).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -167,18 +154,14 @@ def test_loops_that_train_do_not_end(
         "if (a > 0).any():\n        pass\n    else:\n        return 0",
     ],
 )
-def test_a_guard_clause_is_not_taken(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path, guard: str
-) -> None:
+def test_a_guard_clause_is_not_taken(sim: trainfit.Simulation, tmp_path: Path, guard: str) -> None:
     assert ran(tmp_path, f"def work():\n    {guard}\n    return 1\nn = work()")["n"] == 1
 
 
 @pytest.mark.parametrize(
     "test", ["known.sum() == 2", "known.max().item() > 4", "5 in known", "(known > 0).all()"]
 )
-def test_what_is_known_decides(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path, test: str
-) -> None:
+def test_what_is_known_decides(sim: trainfit.Simulation, tmp_path: Path, test: str) -> None:
     with pytest.raises(AssertionError):
         ran(tmp_path, f"known = torch.tensor([1, 0, 2], device='cuda')\nassert {test}")
 
@@ -199,7 +182,7 @@ def test_what_is_known_decides(
     ],
 )
 def test_an_unknown_number_is_finite(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path, test: str, is_true: bool
+    sim: trainfit.Simulation, tmp_path: Path, test: str, is_true: bool
 ) -> None:
     """The best value so far begins at infinity: the first one is better."""
     text = f"best = None\nif {test}:\n    best = a.mean()\nis_true = best is not None"
@@ -207,10 +190,10 @@ def test_an_unknown_number_is_finite(
 
 
 def test_one_of_several_unknown_numbers_may_be_infinite(
-    simulation: trainfit.simgpu.session.Simulation, tmp_path: Path
+    sim: trainfit.Simulation, tmp_path: Path
 ) -> None:
     found = ran(tmp_path, "some = ids.float().log() > -math.inf")["some"]
-    assert simulation.engine.values.read(found) is None
+    assert sim.engine.values.read(found) is None
 
 
 LENGTH = """
@@ -241,7 +224,7 @@ n, m = length(), length()
     ],
 )
 def test_a_slice_to_an_unknown_integer_is_whole(
-    simulation: trainfit.simgpu.session.Simulation,
+    sim: trainfit.Simulation,
     tmp_path: Path,
     sliced: str,
     shape: tuple[int, ...],
@@ -250,5 +233,5 @@ def test_a_slice_to_an_unknown_integer_is_whole(
     assert found["shape"] == shape
     whole = "a slice to an integer of GPU data was assumed to be whole"
     is_whole = 80 in shape or 75 in shape
-    notes = [text.partition(" (at ")[0] for text in simulation.recording.header["assumptions"]]
+    notes = [text.partition(" (at ")[0] for text in sim.recording.header["assumptions"]]
     assert (whole in notes) is is_whole

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-import trainfit
-
-
-@pytest.fixture(autouse=True)
-def simulation() -> Iterator[None]:
-    with trainfit.simulate("RTX 4090"):
-        yield
+pytestmark = pytest.mark.usefixtures("sim")
 
 
 def test_a_device_is_made_of_a_number() -> None:

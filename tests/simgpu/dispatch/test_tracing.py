@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-import trainfit
 from trainfit.simgpu.session import Simulation
-
-
-@pytest.fixture
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as sim:
-        yield sim
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
 
 
-def test_a_traced_model_trains_as_it_is(simulation: Simulation, tmp_path: Path) -> None:
+def test_a_traced_model_trains_as_it_is(sim: Simulation, tmp_path: Path) -> None:
     """A convolution's sizes are tensors while PyTorch traces: "cond must be a bool"."""
     model, images = network().cuda(), torch.randn(2, 3, 8, 8, device="cuda")
     traced = torch.jit.trace(model, images)
@@ -32,10 +24,10 @@ def test_a_traced_model_trains_as_it_is(simulation: Simulation, tmp_path: Path) 
     assert weight.grad is not None and next(traced.parameters()) is weight
     traced.save(tmp_path / "model.pt")
     assert (tmp_path / "model.pt").exists() and not hasattr(model, "save")
-    assert any("torch.jit.trace was skipped" in text for text in simulation.engine.assumptions)
+    assert any("torch.jit.trace was skipped" in text for text in sim.engine.assumptions)
 
 
-def test_a_graph_for_tensorboard_is_left_out(simulation: Simulation, tmp_path: Path) -> None:
+def test_a_graph_for_tensorboard_is_left_out(sim: Simulation, tmp_path: Path) -> None:
     """weiaicunzai/pytorch-cifar100 draws its network before the first epoch."""
     writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(tmp_path)
     model = network().cuda()

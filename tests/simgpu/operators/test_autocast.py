@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.session import Simulation
 
 HALVES = [torch.bfloat16, torch.float16]
-
-
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as simulation:
-        yield simulation
 
 
 def random(*shape: int, **kwargs: Any) -> torch.Tensor:

@@ -23,12 +23,6 @@ from trainfit.simgpu.operators.overrides import WHOLE_ON_CUDA
 from trainfit.simgpu.session import Simulation
 
 
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as simulation:
-        yield simulation
-
-
 def mlp(width: int = 64) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)).cuda()
 

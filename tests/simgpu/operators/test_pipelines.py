@@ -14,8 +14,9 @@ from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Tracer
-from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.plan.sizing.costing import machine_of
 from trainfit.speed.pipeline import pipeline_step
+from trainfit.speed.work import Work
 
 RANKS: Final = 2
 #: One training, of no parameter.
@@ -78,6 +79,8 @@ def test_stages_send_what_real_ranks_send(tmp_path: Path) -> None:
     peaks = [replay(Stream.of(each.recording)).peak_allocated for each in found.values()
              if each.recording is not None]  # fmt: skip
     assert len(peaks) == RANKS and all(peaks)
-    works = {rank: steady_work(each.recording) for rank, each in found.items() if each.recording}
+    works = {
+        rank: Work.of_steady_step(each.recording) for rank, each in found.items() if each.recording
+    }
     step = pipeline_step(works, machine_of(gpu))
     assert step is not None and step.seconds > max(step.computing_s.values())

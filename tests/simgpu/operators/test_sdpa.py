@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,12 +21,6 @@ OPERATORS = {
 }
 #: cuDNN's attention comes first on Hopper since this version.
 HOPPER = "cudnn" if TorchVersion(torch.__version__) >= (2, 11) else "flash"
-
-
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as simulation:
-        yield simulation
 
 
 def qkv(dtype: torch.dtype, size: int = 64, tokens: int = 32) -> list[torch.Tensor]:

@@ -18,8 +18,7 @@ from torch.distributed.fsdp import (
 )
 
 import trainfit
-from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
+from helpers_learning import observing
 from trainfit.hooks.ranks import goes_over_host
 from trainfit.results.runs.communication import JOINS
 from trainfit.results.runs.recording import KINDS as MEMORY
@@ -29,7 +28,6 @@ from trainfit.scripts.precision import AccelerateWatch, AmpWatch
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.process_groups import ProcessGroupNCCL
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
-from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import distributed as private
 
 RANKS = 4
@@ -396,18 +394,13 @@ def test_the_norm_of_a_shard_is_not_that_of_the_gradients(gpu: Any) -> None:
     def kinds(strategy: ShardingStrategy) -> list[str]:
         model = FullyShardedDataParallel(nn.Linear(64, 64).cuda(), sharding_strategy=strategy)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        observer, patches = LearningObserver(lambda: "train.py:7"), PatchSet()
-        remove = install(lambda: observer, patches)
-        try:
+        with observing(place=lambda: "train.py:7") as observer:
             for _ in range(3):
                 observer.called(model)
                 model(torch.ones(2, 64, device="cuda")).square().mean().backward()
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad()
-        finally:
-            remove()
-            patches.restore()
         return [each.kind for each in observer.facts().misuses]
 
     assert kinds(ShardingStrategy.FULL_SHARD) == ["norm_of_a_shard"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,12 +17,6 @@ from trainfit.simgpu.session import Simulation
 
 ROWS, WIDTH = 1000, 64
 INDICES = torch.arange(40).reshape(8, 5) % 30
-
-
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as active:
-        yield active
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {

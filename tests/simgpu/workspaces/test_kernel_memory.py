@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,12 +22,6 @@ from trainfit.simgpu.session import Simulation
 KiB, MiB = 1 << 10, 1 << 20
 AMPERE = 2 * 4 * MiB + 8 * 16 * KiB
 BLACKWELL = 32 * MiB if TorchVersion(torch.__version__) >= (2, 12) else AMPERE
-
-
-@pytest.fixture
-def sim() -> Iterator[Simulation]:
-    with trainfit.simulate("RTX 4090") as simulation:
-        yield simulation
 
 
 def random(*shape: int, **options: Any) -> torch.Tensor:

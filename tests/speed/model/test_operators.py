@@ -9,11 +9,12 @@ import pytest
 
 from helpers_page import RESULTS
 from trainfit.hardware import find_gpu
-from trainfit.plan.sizing.costing import machine_of, steady_work
+from trainfit.plan.sizing.costing import machine_of
 from trainfit.results.kinds import read
 from trainfit.results.runs.recording import Recording
 from trainfit.results.speed import StepWork
 from trainfit.speed.step import step_time, step_work
+from trainfit.speed.work import Work
 
 T4 = machine_of(find_gpu("T4"))
 
@@ -35,7 +36,7 @@ def of(recording: Recording) -> StepWork:
 def test_parts_add_up_to_the_step_of_the_model(recording: Recording, steps: int) -> None:
     """Also where the first step is the only one, which comes without what is done once."""
     recording = recording.first_steps(steps)
-    took = step_time(steady_work(recording), T4)
+    took = step_time(Work.of_steady_step(recording), T4)
     found = of(recording)
     assert found.gpu_s == pytest.approx(took.gpu_s)
     assert sum(found.by_phase_s.values()) == pytest.approx(took.gpu_s)
@@ -46,7 +47,7 @@ def test_parts_add_up_to_the_step_of_the_model(recording: Recording, steps: int)
 def test_flops_are_those_of_the_work(recording: Recording) -> None:
     found = of(recording)
     assert sum(each.flops for each in found.operators) == int(
-        steady_work(recording).column("flops").sum()
+        Work.of_steady_step(recording).column("flops").sum()
     )
     multiplies = {each.name for each in found.operators if each.flops}
     assert multiplies <= {"aten.addmm.default", "aten.mm.default"}

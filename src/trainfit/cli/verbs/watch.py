@@ -81,7 +81,7 @@ class Running(Protocol):
 
 
 def follow_lines(
-    running: Running, look: Look, *, quiet: bool = False, silent_s: Callable[[], float] = float
+    running: Running, look: Look, *, quiet: bool, silent_s: Callable[[], float] = float
 ) -> int:
     """A line on stderr every half minute until it ends, and at once where it stands still;
     ``silent_s`` gives the seconds since its last step. Returns its exit code."""
@@ -314,7 +314,7 @@ def _run(options: argparse.Namespace, command: Sequence[str], output: Path | Non
         again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
         print(f"trainfit watch: interrupted; the report: {again}", file=sys.stderr)
     except Exception as error:
-        report_aside(fault_of(error), "watch")
+        report_aside(fault_of(error))
     return _ungated(options, code, "the run was not judged")
 
 
@@ -397,7 +397,7 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
                     )
                 return terminal.follow(watched, lambda: _seen(folder), make_console(stderr=True))
             except Exception as error:  # the command goes on, without a view
-                report_aside(fault_of(error), "watch")
+                report_aside(fault_of(error))
                 return watched.wait() if terminal is None else terminal.copy(watched)
     finally:
         with _reported():
@@ -413,7 +413,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        report_aside(fault_of(error), "watch")
+        report_aside(fault_of(error))
 
 
 def _follow_attached(options: argparse.Namespace, folder: Path) -> None:

@@ -43,9 +43,7 @@ from trainfit.watch.verify import LEAST_RECORDED, short_run, verify
 Result = WatchResult | Comparison | Verification
 
 
-def print_result(
-    result: Result, *, json: bool = False, whole: bool = False, stderr: bool = False
-) -> None:
+def print_result(result: Result, *, json: bool, whole: bool, stderr: bool = False) -> None:
     """One JSON document on stdout, or a screen, in colour on a terminal; ``whole``: with every
     finding, its cause and evidence."""
     if json:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 from typing import Final
 
-from trainfit.doctor.findings import bad, evidence, on_host, quoted
+from trainfit.doctor.findings import bad, evidence, on_host
 from trainfit.doctor.gpu.causes_driver import distribution
 from trainfit.doctor.gpu.causes_torch import ask_slurm
 from trainfit.doctor.gpu.driver_stack import DriverStack
@@ -54,11 +55,11 @@ def not_loaded(stack: DriverStack) -> Check | None:
     place, answer = stack.cuda.library_places.get("libcuda", ""), stack.cuda.cuda
     if not answer.is_absent or not place or not (stack.drives_gpu or stack.has_dxg):
         return None
-    folder = quoted(posixpath.dirname(place))
+    folder = shlex.quote(posixpath.dirname(place))
     if "too short" in answer.reason:
         why = "The file is empty: the image was committed from a running container."
         remedy = Fix(
-            f"rm {quoted(place)} && ldconfig   # in the image, then start it with its GPU",
+            f"rm {shlex.quote(place)} && ldconfig   # in the image, then start it with its GPU",
             "none needed: the file is empty",
             "recreates the container",
         )
@@ -135,7 +136,7 @@ def _in_step(stack: DriverStack, libraries: list[str]) -> list[Fix]:
     return [
         Fix(
             "recreate the container from an image without driver libraries: "
-            f"dpkg -S {' '.join(map(quoted, places)) or 'libcuda.so.1'} lists their package",
+            f"dpkg -S {' '.join(map(shlex.quote, places)) or 'libcuda.so.1'} lists their package",
             "start it with the previous options",
             "recreates the container; the toolkit mounts the libraries of the host's driver",
         ),

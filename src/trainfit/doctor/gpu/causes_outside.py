@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
-from trainfit.doctor.findings import all_gpus, bad, evidence, quoted
+from trainfit.doctor.findings import bad, evidence
 from trainfit.doctor.gpu.driver_stack import DriverStack
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Fix
 from trainfit.results.machine import Gpu
@@ -229,7 +231,7 @@ def address_space(stack: DriverStack) -> Check | None:
     """
     limit = stack.machine.limits.address_space_bytes
     ram = stack.machine.memory.total_bytes
-    gpus = [gpu.memory_bytes for gpu in all_gpus(stack.machine)]
+    gpus = [gpu.memory_bytes for gpu in gpus_of_job(stack.machine)]
     reserved = sum(part.value or 0 for part in (ram, *gpus))
     if not _is_out_of_memory(stack) or limit.value is None or limit.value >= reserved:
         return None
@@ -265,7 +267,7 @@ def full(stack: DriverStack) -> Check | None:
     """Others hold so much of a GPU's memory that not even a context fits."""
     if not _is_out_of_memory(stack):
         return None
-    gpus = all_gpus(stack.machine)
+    gpus = gpus_of_job(stack.machine)
     free = [uuid for gpu in gpus if (uuid := gpu.uuid.value) and _is_free(gpu)]
     remedies = [
         Fix(
@@ -278,11 +280,11 @@ def full(stack: DriverStack) -> Check | None:
         former = stack.cuda.visible_devices.value
         undo = "unset CUDA_VISIBLE_DEVICES"
         if former is not None:
-            undo = f"export CUDA_VISIBLE_DEVICES={quoted(former)}"
+            undo = f"export CUDA_VISIBLE_DEVICES={shlex.quote(former)}"
         remedies.insert(
             0,
             Fix(
-                f"export CUDA_VISIBLE_DEVICES={quoted(','.join(free))}",
+                f"export CUDA_VISIBLE_DEVICES={shlex.quote(','.join(free))}",
                 undo,
                 "the full GPUs are not used",
             ),

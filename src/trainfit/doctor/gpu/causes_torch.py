@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import Final
 
 from trainfit.doctor import packages as wheels
-from trainfit.doctor.findings import bad, evidence, good, quoted, unsure, version_text
+from trainfit.doctor.findings import bad, evidence, good, unsure, version_text
 from trainfit.doctor.gpu.driver_stack import DriverStack
 from trainfit.hardware.gpu.local_gpu import visible
 from trainfit.results.doctor import Check
@@ -275,7 +276,7 @@ def masked(stack: DriverStack) -> Check | None:
 def _unmask(stack: DriverStack, value: str) -> list[Fix]:
     unset = Fix(
         "unset CUDA_VISIBLE_DEVICES",
-        f"export CUDA_VISIBLE_DEVICES={quoted(value)}",
+        f"export CUDA_VISIBLE_DEVICES={shlex.quote(value)}",
         "none; if a scheduler (Slurm, Kubernetes) set it, request a GPU instead",
     )
     return [ask_slurm(), unset] if stack.in_slurm else [unset]

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, evidence, good, on_host, unsure, which
+from trainfit.doctor.findings import bad, evidence, good, on_host, unsure, which
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine
@@ -21,7 +22,7 @@ def each_gpu(
     judge: Callable[[Machine, Gpu], Check | None],
 ) -> Callable[[Machine], tuple[Check, ...]]:
     """A check of each GPU that answers NVML and that it applies to."""
-    return lambda machine: of_gpus(machine, filter(answers, all_gpus(machine)), judge)
+    return lambda machine: of_gpus(machine, filter(answers, gpus_of_job(machine)), judge)
 
 
 def of_gpus(

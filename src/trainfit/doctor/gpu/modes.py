@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure
+from trainfit.doctor.findings import bad, brief, evidence, good, on_host, unsure
 from trainfit.doctor.gpu.health import answers, each_gpu, of_gpus
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine, PciDevice
@@ -54,7 +55,7 @@ def _persistence(machine: Machine, gpu: Gpu) -> Check | None:
             needed,
             found,
         )
-    if gpu.ecc.value is not True and len(all_gpus(machine)) < policy.SERVER_GPUS:
+    if gpu.ecc.value is not True and len(gpus_of_job(machine)) < policy.SERVER_GPUS:
         why = (
             "the default on workstations: a process that starts while no other uses the GPU waits "
             f"about one second longer; sudo nvidia-smi -i {gpu.index} -pm 1 (undo: -pm 0) avoids "
@@ -199,7 +200,7 @@ _POWER_OFF = "the machine is powered off meanwhile"
 
 def check_pcie(machine: Machine) -> tuple[Check, ...]:
     """Each GPU's link. A lower generation is normal while the GPU is idle; fewer lanes are not."""
-    return of_gpus(machine, all_gpus(machine), _one)
+    return of_gpus(machine, gpus_of_job(machine), _one)
 
 
 def _one(machine: Machine, gpu: Gpu) -> Check | None:

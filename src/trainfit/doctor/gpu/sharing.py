@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
-from trainfit.doctor.findings import all_gpus, bad, brief, evidence, good, on_host, unsure
+from trainfit.doctor.findings import bad, brief, evidence, good, on_host, unsure
 from trainfit.doctor.gpu.health import each_gpu
+from trainfit.hardware.gpu.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Fact, Gpu, GpuProcess, Machine
@@ -110,7 +111,7 @@ def _shared(
 def _freest(machine: Machine, busy: Gpu) -> Gpu | None:
     """Another GPU on which no other process computes, with the most free memory."""
     candidates = []
-    for gpu in all_gpus(machine):
+    for gpu in gpus_of_job(machine):
         processes = gpu.processes.value
         if gpu.index == busy.index or processes is None:
             continue

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-MIB = 1 << 20
-GIB = 1 << 30
+from trainfit.results.text import GIB, MIB
 
 
 @dataclass(frozen=True)

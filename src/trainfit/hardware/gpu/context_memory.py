@@ -12,7 +12,6 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from trainfit.hardware.gpu.catalogue import MIB
 from trainfit.hardware.gpu.figures import CONTEXT_SOURCE, GpuNameError, bare_context_mib
 from trainfit.hardware.gpu.lookup import find_gpu, variants
 from trainfit.results.files.errors import TrainfitError
@@ -27,6 +26,7 @@ from trainfit.results.gpus import (
     ModuleLoading,
     Profile,
 )
+from trainfit.results.text import MIB
 
 #: Lazily loaded modules, MiB: expected, and most (the least is 0). Only the sum, 100 MiB, is
 #: old knowledge of ours, a guess; how it is split is a guess as well. `trainfit calibrate`

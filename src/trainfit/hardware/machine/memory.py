@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from trainfit.hardware.machine.cgroup import SELF, CgroupLevel, own_levels, tightest
+from trainfit.hardware.machine.cgroup import CgroupLevel, own_levels, tightest
 from trainfit.hardware.machine.parsing import asked, keyed_kilobytes, natural, natural_at
 from trainfit.hardware.machine.system import Space, System
 from trainfit.results.machine import Fact, Memory, absent, cannot_tell, known
@@ -72,7 +72,7 @@ class SharedLimit:
         return _used(system, self.level).value
 
 
-def shared_limit(system: System, process: str = SELF) -> SharedLimit | None:
+def shared_limit(system: System, process: str) -> SharedLimit | None:
     """The least memory limit of a process' cgroups; ``None``: none, or it cannot be told."""
     found = tightest(system, "memory", lambda level: _limit_of(system, level), process).value
     return None if found is None else SharedLimit(int(found[0]), found[1])

@@ -145,7 +145,7 @@ def _named(system: System, path: str) -> Fact[str]:
 
 
 def disk_kind(
-    system: System, name: str, mounts: tuple[Mount, ...] = (), depth: int = 0
+    system: System, name: str, mounts: tuple[Mount, ...], depth: int = 0
 ) -> Fact[DiskKind]:
     """The kind of a device by its name; of several disks behind it, theirs if they agree."""
     place = f"{BLOCK}/{name}"

@@ -315,7 +315,7 @@ class Loop:
             self.private_bytes = tuple(each.memory_full_info().uss for each in workers)
 
 
-def take_step(consumer: Consumer, pinned: bool = True) -> float:
+def take_step(consumer: Consumer, pinned: bool) -> float:
     """Take the time of a training step; how long that was, in seconds.
 
     Of a batch that is not ``pinned`` the copy comes on top, at which the main thread works.

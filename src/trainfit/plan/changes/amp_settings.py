@@ -195,7 +195,7 @@ def chosen_setting(
     job: PlannedJob,
     present: AmpSetting,
     others: list[AmpSetting],
-    failed: Sequence[Finding] = (),
+    failed: Sequence[Finding],
 ) -> tuple[AmpChoice | None, AmpSetting]:
     """The setting that the launch command asks for, with its own batch size. One whose figures are
     another's is simulated before it is chosen, and then replaces that one among ``others``.

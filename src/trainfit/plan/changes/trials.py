@@ -320,7 +320,7 @@ class Trials:
                 f"the optimizer's states are only {size(states)} of {size(whole)} at the peak"
             )
 
-    def _variant(self, kind: RemedyKind, targets: tuple[str, ...] = ()) -> RunSpec:
+    def _variant(self, kind: RemedyKind, targets: tuple[str, ...]) -> RunSpec:
         request = InterventionRequest(kind.name, targets)
         return self._job.sized(RunSpec(interventions=(request,), title=kind.name))
 

@@ -96,7 +96,7 @@ def config_line(command: Command, name: str, present: str, value: str) -> Config
 
 
 def precision_line(
-    command: Command, present: str, dtype: str, framework: Framework = ""
+    command: Command, present: str, dtype: str, framework: Framework
 ) -> ConfigLine | None:
     """The line that makes autocast compute in ``dtype`` ("off": not at all) where it does in
     ``present``; ``None`` where there is none, or more than one.

@@ -120,9 +120,9 @@ def is_python(word: str) -> bool:
 def interpreter_of(
     named: str,
     environment: Mapping[str, str],
-    flags: Sequence[str] = (),
+    flags: Sequence[str],
     *,
-    managed: str = "",
+    managed: str,
 ) -> Interpreter:
     """The interpreter that a command names, or a script's first line, in ``environment``.
 

@@ -112,7 +112,7 @@ def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[s
 def call_on_loader(
     command: Command | None,
     spec: RunSpec,
-    progress: Callable[[str], None] | Listener = lambda text: None,
+    progress: Callable[[str], None] | Listener,
     clock: Callable[[], float] = time.monotonic,
     sandbox: SandboxRequest = UNASKED,
 ) -> Loaded:
@@ -297,9 +297,9 @@ def rehearse_command(
     command: Command | None,
     spec: RunSpec,
     rehearsal: RehearsalSpec,
-    progress: Callable[[str], None] | Listener = lambda text: None,
-    compare: LoaderResult | None = None,
-    sandbox: SandboxRequest = UNASKED,
+    progress: Callable[[str], None] | Listener,
+    compare: LoaderResult | None,
+    sandbox: SandboxRequest,
 ) -> Rehearsed:
     """Run the loader of ``command`` (or the one that ``spec.loading`` names) against a GPU's step.
 

@@ -472,7 +472,7 @@ def with_loader_options(
     options: CommandOptions,
     gpu: GpuSpec,
     time_limit_s: float,
-    warm: WarmProcesses | None = None,
+    warm: WarmProcesses | None,
 ) -> Command:
     """The command with its proven tunables and those options of the DataLoader that have their
     effect at the recommended values; the others are left to the user.

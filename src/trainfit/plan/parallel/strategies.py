@@ -31,6 +31,7 @@ from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording, 
 from trainfit.results.runs.steps import COLLECTIVES
 from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
 from trainfit.results.speed import Strategy
+from trainfit.results.text import MIB
 
 # ---
 # A job that was simulated with DDP: among another number of processes, and of one alone.
@@ -119,9 +120,8 @@ def _header(recording: Recording, ranks: int) -> RecordingHeader:
 
 
 _NONE: Final[Mapping[str, IntArray]] = {}
-_MIB: Final = 1 << 20
 #: DDP's first bucket, and the others (``bucket_cap_mb``).
-_BUCKETS: Final = (_MIB, 25 * _MIB)
+_BUCKETS: Final = (MIB, 25 * MIB)
 _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 _OPTIMIZER: Final = PHASES.index("optimizer")
 _STATE, _BUFFER = KINDS.index("optimizer_state"), KINDS.index("buffer")

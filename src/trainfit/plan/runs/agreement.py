@@ -54,8 +54,8 @@ def agreement(
     first: Trace,
     batch: int | None,
     runs: Runs,
-    end: tuple[RunSpec, Trace] | None = None,
-    machines: int = 1,
+    end: tuple[RunSpec, Trace] | None,
+    machines: int,
 ) -> Agreement:
     """Of the job's other ranks, on so many machines; raises :class:`ScriptError` where one
     disagrees with rank 0, or uses its GPU.

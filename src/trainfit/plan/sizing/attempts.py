@@ -319,7 +319,7 @@ class Attempts:
         spec: RunSpec,
         noise_scale: float | None,
         trials_left: int,
-        unit: int = 1,
+        unit: int,
     ) -> Curve:
         """Steps up to ``most`` samples, from ``known`` runs of ``spec`` and as many more as
         needed, no more than ``trials_left``; of all of them over as many steps, for some may end

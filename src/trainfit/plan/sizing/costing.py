@@ -38,12 +38,7 @@ def memory_law(pair: Pair) -> AffineStream:
 def work_law(pair: Pair) -> WorkLaw:
     """Kernels of the typical step of both runs; raises ``scaling.NotAffineError``."""
     (one, first), (other, second) = _of_equal_length(pair)
-    return WorkLaw.between(steady_work(first), one, steady_work(second), other)
-
-
-def steady_work(recording: Recording) -> Work:
-    """What the step launches that stands for all others: the typical one after the first."""
-    return Work.of_steady_step(recording)
+    return WorkLaw.between(Work.of_steady_step(first), one, Work.of_steady_step(second), other)
 
 
 def _of_equal_length(pair: Pair) -> list[tuple[int, Recording]]:
@@ -80,7 +75,7 @@ def step_seconds(recording: Recording, machine: Machine) -> float | None:
     """The typical step of a recording; ``None`` where nothing can be said."""
     if not has_rates(machine.gpu) or not recording.steps:
         return None
-    work = steady_work(recording)
+    work = Work.of_steady_step(recording)
     return step_time(work, machine).seconds if len(work.table) else None
 
 
@@ -123,7 +118,7 @@ def samples_per_batch(recording: Recording, batch: int | None) -> float | None:
     return makeup.effective_batch / batch if batch else None
 
 
-def speed_of(took: StepTime, batch: int | None, per_batch: float | None = 1.0) -> StepSpeed:
+def speed_of(took: StepTime, batch: int | None, per_batch: float | None) -> StepSpeed:
     """A step's time with the range that the truth lies in, and its rate: a step has ``per_batch``
     samples (:func:`samples_per_batch`) for each of ``batch``."""
     spread = took.spread

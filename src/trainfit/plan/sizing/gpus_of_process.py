@@ -12,7 +12,7 @@ import numpy as np
 from trainfit.findings.habits import DATA_PARALLEL, TAKES_TURNS
 from trainfit.hardware.gpu.topology import link_of
 from trainfit.memory.replay import Stream, of_each_gpu
-from trainfit.plan.sizing.costing import has_rates, steady_work
+from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers as transfers_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, fails_later
@@ -41,7 +41,7 @@ def gpus_of_process(
     transfers: tuple[CollectiveTime, ...] = ()
     ddp_s = None
     if recording.steps:
-        work = steady_work(recording)
+        work = Work.of_steady_step(recording)
         transfers = transfers_of(work, machine)
         if has_rates(machine.gpu) and len(work.table):
             busy = _busy(work, machine)

@@ -16,7 +16,6 @@ from trainfit.plan.sizing.costing import (
     of_whole_step,
     samples_per_batch,
     speed_of,
-    steady_work,
 )
 from trainfit.plan.sizing.curve import Curve, knee, parts_of
 from trainfit.results.runs.measurement import Consumer
@@ -51,7 +50,7 @@ def speed(
     """
     if not has_rates(machine.gpu) or not recording.steps:
         return None
-    work = steady_work(recording)
+    work = Work.of_steady_step(recording)
     if not len(work.table):
         return None
     took = step_time(work, machine)
@@ -97,7 +96,7 @@ def _notes(recording: Recording) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None = None) -> Consumer:
+def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None) -> Consumer:
     """The shortest time that a step is likely to take between two batches of the DataLoader, with
     where it is from: who keeps up with that keeps up.
 
@@ -135,7 +134,7 @@ def launched_step(
     """The step with ``parts`` micro-batches of ``batch`` samples: that of ``recording``, its run,
     or what the curve's has in proportion; ``None``: not known."""
     if recording is not None and recording.steps and has_rates(machine.gpu):
-        took = step_time(steady_work(recording), machine)
+        took = step_time(Work.of_steady_step(recording), machine)
         return speed_of(took, batch, samples_per_batch(recording, batch))
     near = next((each for each in curve.steps if each.batch_size == batch), None)
     if near is None or not near.samples_per_s:
@@ -184,7 +183,7 @@ def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Rank
     count = recording.ranks
     if count < 2:
         return None
-    found = transfers(steady_work(recording), machine) if recording.steps else ()
+    found = transfers(Work.of_steady_step(recording), machine) if recording.steps else ()
     sharded = any(each.kind == "reduce_scatter" for each in found)
     words = ", ".join(filter(None, (link_of(machine.gpu).words, network_words(machine.gpu))))
     equal = _EQUAL + (f"; {compared}" if compared else "") + (_SHARDED if sharded else "")

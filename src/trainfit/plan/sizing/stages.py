@@ -11,7 +11,7 @@ import numpy as np
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.replay import Stream
 from trainfit.plan.runs.tracing import Trace
-from trainfit.plan.sizing.costing import has_rates, steady_work
+from trainfit.plan.sizing.costing import has_rates
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers
 from trainfit.results.findings import Evidence, Finding, Fix
@@ -160,7 +160,7 @@ def pipeline(traces: Mapping[int, Trace], machine: Machine, memory_model: Memory
     }
     if len(recordings) < 2 or len(recordings) < len(traces):
         return Pipeline()
-    works = {rank: steady_work(each) for rank, each in recordings.items()}
+    works = {rank: Work.of_steady_step(each) for rank, each in recordings.items()}
     sends = [int(_sends(each).sum()) // each.steps for each in works.values()]
     if not any(sends):  # they sent to each other before the steps alone
         return Pipeline()

@@ -161,7 +161,7 @@ def _failure(code: int, said: Path) -> str:
 _LARGE: Final = 64 << 20
 
 
-def key_of(job: CellJob, command: Command, defaults: str = "") -> str:
+def key_of(job: CellJob, command: Command, defaults: str) -> str:
     """The name of the cell's file: the same whenever its result would be.
 
     Args:

@@ -81,13 +81,13 @@ _QUANTITIES: Final = (
 # Parts of any result on memory.
 
 
-def figures_table(columns: Mapping[str, MemoryFigures], detail: int = 0) -> Table | None:
+def figures_table(columns: Mapping[str, MemoryFigures]) -> Table | None:
     """The three quantities, each with its interval, of one configuration or several."""
     rows = [
         (title, *(_cell(memory, key) for memory in columns.values())) for key, title in _QUANTITIES
     ]
     head = ("At the peak", *columns)
-    return table_of(head, rows, f"Predicted, with {INTERVALS}", detail=detail)
+    return table_of(head, rows, f"Predicted, with {INTERVALS}", detail=0)
 
 
 def quantities(memory: MemoryFigures) -> Facts | None:

@@ -294,7 +294,7 @@ def over_step(memory: StepMemory) -> Chart:
             color("name", titles, [MEMORY_KINDS[kind][1] for kind in kinds]),
             "step-after",
         ),
-        hover_rule(wide, "at", _ACROSS),
+        hover_rule(wide, _ACROSS),
         *_peak_layers(mark),
     ])  # fmt: skip
     shown = thinned(range(len(memory.moments)), _ROWS, (memory.peak,))

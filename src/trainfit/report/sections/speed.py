@@ -86,9 +86,7 @@ def speed_sections(result: PlanResult, detail: JobDetail | None) -> list[Section
     ]
 
 
-def speed_facts(
-    speed: Speed, run: RunRate | None = None, epoch: str = "", on: str = ""
-) -> Facts | None:
+def speed_facts(speed: Speed, run: RunRate | None, epoch: str, on: str = "") -> Facts | None:
     """Time of a step, what bounds it; the launched ``run`` with its DataLoader, and what its
     samples are ``on``."""
     now = speed.now

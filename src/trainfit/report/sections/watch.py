@@ -9,6 +9,7 @@ from typing import Final
 from trainfit.findings.failure import KINDS
 from trainfit.findings.ranking import headline
 from trainfit.report.blocks import (
+    TONES,
     Chart,
     Command,
     Facts,
@@ -30,7 +31,6 @@ from trainfit.report.charts import (
     COLORS,
     LANE,
     TIP,
-    TONES,
     areas,
     chart,
     color,
@@ -375,7 +375,7 @@ def _steps(result: WatchResult, points: Sequence[TimelinePoint], note: str) -> C
                 color("name", titles, [_COLORS[name] for name in names]),
                 "step",
             ),
-            hover_rule(wide, "at", _TIME),
+            hover_rule(wide, _TIME),
             *lane_layers(marks, across),
         ],
     )
@@ -474,7 +474,7 @@ def _memory(ledger: MemoryLedger | None) -> Chart | None:
         color("name", titles, [_LEDGER[name][1] for name in names]),
         "linear",
     )
-    spec = chart(220, says, layer=[drawn, hover_rule(wide, "at", _TIME)])
+    spec = chart(220, says, layer=[drawn, hover_rule(wide, _TIME)])
     table = figures(
         ("Time", "Step", *(_LEDGER[name][0] for name in names)),
         [

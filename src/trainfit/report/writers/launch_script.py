@@ -12,9 +12,10 @@ from pathlib import PurePath
 from typing import Final, Literal
 
 from trainfit.report.changes import change_lines, part_reason
-from trainfit.report.layout import command_lines, shell_words
+from trainfit.report.layout import command_lines
 from trainfit.report.sections.plan_facts import answer
 from trainfit.results.dataloader import Candidate, LoaderSettings
+from trainfit.results.files.command_line import quoted_words
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.plan import PlanResult
 from trainfit.results.text import GIB, count, duration, printable, size, wrapped
@@ -91,7 +92,7 @@ def _sbatch(result: PlanResult) -> Iterator[str]:
 
 
 def _docker(result: PlanResult) -> Iterator[str]:
-    words = shell_words(result.launch)
+    words = quoted_words(result.launch)
     variables = []
     while words and _ASSIGNMENT.match(words[0]):
         variables.append(words.pop(0))
@@ -166,7 +167,7 @@ def _comment(text: str) -> Iterator[str]:
 
 def _name(result: PlanResult) -> str:
     """The script's, for a queue."""
-    words = [word.strip("'\"") for word in shell_words(result.command)]
+    words = [word.strip("'\"") for word in quoted_words(result.command)]
     scripts = [word for word in words if word.endswith(".py")]
     name = PurePath(scripts[0]).stem if scripts else "train"
     return re.sub(r"[^A-Za-z0-9_.-]", "_", name)

@@ -101,7 +101,7 @@ class Trace:
 _CPU: Final = "CPU (predicted)"
 
 
-def step_trace(timeline: StepTimeline, script: str = "") -> str:
+def step_trace(timeline: StepTimeline, script: str) -> str:
     """One JSON document."""
     trace, operators = Trace(), timeline.operators
     for name, start_s, end_s in _groups(operators, lambda each: each.phase):

@@ -24,7 +24,12 @@ def line_of(words: Iterable[str]) -> str:
 
 def words_of(line: str) -> list[str]:
     """The reverse of :func:`line_of`."""
-    return [_unquote(word) for word in _LINE_WORD.findall(line)]
+    return [_unquote(word) for word in quoted_words(line)]
+
+
+def quoted_words(line: str) -> list[str]:
+    """The words of a bash command line, as they are written."""
+    return _LINE_WORD.findall(line)
 
 
 def quote(word: str) -> str:

@@ -97,7 +97,7 @@ def _tuple(arguments: tuple[Any, ...], value: Any, place: str) -> tuple[Any, ...
 
 
 @functools.cache
-def _hints(kind: type, arguments: tuple[Any, ...] = ()) -> dict[str, Any]:
+def _hints(kind: type, arguments: tuple[Any, ...]) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     if not arguments:
         return hints

@@ -125,8 +125,8 @@ def resized(
     recording: Recording,
     sizes: IntArray,
     arguments: IntArray,
-    calls: int | None = None,
-    leap: int = 0,
+    calls: int | None,
+    leap: int,
 ) -> Recording:
     """A shortened recording with other sizes of what was simulated; ``calls`` are those after it
     (``None``: as :func:`shortened` has it), from the one on before which ``leap`` were left out."""

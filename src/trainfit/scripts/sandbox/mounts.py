@@ -15,7 +15,7 @@ from trainfit.hardware.machine.storage import Mount, relative
 #: Shared memory: DataLoader workers hand batches over through files in it.
 SHARED_MEMORY = "/dev/shm"
 #: Devices, processes and the kernel's settings are no files of the user's.
-_SYSTEM = ("/dev", "/proc", "/sys")
+SYSTEM = ("/dev", "/proc", "/sys")
 #: File systems that hold no files, in other places.
 _NO_FILES = frozenset(
     {
@@ -114,7 +114,7 @@ def _shown(mounts: Sequence[Mount]) -> list[Mount]:
 def _is_covered(mount: Mount) -> bool:
     if mount.point == SHARED_MEMORY:
         return mount.filesystem == "tmpfs"
-    if any(_in(mount.point, folder) for folder in _SYSTEM) or mount.filesystem in _NO_FILES:
+    if any(_in(mount.point, folder) for folder in SYSTEM) or mount.filesystem in _NO_FILES:
         return False
     try:
         writable = not os.statvfs(mount.point).f_flag & os.ST_RDONLY
@@ -139,7 +139,7 @@ def _split(
     if len(entries) > _MOST_ENTRIES:
         return [], False
     for entry in entries:
-        skip = entry.path in inside or entry.path in layers or entry.path in _SYSTEM
+        skip = entry.path in inside or entry.path in layers or entry.path in SYSTEM
         if not skip and entry.is_dir(follow_symlinks=False):
             found += _split(entry.path, inside, layers, locked)[0]
     return found, False

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainfit.scripts.sandbox.file_calls import FileCalls
 from trainfit.scripts.sandbox.layer import Layer, UnavailableError
+from trainfit.scripts.sandbox.mounts import SYSTEM
 from trainfit.scripts.sandbox.network import Patch, after_import
 from trainfit.scripts.sandbox.view import LayeredView
 
@@ -198,10 +199,6 @@ def _opencv(view: LayeredView, module: Any) -> None:
 # Redirects a process's file calls into a layer, guarded by Landlock.
 
 
-#: Devices, shared memory, processes: as they are.
-_SYSTEM = ("/dev", "/proc", "/sys")
-
-
 @dataclasses.dataclass(frozen=True)
 class Redirected:
     """``folder`` is the layer's; ``unguarded`` says why other code may write as it likes
@@ -226,7 +223,7 @@ def enter(
     earlier = (before.folder, *before.earlier) if before is not None else ()
     temporary = f"{own}/tmp"
     os.makedirs(temporary, exist_ok=True)
-    real = [str(folder.resolve()), *_SYSTEM, *map(str, layer.folders)]
+    real = [str(folder.resolve()), *SYSTEM, *map(str, layer.folders)]
     if before is not None:
         view, calls, unguarded = before.view, before.calls, before.unguarded
         view.become((own, *earlier), tuple(real))
@@ -247,7 +244,7 @@ def _guard(layer: str, folder: Path) -> str:
     # The runs that are forked from here have folders next to this one.
     runs = folder if folder.name.startswith("trainfit-") else folder.parent
     try:
-        allow_writes_only_in([layer, str(runs), *filter(os.path.isdir, _SYSTEM[:2])])
+        allow_writes_only_in([layer, str(runs), *filter(os.path.isdir, SYSTEM[:2])])
     except UnavailableError as error:
         return str(error)
     return ""

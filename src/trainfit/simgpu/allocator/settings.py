@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from trainfit.results.text import MIB
 from trainfit.torch_private.needed import release
-
-MIB = 1 << 20
 
 #: c10/core/AllocatorConfig.h: kMinBlockSize, kSmallSize, kSmallBuffer, kMinLargeAlloc,
 #: kRoundLarge and the default of large_segment_size_.
@@ -68,7 +67,7 @@ _HOST_ONLY = frozenset(
 )
 
 
-def variables_read(torch: str = "") -> tuple[str, ...]:
+def variables_read(torch: str) -> tuple[str, ...]:
     """Variables of the environment in which PyTorch ``torch`` looks for settings, in its order.
 
     Here and below a version that is empty is the newest.

@@ -248,7 +248,7 @@ class ChunkedLoss(_OfTrainer):
                 self.changed += 1
 
     def _refusal(self, model: Any, args: Any) -> str:
-        if _is_absent("liger_kernel"):
+        if not _has_liger():
             return _NO_LIGER
         if getattr(args, "use_liger_kernel", None) is not False:
             return "the trainer's arguments have no use_liger_kernel, or it is on"
@@ -267,8 +267,8 @@ class ChunkedLoss(_OfTrainer):
 _NO_LIGER: Final = "liger-kernel is not installed here: pip install liger-kernel"
 
 
-def _is_absent(package: str) -> bool:
-    return importlib.util.find_spec(package) is None
+def _has_liger() -> bool:
+    return importlib.util.find_spec("liger_kernel") is not None
 
 
 def _with_heads(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -283,7 +283,7 @@ def _model_type(model: Any) -> str:
 
 def _no_liger(scene: Scene, model: Any) -> str:
     """Why Liger changes nothing of a model; empty where it does."""
-    if _is_absent("liger_kernel"):
+    if not _has_liger():
         return _NO_LIGER
     kind = _model_type(model)
     return "" if kind in _liger_models(scene) else f"Liger has no kernels for {kind!r}"

@@ -190,9 +190,7 @@ _register("_flash_attention_forward")(_flash(2))
 _register("_flash_attention_backward")(_flash(5))
 
 
-def window_pairs(
-    queries: int, keys: int, causal: bool, left: int | None = None, right: int | None = None
-) -> int:
+def window_pairs(queries: int, keys: int, causal: bool, left: int | None, right: int | None) -> int:
     """Pairs of a query and a key that meet: the last query is at the last key, and sees ``left``
     keys before it and ``right`` after it (``None`` or below 0: all), none after it if ``causal``.
     """

@@ -69,7 +69,7 @@ def choose_backend(
     mask: torch.Tensor | None,
     causal: bool,
     gqa: bool,
-    dropout: float = 0.0,
+    dropout: float,
 ) -> str:
     """``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``: select_sdp_backend.
 

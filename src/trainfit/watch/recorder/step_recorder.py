@@ -82,7 +82,7 @@ class StepRecorder(CurrentStep):
         loader: LoaderRecord,
         batch: Any,
         first_s: float | None,
-        was_ready: Callable[[], bool] | None = None,
+        was_ready: Callable[[], bool] | None,
     ) -> None:
         """It gave a batch; ``first_s`` is what the first of an epoch took, all in all;
         ``was_ready`` says whether it was among those that were ready."""

@@ -12,6 +12,7 @@ from trainfit.findings import fixes
 from trainfit.findings.threads import call_of, variable_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import RunHeader
+from trainfit.results.text import GIB
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import loader_settings
@@ -446,9 +447,6 @@ THREAD_OVERSUBSCRIPTION: Final = Rule(
 # RAM and /dev/shm that are nearly used up.
 
 
-_GIB: Final = 2**30
-
-
 def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
     """Of the judged rank's machine, at the worst moment."""
     view = run.judged
@@ -462,8 +460,8 @@ def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
             "critical",
             "RAM is nearly used up",
             (
-                Evidence("least available", float(left.min()) / _GIB, "GiB"),
-                Evidence("of", ram / _GIB, "GiB"),
+                Evidence("least available", float(left.min()) / GIB, "GiB"),
+                Evidence("of", ram / GIB, "GiB"),
             ),
             "when RAM runs out, the kernel kills a process, usually a DataLoader worker",
             (Fix(fixes.memory(loader_settings(view.header))),),
@@ -478,8 +476,8 @@ def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
                 "critical",
                 "/dev/shm is nearly full",
                 (
-                    Evidence("least free", float(free.min()) / _GIB, "GiB"),
-                    Evidence("of", whole / _GIB, "GiB"),
+                    Evidence("least free", float(free.min()) / GIB, "GiB"),
+                    Evidence("of", whole / GIB, "GiB"),
                 ),
                 "batches of workers wait there for the main process",
                 (Fix(fixes.shm(loader_settings(view.header), None)),),

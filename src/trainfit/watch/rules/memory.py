@@ -9,7 +9,7 @@ import numpy as np
 
 from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
-from trainfit.results.text import size
+from trainfit.results.text import GIB, MIB, size
 from trainfit.watch import thresholds
 from trainfit.watch.measures import growth_per_step, ledger, peak_share
 from trainfit.watch.rules.growth import keeps, kept_tensors, what_keeps
@@ -18,9 +18,6 @@ from trainfit.watch.view import RankView, RunView, known
 
 # ---
 # Allocated memory that grows from step to step: a leak.
-
-
-_MIB: Final = 2**20
 
 
 def _find_gpu_growth(run: RunView) -> Iterator[Finding | Unknown]:
@@ -43,8 +40,8 @@ def _find_gpu_growth(run: RunView) -> Iterator[Finding | Unknown]:
         books = ledger(view)
         full = books.out_of_memory_step if books is not None else None
         evidence = [
-            Evidence("growth", per_step / _MIB, "MiB/step"),
-            Evidence("grown so far", grown / _MIB, "MiB"),
+            Evidence("growth", per_step / MIB, "MiB/step"),
+            Evidence("grown so far", grown / MIB, "MiB"),
         ]
         evidence += [] if full is None else [Evidence("out of memory at step", full)]
         variable = kept_tensors(view)
@@ -79,9 +76,6 @@ GPU_GROWTH: Final = Rule(("memory_growth",), _find_gpu_growth)
 # A GPU whose memory is nearly used up.
 
 
-_GIB: Final = 2**30
-
-
 def _find_gpu_near_limit(run: RunView) -> Iterator[Finding | Unknown]:
     """Of each rank's GPU, by what the driver says is used, at the worst moment of the run."""
     for view in run.ranks:
@@ -110,8 +104,8 @@ def _judged(view: RankView) -> Finding | Unknown | None:
         return None
     level: Severity = "critical" if tries or left < thresholds.AT_LIMIT else "warning"
     evidence = [
-        Evidence("used at the peak", most / _GIB, "GiB"),
-        Evidence("of the GPU", total / _GIB, "GiB"),
+        Evidence("used at the peak", most / GIB, "GiB"),
+        Evidence("of the GPU", total / GIB, "GiB"),
     ]
     evidence += [Evidence("allocations that had to free the cache first", tries)] if tries else []
     return Finding(
@@ -161,8 +155,8 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
         "warning",
         "PyTorch reserves far more memory than tensors hold",
         (
-            Evidence("reserved at the peak", float(reserved.max()) / _GIB, "GiB"),
-            Evidence("allocated at the peak", float(peak.max()) / _GIB, "GiB"),
+            Evidence("reserved at the peak", float(reserved.max()) / GIB, "GiB"),
+            Evidence("allocated at the peak", float(peak.max()) / GIB, "GiB"),
         ),
         FRAGMENTED.cause,
         (Fix(f"{FRAGMENTED.action}, or pad batches to a few lengths", settings=EXPANDABLE),),
