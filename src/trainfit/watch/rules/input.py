@@ -90,9 +90,9 @@ def _reason(fetching: Fetching) -> str:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
-    if (fetching.queued_while_waiting or 0) >= 1 or not fetching.slow_code:
+    if (fetching.queued_while_waiting or 0) >= 1:
         return ""
-    return f": {fetching.slow_code}"
+    return f": {fetching.slow_code}" if fetching.slow_code else ""
 
 
 def _workers_would_help(fetching: Fetching) -> bool:
