@@ -213,6 +213,9 @@ def test_a_loop_over_parameters_is_told_from_others(over: str) -> None:
     found = finding(judge(other(line)), "other_code")
     assert "goes over the parameters one by one" in found.title and str(found.at) == "ema.py:8"
     assert "AveragedModel" in found.fix.action
+    # What a function of a library computes of each (a histogram) has no form for all of them.
+    computes = dataclasses.replace(line, calls="tracker.summarize", inner="a.sort")
+    assert "parameters" not in finding(judge(other(computes)), "other_code").title
     elements = dataclasses.replace(line, over="range(len(tokens))")
     assert "parameters" not in finding(judge(other(elements)), "other_code").title
 
@@ -323,6 +326,11 @@ def test_the_cost_of_neighbouring_lines_of_the_loop_is_added_up() -> None:
     # What nobody can tell to be one thing has no name of one line, nor what that would ask for.
     assert "words" not in found.title and found.place is not None
     assert answer(judge(other(*parts))).count("train.py:") == 1
+
+
+def test_a_part_of_the_line_itself_is_not_named() -> None:
+    counts = CodeLine("train.py:9", 60, ("train.py:9",), "", "__main__.<genexpr>")
+    assert "genexpr" not in finding(judge(other(counts)), "other_code").title
 
 
 def test_what_most_of_several_lines_do_is_told() -> None:

@@ -47,6 +47,12 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
 _SAME: Final = 0.5
 
 
+def _named(line: CodeLine) -> str:
+    """What is called there; empty: a part of the line itself (a comprehension), or not known."""
+    name = line.calls or line.inner
+    return "" if name.endswith(">") else name
+
+
 def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
     """What is done there, and what it calls; of several lines, what half of the looks found."""
     most = line.most
@@ -55,12 +61,12 @@ def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
         return habit_of(names, one.waits_for, has_loader=has_loader, over=one.over)
 
     if not line.is_several:
-        return habit(line.names, most), most.calls or most.inner
+        return habit(line.names, most), _named(most)
     found: Counter[Habit] = Counter()
     called: Counter[str] = Counter()
     for each in line.calls:
         found[habit([*filter(None, (each.calls, each.inner))], each)] += each.count
-        called[each.calls or each.inner] += each.count
+        called[_named(each)] += each.count
     (same, looks), (name, of_name) = found.most_common(1)[0], called.most_common(1)[0]
     whole = _SAME * line.count
     return (
