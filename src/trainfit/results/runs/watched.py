@@ -339,10 +339,10 @@ NO_VALUES: Final[Mapping[str, float]] = {}
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
-    "exception", "worker_died", "worker_stack" (in which one ended), "worker_hangs" (in which one
-    stands at the end), "skipped_step", "compiled" (by torch.compile), "restart" (a second training
-    in one script), "program" (PID and line of one that the script started), "threads" (the line
-    that set PyTorch's number of them)."""
+    "exception", "thread_died" (one of the script's, by an error), "worker_died", "worker_stack" (in
+    which one ended), "worker_hangs" (in which one stands at the end), "skipped_step", "compiled"
+    (by torch.compile), "restart" (a second training in one script), "program" (PID and line of one
+    that the script started), "threads" (the line that set PyTorch's number of them)."""
 
     time_s: float
     kind: str
