@@ -380,6 +380,19 @@ def test_longer_waits_are_growth_where_batches_need_longer(more: float, is_told:
     assert ("growing_steps" in kinds(judge(record))) == is_told
 
 
+@pytest.mark.parametrize(("more", "is_told"), [(0.0, False), (1e-3, True)])
+def test_batches_that_others_make_late_do_not_cost_more(more: float, is_told: bool) -> None:
+    """Their CPU time stays, whatever the cores are used for by others, who become more."""
+    steps = np.arange(200)
+    seconds = {"fetch_s": 0.2 + 2e-3 * steps, "cpu_s": 0.1 + more * steps}
+    machine = {"cores_busy": 2.0, "cores_ours": 0.5}
+    words = {"header": {"usable_cores": 2.0}, "machine": machine, "fetches": seconds}
+    result = judge(run_on_cpu(200, input_s=np.linspace(0.0, 0.4, 200), **words))
+    assert ("growing_steps" in kinds(result)) == is_told
+    if is_told:
+        assert "x[:, -N:]" not in finding(result, "growing_steps").fix.action
+
+
 def test_steady_steps_do_not_grow() -> None:
     assert "growing_steps" not in kinds(judge(run_on_cpu(200)))
     once = np.where(np.arange(200) < 100, 0.05, 0.09)  # a second phase of training

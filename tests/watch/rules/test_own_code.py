@@ -359,3 +359,22 @@ def test_what_most_of_several_lines_do_is_told() -> None:
 def test_what_is_no_neighbour_is_not_added(lines: list[CodeLine], named: str) -> None:
     line = costliest(StackLooks(100, tuple(lines)))
     assert line is not None and str(line) == named
+
+
+def test_lines_of_two_functions_are_no_neighbours() -> None:
+    """Transforms that one line calls in turn: those of the costly one are told, and no other's."""
+    called = ("train.py:37", "train.py:29")
+    parts = [
+        CodeLine("train.py:18", 40, called, "random.random", function="Noise.__call__"),
+        CodeLine("train.py:19", 22, called, "", function="Noise.__call__"),
+        CodeLine("train.py:22", 38, called, "a.astype", function="Normalize.__call__"),
+    ]
+    line = costliest(StackLooks(110, tuple(parts)), 55)
+    assert line is not None and (str(line), line.count) == ("train.py:18-19", 62)
+    # Of the loop itself: each has a third, and none more than half with its own function's.
+    thirds = [dataclasses.replace(each, count=30, callers=()) for each in parts]
+    line = costliest(StackLooks(110, tuple(thirds)))
+    assert line is not None and str(line) == "train.py:18"
+    one = [dataclasses.replace(each, function="main") for each in thirds]
+    line = costliest(StackLooks(110, tuple(one)))
+    assert line is not None and str(line) == "train.py:18-22"

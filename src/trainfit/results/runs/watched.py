@@ -86,7 +86,7 @@ class CodeLine:
     ``place`` is "train.py:41", ``calls`` what it called there as the source writes it
     ("np.savez"), ``inner`` the innermost function ("os.fsync"), ``callers`` the lines of the script
     that led there, up to the training loop. ``over`` is what the loop around the line goes over,
-    as the source writes it ("model.parameters()").
+    as the source writes it ("model.parameters()"), ``function`` whose line it is ("Flip.__call__").
     """
 
     place: str
@@ -96,6 +96,7 @@ class CodeLine:
     inner: str = ""
     waits_for: WaitsFor = ""
     over: str = ""
+    function: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

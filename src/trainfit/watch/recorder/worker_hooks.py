@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import multiprocessing.util
 import os
+import random
 import statistics
 import threading
 import time
@@ -40,6 +41,7 @@ from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
+    at_any_line,
     fetched_index,
     in_fetch,
     stack_text,
@@ -164,16 +166,23 @@ class WorkerSink:
         self._thread.start()
 
     def _run(self) -> None:
+        chance = random.Random(os.getpid())  # not the script's own
         while not self._stop.wait(_LOOK_S):
             if self.fetching:
-                if not self.collating:  # which is timed
-                    self.shares.look(self._target)
-                self.code.look(self._target, self.began, time.monotonic(), self.collating)
+                with at_any_line(chance.random()):
+                    self._look()
             self.code.look_for_growth(time.monotonic())
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
                 self.ring.write()
+
+    def _look(self) -> None:
+        if not self.fetching:
+            return  # the batch is there meanwhile
+        if not self.collating:  # which is timed
+            self.shares.look(self._target)
+        self.code.look(self._target, self.began, time.monotonic(), self.collating)
 
     def close(self) -> None:
         """The worker ends."""

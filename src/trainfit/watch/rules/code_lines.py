@@ -131,7 +131,8 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
         if not counts:
             break
         place, count = counts.most_common(1)[0]
-        if found is None and (several := _neighbours(counts, _of_step(looks))):
+        functions = _functions(within, depth)
+        if found is None and (several := _neighbours(counts, functions, _of_step(looks))):
             found = _of_lines(several, within, depth)
             break
         is_enough = found is None or count >= least or found.count < least
@@ -140,9 +141,12 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             found = CostlyLine(place, count, tuple(within), (place.line, place.line))
             depth += 1
             continue
-        # What one line calls is one function: the lines of one file are its.
-        own = {each: n for each, n in counts.most_common(_FEW_LINES) if each.file == place.file}
-        if sum(own.values()) >= _MOSTLY * found.count:
+        same = place.file, functions.get(place, "")
+        own = {
+            each: n for each, n in counts.items() if (each.file, functions.get(each, "")) == same
+        }
+        own = dict(Counter(own).most_common(_FEW_LINES))
+        if sum(own.values()) >= min(_MOSTLY * found.count, least or found.count):
             found = _of_lines(own, within, depth)
         break
     return _from_several(looks, found)
@@ -162,13 +166,25 @@ def _of_step(looks: StackLooks) -> frozenset[Place]:
     return frozenset(each for each in found if each is not None)
 
 
-def _neighbours(counts: Mapping[Place, int], parting: frozenset[Place]) -> dict[Place, int]:
-    """Looks at the lines of a file that lie next to each other, with none of ``parting`` between
-    them, and have most of all together; empty: one of them has half of that."""
+def _functions(lines: Sequence[CodeLine], depth: int) -> dict[Place, str]:
+    """Of lines so far inwards, the function that they are of, where it is known."""
+    found = {_at(each, depth): each.function for each in lines if len(_chain(each)) == depth + 1}
+    return {place: name for place, name in found.items() if place is not None and name}
+
+
+def _neighbours(
+    counts: Mapping[Place, int], functions: Mapping[Place, str], parting: frozenset[Place]
+) -> dict[Place, int]:
+    """Looks at the lines of a function that lie next to each other, with none of ``parting``
+    between them, and have most of all together; empty: one of them has half of that."""
     groups: list[dict[Place, int]] = [{}]
     for place in sorted({*counts, *parting}, key=lambda each: (each.file, each.line)):
         last = next(reversed(groups[-1]), None)
         apart = last and (place.file != last.file or place.line > last.line + _NEAR)
+        names = {
+            functions[each] for each in (last, place) if each is not None and each in functions
+        }
+        apart = apart or len(names) > 1
         if apart or place in parting:
             groups.append({})
         if place not in parting:
