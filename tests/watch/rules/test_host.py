@@ -560,7 +560,7 @@ def test_threads_of_the_main_process_are_found_next_to_other_programs() -> None:
 
 def test_threads_of_workers_are_found_next_to_other_programs() -> None:
     processes = {"cpu_cores": 0.5, "hottest_thread": 0.07, "involuntary_switches": 1500.0}
-    header = {"worker_threads": {"torch": 8}, "threads": {"torch": 1}}
+    header = {"worker_threads": {"torch": 8, "openblas": 2}, "threads": {"torch": 1}}
     header |= {"loaders": loader(num_workers=2)}
     result = loaded(header=header, input_s=0.5, processes=processes)
     assert kinds(result)[:2] == ["thread_oversubscription", "input_bound"]

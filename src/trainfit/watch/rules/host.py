@@ -358,9 +358,13 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     ]
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
+    if in_workers and "torch" in many:  # pools that are small beside that of a call do not matter
+        many = {name: count for name, count in many.items() if count >= many["torch"]}
     settings, line = _settings(many, value, in_workers), _line(many, value, in_workers)
-    raised = in_workers and "torch" in many
-    action = f"{_raised(many['torch'])}; {_action(settings, line)}" if raised else ""
+    raised = in_workers and many.get("torch", 0) == max(many.values())
+    action = _raised(many["torch"]) if raised else ""
+    if settings:
+        action = "; ".join(filter(None, (action, _action(settings, line))))
     # What is lost is theirs only where they were seen at work.
     share = _lost_to_threads(rank, in_workers) if at_work[in_workers] > own else None
     where = "each worker" if in_workers else "the main process"

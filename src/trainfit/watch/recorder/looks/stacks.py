@@ -100,14 +100,14 @@ def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
     function of a library at each look."""
     every = lines.most_common()
     others: collections.Counter[_Key] = collections.Counter()
-    for (place, callers, _, _, *rest), count in every[_MOST_LINES:]:
-        others[place, callers, "", "", *rest] += count
+    for (place, callers, _, _, waits_for, over, function), count in every[_MOST_LINES:]:
+        others[place, callers, "", "", waits_for, over, function] += count
     return tuple(_told(*each) for each in (*every[:_MOST_LINES], *others.most_common(_MOST_LINES)))
 
 
 def _told(key: _Key, count: int) -> CodeLine:
-    place, callers, *what = key
-    return CodeLine(place, count, callers, *what)
+    place, callers, calls, inner, waits_for, over, function = key
+    return CodeLine(place, count, callers, calls, inner, waits_for, over, function)
 
 
 #: Seconds within which a thread gives the interpreter's lock to one that waits for it, during a
