@@ -305,7 +305,7 @@ def _by_pixels(found: Misuse) -> Finding:
     next_to, third = found.told
     return Finding(
         "images_by_pixels",
-        "warning",
+        "critical",
         "Images have the shape (3, H, W), and numbers in the order of (H, W, 3): colours and "
         "positions are mixed",
         (
