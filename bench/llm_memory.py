@@ -9,7 +9,7 @@
 
 Beside them what Accelerate's and DeepSpeed's rules of thumb give.
 
-    python bench/llm_memory.py --data FOLDER [--packages DIR] [--quick] [--json]
+    python bench/llm_memory.py --data FOLDER [--packages DIR] [--fsdp] [--quick] [--json]
 
 fms is foundation-model-stack/fms-acceleration, scripts/benchmarks: fms-hf-tuning with PyTorch
 2.4.1. Its tables are of two dates, and Transformers keeps the logits in another dtype since 4.46,
@@ -73,16 +73,16 @@ class Row:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    packed, longest = fms(options.data), peft(options.data)
+    packed, longest = fms(options.data), [] if options.fsdp else peft(options.data)
     packed = smallest(packed) if options.quick else packed
     answers: Answers = {row.name: simulated(row, options.packages) for row in [*packed, *longest]}
     alone = [row for row in packed if row.job.gpus == 1]
-    figures = [
-        *compared("fms", alone, answers, "allocated", (0.7, 4.0)),
-        *compared("fsdp", packed, answers, "allocated", (1.0, 5.0)),
-        *compared("peft", longest, answers, "reserved", (3.0, 3.0)),
-    ]
-    tables = [shown(packed, answers, "allocated"), shown(longest, answers, "reserved")]
+    figures = compared("fsdp", packed, answers, "allocated", (1.0, 5.0))
+    tables = [shown(packed, answers, "allocated")]
+    if not options.fsdp:
+        figures += compared("fms", alone, answers, "allocated", (0.7, 4.0))
+        figures += compared("peft", longest, answers, "reserved", (3.0, 3.0))
+        tables.append(shown(longest, answers, "reserved"))
     return finish(figures, options.json, {"rows": answers}, tables)
 
 
@@ -90,6 +90,7 @@ def parse(argv: Sequence[str] | None) -> Any:
     """Checked: where the packages lie."""
     made = parser(__doc__, quick="the smallest batch of PowerLM-3b", data="folder of the tables")
     made.add_argument("--packages", type=Path, help="folder of the packages of then (see above)")
+    made.add_argument("--fsdp", action="store_true", help="rank 0 of fms's rows alone")
     options = made.parse_args(argv)
     for version in VERSIONS.values() if options.packages is not None else ():
         if not (options.packages / version / "peft").is_dir():

@@ -61,7 +61,7 @@ SYMPTOMS: Final[dict[str, Symptom]] = {
                           settings={"persistent_workers": "True"}, slow=True),
     "threads": Symptom("--workers=4 --threads=8 --steps=200 --step=0.01",
                        ("thread_oversubscription",), ("too_many_workers",),
-                       settings={"OMP_NUM_THREADS": "1"}, slow=True),
+                       cause="torch starts 8 threads in each worker", slow=True),
     "too-many-workers": Symptom("--workers=8 --cpu=0.05 --step=0.01 --steps=110",
                                 ("input_bound", "too_many_workers"),
                                 ("thread_oversubscription",), cause="All cores are busy",

@@ -4,6 +4,7 @@ of those that are."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import trainfit
 from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
+from trainfit.hooks.provenance.views import line_of_view
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.simgpu.device.user_location import user_frame
@@ -550,3 +552,66 @@ def test_what_a_later_epoch_shows_first_is_told_of_its_run_alone() -> None:
     )
     assert {each.kind for each in of_later_learning(facts)} == {"compared_with_all", "frozen_moves"}
     assert len(of_learning(facts)) == 3
+
+
+class Pictures(Dataset[Any]):
+    """Smooth ones of three colours, (H, W, 3) as files have them."""
+
+    def __init__(self, to_front: Callable[[Tensor], Tensor]) -> None:
+        self._to_front = to_front
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Tensor:
+        y, x = torch.meshgrid(torch.arange(16.0), torch.arange(24.0), indexing="ij")
+        colours = ((x / 5 + index).sin(), (y / 4).cos(), (x + y) / 40)
+        return self._to_front(torch.stack(colours, -1))
+
+
+def reaches(observer: LearningObserver, batch: Tensor) -> Tensor:
+    """Of the real device alone: a simulated one has no numbers of what a model is given."""
+    observer.misuse.reached((batch,))
+    return batch
+
+
+def test_images_whose_colours_are_not_in_front(kinds: Kinds) -> None:
+    def of(to_front: Callable[[Tensor], Tensor], used: Callable[[Tensor], Tensor]) -> set[str]:
+        def train(run: Observed) -> None:
+            model = nn.Conv2d(3, 4, 3).cuda()
+            loader = DataLoader(Pictures(to_front), 4)
+
+            def loss(x: Tensor) -> Tensor:
+                return model(reaches(run.observer, used(x)).cuda()).mean()
+
+            run.steps(model, loss, loader)
+
+        found = kinds(train).get("images_by_pixels")
+        assert found is None or found.is_critical  # it comes before all that costs time
+        return set() if found is None else {found.title}
+
+    same = lambda x: x  # noqa: E731
+    mixed = of(lambda x: x.view(3, *x.shape[:2]), same)
+    assert len(mixed) == 1 and "colours and positions are mixed" in mixed.pop()
+    # Numbers that are scaled meanwhile are no view of the batch any more.
+    assert of(same, lambda x: (x / 2 - 1).reshape(len(x), 3, 16, 24))
+    for healthy in (
+        lambda x: x.permute(2, 0, 1),
+        lambda x: x.permute(2, 0, 1).contiguous(),
+        lambda x: torch.rand(3, 16, 24),  # noise, or classes of a board: no number is like another
+        lambda x: (torch.rand(3, 16, 24) > 0.5).float(),
+        lambda x: torch.zeros(3, 16, 24),
+        lambda x: (torch.arange(24.0) % 3).expand(3, 16, 24).clone(),  # stripes of three pixels
+    ):
+        assert not of(healthy, same), healthy
+    assert not of(same, lambda x: x.permute(0, 3, 1, 2).contiguous())
+
+
+def test_the_line_of_a_view_that_is_used_below(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("x = a.view(1)\ny = x.reshape(2)\n\nloss = f(net(y))\n")
+    assert line_of_view(f"{script}:4") == f"{script}:2"
+    assert line_of_view(f"{script}:1") == f"{script}:1"
+    script.with_name("other.py").write_text("review(x)\nnet(x)\n")
+    for place in (f"{tmp_path}/other.py:2", f"{tmp_path}/none.py:2", ""):
+        assert line_of_view(place) == place

@@ -125,6 +125,13 @@ GROWING_WORK: Final = Habit(
     "cut the history (x[:, -N:]), and detach() what one step gives to the next; register hooks "
     "once",
 )
+#: Likewise, where waiting for batches does.
+GROWING_BATCHES: Final = Habit(
+    "to make a batch costs more and more: the data set goes through all that it has kept or read "
+    "so far (a list that is searched, a file that is read from its start, a cache that is written)",
+    "look up what is needed (a dict, an index, seek()), and keep nothing of past samples that is "
+    "gone through again",
+)
 #: Likewise, where the script's own code goes through a list or a dict that grows.
 ALL_AGAIN: Final = Habit(
     "each step writes out or sums up all of a history that grows with the number of steps",

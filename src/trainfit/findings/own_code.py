@@ -161,6 +161,12 @@ def adds_to(name: str) -> Habit:
     )
 
 
+def _is_operator(names: Sequence[str]) -> bool:
+    """Is what is called an operator on a tensor, or unknown? A function that computes more of each
+    (statistics, a text) has no form for all of them at once."""
+    return len(names) < 2 or names[0] == names[-1] or names[-1].startswith("torch.")
+
+
 def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "") -> Habit:
     """Of what is called at a line, from there to the innermost function; ``over`` is what the loop
     around it goes over."""
@@ -172,7 +178,7 @@ def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool, over: st
             return habit
     if waits_for:
         return _BY_WAIT[waits_for]
-    if _OF_PARAMETERS.search(over):
+    if _OF_PARAMETERS.search(over) and _is_operator(names):
         return _FOR_EACH
     if has_loader:
         return _PYTHON

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch.utils.data import SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
+from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.modules import outermost_call
@@ -77,6 +79,11 @@ class Batches:
         self._embedded: set[tuple[int, ...]] = set()
         #: The least and the largest number of each batch of images.
         self._spreads: list[tuple[float, float]] = []
+        #: Of each batch of images in colours that was made, and that a model was given: how its
+        #: numbers differ where they lie by pixels; and where a model was given them.
+        self._made_by: list[tuple[float, float] | None] = []
+        self._used_by: list[tuple[float, float] | None] = []
+        self._used_at = ""
         #: Of the last batch of tokens: labels at padding, and the shape.
         self._labels_at_padding: tuple[int, tuple[int, ...]] | None = None
         self.padding_learned: tuple[int, int] | None = None
@@ -100,10 +107,24 @@ class Batches:
     def made_at(self) -> str | None:
         """The script's own method that makes the samples which are trained on, or else the line
         that goes over them."""
+        code = self._making
+        return self.place if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+    @property
+    def _making(self) -> CodeType | None:
         code = getattr(getattr(type(self.data), "__getitem__", None), "__code__", None)
-        if code is None or is_library(code.co_filename):
-            return self.place
-        return f"{code.co_filename}:{code.co_firstlineno}"
+        return None if code is None or is_library(code.co_filename) else code
+
+    @property
+    def _viewed_at(self) -> str | None:
+        """The last view in that method, or else :attr:`made_at`."""
+        code = self._making
+        if code is not None:
+            last = max(line for *_, line in code.co_lines() if line)
+            found = line_of_view(f"{code.co_filename}:{last}")
+            if code.co_firstlineno <= int(found.rpartition(":")[2]) < last:
+                return found
+        return self.made_at
 
     @property
     def data(self) -> Any:
@@ -150,11 +171,29 @@ class Batches:
         for tensor in tensors_of_batch(batch):
             if len(self._spreads) < _LOOKS and _is_image(tensor):
                 self._spreads.append(_spread(tensor))
+            if len(self._made_by) < _LOOKS and _has_colours(tensor):
+                self._made_by.append(lies_by_pixels(tensor))
             if tensor.dtype != torch.int64 or tensor.dim() != 2 or tensor.device.type != "cpu":
                 continue
             if tensor.shape[0] > 1 and tensor.shape[1] >= _LEAST_POSITIONS:
                 with no_dispatch():
                     self._used.setdefault(tuple(tensor.shape), []).append(_positions_used(tensor))
+
+    def used(self, given: Any, place: Callable[[], str | None]) -> None:
+        """A model is about to be called with these."""
+        for tensor in _tensors(given):
+            if len(self._used_by) < _LOOKS and _has_colours(tensor):
+                self._used_by.append(lies_by_pixels(tensor))
+                self._used_at = self._used_at or line_of_view(place() or "")
+
+    def by_pixels(self) -> tuple[float, float, str] | None:
+        """How the numbers of images differ whose colours and positions are mixed, and the line that
+        makes them so."""
+        for looks, place in ((self._made_by, self._viewed_at), (self._used_by, self._used_at)):
+            found = [each for each in looks if each is not None]
+            if len(found) >= _BATCHES and len(found) == len(looks):
+                return *found[0], place or ""
+        return None
 
     def compares(self, target: Any, ignored: Any) -> None:
         """A loss over classes of these targets is called, without those that are ``ignored``."""
@@ -252,6 +291,14 @@ def _is_image(tensor: torch.Tensor) -> bool:
     if tensor.dim() != 4 or tensor.device.type != "cpu" or tensor.dtype != torch.float32:
         return False
     return tensor.shape[0] > 1 and tensor.shape[1] in (1, 3) and min(tensor.shape[2:]) > 7
+
+
+def _has_colours(tensor: torch.Tensor) -> bool:
+    """… with three colours, whatever their numbers are."""
+    if tensor.dim() != 4 or tensor.device.type != "cpu" or tensor.dtype == torch.bool:
+        return False
+    # A view of (N, H, W, 3) is as its numbers lie in memory; permuted ones are not.
+    return tensor.shape[1] == 3 and min(tensor.shape[2:]) > 7 and tensor.is_contiguous()
 
 
 def _spread(images: torch.Tensor) -> tuple[float, float]:

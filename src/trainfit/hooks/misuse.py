@@ -179,6 +179,8 @@ class MisuseObserver:
         if (flat := self.batches.flat()) is not None:
             told = (f"{each:.3g}" for each in flat)
             self._note("images_flat", *told, place=self.batches.made_at or "")
+        if (mixed := self.batches.by_pixels()) is not None:
+            self._note("images_by_pixels", *(f"{each:.3g}" for each in mixed[:2]), place=mixed[2])
 
     def _note_stalled(self, names: Mapping[int, str]) -> None:
         """What holds at the last look alone."""
@@ -379,6 +381,10 @@ class MisuseObserver:
         for each in gradients:
             if isinstance(each, torch.Tensor):
                 self._cuts.put(each, cut)
+
+    def reached(self, given: Any) -> None:
+        """An outermost module is about to be called with these."""
+        self.batches.used(given, self._place)
 
     def autocasting(self) -> None:
         """A region of autocast to 16 bits is about to begin."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from trainfit.findings.failure import KINDS
 from trainfit.findings.ranking import ends, gain, headline
-from trainfit.results.findings import Evidence, Finding
+from trainfit.results.findings import Evidence, Finding, Place
 from trainfit.results.text import count, duration, percent, printable, rate, size, three_digits
 from trainfit.results.watch import (
     LEAST_STEPS,
@@ -57,10 +58,18 @@ def answer(result: WatchResult) -> str:
     if first is None:
         return limit_of(result)
     text = f"The run failed: {title(first)}" if first.kind in KINDS else title(first)
-    if first.place is not None and str(first.place) not in text:
+    if first.place is not None and not _names(text, first.place):
         text += f", at {printable(str(first.place))}"
     gained = gain(first)
     return f"{text}: {gained}" if gained else text
+
+
+def _names(text: str, place: Place) -> bool:
+    """Does a text have a line, or lines around it ("train.py:12-14")?"""
+    several = re.search(rf"{re.escape(place.file)}:(\d+)-(\d+)", text)
+    if several is not None:
+        return int(several[1]) <= place.line <= int(several[2])
+    return str(place) in text
 
 
 def failure_of(result: WatchResult) -> Finding | None:

@@ -237,14 +237,14 @@ def growth_per_step(view: RankView) -> tuple[float, float, float] | None:
 
 
 def robust_slope(
-    at: NDArray[np.generic], values: NDArray[np.generic]
+    at: NDArray[np.generic], values: NDArray[np.generic], least: int = 8
 ) -> tuple[float, float, float] | None:
     """Theil and Sen's slope of the measured values (-1 and NaN are left out), and its 90%
-    interval; ``None`` with fewer than 8 of them."""
+    interval; ``None`` with fewer than ``least`` of them (of 4 it is that of all pairs)."""
     x, y = np.asarray(at, np.float64), np.asarray(values, np.float64)
     measured = np.isfinite(y) & (y >= 0)
     x, y = x[measured], y[measured]
-    if len(x) < 8 or x[0] == x[-1]:
+    if len(x) < least or x[0] == x[-1]:
         return None
     chosen = np.unique(np.linspace(0, len(x) - 1, _SLOPE_POINTS).astype(int))
     x, y = x[chosen], y[chosen]

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from trainfit.results.runs.watched import NO_COPIES, WorkerCopies
 from trainfit.torch_private.data_loading import has_worker_init
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook, compared
+from trainfit.watch.recorder.worker_hooks import bytes_of
 
 
 class Holder:
@@ -154,3 +155,31 @@ def test_nothing_is_over_before_it_is_all_found() -> None:
     dataset.rng.random()
     first.made(None, 0)
     assert seen[-1] == (True, True) and (True, False) not in seen
+
+
+@pytest.mark.parametrize(
+    ("batch", "nbytes"),
+    [
+        ([torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64)], 160),
+        ({"points": np.zeros((4, 8), dtype=np.float32)}, 128),
+        # Objects and lists are pickled, which costs more than a tensor of their size.
+        ([Holder(points=np.zeros(8), label=3), Holder(points=np.zeros(8), label=4)], 128),
+        ([[1] * 1000, [2] * 1000], 4000),
+        (Holder(image=torch.zeros(8), name="a"), 32),
+        (["a.png", 3, None, b"x"], 0),
+    ],
+)
+def test_the_size_of_a_batch_counts_what_is_pickled(batch: Any, nbytes: int) -> None:
+    assert bytes_of(batch) == nbytes
+
+
+def test_the_size_of_a_batch_runs_nobodys_code() -> None:
+    class Lazy:
+        @property
+        def points(self) -> Any:
+            raise AssertionError
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError
+
+    assert bytes_of([Lazy(), object()]) == 0

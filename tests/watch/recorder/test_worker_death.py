@@ -8,6 +8,7 @@ import inspect
 import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,34 @@ def test_a_signal_handler_that_raises_in_our_hook_is_what_ended_the_run(
     found = of_exception(noted.texts[-1])
     assert found is not None and found.kind == "worker_killed"
     assert "ConnectionResetError" in noted.texts[-1]
+
+
+class Told:
+    """A recorder that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.events: list[tuple[str, str]] = []
+
+    def event(self, kind: str, *, text: str) -> None:
+        self.events.append((kind, text))
+
+
+def test_a_thread_that_an_error_ends_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, shown = Told(), []
+    monkeypatch.setattr(process, "_active", told)
+    monkeypatch.setattr(threading, "excepthook", process._noting_threads(shown.append))
+
+    def ends_by(error: type[BaseException]) -> None:
+        def run() -> None:
+            raise error("of the script's own")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+    ends_by(KeyError)
+    ends_by(SystemExit)  # as it means to
+    assert [each.exc_type for each in shown] == [KeyError, SystemExit]  # Python shows the first
+    [(kind, text)] = told.events
+    assert kind == "thread_died" and text.endswith('KeyError: "of the script\'s own"\n')

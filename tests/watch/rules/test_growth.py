@@ -100,6 +100,43 @@ def test_ram_that_is_full_before_the_data_set_was_read_once() -> None:
     assert finding(judge(growing(GIB, loaders=(few,))), "ram_growth").severity == "warning"
 
 
+def test_a_cache_of_more_than_the_ram_is_critical_at_once() -> None:
+    """How large it becomes is known from one sample and from how many there are."""
+    header = {"loaders": (dataclasses.replace(LOADER, batches=STEPS + 10, batch_size=1024),)}
+    kept = GrowingVariable("self.seen", "data.py:9", "dict", 31, 5280, 165, "tensors", MIB)
+    few = dataclasses.replace(kept, item_bytes=1000)
+
+    def severity(variable: GrowingVariable) -> str:
+        record = run(STEPS, header=header | {"worker_growing": (variable,)})
+        worker = record.processes["role"] == 1
+        record.processes["rss_bytes"][worker] = GIB + 50 * MIB * record.processes["time_s"][worker]
+        return finding(judge(record), "ram_growth").severity
+
+    assert severity(kept) == "critical" and severity(few) == "warning"
+
+
+@pytest.mark.parametrize(("samples", "told"), [(5, True), (4, False)])
+def test_a_variable_that_grows_needs_few_samples_of_the_ram(samples: int, told: bool) -> None:
+    """On a full machine the sampler reads every few seconds."""
+    every = growing(50 * MIB, growing=(KEPT,))
+    at = times(every)
+    some = at[np.linspace(len(at) // 4, len(at) - 1, samples).astype(int)]
+    rows = every.processes[np.isin(every.processes["time_s"], some)]
+    assert ("ram_growth" in kinds(judge(dataclasses.replace(every, processes=rows)))) == told
+    unnamed = dataclasses.replace(growing(50 * MIB), processes=rows)
+    assert "ram_growth" not in kinds(judge(unnamed))
+
+
+def test_graphs_that_are_kept_are_told_of_less() -> None:
+    """In a run of few steps, on a machine that others use."""
+    for holds in ("graphs", "tensors"):
+        record = growing(0, growing=(dataclasses.replace(KEPT, holds=holds),))
+        main = record.processes["role"] == 0
+        seconds = record.processes["time_s"][main]
+        record.processes["rss_bytes"][main] = 300 * MIB + 2 * MIB * seconds
+        assert ("ram_growth" in kinds(judge(record))) == (holds == "graphs")
+
+
 def test_of_what_kind_it_is() -> None:
     record = growing(50 * MIB, growing=(KEPT,))
     rows = memory_rows(record, anonymous_bytes=40 * MIB, shared_bytes=10 * MIB)
@@ -341,6 +378,19 @@ def test_longer_waits_are_growth_where_batches_need_longer(more: float, is_told:
     waits = np.linspace(0.0, 0.2, steps)
     record = run_on_cpu(steps, input_s=waits, fetches={"fetch_s": seconds, "cpu_s": seconds})
     assert ("growing_steps" in kinds(judge(record))) == is_told
+
+
+@pytest.mark.parametrize(("more", "is_told"), [(0.0, False), (1e-3, True)])
+def test_batches_that_others_make_late_do_not_cost_more(more: float, is_told: bool) -> None:
+    """Their CPU time stays, whatever the cores are used for by others, who become more."""
+    steps = np.arange(200)
+    seconds = {"fetch_s": 0.2 + 2e-3 * steps, "cpu_s": 0.1 + more * steps}
+    machine = {"cores_busy": 2.0, "cores_ours": 0.5}
+    words = {"header": {"usable_cores": 2.0}, "machine": machine, "fetches": seconds}
+    result = judge(run_on_cpu(200, input_s=np.linspace(0.0, 0.4, 200), **words))
+    assert ("growing_steps" in kinds(result)) == is_told
+    if is_told:
+        assert "x[:, -N:]" not in finding(result, "growing_steps").fix.action
 
 
 def test_steady_steps_do_not_grow() -> None:

@@ -560,8 +560,21 @@ def test_threads_of_the_main_process_are_found_next_to_other_programs() -> None:
 
 def test_threads_of_workers_are_found_next_to_other_programs() -> None:
     processes = {"cpu_cores": 0.5, "hottest_thread": 0.07, "involuntary_switches": 1500.0}
-    header = {"worker_threads": {"torch": 8}, "threads": {"torch": 1}}
+    header = {"worker_threads": {"torch": 8, "openblas": 2}, "threads": {"torch": 1}}
     header |= {"loaders": loader(num_workers=2)}
     result = loaded(header=header, input_s=0.5, processes=processes)
     assert kinds(result)[:2] == ["thread_oversubscription", "input_bound"]
     assert "8 threads in each worker" in answer(result) and "train.py:41" in answer(result)
+    # PyTorch sets 1 in each worker: no variable has led to more, and none would lead to less.
+    fix = result.findings[0].fix
+    assert not fix.settings and "leave out torch.set_num_threads(8)" in fix.action
+    assert fix.line == "torch.set_num_threads(1)"
+
+
+def test_the_line_that_sets_the_threads_of_the_training() -> None:
+    main = {"cpu_cores": 0.5, "hottest_thread": 0.05, "involuntary_switches": 3000.0}
+    header = {"threads": {"torch": 16}, "loaders": loader(num_workers=1)}
+    words = {"backward_s": 0.3, "cpu_s": 0.02, "processes": {"main": main}}
+    told = loaded(header=header, **words, events=[Event(1.0, "threads", text="train.py:6")])
+    assert "threads in the main process" in answer(told) and "at train.py:6" in answer(told)
+    assert ", at " not in answer(loaded(header=header, **words))  # the machine's own number

@@ -234,6 +234,14 @@ def test_batches_that_are_ready_but_late_are_a_matter_of_the_transfer(queued: in
     result = judge(run(input_s=0.05, queued=queued, fetches={"fetch_s": 0.05}))
     found = finding(result, "input_bound")
     assert "hand-off" in found.cause and not found.fix.settings
+    assert "pin_memory=True" in found.fix.action and "pickled" in found.fix.action
+
+
+def test_nothing_is_pinned_without_a_gpu() -> None:
+    late = {"fetch_s": 0.05, "bytes": 1 << 26}
+    found = finding(judge(run_on_cpu(input_s=0.03, queued=4, fetches=late)), "input_bound")
+    assert "hand-off" in found.cause and "pickled" in found.fix.action
+    assert "pin" not in f"{found.cause} {found.fix.action}"
 
 
 def test_ready_batches_that_cost_less_than_the_hand_off_need_no_workers() -> None:

@@ -157,3 +157,13 @@ def test_without_looks_it_is_as_before() -> None:
     header = {"fetch_code": StackLooks()}
     found = finding(waiting(header=header), "input_bound")
     assert "reading" in found.cause and str(found.place) == "train.py:41"
+
+
+def test_neighbouring_lines_of_the_data_set_are_one_place() -> None:
+    """Of which none has half of a batch's time; a habit is told where most of them have it."""
+    parts = [CodeLine(f"data.py:{n}", 14, (), f"np.f{n}", f"np.f{n}") for n in range(10, 17)]
+    text = answer(waiting(*parts, fetches={"cpu_s": 0.39}))
+    assert "data.py:10-16 compute most of a batch" in text and "at data.py" not in text
+    over = [CodeLine(each.place, each.count, (), each.calls, "", "", "row") for each in parts]
+    text = answer(waiting(*over, fetches={"cpu_s": 0.39}))
+    assert "data.py:10-16 goes over `row` in Python" in text and "np." not in text

@@ -213,6 +213,9 @@ def test_a_loop_over_parameters_is_told_from_others(over: str) -> None:
     found = finding(judge(other(line)), "other_code")
     assert "goes over the parameters one by one" in found.title and str(found.at) == "ema.py:8"
     assert "AveragedModel" in found.fix.action
+    # What a function of a library computes of each (a histogram) has no form for all of them.
+    computes = dataclasses.replace(line, calls="tracker.summarize", inner="a.sort")
+    assert "parameters" not in finding(judge(other(computes)), "other_code").title
     elements = dataclasses.replace(line, over="range(len(tokens))")
     assert "parameters" not in finding(judge(other(elements)), "other_code").title
 
@@ -306,3 +309,72 @@ def test_lines_that_have_most_only_together_are_named_together() -> None:
     together, alone = costliest(looks, 50), costliest(looks, 40)
     assert together is not None and (str(together), together.count) == ("data.py:13-15", 80)
     assert alone is not None and str(alone) == "data.py:14"
+
+
+def spread(*lines: int, count: int = 8, first: int = 0) -> list[CodeLine]:
+    """Lines of the training loop, each with so many looks, and ``first`` more at the first."""
+    more = dict.fromkeys(lines, count)
+    more[lines[0]] += first
+    return [CodeLine(f"train.py:{n}", more[n], (), f"words{n}.update") for n in lines]
+
+
+def test_the_cost_of_neighbouring_lines_of_the_loop_is_added_up() -> None:
+    parts = spread(14, 15, 16, 18, 20, 21)
+    found = finding(judge(other(*parts, CodeLine("train.py:31", 9, (), "print"))), "other_code")
+    assert found.title.startswith("train.py:14-21 runs Python code for ")
+    assert found.share == pytest.approx(0.5 * 48 / 57, abs=0.02)
+    # What nobody can tell to be one thing has no name of one line, nor what that would ask for.
+    assert "words" not in found.title and found.place is not None
+    assert answer(judge(other(*parts))).count("train.py:") == 1
+
+
+def test_a_part_of_the_line_itself_is_not_named() -> None:
+    counts = CodeLine("train.py:9", 60, ("train.py:9",), "", "__main__.<genexpr>")
+    assert "genexpr" not in finding(judge(other(counts)), "other_code").title
+
+
+def test_what_most_of_several_lines_do_is_told() -> None:
+    names = ("json.dumps", "log.write", "log.flush", "log.write")
+    parts = [CodeLine(f"train.py:{10 + n}", 12, (), each) for n, each in enumerate(names)]
+    assert "train.py:10-13 logs (`log.write`)" in finding(judge(other(*parts)), "other_code").title
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (spread(14, 15, 16, first=20), "train.py:14"),  # half of them are at one line
+        (spread(14, 24, 34, 44, first=1), "train.py:14"),  # they are no neighbours
+        # Lines with hardly any at the ends are not told with the others.
+        ([*spread(14, 15, 16, count=30), *spread(12, 18, count=2)], "train.py:14-16"),
+        # The step is between them.
+        (
+            [
+                *spread(10, 11, 16, 17, first=1),
+                CodeLine("train.py:13", 9, (), "F.mse_loss", "torch._C._nn.mse_loss"),
+            ],
+            "train.py:10",
+        ),
+    ],
+)
+def test_what_is_no_neighbour_is_not_added(lines: list[CodeLine], named: str) -> None:
+    line = costliest(StackLooks(100, tuple(lines)))
+    assert line is not None and str(line) == named
+
+
+def test_lines_of_two_functions_are_no_neighbours() -> None:
+    """Transforms that one line calls in turn: those of the costly one are told, and no other's."""
+    called = ("train.py:37", "train.py:29")
+    parts = [
+        CodeLine("train.py:18", 40, called, "random.random", function="Noise.__call__"),
+        CodeLine("train.py:19", 22, called, "", function="Noise.__call__"),
+        CodeLine("train.py:22", 38, called, "a.astype", function="Normalize.__call__"),
+    ]
+    line = costliest(StackLooks(110, tuple(parts)), 55)
+    assert line is not None and (str(line), line.count) == ("train.py:18-19", 62)
+    # Of the loop itself: each has a third, and none more than half with its own function's.
+    thirds = [dataclasses.replace(each, count=30, callers=()) for each in parts]
+    line = costliest(StackLooks(110, tuple(thirds)))
+    assert line is not None and str(line) == "train.py:18"
+    one = [dataclasses.replace(each, function="main") for each in thirds]
+    line = costliest(StackLooks(110, tuple(one)))
+    assert line is not None and str(line) == "train.py:18-22"

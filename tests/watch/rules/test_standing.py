@@ -72,6 +72,26 @@ def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
     assert "do not inherit locks" in found.fix.action and str(found.place) == "data.py:8"
 
 
+def test_a_thread_that_ended_before_is_why_the_main_thread_waits() -> None:
+    """A producer of batches: no one else puts anything into the queue."""
+    died = Event(20.0, "thread_died", 190, text=OWN)
+
+    def judged(text: str, **header: Any) -> Any:
+        record = still(text, **header)
+        first = record.ranks[0]
+        first = dataclasses.replace(first, events=(died, *first.events))
+        return judge(dataclasses.replace(record, ranks=(first,)))
+
+    result = judged(SLEEPS, loaders=loader(num_workers=0))
+    assert "at train.py:14" in answer(result)
+    assert "and a thread ended by KeyError: 5 at train.py:3" in answer(result)
+    assert "fix that error" in finding(result, "standstill").fix.action
+    # What a worker hangs in is told of it; and a training that goes on waits for nobody.
+    assert "thread ended" not in answer(judged(f"{MAIN}\n\n{WORKER}"))
+    goes_on = dataclasses.replace(run(), ranks=run(events=[died]).ranks)
+    assert not judge(goes_on).findings
+
+
 def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
     result = judge(still(SLEEPS, loaders=loader(num_workers=0)))
     found = finding(result, "standstill")

@@ -317,6 +317,24 @@ def _flat(found: Misuse) -> Finding:
     )
 
 
+def _by_pixels(found: Misuse) -> Finding:
+    next_to, third = found.told
+    return Finding(
+        "images_by_pixels",
+        "critical",
+        "Images have the shape (3, H, W), and numbers in the order of (H, W, 3): colours and "
+        "positions are mixed",
+        (
+            Evidence("numbers next to each other differ by", next_to),
+            Evidence("every third ones differ by", third),
+        ),
+        "view and reshape keep the order of numbers in memory: they do not bring the colours to "
+        "the front",
+        (Fix("x.permute(0, 3, 1, 2) of a batch, or image.transpose(2, 0, 1) of a NumPy array"),),
+        confidence="likely",
+    )
+
+
 def _large(found: Misuse) -> Finding:
     name, rate = found.told
     return Finding(
@@ -350,6 +368,7 @@ WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "batch_from_gpu": _from_gpu,
     "padding_learned": _padding,
     "images_flat": _flat,
+    "images_by_pixels": _by_pixels,
     "rate_large": _large,
 }
 #: Those that an evaluation or a later epoch may be the first to show.

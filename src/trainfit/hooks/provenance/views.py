@@ -1,9 +1,29 @@
-"""A view that seems to swap dimensions, and puts numbers under other indices instead."""
+"""Views that seem to swap dimensions, and put numbers under other indices instead: by their shapes,
+and by the numbers of images."""
 
 from __future__ import annotations
 
 import itertools
+import linecache
+import math
+import re
 from collections.abc import Sequence
+from typing import Final
+
+import torch
+
+from trainfit.torch_private.operators import no_dispatch
+
+#: Numbers of images that are compared with their neighbours: some 0.25 ms of CPU time (measured on
+#: one thread), for a few batches of a run.
+_NUMBERS: Final = 1 << 15
+#: Of the difference between neighbours, that between every third number at most, where these are
+#: one colour of neighbouring pixels. Of noise it is 1 within 0.02 (measured: 200
+#: batches).
+_ALIKE: Final = 0.8
+#: Lines above a call in which the view of what is given there is looked for.
+_ABOVE: Final = 30
+_VIEWS: Final = re.compile(r"(?:\.|\b)(?:view|reshape|resize_?|unflatten)\s*\(")
 
 
 def seems_swapped(source: Sequence[int], result: Sequence[int]) -> bool:
@@ -39,3 +59,32 @@ def _without_ones(sizes: Sequence[int]) -> tuple[int, ...]:
 def _merged(sizes: tuple[int, ...]) -> tuple[int, ...]:
     """With the last two as one, of three or more."""
     return (*sizes[:-2], sizes[-2] * sizes[-1]) if len(sizes) > 2 else sizes
+
+
+def lies_by_pixels(images: torch.Tensor) -> tuple[float, float] | None:
+    """Of a batch of images (N, 3, H, W) on the CPU whose memory has the three colours of a pixel
+    next to each other: by how much neighbouring numbers differ on average, and every third ones.
+
+    ``view`` and ``reshape`` make such of (N, H, W, 3). In images that are as their shape says, a
+    number is as like the next one (and that of the next row) as the third; in those of noise or
+    classes none is like another.
+    """
+    with no_dispatch():
+        each = math.prod(images.shape[1:])
+        rows = images[: max(1, _NUMBERS // each)].detach().float()
+        numbers = rows.reshape(len(rows), each)[:, :_NUMBERS]
+        next_to, third, below = (
+            float((numbers[:, lag:] - numbers[:, :-lag]).abs().mean())
+            for lag in (1, 3, images.shape[3])
+        )
+    return (next_to, third) if 0 < third <= _ALIKE * min(next_to, below) else None
+
+
+def line_of_view(place: str) -> str:
+    """The line of a view above the one "file:line" in which its result is used, or that itself."""
+    file, _, line = place.rpartition(":")
+    text = linecache.getlines(file) if line.isdecimal() else []
+    for number in range(int(line) if text else 0, max(0, int(line or 0) - _ABOVE), -1):
+        if number <= len(text) and _VIEWS.search(text[number - 1]):
+            return f"{file}:{number}"
+    return place

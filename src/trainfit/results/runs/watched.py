@@ -86,7 +86,7 @@ class CodeLine:
     ``place`` is "train.py:41", ``calls`` what it called there as the source writes it
     ("np.savez"), ``inner`` the innermost function ("os.fsync"), ``callers`` the lines of the script
     that led there, up to the training loop. ``over`` is what the loop around the line goes over,
-    as the source writes it ("model.parameters()").
+    as the source writes it ("model.parameters()"), ``function`` whose line it is ("Flip.__call__").
     """
 
     place: str
@@ -96,6 +96,7 @@ class CodeLine:
     inner: str = ""
     waits_for: WaitsFor = ""
     over: str = ""
+    function: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,10 +340,10 @@ NO_VALUES: Final[Mapping[str, float]] = {}
 @dataclasses.dataclass(frozen=True)
 class Event:
     """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
-    "exception", "worker_died", "worker_stack" (in which one ended), "worker_hangs" (in which one
-    stands at the end), "skipped_step", "compiled" (by torch.compile), "restart" (a second training
-    in one script), "program" (PID and line of one that the script started), "threads" (the line
-    that set PyTorch's number of them)."""
+    "exception", "thread_died" (one of the script's, by an error), "worker_died", "worker_stack" (in
+    which one ended), "worker_hangs" (in which one stands at the end), "skipped_step", "compiled"
+    (by torch.compile), "restart" (a second training in one script), "program" (PID and line of one
+    that the script started), "threads" (the line that set PyTorch's number of them)."""
 
     time_s: float
     kind: str

@@ -133,11 +133,14 @@ def _hook_exceptions() -> None:
 
 @functools.cache
 def _watch_end() -> None:
-    """Ask Python to tell of the process's end, once in its life."""
+    """Ask Python to tell of the process's end, and of its threads' by errors, once in its life."""
+    import threading
+
     os.register_at_fork(after_in_child=_in_child)
     atexit.register(_at_exit)
     _hook_exceptions()
     _patches.hook(sys, "exit", _leaving)
+    _patches.hook(threading, "excepthook", _noting_threads)
 
 
 def _leaving(leave: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,6 +187,27 @@ def _noting(
         except Exception as mine:
             _note_again(error, mine)
         hook(kind, error, trace)
+
+    return excepthook
+
+
+#: Characters of a thread's traceback that are kept, the last ones.
+_LONGEST: Final = 4000
+
+
+def _noting_threads(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Note that a thread of the script ended by an error: the training may wait for it."""
+
+    def excepthook(args: Any, /) -> None:
+        try:
+            ended = args.exc_value is not None and not issubclass(args.exc_type, SystemExit)
+            if ended and _active is not None and os.getpid() == _active.pid:
+                text = "".join(traceback.format_exception(args.exc_value))
+                _active.event("thread_died", text=text[-_LONGEST:])
+        except Exception as mine:
+            if _active is not None:
+                _active.failed("excepthook", mine)
+        hook(args)
 
     return excepthook
 

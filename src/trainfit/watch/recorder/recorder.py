@@ -344,8 +344,10 @@ class Recorder:
             self._notes.append(text)
             self._write_header()
 
-    def called(self, module: torch.nn.Module) -> None:
+    def called(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
         """See :class:`step_recorder.Sink`."""
+        if self._learning.awake:
+            self._learning.misuse.reached(given)
         self._learning.called(module)
 
     def root_called(self, module: torch.nn.Module) -> None:

@@ -102,8 +102,9 @@ class Sink(Protocol):
         """The first optimizer's step."""
 
     def loaders_changed(self) -> None: ...
-    def called(self, module: torch.nn.Module) -> None:
-        """A module is called to train, in a step that is recorded in detail."""
+    def called(self, module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        """A module is called to train with what is ``given``, in a step that is recorded in
+        detail."""
 
     def root_called(self, module: torch.nn.Module) -> None:
         """A module is called to train, the first time in a step."""

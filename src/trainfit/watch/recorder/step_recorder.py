@@ -138,7 +138,7 @@ class StepRecorder(CurrentStep):
             if self._loader is None and self.cycle.next_call():
                 self.commit()
             self._segment.trains = True
-            self._sink.called(module)
+            self._sink.called(module, given)
         else:
             self._segment.calls = True
         if trains and not self.count & self.inputs.passed_over:

@@ -17,6 +17,7 @@ import math
 import multiprocessing
 import multiprocessing.util
 import os
+import random
 import statistics
 import threading
 import time
@@ -25,6 +26,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final, NoReturn, Protocol
 
+import numpy as np
 import torch
 
 from trainfit.results.files.decoding import DecodingError, as_json, decode
@@ -39,6 +41,7 @@ from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
+    at_any_line,
     fetched_index,
     in_fetch,
     stack_text,
@@ -163,16 +166,23 @@ class WorkerSink:
         self._thread.start()
 
     def _run(self) -> None:
+        chance = random.Random(os.getpid())  # not the script's own
         while not self._stop.wait(_LOOK_S):
             if self.fetching:
-                if not self.collating:  # which is timed
-                    self.shares.look(self._target)
-                self.code.look(self._target, self.began, time.monotonic(), self.collating)
+                with at_any_line(chance.random()):
+                    self._look()
             self.code.look_for_growth(time.monotonic())
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
                 self.ring.write()
+
+    def _look(self) -> None:
+        if not self.fetching:
+            return  # the batch is there meanwhile
+        if not self.collating:  # which is timed
+            self.shares.look(self._target)
+        self.code.look(self._target, self.began, time.monotonic(), self.collating)
 
     def close(self) -> None:
         """The worker ends."""
@@ -448,7 +458,7 @@ class FetchHooks:
     def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
         took, info = now - began, worker_info()
-        nbytes = _bytes_of(batch, 2)
+        nbytes = bytes_of(batch)
         if self._sink is not None:
             self._sink.code.ended(took)
             if (first := self._sink.code.first) is not None and not first.is_over:
@@ -470,17 +480,31 @@ class FetchHooks:
         )
 
 
-def _bytes_of(batch: Any, depth: int) -> int:
-    """Of the tensors in a batch that are easily found."""
-    if isinstance(batch, torch.Tensor):
+#: Entries of a list, a dictionary or an object of a batch that are looked at.
+_ENTRIES: Final = 64
+#: Bytes that a number in a list needs on its way to the training, at least.
+_NUMBER: Final = 2
+_SINGLE: Final = (int, float, bool, str, bytes, type(None))
+
+
+def bytes_of(batch: Any, depth: int = 2) -> int:
+    """Of the tensors and arrays in a batch that are found in ``depth`` levels of lists,
+    dictionaries and objects, and of long lists of numbers."""
+    kind = type(batch)
+    if issubclass(kind, torch.Tensor | np.ndarray):
         return int(batch.nbytes)
-    if not depth:
+    if not depth or kind in _SINGLE:
         return 0
-    if isinstance(batch, Mapping):
+    if issubclass(kind, Mapping):
         batch = list(batch.values())
-    if not isinstance(batch, list | tuple):
+    elif not issubclass(kind, list | tuple):
+        # By what it holds alone: an attribute may be anyone's code. One with slots tells nothing.
+        with contextlib.suppress(AttributeError):
+            return bytes_of(object.__getattribute__(batch, "__dict__"), depth)
         return 0
-    return sum(_bytes_of(part, depth - 1) for part in batch[:64])
+    if batch and type(batch[0]) in (int, float):
+        return _NUMBER * len(batch)
+    return sum(bytes_of(part, depth - 1) for part in batch[:_ENTRIES])
 
 
 def _note_threads(stem: Path, worker: int) -> None:

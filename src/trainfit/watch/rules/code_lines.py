@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,6 +63,12 @@ def has_own_threads(looks: StackLooks) -> bool:
 #: is the one to name.
 _MOSTLY: Final = 0.6
 _FEW_LINES: Final = 3
+#: Lines from one to the next of one place, at most: a blank one, a comment or the head of a loop
+#: is between them. Of all looks at neighbouring lines, those at one of them, from which that alone
+#: is the place, and below which one at an end is not told with them.
+_NEAR: Final = 3
+_ALONE: Final = 0.5
+_HARDLY: Final = 0.05
 #: What the step computes, also where no module is called for it: Python's functions, and those in C
 #: that they stand for.
 _OF_MODEL: Final = re.compile(
@@ -99,6 +105,11 @@ class CostlyLine:
         """What is called there most often, and the innermost function, where they are known."""
         return tuple(filter(None, (self.most.calls, self.most.inner)))
 
+    @property
+    def is_several(self) -> bool:
+        """Lines of which none stands for all?"""
+        return self.lines[0] != self.lines[1]
+
     def __str__(self) -> str:
         """ "train.py:12", and of several lines "train.py:10-14"."""
         first, last = self.lines
@@ -107,8 +118,9 @@ class CostlyLine:
 
 def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
     """The line with the most looks: from the training loop inwards, as long as one line has most
-    of them (and ``least``), or few lines of the function that it calls; ``None``: none of the
-    script was found."""
+    of them (and ``least``), or few lines of the function that it calls. Neighbouring lines of the
+    loop none of which has half of their looks are one place. ``None``: none of the script was
+    found."""
     within: Sequence[CodeLine] = [e for e in looks.lines if e.place and not _is_of_model(e)]
     found, depth = None, 0
     while within:
@@ -119,20 +131,71 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
         if not counts:
             break
         place, count = counts.most_common(1)[0]
+        functions = _functions(within, depth)
+        if found is None and (several := _neighbours(counts, functions, _of_step(looks))):
+            found = _of_lines(several, within, depth)
+            break
         is_enough = found is None or count >= least or found.count < least
         if found is None or (is_enough and count >= _MOSTLY * found.count):
             within = [each for each in within if _at(each, depth) == place]
             found = CostlyLine(place, count, tuple(within), (place.line, place.line))
             depth += 1
             continue
-        # What one line calls is one function: the lines of one file are its.
-        own = {each: n for each, n in counts.most_common(_FEW_LINES) if each.file == place.file}
-        if sum(own.values()) >= _MOSTLY * found.count:
-            lines = min(each.line for each in own), max(each.line for each in own)
-            calls = tuple(each for each in within if _at(each, depth) in own)
-            found = CostlyLine(place, sum(own.values()), calls, lines)
+        same = place.file, functions.get(place, "")
+        own = {
+            each: n for each, n in counts.items() if (each.file, functions.get(each, "")) == same
+        }
+        own = dict(Counter(own).most_common(_FEW_LINES))
+        if sum(own.values()) >= min(_MOSTLY * found.count, least or found.count):
+            found = _of_lines(own, within, depth)
         break
     return _from_several(looks, found)
+
+
+def _of_lines(counts: Mapping[Place, int], within: Sequence[CodeLine], depth: int) -> CostlyLine:
+    """Several lines of one file as one place; ``counts`` are looks at each."""
+    most = max(counts, key=lambda each: counts[each])
+    lines = min(each.line for each in counts), max(each.line for each in counts)
+    calls = tuple(each for each in within if _at(each, depth) in counts)
+    return CostlyLine(most, sum(counts.values()), calls, lines)
+
+
+def _of_step(looks: StackLooks) -> frozenset[Place]:
+    """Lines of the training loop that were found in the step itself."""
+    found = (_at(each, 0) for each in looks.lines if each.place and _is_of_model(each))
+    return frozenset(each for each in found if each is not None)
+
+
+def _functions(lines: Sequence[CodeLine], depth: int) -> dict[Place, str]:
+    """Of lines so far inwards, the function that they are of, where it is known."""
+    found = {_at(each, depth): each.function for each in lines if len(_chain(each)) == depth + 1}
+    return {place: name for place, name in found.items() if place is not None and name}
+
+
+def _neighbours(
+    counts: Mapping[Place, int], functions: Mapping[Place, str], parting: frozenset[Place]
+) -> dict[Place, int]:
+    """Looks at the lines of a function that lie next to each other, with none of ``parting``
+    between them, and have most of all together; empty: one of them has half of that."""
+    groups: list[dict[Place, int]] = [{}]
+    for place in sorted({*counts, *parting}, key=lambda each: (each.file, each.line)):
+        last = next(reversed(groups[-1]), None)
+        apart = last and (place.file != last.file or place.line > last.line + _NEAR)
+        names = {
+            functions[each] for each in (last, place) if each is not None and each in functions
+        }
+        apart = apart or len(names) > 1
+        if apart or place in parting:
+            groups.append({})
+        if place not in parting:
+            groups[-1][place] = counts[place]
+    most = max(groups, key=lambda each: sum(each.values()))
+    # Of two that are close by chance, one has half: neither is told to be part of the other.
+    every = sum(most.values())
+    if not every or max(counts.values()) >= _ALONE * every:
+        return {}
+    told = [each for each in most if most[each] >= _HARDLY * every]
+    return {each: n for each, n in most.items() if told[0].line <= each.line <= told[-1].line}
 
 
 #: By how much more looks found a line that several lines of the loop call, for it to be named.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -357,16 +358,25 @@ class Fetching:
 
     @functools.cached_property
     def habit(self) -> Habit | None:
-        """What that line does, where it is known by what it calls."""
+        """What that line does, where it is known by what it calls; of several, that of most."""
         line = self.slow_line
-        return None if line is None else habit_of_samples(line.names, line.most.over)
+        if line is None or not line.is_several:
+            return None if line is None else habit_of_samples(line.names, line.most.over)
+        found: Counter[Habit | None] = Counter()
+        for each in line.calls:
+            names = [*filter(None, (each.calls, each.inner))]
+            found[habit_of_samples(names, each.over)] += each.count
+        habit, looks = found.most_common(1)[0]
+        return habit if looks >= _MOSTLY_SLOW * line.count else None
 
     @property
     def slow_code(self) -> str:
         """In a few words, what that line does; empty: it is not known."""
-        if self.slow_line is None or self.habit is None:
+        if self.slow_line is None:
             return ""
-        name = self.slow_line.most.calls
+        if self.habit is None:
+            return f"{self.slow_line} compute most of a batch" if self.slow_line.is_several else ""
+        name = "" if self.slow_line.is_several else self.slow_line.most.calls
         return f"{self.slow_line} {self.habit.what}{f' (`{name}`)' if name else ''}"
 
     @functools.cached_property

@@ -26,8 +26,13 @@ from trainfit.watch.view import RankView, RunView, known, median
 
 #: Seconds after which growth is no start any more: pools and caches have filled.
 _LEAST_S: Final = 20
-#: Bytes that must have come, and of what is held, where the cause is not seen itself.
+#: Bytes that must have come, and of what is held. Where graphs of past steps are seen to be kept,
+#: which nobody means to, less: steps are slow on a machine that others use.
 _LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
+_LEAST_OF_GRAPHS: Final = thresholds.GROWTH_BYTES
+#: Samples from which growth is told whose variable is seen to grow: on a full machine the sampler
+#: reads every few seconds.
+_FEW_SAMPLES: Final = 5
 #: Seconds within which a run mostly still goes on: what is full by then ends it.
 _SOON_S: Final = 24 * 3600
 #: Seconds of growth without a cause from which nothing else is expected.
@@ -95,7 +100,8 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
 
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
     at, held = _held(table)
-    slope = robust_slope(at, held)
+    variable = _kept_by(view, role)
+    slope = robust_slope(at, held, 8 if variable is None else _FEW_SAMPLES)
     kinds = _kinds(view, role)
     if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
         return
@@ -103,9 +109,10 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     # Files that are mapped are no memory that a process keeps: the kernel takes it back.
     rate = slope[0] - max(0.0, kinds.get("files", 0.0))
     grown = rate * seconds
-    if grown < max(_LEAST_BYTES, thresholds.RAM_LEFT * float(np.median(held))):
+    keeps_graphs = variable is not None and variable.holds == "graphs"
+    least = _LEAST_OF_GRAPHS if keeps_graphs else _LEAST_BYTES
+    if grown < max(least, thresholds.RAM_LEFT * float(np.median(held))):
         return
-    variable = _kept_by(view, role)
     if seconds < _LEAST_S and variable is None:
         reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
         yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
@@ -129,6 +136,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         (variable is not None and not of_data)
         or seconds >= _LASTING_S
         or _outgrows(view, full_s, seconds)
+        or _outgrows_ram(view, variable)
     )
     title = f"RAM of {who} grows by {size(rate * step_s)} a step"
     if variable is not None and of_data:
@@ -170,6 +178,15 @@ def _outgrows(view: RankView, full_s: float, seconds: float) -> bool:
         return False
     left = loader.batches - len(view.record.steps)
     return left * view.seconds / len(view.steps) > full_s
+
+
+def _outgrows_ram(view: RankView, variable: GrowingVariable | None) -> bool:
+    """Would what is kept of all samples of the data set be more than the RAM that is left?"""
+    loader, left = checks.training_loader(view.header), known(view.machine["ram_available_bytes"])
+    if variable is None or loader is None or not len(left):
+        return False
+    samples = (loader.batches or 0) * (loader.batch_size or 1)
+    return (variable.item_bytes or 0) * samples > float(left.max())
 
 
 #: Cause and fix where nothing tells what it is, of the training process and of workers.

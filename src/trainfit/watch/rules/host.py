@@ -359,7 +359,13 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     ]
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
-    settings, line = _settings(many, value), _line(many, value, in_workers)
+    if in_workers and "torch" in many:  # pools that are small beside that of a call do not matter
+        many = {name: count for name, count in many.items() if count >= many["torch"]}
+    settings, line = _settings(many, value, in_workers), _line(many, value, in_workers)
+    raised = in_workers and many.get("torch", 0) == max(many.values())
+    action = _raised(many["torch"]) if raised else ""
+    if settings:
+        action = "; ".join(filter(None, (action, _action(settings, line))))
     # What is lost is theirs only where they were seen at work.
     share = _lost_to_threads(rank, in_workers) if at_work[in_workers] > own else None
     where = "each worker" if in_workers else "the main process"
@@ -371,10 +377,23 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         f"{', '.join(sorted(many))} start{'s' if len(many) == 1 else ''} "
         f"{max(many.values())} threads in each {'worker' if in_workers else 'process'}; on "
         f"{usable:g} cores they take turns and wait for each other",
-        (Fix(_action(settings, line), settings=settings, line=line),),
+        (Fix(action or _action(settings, line), settings=settings, line=line),),
         "certain" if switches is not None else "likely",
         share,
-        checks.loader_place(header) if in_workers else None,
+        checks.loader_place(header)
+        if in_workers
+        else checks.event_place(rank, "threads")
+        if "torch" in many
+        else None,
+    )
+
+
+def _raised(threads: int) -> str:
+    """PyTorch sets its threads to 1 in each worker (`torch/utils/data/_utils/worker.py`), whatever
+    the environment says."""
+    return (
+        f"PyTorch begins each worker with 1 thread: leave out torch.set_num_threads({threads}) in "
+        "worker_init_fn or the data set"
     )
 
 
@@ -416,14 +435,15 @@ def _value(rank: RankView, cores: float, workers: int, in_workers: bool) -> int:
     return max(1, int(cores - used))
 
 
-def _settings(many: Mapping[str, int], value: int) -> dict[str, str]:
-    names = sorted({variable for name in many if (variable := variable_of(name))})
+def _settings(many: Mapping[str, int], value: int, in_workers: bool = False) -> dict[str, str]:
+    libraries = [name for name in many if not (in_workers and name == "torch")]
+    names = sorted({variable for name in libraries if (variable := variable_of(name))})
     return dict.fromkeys(names, str(value))
 
 
 def _line(many: Mapping[str, int], value: int, in_workers: bool) -> str:
     calls = [call for name in sorted(many) if name != "torch" and (call := call_of(name))]
-    if "torch" in many and not in_workers:
+    if "torch" in many:
         calls.append(f"torch.set_num_threads({value})")
     return "; ".join(calls)
 

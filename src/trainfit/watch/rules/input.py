@@ -90,9 +90,9 @@ def _reason(fetching: Fetching) -> str:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
-    if (fetching.queued_while_waiting or 0) >= 1 or not fetching.slow_code:
+    if (fetching.queued_while_waiting or 0) >= 1:
         return ""
-    return f": {fetching.slow_code}"
+    return f": {fetching.slow_code}" if fetching.slow_code else ""
 
 
 def _workers_would_help(fetching: Fetching) -> bool:
@@ -189,8 +189,9 @@ def _cheap(fetching: Fetching) -> _Why:
 
 
 def _transfer(fetching: Fetching, which: str) -> _Why:
-    late = "reach the main process late (hand-off: transfer between processes and pinning)"
-    cause = f"{which} {late}"
+    on_gpu = checks.has_gpu(fetching.rank)
+    hand_off = "transfer between processes and pinning" if on_gpu else "transfer between processes"
+    cause = f"{which} reach the main process late (hand-off: {hand_off})"
     if fetching.is_cheap:
         return (
             cause,
@@ -206,8 +207,10 @@ def _transfer(fetching: Fetching, which: str) -> _Why:
     return (
         cause,
         Fix(
-            "send less through it: uint8 instead of float32, tensors instead of lists of arrays, "
-            "fewer and larger tensors; set pin_memory=True; keep the main thread free between steps"
+            "send less through it: uint8 instead of float32, tensors (which are handed over in "
+            "shared memory) instead of arrays, lists and objects (which are pickled), fewer and "
+            f"larger tensors; {'set pin_memory=True; ' if on_gpu else ''}keep the main thread free "
+            "between steps"
         ),
         "likely",
     )

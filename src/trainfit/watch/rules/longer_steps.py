@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.findings.habits import ALL_AGAIN, GROWING_WORK
+from trainfit.findings.habits import ALL_AGAIN, GROWING_BATCHES, GROWING_WORK
 from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
@@ -19,6 +19,7 @@ from trainfit.results.text import duration, percent
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
 from trainfit.watch.rules.core_waits import CoreWaits
+from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.growth import goes_on
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
@@ -106,6 +107,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
         return
     is_log = variable is not None and variable.kind in ("list", "dict") and not variable.holds
     habit = ALL_AGAIN if is_log and phase == "other" else GROWING_WORK
+    habit = GROWING_BATCHES if phase == "input" and variable is None else habit
     cause = habit.cause
     if variable is not None:
         what = "elements" if variable.kind in ("tensor", "array") else "entries"
@@ -147,8 +149,11 @@ def _batches_cost_more(view: RankView) -> bool:
     times = known(view.fetches["fetch_s"] if alone is None else alone)
     if len(times) < thresholds.GROWTH_STEPS:
         return not len(times)
+    if Fetching(view).others_press:
+        # How long a worker had no core is read now and then only: CPU time is of each batch.
+        times = known(view.fetches["cpu_s"])
     numbers = np.arange(len(times), dtype=np.float64)
-    return _trend(numbers, times) * len(times) >= _LONGER * float(np.median(times))
+    return _trend(numbers, times) * len(times) >= _LONGER * (median(times) or math.inf)
 
 
 def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], longer: float) -> bool:

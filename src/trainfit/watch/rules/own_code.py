@@ -3,11 +3,13 @@ that take the interpreter's lock from it, and loops of the forward pass over a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trainfit.findings.own_code import adds_to, habit_of
+from trainfit.findings.own_code import Habit, adds_to, habit_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
+from trainfit.results.runs.watched import CodeLine
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -41,6 +43,38 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
     return ""
 
 
+#: Of the looks at several lines, those in which one thing is done, from which all are told as it.
+_SAME: Final = 0.5
+
+
+def _named(line: CodeLine) -> str:
+    """What is called there; empty: a part of the line itself (a comprehension), or not known."""
+    name = line.calls or line.inner
+    return "" if name.endswith(">") else name
+
+
+def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
+    """What is done there, and what it calls; of several lines, what half of the looks found."""
+    most = line.most
+
+    def habit(names: Sequence[str], one: CodeLine) -> Habit:
+        return habit_of(names, one.waits_for, has_loader=has_loader, over=one.over)
+
+    if not line.is_several:
+        return habit(line.names, most), _named(most)
+    found: Counter[Habit] = Counter()
+    called: Counter[str] = Counter()
+    for each in line.calls:
+        found[habit([*filter(None, (each.calls, each.inner))], each)] += each.count
+        called[_named(each)] += each.count
+    (same, looks), (name, of_name) = found.most_common(1)[0], called.most_common(1)[0]
+    whole = _SAME * line.count
+    return (
+        same if looks >= whole else habit_of((), "", has_loader=has_loader),
+        name if of_name >= whole else "",
+    )
+
+
 def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     if checks.are_few(rank):
@@ -51,16 +85,10 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     share = share_of_line(rank, line)
     if share < thresholds.WARNING_SHARE:
         return
-    most = line.most
     grown = _added_to(rank, line)
-    habit = (
-        adds_to(grown)
-        if grown
-        else habit_of(
-            line.names, most.waits_for, has_loader=bool(rank.header.loaders), over=most.over
-        )
-    )
-    name = most.calls or most.inner
+    habit, name = _done_at(line, has_loader=bool(rank.header.loaders))
+    if grown:
+        habit = adds_to(grown)
     if (at := _threads_waited_for(rank, line)) is not None:
         yield _waits_for_threads(rank, line, at, share)
         return

@@ -91,6 +91,8 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     usual = median(first.view.steps["step_s"])
     at = f"at {where} in {function}" if where is not None else f"in {function}"
     title = f"No step for {duration(first.seconds)}: {who} is {at}"
+    died = _died_before(first)
+    title += f", and a thread ended by {died.raised}" if died is not None else ""
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
     others = [each for each in found if each is not first]
@@ -117,6 +119,28 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         rank=rank,
         last_step=first.event.step,
     )
+
+
+@dataclass(frozen=True)
+class _Died:
+    """A thread of the script that an error ended: "KeyError: 5 at train.py:7"."""
+
+    raised: str
+    place: Place | None
+
+
+def _died_before(still: _Still) -> _Died | None:
+    """The last thread that ended by an error before a rank's main thread came to stand still in its
+    own code: it may wait for what that should have made."""
+    if still.waits_for_ranks or (still.main is not None and still.main.role == "iterating"):
+        return None
+    told = [each for each in still.view.record.events if each.kind == "thread_died"]
+    if not told:
+        return None
+    culprit = parse(*exception_in(told[-1].text), told[-1].text).culprit
+    place = None if culprit is None else Place(_short(culprit.path), culprit.line)
+    at = "" if place is None else f" at {place}"
+    return _Died(f"{short(_raised(told[-1]), 80)}{at}", place)
 
 
 def _busy(still: _Still) -> list[ThreadStack]:
@@ -176,6 +200,14 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
             Fix(
                 "fix what this line waits for; init_process_group(timeout=…) makes such a wait an "
                 "error"
+            ),
+        )
+    if _died_before(still) is not None:
+        return (
+            "The main thread waits since then, and nothing comes of the thread that has ended",
+            Fix(
+                "fix that error; catch it in the thread and put it into the queue, so that the "
+                "training raises it, or let get(timeout=60) end the wait"
             ),
         )
     frame = next(iter(_busy(still)), None)

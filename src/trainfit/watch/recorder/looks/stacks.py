@@ -61,7 +61,7 @@ _LONGEST_LOOP: Final = 60
 _LONGEST_OVER: Final = 60
 
 
-_Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str]
+_Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str, str]
 _NO_CODE: Final[frozenset[CodeType]] = frozenset()
 
 
@@ -90,8 +90,8 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
     for part in parts:
         looks += part.looks
         for each in part.lines:
-            key = each.place, each.callers, each.calls, each.inner, each.waits_for, each.over
-            lines[key] += each.count
+            what = each.calls, each.inner, each.waits_for, each.over, each.function
+            lines[each.place, each.callers, *what] += each.count
     return StackLooks(looks, _most(lines))
 
 
@@ -100,14 +100,14 @@ def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
     function of a library at each look."""
     every = lines.most_common()
     others: collections.Counter[_Key] = collections.Counter()
-    for (place, callers, _, _, waits_for, over), count in every[_MOST_LINES:]:
-        others[place, callers, "", "", waits_for, over] += count
+    for (place, callers, _, _, waits_for, over, function), count in every[_MOST_LINES:]:
+        others[place, callers, "", "", waits_for, over, function] += count
     return tuple(_told(*each) for each in (*every[:_MOST_LINES], *others.most_common(_MOST_LINES)))
 
 
 def _told(key: _Key, count: int) -> CodeLine:
-    place, callers, calls, inner, waits_for, over = key
-    return CodeLine(place, count, callers, calls, inner, waits_for, over)
+    place, callers, calls, inner, waits_for, over, function = key
+    return CodeLine(place, count, callers, calls, inner, waits_for, over, function)
 
 
 #: Seconds within which a thread gives the interpreter's lock to one that waits for it, during a
@@ -222,8 +222,11 @@ def stack_text(stack: Sequence[Call]) -> str:
 
 @functools.lru_cache(1 << 12)
 def line_at(code: CodeType, lasti: int) -> int:
-    place = next(itertools.islice(code.co_positions(), max(0, lasti) // 2, None), None)
-    return (place and place[0]) or code.co_firstlineno
+    """The line of an instruction, or of the last one before it that has one: the jump back to a
+    loop's head, at which a thread lets others run, has none."""
+    places = itertools.islice(code.co_positions(), max(0, lasti) // 2 + 1)
+    lines = [place[0] for place in places if place and place[0]]
+    return lines[-1] if lines else code.co_firstlineno
 
 
 def _file(call: Call) -> str:
@@ -234,7 +237,7 @@ def _line(stack: Sequence[Call]) -> _Key:
     users = [n for n, each in enumerate(stack) if not is_library(_file(each))]
     if not users:
         calls = _name(stack[-1]) if stack else ""
-        return "", (), calls, _innermost(stack), _waits_for(stack, ""), ""
+        return "", (), calls, _innermost(stack), _waits_for(stack, ""), "", ""
     own = users[0]
     # Of many, those next to the training loop: a line is looked for from there inwards.
     callers = tuple(_place(stack[n]) for n in users[1:][-_MOST_CALLERS:])
@@ -246,7 +249,8 @@ def _line(stack: Sequence[Call]) -> _Key:
     within = stack[: own + 1]
     source = linecache.getline(code.co_filename, number).strip()
     waits = _waits_for(within, source)
-    return _place(stack[own]), callers, calls, _innermost(within), waits, _over(code, number)
+    over = _over(code, number)
+    return _place(stack[own]), callers, calls, _innermost(within), waits, over, code.co_qualname
 
 
 @functools.lru_cache(1 << 10)
