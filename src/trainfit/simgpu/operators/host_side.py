@@ -370,12 +370,19 @@ def places(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(*(getattr(aten.randint, name) for name in aten.randint.overloads() if "out" not in name))
 def random_integers(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """The largest that may come: sizes that are drawn on the GPU need the most memory so."""
+    """The largest that may come: sizes that are drawn on the GPU need the most memory so. A single
+    number is that for whatever is computed of it, too: both ends of ``x[at : at + size]`` are asked
+    for, and have to go together."""
     result = engine.generic(engine.info(func), args, kwargs)
     if type(result) is SimulatedTensor:
         # What is kept with a tensor does not hold it: it goes when the script lets it go.
         most, dtype = by_name(func, args, kwargs)["high"] - 1, result.dtype
-        engine.values.tell(result, lambda: torch.full((), most, dtype=dtype, device=CPU))
+        if result.numel() == 1 and not dtype.is_floating_point:
+            engine.values.write(
+                result, torch.full(result.shape, int(most), dtype=dtype, device=CPU)
+            )
+        else:
+            engine.values.tell(result, lambda: torch.full((), most, dtype=dtype, device=CPU))
     return result
 
 
