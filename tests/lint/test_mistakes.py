@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trainfit.lint.api import mistakes_in
+from trainfit.lint.imports import NEAREST_CHARACTERS
 from trainfit.report.notes import spoilt_text
 
 
@@ -27,6 +30,28 @@ def test_files_that_the_run_did_not_import_are_another_commands(tmp_path: Path) 
     assert len(mistakes_in(script)) == 1
     assert mistakes_in(script, [str(script), str(video)]) == mistakes_in(script)
     assert mistakes_in(script, [str(script)]) == ()
+
+
+def test_a_run_waits_for_the_files_nearest_to_its_script_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repository's train.py imports its whole library; each tree is gone through once."""
+    script, near, far = tmp_path / "train.py", tmp_path / "near.py", tmp_path / "far.py"
+    script.write_text("import near\nimport far\noptimizer.step\n")
+    near.write_text("# " + "x" * NEAREST_CHARACTERS)
+    far.write_text("optimizer.step\n")
+    walked: list[ast.AST] = []
+    walk = ast.walk
+
+    def counted(node: ast.AST) -> Iterator[ast.AST]:
+        walked.extend([node] if isinstance(node, ast.Module) else [])
+        return walk(node)
+
+    monkeypatch.setattr(ast, "walk", counted)
+    assert [each.at.file for each in mistakes_in(script) if each.at] == [str(script)]
+    assert len(walked) == len(set(walked)) == 2
+    near.write_text("x = 1\n")
+    assert len(mistakes_in(script)) == 2
 
 
 _LOOPS = """

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from trainfit.memory.growth import step_pattern
+from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.phases.sampling import SampledLoop
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 
@@ -156,3 +160,23 @@ def test_what_comes_after_a_loop_leaves_its_course() -> None:
         found = step_pattern(simulation.recording, reserved_bytes=0)
     assert (found.course, found.steps) == ("settled", 8)
     assert found.peak_bytes[-1] > found.peak_bytes[-2]
+
+
+@torch.no_grad()
+def test_a_call_that_fails_and_is_caught_leaves_nothing(watched: Watched) -> None:
+    """PyTorch gives a hook of all modules no ``kwargs`` where the call failed."""
+    _, loop, model = watched
+    decoding = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
+    patches = PatchSet()
+    decoding.install(patches)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(RuntimeError):
+                model(torch.randn(8, 63, device="cuda"))
+        assert decoding._inner == 0
+    finally:
+        decoding.remove()
+        patches.restore()
+    sampled(model, 1000)
+    assert model.made < 11 and loop.was_left_out

@@ -43,6 +43,7 @@ from trainfit.hooks.structure import (
 )
 from trainfit.hooks.values import Stalled
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
+from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.torch_private.modules import in_shards
 
 #: Names that are told.
@@ -227,7 +228,8 @@ class MisuseObserver:
                 self._note("loss_averaged", shape_of(other))
         elif name.startswith(("Add", "Sub", "Rsub")) and not other.dim():
             cut = self._cuts.of(other)
-            if cut is not None and not cut.is_meant:
+            # What a library adds is as it means it: the density of a point in Pyro's ELBO.
+            if cut is not None and not cut.is_meant and called_by_user():
                 node.metadata[_MARK] = cut.operator, cut.place, self._place()
 
     def gave(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:

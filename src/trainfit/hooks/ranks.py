@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from trainfit.simgpu.device.user_location import call_of_user, is_library
+from trainfit.simgpu.device.user_location import call_of_user, is_library, loaded_modules
 from trainfit.torch_private.data_loading import dataset_of, index_sampler_of
 
 
@@ -139,7 +138,7 @@ class EpochOrder:
 def _is_called(name: str) -> bool:
     """Is it in a source file of the script's own that is loaded, or is one of them not to be
     read?"""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    files = {space.get("__file__") for _, space in loaded_modules()}
     for file in files:
         if isinstance(file, str) and file.endswith(".py") and not is_library(file):
             with contextlib.suppress(FileNotFoundError):  # of modules that no file has

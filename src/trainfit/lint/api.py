@@ -6,7 +6,6 @@ rule speaks only where the reading is certain (docs/script-rules.md has them all
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,13 @@ from trainfit.lint import (
     step_rules,
 )
 from trainfit.lint.flow import follow
-from trainfit.lint.imports import UnreadableError, UnreadableScriptError, read_files
+from trainfit.lint.imports import (
+    NEAREST_CHARACTERS,
+    Source,
+    UnreadableError,
+    UnreadableScriptError,
+    read_files,
+)
 from trainfit.lint.mistakes import mistakes
 from trainfit.lint.project import Project
 from trainfit.lint.workers import worker_pools
@@ -53,7 +58,7 @@ RULES: Final[tuple[Callable[[Project], Iterator[Finding]], ...]] = (
 
 #: Those of them that ask what values are, and whether a file may have what they are about.
 _BY_VALUES: Final[
-    tuple[tuple[Callable[[ast.AST], bool], Callable[[Project], Iterator[Finding]]], ...]
+    tuple[tuple[Callable[[Source], bool], Callable[[Project], Iterator[Finding]]], ...]
 ] = (
     (step_rules.keeps_state, step_rules.state_not_copied),
     (in_vain.drops_results, in_vain.result_dropped),
@@ -66,9 +71,9 @@ def mistakes_in(path: Path, ran: Collection[str] = ()) -> tuple[Finding, ...]:
     none where it cannot be read. Where the files that a run ``ran`` are known, of these alone: an
     import in a branch may be another command's."""
     try:
-        files, unread = read_files(path)
+        files, unread = read_files(path, NEAREST_CHARACTERS)
         found = [each for file in files for each in mistakes(file.source)]
-        if any(may(file.source.tree) for may, _ in _BY_VALUES for file in files):
+        if any(may(file.source) for may, _ in _BY_VALUES for file in files):
             project = Project(files, is_whole=not unread)
             follow(project)
             found += [each for _, rule in _BY_VALUES for each in rule(project)]

@@ -10,6 +10,7 @@ import sys
 import tokenize
 import warnings
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -48,6 +49,17 @@ class Source:
     name: str
     lines: tuple[str, ...]
     tree: ast.Module
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, as ``ast.walk`` gives them: a dozen rules go through them, and a
+        walk is the most that reading a file costs."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def size(self) -> int:
+        """Characters, about."""
+        return sum(map(len, self.lines))
 
     def line(self, number: int) -> str:
         """One line, counted from 1; empty beyond the end."""
@@ -183,6 +195,10 @@ MAX_FILES: Final = 200
 #: The same for the characters of all files together.
 MAX_CHARACTERS: Final = 4_000_000
 
+#: … where a plan waits for it, two seconds of a small processor: the files that are nearest to the
+#: script (measured on timm, whose train.py imports 200 files of its own and more).
+NEAREST_CHARACTERS: Final = 500_000
+
 #: Modules that are re-exported from elsewhere, longest first: the name that rules know.
 _FURTHER: Final = "were read, the limit; further ones are skipped"
 _CANONICAL: Final = (
@@ -219,11 +235,6 @@ class File:
     stars: set[str] = dataclasses.field(default_factory=set)
     _origins: dict[ast.AST, frozenset[str]] = dataclasses.field(default_factory=dict)
 
-    @property
-    def size(self) -> int:
-        """Characters, about."""
-        return sum(map(len, self.source.lines))
-
     def origins(self, node: ast.AST) -> frozenset[str]:
         """Every dotted name that an expression may stand for; empty if no import gives it."""
         found = self._origins.get(node)
@@ -247,8 +258,9 @@ class File:
         return next(iter(found)) if len(found) == 1 else ""
 
 
-def read_files(path: Path) -> tuple[list[File], list[str]]:
-    """The script and its own imports, in the order they are met; what could not be read, and why.
+def read_files(path: Path, most: int = MAX_CHARACTERS) -> tuple[list[File], list[str]]:
+    """The script and its own imports, in the order they are met, up to about ``most`` characters;
+    what could not be read, and why.
 
     Raises :class:`UnreadableError` for the script itself.
     """
@@ -258,11 +270,11 @@ def read_files(path: Path) -> tuple[list[File], list[str]]:
     unread: list[str] = []
     failed: set[str] = set()
     for file in files:  # grows while it is walked
-        for statement in _imports(file.source.tree):
+        for statement in _imports(file.source):
             for target in _targets(statement, file.source.path, roots):
                 number = None
                 for candidate in target.files:  # the last is the one that the name is from
-                    number = _number(candidate, files, numbers, unread, failed)
+                    number = _number(candidate, files, numbers, unread, failed, most)
                 _bind(file, target, number)
     return files, unread
 
@@ -282,15 +294,20 @@ class _Target:
 
 
 def _number(
-    path: Path, files: list[File], numbers: dict[str, int], unread: list[str], failed: set[str]
+    path: Path,
+    files: list[File],
+    numbers: dict[str, int],
+    unread: list[str],
+    failed: set[str],
+    most: int,
 ) -> int | None:
     real = os.path.realpath(path)
     if real in numbers:
         return numbers[real]
     if real in failed:
         return None
-    size = sum(file.size for file in files)
-    if len(files) >= MAX_FILES or size > MAX_CHARACTERS:
+    size = sum(file.source.size for file in files)
+    if len(files) >= MAX_FILES or size > most:
         failed.add(real)
         if not any(_FURTHER in each for each in unread):
             unread.append(f"{path}: {len(files)} files {_FURTHER}")
@@ -324,8 +341,8 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
-    for node in ast.walk(tree):
+def _imports(source: Source) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in source.nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
 

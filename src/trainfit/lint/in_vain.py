@@ -129,13 +129,13 @@ def _late(index: Index, call: ast.Call, loop: ast.For, made: ast.Assign) -> Find
     return _critical(found, f"Only the last batch of each pass trains: {text} is behind the loop")
 
 
-def drops_results(tree: ast.AST) -> bool:
+def drops_results(source: Source) -> bool:
     """Is there a line that :func:`result_dropped` may be about?"""
     return any(
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Call)
         and method_of(node.value) in _MOVES | _OF_TENSORS
-        for node in ast.walk(tree)
+        for node in source.nodes
     )
 
 
@@ -143,12 +143,12 @@ def _critical(found: Finding, title: str) -> Finding:
     return dataclasses.replace(found, severity="critical", title=title)
 
 
-def has_late_steps(tree: ast.AST) -> bool:
+def has_late_steps(source: Source) -> bool:
     """Is there a line that :func:`steps_after_loop` may be about?"""
     return any(
         isinstance(line, ast.For)
         and any(method_of(call) == "backward" for call in _statements(node.body[number:]))
-        for node in ast.walk(tree)
+        for node in source.nodes
         if isinstance(node, ast.For | ast.While)
         for number, line in enumerate(node.body)
     )
@@ -164,7 +164,7 @@ def _statements(lines: list[ast.stmt]) -> list[ast.Call]:
 
 def lost_lines(source: Source) -> Iterator[Finding]:
     """All others in a file."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.For):
             yield from _rebound(source, node)
             yield from _ends_first(source, node)
@@ -230,7 +230,7 @@ def _shared(source: Source) -> Iterator[Finding]:
     parts: dict[str, tuple[str, ...]] = {}
     assigned: list[tuple[ast.Assign, str]] = []
     nodes = sorted(
-        (each for each in ast.walk(source.tree) if isinstance(each, ast.Assign)),
+        (each for each in source.nodes if isinstance(each, ast.Assign)),
         key=lambda each: each.lineno,
     )
     for node in nodes:
@@ -268,7 +268,7 @@ def _shared(source: Source) -> Iterator[Finding]:
 
 def _left_off(source: Source) -> Iterator[Finding]:
     """``torch.set_grad_enabled(False)`` as a statement that nothing takes back."""
-    nodes = [each for each in ast.walk(source.tree) if isinstance(each, ast.Call)]
+    nodes = [each for each in source.nodes if isinstance(each, ast.Call)]
     switches = [each for each in nodes if path_of(each.func).endswith("set_grad_enabled")]
     if any(path_of(each.func).endswith("enable_grad") for each in nodes):
         return
@@ -276,7 +276,7 @@ def _left_off(source: Source) -> Iterator[Finding]:
         return
     if len(switches) != 1 or not is_literal(next(iter(switches[0].args), None), False):
         return
-    for owner in ast.walk(source.tree):
+    for owner in source.nodes:
         if not isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if not any(switches[0] is call for call in _statements(owner.body)):

@@ -67,7 +67,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
 
 def uncalled(source: Source) -> Iterator[Finding]:
     """Statements of a file that name a method of these and do not call it."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Attribute):
             continue
         if node.value.attr in _CALLED:
@@ -84,8 +84,8 @@ def uncalled(source: Source) -> Iterator[Finding]:
 
 def _used_up(source: Source) -> Iterator[Finding]:
     """``batches = map(…)`` before a loop over epochs in which a loop goes over it to its end."""
-    around = {child: node for node in ast.walk(source.tree) for child in ast.iter_child_nodes(node)}
-    for loop in ast.walk(source.tree):
+    around = {child: node for node in source.nodes for child in ast.iter_child_nodes(node)}
+    for loop in source.nodes:
         if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Name) or _leaves(loop):
             continue
         scope, loops = _surroundings(loop, around)
@@ -155,7 +155,7 @@ def _is_iterator(node: ast.AST) -> bool:
 
 def _seeded(source: Source) -> Iterator[Finding]:
     """``np.random.seed(42)`` in the ``__getitem__`` of a data set."""
-    for owner in ast.walk(source.tree):
+    for owner in source.nodes:
         if not isinstance(owner, ast.FunctionDef) or owner.name not in _PER_SAMPLE:
             continue
         for call in ast.walk(owner):
@@ -178,7 +178,7 @@ def _seeded(source: Source) -> Iterator[Finding]:
 
 def _dropped(source: Source) -> Iterator[Finding]:
     """``F.dropout(x, 0.5)`` in a ``forward``, whatever the module's mode is."""
-    for owner in ast.walk(source.tree):
+    for owner in source.nodes:
         if not isinstance(owner, ast.FunctionDef) or owner.name != "forward":
             continue
         nodes = list(ast.walk(owner))
@@ -205,7 +205,7 @@ def _dropped(source: Source) -> Iterator[Finding]:
 
 def _without_result(source: Source) -> Iterator[Finding]:
     """A ``training_step`` of a LightningModule that returns nothing."""
-    for owner in ast.walk(source.tree):
+    for owner in source.nodes:
         if not isinstance(owner, ast.ClassDef):
             continue
         if not any(ast.unparse(base).endswith("LightningModule") for base in owner.bases):
@@ -264,10 +264,10 @@ def _debugging(source: Source) -> Iterator[Finding]:
 def _turned_plateau(source: Source) -> Iterator[Finding]:
     """``scheduler.step(val_acc)`` of a ReduceLROnPlateau that waits for what gets no smaller."""
     made: dict[str, list[ast.Call]] = {}
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
-    for call in ast.walk(source.tree):
+    for call in source.nodes:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             continue
         schedules = made.get(ast.unparse(call.func.value), [])
@@ -295,7 +295,7 @@ def _turned_plateau(source: Source) -> Iterator[Finding]:
 
 def _retried(source: Source) -> Iterator[Finding]:
     """A step that is tried in the handler of its own out-of-memory error."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if not isinstance(node, ast.Try):
             continue
         tried = {name for line in node.body for name, _ in _own_calls(line)}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.habits import RESTARTED_ITERATOR
+from trainfit.lint.imports import Source
 from trainfit.lint.index import (
     Index,
     Loop,
@@ -131,9 +132,9 @@ def mistaken(project: Project) -> Iterator[Finding]:
         yield from mistakes(index.file.source)
 
 
-def keeps_state(tree: ast.AST) -> bool:
+def keeps_state(source: Source) -> bool:
     """Is there a line that :func:`state_not_copied` may be about?"""
-    return any(isinstance(node, ast.Assign) and _is_state(node.value) for node in ast.walk(tree))
+    return any(isinstance(node, ast.Assign) and _is_state(node.value) for node in source.nodes)
 
 
 def _is_state(node: ast.expr) -> bool:

@@ -430,9 +430,11 @@ class GenerationWatch:
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._inner += 1
 
-    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, _: Any) -> None:
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, _: Any = None) -> None:
+        """PyTorch gives a hook of all modules no ``kwargs`` where the call failed: ``None`` is in
+        its place."""
         self._inner = max(0, self._inner - 1)
-        if not self._inner and not self._depth:
+        if kwargs is not None and not self._inner and not self._depth:
             with contextlib.suppress(Exception):
                 self._loop.given(module, signature_of(args, kwargs))
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from trainfit.results.runs.script import Launched
 from trainfit.results.runs.trace import Target
+from trainfit.simgpu.device.user_location import loaded_modules
 from trainfit.simgpu.patching import ImportHook, PatchSet
 
 #: Any free one: a process that is alone waits for nobody there.
@@ -411,9 +412,9 @@ class LaunchInPlace:
 def _read_anew(patches: PatchSet) -> None:
     """Give modules the rank that they would read from the environment of a process of their own
     (``RANK = int(os.getenv("RANK", -1))``); those hold what is read where there is no job."""
-    for module in list(sys.modules.values()):
+    for module, space in loaded_modules():
         for name, most in _WITHOUT_JOB.items():
-            held, now = getattr(module, "__dict__", {}).get(name), os.environ.get(name, "")
+            held, now = space.get(name), os.environ.get(name, "")
             if type(held) is int and held <= most and now.isdigit():
                 patches.set(module, name, int(now))
 

@@ -715,6 +715,32 @@ def test_random_integers_go_when_they_are_let_go(sim: Simulation) -> None:
     assert torch.cuda.memory_allocated() == before
 
 
+def test_healthy_matrices_are_factored(sim: Simulation) -> None:
+    """gpytorch asks whether it worked, and adds to the diagonal until it does or gives up."""
+
+    def safe(matrix: torch.Tensor, make: Any) -> Any:
+        *found, failed = make(matrix)
+        if not torch.any(failed):  # a branch that leaves early
+            return found
+        raise ValueError("not positive definite")
+
+    spread = torch.randn(3, 8, 8, device="cuda")
+    matrix = spread @ spread.mT + torch.eye(8, device="cuda")
+    linalg = torch.linalg
+    for make in (linalg.cholesky_ex, linalg.inv_ex, linalg.lu_factor_ex, linalg.ldl_factor_ex):
+        assert safe(matrix, make)[0].shape == (3, 8, 8)
+
+
+def test_both_ends_of_a_piece_that_begins_at_a_drawn_number(sim: Simulation) -> None:
+    """Noise is cut so that its length is the speech's; the range may be the GPU's own, too."""
+    noise = torch.randn(4, 5000, device="cuda")
+    most = torch.tensor([900, 1200]).cuda().min()
+    at = torch.randint(high=most, size=(1,), device="cuda")
+    piece = noise[:, at : at + 100]
+    assert piece.shape == (4, 100) and int(at) == 899
+    assert (torch.arange(10, device="cuda") < at.clamp(max=3)).tolist() == [True] * 3 + [False] * 7
+
+
 def test_compiled_callables_are_named_once_with_the_line_that_calls_them(sim: Simulation) -> None:
     model = mlp()
     model.compile()

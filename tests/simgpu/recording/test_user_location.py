@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -143,3 +143,20 @@ def test_a_function_that_is_profiled_keeps_its_variables() -> None:
     finally:
         sys.setprofile(before)
     assert found == 7 and 7 in seen
+
+
+def test_a_look_at_the_files_imports_nothing_lazy(tmp_path: Path) -> None:
+    """SpeechBrain's modules of optional packages fail when an attribute is asked of them."""
+    own = tmp_path / "own.py"
+
+    class Lazy(ModuleType):
+        def __getattribute__(self, name: str) -> Any:
+            raise ImportError(f"optional package, asked for {name}")
+
+    lazy, eager = Lazy("lazy_part"), ModuleType("eager_part")
+    eager.__file__ = str(own)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "lazy_part", lazy)
+        patch.setitem(sys.modules, "no_module", object())  # type: ignore[misc]
+        patch.setitem(sys.modules, "eager_part", eager)
+        assert os.path.realpath(own) in location.files_of_user()

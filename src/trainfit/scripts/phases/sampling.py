@@ -106,9 +106,11 @@ class SampledLoop:
             self.was_left_out = False
         self._depth += 1
 
-    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, found: Any) -> None:
+    def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, found: Any = None) -> None:
+        """PyTorch gives a hook of all modules no ``kwargs`` where the call failed: ``None`` is in
+        its place."""
         self._depth = max(0, self._depth - 1)
-        if self._depth:
+        if self._depth or kwargs is None:
             return
         with contextlib.suppress(Exception):
             if not self.was_left_out:

@@ -14,9 +14,9 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 from urllib.parse import urlparse
 from urllib.request import url2pathname
@@ -77,9 +77,20 @@ def _folders_of_torch() -> tuple[str, ...]:
     return _PACKAGE, str(Path(sys.modules["torch"].__file__ or "").parent) + os.sep
 
 
+def loaded_modules() -> Iterator[tuple[ModuleType, dict[str, Any]]]:
+    """The modules that are imported by now, each with its own namespace.
+
+    An attribute that is asked of a lazy module imports what it stands for: that costs time, warns
+    of what is deprecated, and fails where a package is not installed.
+    """
+    for module in list(sys.modules.values()):
+        if issubclass(type(module), ModuleType):  # anything may lie there
+            yield module, object.__getattribute__(module, "__dict__")
+
+
 def files_of_user() -> tuple[str, ...]:
     """The user's files that are imported by now: their real paths."""
-    named = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    named = {space.get("__file__") for _, space in loaded_modules()}
     files = (each for each in named if isinstance(each, str) and os.path.isabs(each))
     return tuple(sorted({os.path.realpath(each) for each in files if not is_library(each)}))
 

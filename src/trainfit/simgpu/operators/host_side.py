@@ -368,14 +368,38 @@ def places(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
+@handles(
+    aten.linalg_cholesky_ex.default,
+    aten.linalg_inv_ex.default,
+    aten.linalg_ldl_factor_ex.default,
+    aten.linalg_lu_factor_ex.default,
+)
+def factored(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """What failed, for each matrix: nothing, as of healthy ones. Host code that asks would add to
+    the diagonal, and give up in the end (gpytorch)."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    failed = result[-1]
+    if type(failed) is SimulatedTensor and worth_keeping(failed._meta):
+        with no_dispatch():
+            engine.values.write(failed, torch.zeros(failed.shape, dtype=failed.dtype, device=CPU))
+    return result
+
+
 @handles(*(getattr(aten.randint, name) for name in aten.randint.overloads() if "out" not in name))
 def random_integers(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """The largest that may come: sizes that are drawn on the GPU need the most memory so."""
+    """The largest that may come: sizes that are drawn on the GPU need the most memory so. A single
+    number is that for whatever is computed of it, too: both ends of ``x[at : at + size]`` are asked
+    for, and have to go together."""
     result = engine.generic(engine.info(func), args, kwargs)
     if type(result) is SimulatedTensor:
         # What is kept with a tensor does not hold it: it goes when the script lets it go.
         most, dtype = by_name(func, args, kwargs)["high"] - 1, result.dtype
-        engine.values.tell(result, lambda: torch.full((), most, dtype=dtype, device=CPU))
+        if result.numel() == 1 and not dtype.is_floating_point:
+            engine.values.write(
+                result, torch.full(result.shape, int(most), dtype=dtype, device=CPU)
+            )
+        else:
+            engine.values.tell(result, lambda: torch.full((), most, dtype=dtype, device=CPU))
     return result
 
 

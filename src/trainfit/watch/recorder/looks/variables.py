@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from trainfit.results.runs.watched import GrowingVariable, Holds
-from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.simgpu.device.user_location import is_library, loaded_modules, locals_of
 from trainfit.watch.recorder.job import short_place
 
 #: Names that are looked at, in one namespace and in all.
@@ -182,10 +182,7 @@ def _modules() -> Iterator[_Names]:
 
 def _find_modules() -> Iterator[_Names]:
     seen: set[str] = set()
-    for module in list(sys.modules.values()):
-        if not issubclass(type(module), types.ModuleType):  # anything may lie there
-            continue
-        names = object.__getattribute__(module, "__dict__")
+    for _, names in loaded_modules():
         file = names.get("__file__")
         if type(file) is not str or file in seen:
             continue
