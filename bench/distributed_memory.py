@@ -1,6 +1,6 @@
 """Peak allocated memory of rank 0, on one GPU and by FSDP on two: ``llm_memory.py --fsdp``.
 
-    python bench/distributed_memory.py --data FOLDER [--packages DIR] [--quick] [--json]
+python bench/distributed_memory.py --data FOLDER [--packages DIR] [--quick] [--json]
 """
 
 from __future__ import annotations

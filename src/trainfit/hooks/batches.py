@@ -181,7 +181,7 @@ class Batches:
 
     def used(self, given: Any, place: Callable[[], str | None]) -> None:
         """A model is about to be called with these."""
-        for tensor in _tensors(given):
+        for tensor in tensors_of_batch(given):
             if len(self._used_by) < _LOOKS and _has_colours(tensor):
                 self._used_by.append(lies_by_pixels(tensor))
                 self._used_at = self._used_at or line_of_view(place() or "")

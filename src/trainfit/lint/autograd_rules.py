@@ -75,12 +75,6 @@ def _ends_in_its_loop(project: Project, index: Index, scope: Scope, call: ast.Ca
 _CHAINED: Final = 4
 
 
-def _names(node: ast.AST | None) -> set[str]:
-    """Names that are read in it."""
-    every = () if node is None else ast.walk(node)
-    return {each.id for each in every if isinstance(each, ast.Name)}
-
-
 def _set_by(node: ast.Assign | ast.AugAssign) -> Iterator[str]:
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
         yield from _names(target)
@@ -175,7 +169,7 @@ def _modes(calls: list[ast.Call]) -> list[tuple[int, str, str]]:
     ]
 
 
-def _uses_gradients(project: Project, index: Index, function: Scope) -> bool:
+def _uses_gradients(project: Project, index: Index, function: Scope | Loop) -> bool:
     """Do the statements, or a function that they call, or what they return, use gradients?"""
     for node in ast.walk(function):
         name = getattr(node, "attr", None) or getattr(node, "id", "")
