@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -1103,5 +1103,5 @@ def test_a_comment_tells_no_sampler_the_epoch(
     file.write_text(source)
     module = ModuleType("a_script")
     module.__file__ = str(file)
-    monkeypatch.setattr(ranks_module, "sys", SimpleNamespace(modules={"a_script": module}))
+    monkeypatch.setattr(ranks_module, "loaded_modules", lambda: [(module, vars(module))])
     assert ranks_module._is_called("set_epoch") is is_used

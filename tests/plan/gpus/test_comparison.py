@@ -261,7 +261,7 @@ def planned(job: Job, end: EpochEnd | None, then: EpochEnd | None = None, **limi
         epoch_end=end,
         recommended_epoch_end=then,
     )
-    return job_of_plan(plan, Path("plan.json"))
+    return job_of_plan(plan, Path("plan.json"), on_several=False)
 
 
 def evaluation(batch: int, gib: float) -> EpochEnd:

@@ -129,7 +129,7 @@ def test_a_rank_that_goes_wrong_alone_is_run_next_to_rank_0() -> None:
 
         asked.clear()
         first, runs = Trace(outcome(*met), None, ""), cast(Runs, SimpleNamespace(attempt=attempt))
-        return not agreement(first, None, runs).findings
+        return not agreement(first, None, runs, None, 1).findings
 
     sent = Meeting("broadcast", PAIR, 8, "/home/me/train.py:4")
     for alone in ("failed", "unsupported"):

@@ -207,7 +207,7 @@ def _transfer(fetching: Fetching, which: str) -> _Why:
     return (
         cause,
         Fix(
-            "send less through it: uint8 instead of float32, tensors (which are handed over in "
+            "send less through it: uint8 instead of float32, tensors (which go through "
             "shared memory) instead of arrays, lists and objects (which are pickled), fewer and "
             f"larger tensors; {'set pin_memory=True; ' if on_gpu else ''}keep the main thread free "
             "between steps"
