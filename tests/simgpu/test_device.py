@@ -405,6 +405,17 @@ def test_meta_tensors_stay_meta(sim: Simulation) -> None:
     assert model(torch.randn(2, 3, device="cuda")).is_cuda
 
 
+def test_a_module_goes_to_where_a_tensor_is(sim: Simulation) -> None:
+    """BoTorch's models go to where their data is, module.to(tensor)."""
+    x = torch.randn(2, device="cuda", dtype=torch.float64)
+    for module in (torch.nn.Linear(2, 2).to(x), torch.nn.Linear(2, 2).to(tensor=x)):
+        assert module.weight.is_cuda and module.weight.dtype is torch.float64
+        assert module.weight.detach().to(device="cpu").is_cpu
+        assert module.to(module.weight).bias.is_cuda and module.to("cpu").weight.is_cpu
+        assert module.to(torch.zeros(2, device="meta")).weight.is_meta
+    assert torch.nn.Linear(2, 2, device="cuda").to(torch.zeros(2)).weight.is_cpu
+
+
 def test_meta_tensors_after_the_model_of_one_on_the_device(sim: Simulation) -> None:
     """DeepSpeed keeps the shapes of all parameters so: as memory they would be a second model."""
     x = torch.randn(1024, 1024, device="cuda")

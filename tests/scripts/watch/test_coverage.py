@@ -162,6 +162,9 @@ def test_odd_modules_do_no_harm() -> None:
 
 def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
     with Watched() as watched:
+        torch.save({"a": torch.ones(2)}, io.BytesIO())  # a data set that is kept as it was read
+        assert not watched.watch.result().saved
+        torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
         torch.save({"a": torch.ones(2)}, io.BytesIO())
         assert watched.watch.result().saved and not watched.watch.saves
         with (tmp_path / "open.pt").open("wb") as file:
@@ -173,6 +176,7 @@ def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
     with Watched() as watched:
         safetensors = pytest.importorskip("safetensors.torch")
         assert not watched.watch.result().saved
+        torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
         safetensors.save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
         assert watched.watch.result().saved
         assert (tmp_path / "model.safetensors").stat().st_size > 0
@@ -186,6 +190,9 @@ def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
         ([1, 2, 3], 0.25, 12),
         ([2, 3, 4], 0.25, 12),  # one batch is read ahead
         ([4, 8, 12], 1.0, 3),  # four micro-batches a step
+        ([*range(2, 13), 12], 1.0, 12),  # … but none at an epoch's end
+        ([*range(2, 13), 12, *range(14, 18)], 16 / 12, 12),
+        ([5, 10, 12], 1.0, 3),  # the last step has what is left
         ([1], 1 / 12, 12),
         ([2], 1 / 6, 6),
         ([12, 12, 12], None, None),

@@ -116,3 +116,90 @@ def test_a_large_mask_that_leaves_nothing_out_is_known(number: int) -> None:
         padded[3, -5:] = 0
         assert bool(padded.to("cuda").to(torch.bool).all()) is False
         assert simulated.recording.header["assumptions"]
+
+
+def _denoising_mask() -> torch.Tensor:
+    """Of 4 images with 5, 5, 3 and 8 boxes: the first half of each group of twice the most boxes,
+    without its padding, as detectors with denoising queries make it."""
+    counts, most, groups = (5, 5, 3, 8), 8, 12
+    is_box = torch.zeros(4, most, dtype=torch.bool, device="cuda")
+    for i, count in enumerate(counts):
+        is_box[i, :count] = 1
+    negative = torch.zeros(4, most * 2, 1, device="cuda")
+    negative[:, most:] = 1
+    negative = negative.tile([1, groups, 1])
+    return (1 - negative).squeeze(-1) * is_box.tile([1, 2 * groups])
+
+
+def _rows_at(like: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros_like(like)
+    made[torch.arange(7, device="cuda")] = 1.0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("made", "count"),
+    [
+        (lambda like: _denoising_mask(), 21 * 12),
+        (lambda like: torch.ones(500, device="cuda", dtype=torch.float16), 500),
+        (lambda like: torch.full((20, 20), -torch.inf, device="cuda").triu(1), 190),
+        (lambda like: torch.empty(300, device="cuda").fill_(0), 0),
+        (_rows_at, 700),
+        (lambda like: like.new_zeros(300), 0),
+        (lambda like: torch.cat((like.new_zeros(300), like.new_ones(30))), 30),
+        (lambda like: torch.where(torch.arange(300, device="cuda") < 40, 1.0, 0.0), 40),
+        (lambda like: like.new_zeros(300).masked_fill(_rows_at(like)[:, 0].repeat(3) > 0, 1), 21),
+        (lambda like: (torch.arange(300, device="cuda") < 40).float() - 1, 260),
+    ],
+)  # fmt: skip
+def test_floats_made_of_constants_are_known(
+    made: Callable[[torch.Tensor], torch.Tensor], count: int
+) -> None:
+    with trainfit.simulate("H100 SXM"):
+        mask = made(torch.rand(100, 100, device="cuda"))
+        assert mask.numel() > 64
+        assert len(torch.nonzero(mask)) == count
+        assert int((mask != 0).sum()) == count
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda like: torch.zeros_like(like).add_(like),
+        lambda like: torch.zeros_like(like) + like,
+        lambda like: torch.zeros_like(like).index_put_((like > 0.5,), like[0, 0]),
+        lambda like: torch.zeros_like(like).copy_(like),
+        lambda like: torch.empty_like(like),
+        lambda like: torch.zeros_like(like).normal_(),
+    ],
+)
+def test_floats_that_data_was_written_to_are_not(
+    made: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    with trainfit.simulate("H100 SXM"):
+        mask = made(torch.rand(100, 100, device="cuda"))
+        assert len(torch.nonzero(mask)) == mask.numel()
+
+
+def test_a_state_that_a_fused_optimizer_writes_is_not_known() -> None:
+    with trainfit.simulate("H100 SXM"):
+        layer = torch.nn.Linear(8, 8, device="cuda")
+        optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+        layer(torch.rand(10, 8, device="cuda")).sum().backward()
+        optimizer.step()
+        state = optimizer.state[layer.weight]["exp_avg"]
+        assert len(torch.nonzero(state)) == state.numel()
+
+
+def test_a_part_that_is_filled_says_nothing_of_the_rest() -> None:
+    with trainfit.simulate("H100 SXM"):
+        labels = torch.randint(0, 5, (40, 10), device="cuda")
+        labels[:, :1] = 0
+        assert len(torch.nonzero(labels)) == 400
+        large = torch.zeros_like(torch.rand(1000, 1000, device="cuda"), dtype=torch.int64)
+        assert not large.any()
+        large[0, :10] = 1
+        large[0, 20:] = 0
+        assert large.sum().item() != 0
+        large.fill_(3)
+        assert large.max().item() == 3

@@ -500,7 +500,15 @@ def _accumulation(facts: LearningFacts) -> Iterator[Finding]:
         (Evidence("micro-batches of a step", str(number)),),
         "the loss is not divided by the number of micro-batches, so another number is another "
         "learning rate",
-        (Fix("loss = loss / accumulation before backward()"),),
+        # The Trainer divides unless a model's forward() has **kwargs, which it counts as a promise
+        # to divide by num_items_in_batch; many models have them and average all the same
+        # (transformers/trainer.py: model_accepts_loss_kwargs).
+        (
+            Fix(
+                "loss = loss / accumulation before backward(); with Transformers' Trainer: "
+                "model.accepts_loss_kwargs = False before it"
+            ),
+        ),
     )
 
 

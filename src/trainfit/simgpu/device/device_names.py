@@ -209,7 +209,11 @@ def install(engine: Engine, patches: PatchSet) -> None:
     def parse_to(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = complete(kwargs["device"])
-        return parse(*map(complete, args), **kwargs)
+        device, *others = parse(*map(complete, args), **kwargs)
+        model = args[0] if args else kwargs.get("tensor")
+        if isinstance(model, DeviceTensor):  # of which C++ says "meta"
+            device = model.device
+        return (device, *others)
 
     patches.set(*private.PARSE_TO, parse_to)
 

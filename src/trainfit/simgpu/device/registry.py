@@ -84,7 +84,7 @@ class OperatorInfo:
 
     __slots__ = (
         "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
-        "library", "maker", "mutates", "name", "of_lists", "random", "returns", "view",
+        "library", "maker", "mutates", "name", "of_lists", "random", "returns", "view", "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -108,10 +108,13 @@ class OperatorInfo:
         self.view = any(a is not None and not a.is_write for a in returned)
         self.launches = not self.view and not self.composite and self.body is None
         written = {}
+        #: The arguments that it writes to (index or name): fused optimizers return none of them.
+        self.written: list[int | str] = []
         for index, argument in enumerate(schema.arguments):
             alias = argument.alias_info
             if alias is not None and alias.is_write:
                 place = argument.name if argument.kwarg_only else index
+                self.written.append(place)
                 for mark in alias.before_set:
                     written[mark] = place
         #: For each return: the argument (index or name) that it is, or None if it is new.

@@ -23,7 +23,7 @@ from trainfit.torch_private.operators import no_dispatch, schema
 
 #: Storages up to this many elements keep integer or boolean content …
 MAX_INTEGERS = 1 << 18
-#: … and floating-point content up to this many.
+#: … and floating-point content up to this many, unless it is made of constants, as a mask is.
 MAX_FLOATS = 64
 
 #: Indices that say of each element whether it is chosen.
@@ -76,15 +76,31 @@ PARTLY_KNOWN = frozenset(
     {*DECIDED, *_IS_BELOW, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_FILLED, *_FILLED_WITH}
 )
 
+#: Of what floats that are masks are made: constants, arithmetic and selection. With these as many
+#: floats are followed as whole numbers, if all that they are made of is known.
+_OF_CONSTANTS = frozenset({
+    aten.zeros.default, aten.ones.default, aten.full.default, aten.eye.default, aten.eye.m,
+    *_FILLED, *_FILLED_WITH, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor,
+    aten.clone.default, private.to_copy.default, aten.repeat.default, aten.cat.default,
+    aten.stack.default, aten.constant_pad_nd.default, aten.flip.default, aten.roll.default,
+    aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar,
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.tril.default, aten.triu.default,
+    aten.index.Tensor, aten.index_select.default, aten.gather.default,
+    aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.rsub.Tensor, aten.mul.Tensor,
+    aten.div.Tensor, aten.neg.default, aten.maximum.default, aten.minimum.default,
+    aten.clamp.default,
+})  # fmt: skip
+
 #: Write at places that this argument has an index each for.
 _WRITES_AT = {aten.scatter_.value: 2, aten.scatter_.src: 2}
 _WRITES_BY_INDEX = {aten.index_put_.default, private.index_put_impl_.default}
 
 
-def worth_keeping(tensor: torch.Tensor) -> bool:
-    """Is the content of a tensor of this geometry followed?"""
+def worth_keeping(tensor: torch.Tensor, func: Any = None) -> bool:
+    """Is the content of a tensor of this geometry followed, as the result of ``func``?"""
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-        return tensor.numel() <= MAX_FLOATS
+        most = MAX_INTEGERS if func in _OF_CONSTANTS else MAX_FLOATS
+        return tensor.numel() <= most
     return tensor.numel() <= MAX_INTEGERS or (bool(_OBJECTS) and tensor.dtype in _BYTES)
 
 
@@ -177,7 +193,7 @@ class Values:
         func = info.func
         if self._assume(info, args, out):
             return
-        if info.random or not _all_worth_keeping(out):
+        if info.random or not _all_worth_keeping(out, func):
             return
         operands = self._operands(args)
         if operands is None:
@@ -230,9 +246,9 @@ class Values:
         return sum(known) if len(known) == len(counts) else None
 
     def _fill(self, func: Any, args: Any, out: SimulatedTensor) -> None:
-        """A mask like a batch that nobody knows; of floats, only a few are followed."""
+        """A mask like a batch that nobody knows."""
         number = _FILLED[func] if func in _FILLED else args[_FILLED_WITH[func]]
-        if worth_keeping(out._meta):
+        if worth_keeping(out._meta, func):
             with no_dispatch():
                 self.write(out, torch.full(out._spec.size, number, dtype=out._spec.dtype))
         elif not out._spec.dtype.is_floating_point and not out._spec.dtype.is_complex:
@@ -268,18 +284,16 @@ class Values:
         """Follow an operator that writes into its arguments."""
         written = [
             args[place] if isinstance(place, int) else kwargs[place]
-            for place in info.returns
-            if place is not None
+            for place in info.written
+            if (place < len(args) if isinstance(place, int) else place in kwargs)
         ]
-        if not written and args and isinstance(args[0], (list, tuple)):
-            written = list(args[0])  # foreach and fused operators return nothing
         if info.func in _HARMLESS:
             return
         lives = {id(t._life): t._life for t in _tensors(written)}
         if not any(life.value is not None or life.fill is not None for life in lives.values()):
             target: Any = written[0] if written else None
-            whole = type(target) is SimulatedTensor and target._spec.offset == 0
-            if info.func in _OVERWRITES and whole and worth_keeping(target):
+            whole = type(target) is SimulatedTensor and target._spec.nbytes == target._life.nbytes
+            if info.func in _OVERWRITES and whole and worth_keeping(target._meta, info.func):
                 self.write(target, torch.zeros((), dtype=target._spec.dtype))
             elif all(life.nonzeros is None for life in lives.values()):
                 return
@@ -297,6 +311,22 @@ class Values:
         except (NotImplementedError, RuntimeError, TypeError):
             for life in lives.values():
                 self.forget(life)
+            return
+        if type(args[0]) is SimulatedTensor and args[0]._life.value is None:
+            self._fill_again(args[0], operands[0])
+
+    def _fill_again(self, target: SimulatedTensor, content: torch.Tensor) -> None:
+        """What was assumed to be one number everywhere: is it that after ``content`` was written to
+        the part that ``target`` is of it?"""
+        life = target._life
+        with no_dispatch():
+            first = content.flatten()[:1]
+            is_one = bool(first.numel()) and bool((content == first).all())
+            number = first.item() if is_one else None
+        if number != life.fill and content.numel():
+            self.forget(life)
+            if target._spec.nbytes == life.nbytes:
+                life.fill = number
 
     def _set_by_writing(self, func: Any, args: Any) -> int | None:
         """How many elements of ``args[0]`` are not zero after a write at unknown places."""
@@ -392,7 +422,7 @@ _UNWRITTEN = {
     aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
     aten.new_empty.default, aten.new_empty_strided.default,
 }  # fmt: skip
-_OVERWRITES = {aten.zero_.default, aten.fill_.Scalar}
+_OVERWRITES = {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor}
 
 
 def _tensors(value: Any) -> list[SimulatedTensor]:
@@ -403,9 +433,9 @@ def _tensors(value: Any) -> list[SimulatedTensor]:
     return []
 
 
-def _all_worth_keeping(out: Any) -> bool:
+def _all_worth_keeping(out: Any, func: Any) -> bool:
     tensors = _tensors(out)
-    return bool(tensors) and all(worth_keeping(t._meta) for t in tensors)
+    return bool(tensors) and all(worth_keeping(t._meta, func) for t in tensors)
 
 
 def _pairs(out: Any, content: Any) -> list[tuple[SimulatedTensor, torch.Tensor]]:

@@ -110,7 +110,8 @@ def index_put(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Writing by index; what is known of the target outlives a mask that nothing is known of,
     as a condition on such data is taken as False."""
     target, indices = args[0], args[1]
-    known = target._life.value if type(target) is SimulatedTensor else None
+    followed = type(target) is SimulatedTensor and worth_keeping(target._meta)
+    known = target._life.value if followed else None  # many floats are data from then on
     if any(each is not None and each.dtype in MASKS for each in indices):
         _wait_for_mask(engine, args)
     else:
