@@ -274,6 +274,8 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
     """The same in a worker, with its batches as steps: what its data set keeps."""
+    memories: tuple[str, ...] = ()
+    """Lists that the training itself fills with samples (a replay memory)."""
     element_loops: tuple[ElementLoop, ...] = ()
     """In the forward pass, the loop over a tensor's elements that it was found in most."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)

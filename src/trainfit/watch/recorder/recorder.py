@@ -519,6 +519,7 @@ class Recorder:
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()
+            found["memories"] = self._looks.variables.memories()
             found["element_loops"] = self._looks.loops.summary()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)
