@@ -262,7 +262,10 @@ class Recorder:
 
     def _learned(self) -> None:
         if self.live:
-            self.learn(learning=self._learning.facts())
+            facts, made_by = self._learning.facts(), self.steps.numbers.made_by
+            if facts.not_finite is None and made_by is not None:
+                facts = dataclasses.replace(facts, not_finite=made_by)
+            self.learn(learning=facts)
 
     def _claim(self) -> None:
         """Take a rank's files; where the folder cannot be written to, say so and take us out."""
