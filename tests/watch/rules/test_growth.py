@@ -16,6 +16,7 @@ from trainfit.results.runs.watched import (
     CodeLine,
     Event,
     GrowingVariable,
+    Holds,
     RunRecord,
     StackLooks,
 )
@@ -115,10 +116,15 @@ def test_a_cache_of_more_than_the_ram_is_critical_at_once() -> None:
     assert severity(kept) == "critical" and severity(few) == "warning"
 
 
-@pytest.mark.parametrize(("samples", "told"), [(5, True), (4, False)])
-def test_a_variable_that_grows_needs_few_samples_of_the_ram(samples: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("holds", "samples", "told"),
+    [("tensors", 5, True), ("tensors", 4, False), ("graphs", 4, True), ("graphs", 3, False)],
+)
+def test_a_variable_that_grows_needs_few_samples_of_the_ram(
+    holds: Holds, samples: int, told: bool
+) -> None:
     """On a full machine the sampler reads every few seconds."""
-    every = growing(50 * MIB, growing=(KEPT,))
+    every = growing(50 * MIB, growing=(dataclasses.replace(KEPT, holds=holds),))
     at = times(every)
     some = at[np.linspace(len(at) // 4, len(at) - 1, samples).astype(int)]
     rows = every.processes[np.isin(every.processes["time_s"], some)]

@@ -31,8 +31,9 @@ _LEAST_S: Final = 20
 _LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
 _LEAST_OF_GRAPHS: Final = thresholds.GROWTH_BYTES
 #: Samples from which growth is told whose variable is seen to grow: on a full machine the sampler
-#: reads every few seconds.
+#: reads every few seconds. Of graphs, each of the pairs of four must grow.
 _FEW_SAMPLES: Final = 5
+_SAMPLES_OF_GRAPHS: Final = 4
 #: Seconds within which a run mostly still goes on: what is full by then ends it.
 _SOON_S: Final = 24 * 3600
 #: Seconds of growth without a cause from which nothing else is expected.
@@ -101,7 +102,9 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
     at, held = _held(table)
     variable = _kept_by(view, role)
-    slope = robust_slope(at, held, 8 if variable is None else _FEW_SAMPLES)
+    keeps_graphs = variable is not None and variable.holds == "graphs"
+    few = _SAMPLES_OF_GRAPHS if keeps_graphs else _FEW_SAMPLES
+    slope = robust_slope(at, held, 8 if variable is None else few)
     kinds = _kinds(view, role)
     if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
         return
@@ -109,7 +112,6 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     # Files that are mapped are no memory that a process keeps: the kernel takes it back.
     rate = slope[0] - max(0.0, kinds.get("files", 0.0))
     grown = rate * seconds
-    keeps_graphs = variable is not None and variable.holds == "graphs"
     least = _LEAST_OF_GRAPHS if keeps_graphs else _LEAST_BYTES
     if grown < max(least, thresholds.RAM_LEFT * float(np.median(held))):
         return
