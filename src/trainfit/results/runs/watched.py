@@ -237,6 +237,8 @@ class RunHeader(ResultFile):
     """Of the main process by library ("torch": 8)."""
     worker_threads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Of a DataLoader worker by library."""
+    worker_threads_at: str = ""
+    """The line that set PyTorch's number of them in a worker; empty: none did."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Of the environment, those that set threads, the allocator or GPUs."""
     ending: Ending = "running"

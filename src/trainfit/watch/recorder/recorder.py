@@ -528,6 +528,7 @@ class Recorder:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]
             found["worker_growing"] = worker_hooks.growing(told)
+            found["worker_threads_at"] = worker_hooks.threads_set_at(told)
             found["slow_samples"] = worker_hooks.slowest(told)
             found["copies"] = compared([each.first for each in told if each.first is not None])
         found["fetch_code"] = merged(looks)

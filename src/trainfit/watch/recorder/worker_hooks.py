@@ -39,6 +39,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import FETCHERS, has_worker_init, worker_info
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
+from trainfit.watch.recorder.job import script_place
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
@@ -249,6 +250,7 @@ class WorkerCode:
     slow_samples: Mapping[str, float]
     first: FirstBatches | None = None
     growing: tuple[GrowingVariable, ...] = ()
+    threads_at: str = ""
 
 
 class FetchCode:
@@ -267,6 +269,8 @@ class FetchCode:
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
         self.dataset: Any = None
+        self.threads_at = ""
+        """The line that set PyTorch's number of threads last."""
         self._made = 0
         self._variables = VariableLooks()
         self._growth_due = 0.0
@@ -323,7 +327,11 @@ class FetchCode:
         self._told = int(1.5 * looks)
         with contextlib.suppress(OSError):
             found = WorkerCode(
-                self._counts.summary(), dict(self._slow), self._first, self._variables.found()
+                self._counts.summary(),
+                dict(self._slow),
+                self._first,
+                self._variables.found(),
+                self.threads_at,
             )
             temporary = self._code.with_name(f"new.{self._code.name}")
             temporary.write_text(as_json(found), encoding="utf-8")
@@ -349,6 +357,11 @@ def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
     return tuple(found.values())
 
 
+def threads_set_at(parts: Iterable[WorkerCode]) -> str:
+    """The line that set PyTorch's threads in a worker."""
+    return next((each.threads_at for each in parts if each.threads_at), "")
+
+
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
     """Of all workers' slow samples, those that took longest."""
     seconds: collections.Counter[str] = collections.Counter()
@@ -367,12 +380,27 @@ class FetchHooks:
         self._pid = -1
         self._collate_s = 0.0
         self._samples = -1
+        self._threads_at = ""
 
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored."""
         self._known = fetchers()
+        patches.hook(torch, "set_num_threads", self._set_threads)
         for kind in FETCHERS:
             patches.hook(kind, "fetch", self._fetch)
+
+    def _set_threads(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(original)
+        def set_num_threads(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                # PyTorch's own call in each worker comes before there is this.
+                if worker_info() is not None:
+                    self._threads_at = script_place()
+                    if self._sink is not None and self._pid == os.getpid():
+                        self._sink.code.threads_at = self._threads_at
+            return original(*args, **kwargs)
+
+        return set_num_threads
 
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)
@@ -425,6 +453,7 @@ class FetchHooks:
                 self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
                 self._sink.code.dataset = fetcher.dataset
+                self._sink.code.threads_at = self._threads_at
                 iterates = hasattr(fetcher, "dataset_iter")
                 # What worker_init_fn or __iter__ has opened is the worker's own.
                 inherited = not iterates and not has_worker_init()

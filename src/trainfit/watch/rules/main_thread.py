@@ -389,7 +389,7 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             share,
         )
     elif not checks.has_gpu(rank) and threads is not None and 2 * threads <= cores.usable:
-        place = checks.event_place(rank, "threads")
+        place = checks.thread_place(rank)
         value = max(1, round(cores.idle) + threads)
         yield Finding(
             _ONE_HOT_THREAD_KIND,
