@@ -329,6 +329,14 @@ def test_what_is_no_waiting_of_the_script(changes: dict[str, Any], why: str) -> 
     assert "script_waits" not in kinds(_waiting(**changes)), why
 
 
+def test_of_a_moment_that_it_waited_is_not_told_from_that_it_had_no_core() -> None:
+    """60 steps of a millisecond: nobody looked at the machine meanwhile."""
+    record = run_on_cpu(other_s=1.0, cpu_s=0.09)
+    result = judge(dataclasses.replace(record, machine=record.machine[:0]))
+    assert "script_waits" not in kinds(result)
+    assert any(each.kind == "script_waits" for each in result.unknown)
+
+
 def test_a_thread_that_sleeps_on_a_crowded_machine_still_sleeps() -> None:
     assert "script_waits" in kinds(_waiting(machine={"runnable": 16.0}))
 
