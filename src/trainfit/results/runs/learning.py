@@ -174,7 +174,7 @@ class LearningFacts:
     denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
         found in a large tensor, and in what: "weights", "gradients", "averages".
     schedule_fades: A schedule whose rate falls to next to nothing, by its own figures.
-    anomaly: The anomaly mode of autograd was on.
+    anomaly, anomaly_at: The anomaly mode of autograd was on; the line that set it, where known.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
     dropped_micro_batches: Of them, those whose gradients zero_grad dropped before the step.
@@ -233,6 +233,7 @@ class LearningFacts:
     schedule: ScheduleEnd | None = None
     schedule_unused: ScheduleUnused | None = None
     anomaly: bool = False
+    anomaly_at: str = ""
     evaluating_at: str | None = None
     micro_batches: int = 1
     dropped_micro_batches: int = 0
