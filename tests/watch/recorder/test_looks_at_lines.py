@@ -173,3 +173,11 @@ def test_the_line_that_raises_the_threads_of_a_worker(monkeypatch: pytest.Monkey
     assert hooks._threads_at.endswith(f"{Path(__file__).name}:{line}")
     told = worker_hooks.WorkerCode(StackLooks(), {}, threads_at=hooks._threads_at)
     assert worker_hooks.threads_set_at([told]) == hooks._threads_at
+
+
+def test_looks_at_a_worker_become_rarer_where_they_cost_much() -> None:
+    first, cheap, dear, hung = (
+        worker_hooks.pause_s(*each) for each in ((50, 0.04), (500, 0.1), (500, 0.45), (500, 9.0))
+    )
+    assert first == cheap == 0.05  # 0.2 ms each
+    assert 0.0009 / dear < 0.005 and 0.1 < dear < hung == 0.5

@@ -51,8 +51,13 @@ from trainfit.watch.recorder.looks.stacks import (
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
 
-#: Seconds between two looks.
+#: Seconds between two looks: at first, so that a short run shows its lines; and then at most.
 _LOOK_S: Final = 0.05
+_SELDOM_S: Final = 0.5
+_AT_FIRST: Final = 100
+#: Of a core, what looks may cost after these: one costs 0.2 ms, 0.9 ms of a worker that has a third
+#: of a core (measured).
+_COST: Final = 0.004
 #: Of a look's weight, what is left after the next one: about the last ten seconds count.
 _KEPT: Final = 1 - 1 / 200
 #: Looks that make shares.
@@ -158,6 +163,7 @@ class WorkerSink:
         self.began = 0.0
         """When the batch that is being made was begun."""
         self._written = 0.0
+        self._looks = 0
         self._target = threading.get_ident()
         self._stop = threading.Event()
         self._death = WorkerDeath(stem, lambda: self.fetching)
@@ -168,10 +174,12 @@ class WorkerSink:
 
     def _run(self) -> None:
         chance = random.Random(os.getpid())  # not the script's own
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(self.code.pause_s):
             if self.fetching:
+                self._looks += 1
                 with at_any_line(chance.random()):
                     self._look()
+                self.code.pause_s = pause_s(self._looks, time.thread_time())
             self.code.look_for_growth(time.monotonic())
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
@@ -192,6 +200,13 @@ class WorkerSink:
         self.ring.write()
         self.code.write(whole=True)
         self._death.close()
+
+
+def pause_s(looks: int, cpu_s: float) -> float:
+    """Seconds until the next look, after so many that cost their thread ``cpu_s``."""
+    if looks < _AT_FIRST:
+        return _LOOK_S
+    return min(_SELDOM_S, max(_LOOK_S, cpu_s / looks / _COST))
 
 
 class WorkerDeath:
@@ -269,6 +284,8 @@ class FetchCode:
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
         self.dataset: Any = None
+        self.pause_s = _LOOK_S
+        """Seconds between two looks."""
         self.threads_at = ""
         """The line that set PyTorch's number of threads last."""
         self._made = 0
@@ -296,7 +313,7 @@ class FetchCode:
         if not collating and length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
             index = fetched_index(thread, stack)
             if index and (index in self._slow or len(self._slow) < _MOST_SLOW):
-                self._slow[index] = self._slow.get(index, 0.0) + _LOOK_S
+                self._slow[index] = self._slow.get(index, 0.0) + self.pause_s
         if not self._hangs and length > max(_HANGS_S, _TIMES_LONGEST * self._longest):
             self._hangs = True
             self._stack.write_text(stack_text(stack), encoding="utf-8")
