@@ -96,6 +96,8 @@ class CoverageWatch:
         in which something waits for a later one."""
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
+        #: … and at the last one with which no epoch ended.
+        self._within_epoch: tuple[int, int] | None = None
         self._imports: ImportHook | None = None
         self.before_evaluation: Callable[[], None] = lambda: None
         """Called before an evaluation of the model begins."""
@@ -218,6 +220,9 @@ class CoverageWatch:
         loader = self._feeding()
         if loader is not None:
             self._progress = [*self._progress[:1], (steps, loader.batches)]
+            batches = self._batches_of_epoch(loader)
+            if batches and loader.batches % batches:
+                self._within_epoch = steps, loader.batches
 
     def result(self) -> Coverage:
         """What was seen so far."""
@@ -238,23 +243,28 @@ class CoverageWatch:
     def _epoch(self) -> tuple[float | None, int | None]:
         """Epochs that were done, and optimizer steps in one, where the data set's size is known.
 
-        Batches are counted between the first step and the last: some loaders read ahead.
+        Batches are counted between the first step and the last: some loaders read ahead. At an
+        epoch's end there is nothing ahead, so it counts only if no step is within an epoch.
         """
         loader = self._feeding()
-        if (
-            loader is None
-            or not loader.epoch_samples
-            or not loader.batch_size
-            or not self._progress
-        ):
+        batches = self._batches_of_epoch(loader)
+        if batches is None or not self._progress:
             return None, None
-        batches = self.of_epoch(math.ceil(loader.epoch_samples / loader.batch_size))
         (first, before), (last, after) = self._progress[0], self._progress[-1]
+        done = last
+        if self._within_epoch is not None and self._within_epoch[0] > first:
+            last, after = self._within_epoch
         for_each = after / last if first == last else (after - before) / (last - first)
         if for_each <= 0:
             return None, None
         steps = max(1, math.ceil(batches / for_each))
-        return last / steps, steps
+        return done / steps, steps
+
+    def _batches_of_epoch(self, loader: LoaderInfo | None) -> int | None:
+        """So many batches of the training's loader are an epoch; ``None``: not known."""
+        if loader is None or not loader.epoch_samples or not loader.batch_size:
+            return None
+        return self.of_epoch(math.ceil(loader.epoch_samples / loader.batch_size))
 
     def _watch_parameters(self, patches: PatchSet) -> None:
         add = torch.optim.Optimizer.add_param_group
@@ -296,7 +306,8 @@ class CoverageWatch:
     def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            self._saved = True
+            # Before there is an optimizer it is data: PyG's data sets write what they read once.
+            self._saved = self._saved or bool(self._trained)
             with contextlib.suppress(Exception):  # a path of the user's kind
                 to: Any = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
                 path = os.path.abspath(os.fsdecode(to if isinstance(to, _PATHS) else to.name))
