@@ -74,7 +74,8 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         _INPUT_BOUND_KIND,
         severity(share),
-        f"Waiting for batches costs {checks.in_percent(share)} of the time{_reason(fetching)}",
+        f"Waiting for batches costs {checks.in_percent(share)} of the time"
+        + _reason(fetching, cause),
         tuple(_evidence(fetching, share)),
         cause,
         (fix,),
@@ -84,14 +85,14 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-def _reason(fetching: Fetching) -> str:
+def _reason(fetching: Fetching, cause: str) -> str:
     """In a few words, what holds batches up where it is no lack of workers."""
     if fetching.is_locked:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
     if (fetching.queued_while_waiting or 0) >= 1:
-        return ""
+        return ": the hand-off of those that are ready is slow" if _HAND_OFF in cause else ""
     return f": {fetching.slow_code}" if fetching.slow_code else ""
 
 
@@ -188,10 +189,13 @@ def _cheap(fetching: Fetching) -> _Why:
     )
 
 
+_HAND_OFF: Final = "hand-off"
+
+
 def _transfer(fetching: Fetching, which: str) -> _Why:
     on_gpu = checks.has_gpu(fetching.rank)
     hand_off = "transfer between processes and pinning" if on_gpu else "transfer between processes"
-    cause = f"{which} reach the main process late (hand-off: {hand_off})"
+    cause = f"{which} reach the main process late ({_HAND_OFF}: {hand_off})"
     if fetching.is_cheap:
         return (
             cause,
