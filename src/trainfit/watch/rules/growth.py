@@ -95,8 +95,35 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
     view = run.judged
     if not len(view.steps):
         return
-    yield from _of_processes(view, 0, "the training process", view.main_process)
+    main = list(_of_processes(view, 0, "the training process", view.main_process))
+    if not any(isinstance(each, Finding) for each in main):
+        main = list(_kept_graphs(view)) or main
+    yield from main
     yield from _of_processes(view, 1, "the workers", view.workers)
+
+
+#: Steps in which a variable has kept graphs of nearly each, from which that is no window of some.
+_LONG_KEPT: Final = 100
+
+
+def _kept_graphs(view: RankView) -> Iterator[Finding]:
+    """Of a run that is too short for its RAM to tell, or whose graphs are small."""
+    variable = kept_tensors(view)
+    if variable is None or variable.holds != "graphs" or variable.steps < _LONG_KEPT:
+        return
+    if variable.last_size - variable.first_size < _MOSTLY * variable.steps:
+        return
+    cause, fix = what_keeps(variable)
+    yield Finding(
+        "ram_growth",
+        "warning",
+        f"{keeps(variable)}, for as long as the run goes on",
+        (Evidence("kept at the last look", float(variable.last_size)),),
+        cause,
+        (fix,),
+        "certain",
+        place=Place.parse(variable.place),
+    )
 
 
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
