@@ -84,7 +84,8 @@ def test_a_memory_stays_one_when_it_is_full() -> None:
 
     def loop() -> Loop:
         agent, full = Agent(), collections.deque[Any](maxlen=90)
-        states, losses, steps, graphs = [], [], [], []
+        states, losses, graphs = list[Any](), list[Any](), list[Any]()
+        steps = list[Any]()
         rows = [(torch.ones(3), n) for n in range(500)]
         while True:
             agent.buffer.push([0.5, 1.0], 1)
