@@ -532,3 +532,13 @@ def test_epochs_without_workers_begin_slowly_as_well() -> None:
         header={"loaders": loader(num_workers=0)},
     )
     assert kinds(judge(made)) == ["epoch_start"]
+
+
+def test_no_more_is_lost_by_batches_than_they_cost_where_others_keep_the_cores() -> None:
+    """A batch of 2 ms, and 24 ms of a step in which the training had no core."""
+    machine = {"cores_busy": 8.0, "cores_ours": 4.0}
+    waits: dict[str, Any] = {"input_s": 0.03, "queued": 0, "gpu_gap_s": 0.03}
+    cheap, dear = ({"fetch_s": each, "cpu_s": each} for each in (0.002, 0.2))
+    assert "input_bound" not in kinds(judge(run(**waits, fetches=cheap, machine=machine)))
+    found = finding(judge(run(**waits, fetches=dear, machine=machine)), "input_bound")
+    assert found.share is not None and found.share > 0.15

@@ -14,7 +14,7 @@ from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import RankView, RunView
+from trainfit.watch.view import RankView, RunView, known
 
 # ---
 # The training waits for batches: why, and how many workers would do.
@@ -66,6 +66,11 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
         return
     cause, fix, confidence = _why(fetching)
+    if fetching.others_press and _HAND_OFF not in cause:
+        # More than all of its batches cost no loader loses: that is the want of a core.
+        most = _made_s(fetching) * len(rank.steps) / rank.seconds
+        if (share := min(share, most)) < thresholds.NOTICEABLE:
+            return
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
     is_late = (fetching.queued_while_waiting or 0) >= 1
     slow = None if fix.settings or is_late or fetching.is_locked else fetching.slow_line
@@ -83,6 +88,12 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         fetching.place if slow is None else slow.place,
     )
+
+
+def _made_s(fetching: Fetching) -> float:
+    """Seconds that the batches of a step cost who makes them; infinite: not measured."""
+    every = known(fetching.rank.fetches["fetch_s"])
+    return float(np.mean(every)) * fetching.batches_per_step if len(every) else math.inf
 
 
 def _reason(fetching: Fetching, cause: str) -> str:
