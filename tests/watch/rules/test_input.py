@@ -196,10 +196,10 @@ def test_workers_that_mostly_wait_are_raised_on_full_cores_too() -> None:
 def test_ready_batches_are_late_where_the_cores_are_full() -> None:
     values: dict[str, Any] = {"input_s": 0.05, "queued": 8, "fetches": {"fetch_s": 2, "cpu_s": 1}}
     found = finding(judge(run(**values, machine={"cores_busy": 8.0})), "input_bound")
-    assert "All cores are busy" in found.cause and "hand-off" not in found.title
+    assert "All cores are busy" in found.cause and "transfer" not in found.title
     few = values | {"fetches": {"fetch_s": 0.05, "cpu_s": 0.05}}
     found = finding(judge(run(**few, machine={"cores_busy": 8.0})), "input_bound")
-    assert "hand-off" in found.cause and "the hand-off of those that are ready" in found.title
+    assert "hand-off" in found.cause and "the transfer of those that are ready" in found.title
 
 
 def test_a_quota_counts_as_the_cores() -> None:

@@ -247,7 +247,9 @@ def test_batches_of_what_the_training_itself_fills() -> None:
     by_hand, of_memory = told(), told("agent.memory")
     assert "by hand" in by_hand.title and by_hand.severity == "critical"
     assert "joins samples of `agent.memory`" in of_memory.title
-    assert of_memory.severity == "warning" and "DataLoader" not in of_memory.fix.action
+    share = of_memory.share or 0.0
+    assert of_memory.severity == ("warning" if share >= 0.5 else "info")
+    assert "DataLoader" not in of_memory.fix.action
     environment = dataclasses.replace(line, calls="env.step", inner="env.step")
     assert "step together" in told("agent.memory", line=environment).fix.action
     logs = dataclasses.replace(line, calls="print", inner="print")

@@ -103,7 +103,7 @@ def _reason(fetching: Fetching, cause: str) -> str:
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
     if (fetching.queued_while_waiting or 0) >= 1:
-        return ": the hand-off of those that are ready is slow" if _HAND_OFF in cause else ""
+        return ": the transfer of those that are ready is slow" if _HAND_OFF in cause else ""
     return f": {fetching.slow_code}" if fetching.slow_code else ""
 
 
@@ -222,7 +222,7 @@ def _transfer(fetching: Fetching, which: str) -> _Why:
     return (
         cause,
         Fix(
-            "send less through it: uint8 instead of float32, tensors (which are handed over in "
+            "send less through it: uint8 instead of float32, tensors (which go through "
             "shared memory) instead of arrays, lists and objects (which are pickled), fewer and "
             f"larger tensors; {'set pin_memory=True; ' if on_gpu else ''}keep the main thread free "
             "between steps"

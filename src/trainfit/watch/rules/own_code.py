@@ -47,6 +47,10 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
 _SAME: Final = 0.5
 
 
+#: Of the time, what the making of samples by the training itself costs beyond what is usual.
+_MOST_OF_ALL: Final = 0.5
+
+
 def _named(line: CodeLine) -> str:
     """What is called there; empty: a part of the line itself (a comprehension), or not known."""
     name = line.calls or line.inner
@@ -94,7 +98,7 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         habit = from_memory(rank.header.memories[0], habit)
         if habit is not usual:
             # Such a training is partly that: what it learns from it has to make itself.
-            weight = "warning" if weight == "critical" else "info"
+            weight = "warning" if share >= _MOST_OF_ALL else "info"
     if (at := _threads_waited_for(rank, line)) is not None:
         yield _waits_for_threads(rank, line, at, share)
         return
