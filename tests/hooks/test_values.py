@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.values import denormals
+from trainfit.hooks.values import anomaly_at, denormals
 from trainfit.results.runs.learning import LearningFacts, Misuse
 
 
@@ -137,3 +138,21 @@ def test_a_gap_in_the_data_is_told_where_the_loss_is_not_finite() -> None:
     assert not_finite(None) is None
     told = not_finite(Misuse("data_not_finite", ("tensors[0]", "5", "1")))
     assert told is not None and "row 5" in told[0]
+
+
+def test_the_line_that_sets_the_anomaly_mode(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    place = lambda: f"{script}:9"  # noqa: E731
+    for text, line in (
+        ("import torch\nif not fix: torch.autograd.set_detect_anomaly(True)\n", 2),
+        ("with autograd.detect_anomaly():\n    pass\n", 1),
+        ("torch.autograd.set_detect_anomaly(False)\nTrainer(detect_anomaly=True)\n", 2),
+        ("torch.autograd.set_detect_anomaly(mode=False)\n", 0),
+    ):
+        script.write_text(text)
+        linecache.clearcache()
+        assert anomaly_at(place) == ()
+        with torch.autograd.set_detect_anomaly(True):
+            assert anomaly_at(place) == ((f"{script}:{line}" if line else ""),)
+    (found,) = of_learning(LearningFacts(steps=5, anomaly=True, anomaly_at="train.py:2"))
+    assert str(found.place) == "train.py:2"

@@ -161,6 +161,23 @@ def adds_to(name: str) -> Habit:
     )
 
 
+def from_memory(name: str, habit: Habit) -> Habit:
+    """… of a line that makes batches of what the training itself has put into a list: there is no
+    data set that a worker could read."""
+    if habit is _BATCHES:
+        what = f"joins samples of `{name}`, which the training fills"
+    elif habit is _ALONE:
+        what = habit.what
+    else:
+        return habit
+    return Habit(
+        what,
+        "do it for many at once (environments that step together); keep what steps give in tensors "
+        f"that are made once, a row for each, in place of the list `{name}`: memory[indices] is a "
+        "batch in one operator",
+    )
+
+
 def _is_operator(names: Sequence[str]) -> bool:
     """Is what is called an operator on a tensor, or unknown? A function that computes more of each
     (statistics, a text) has no form for all of them at once."""

@@ -61,7 +61,7 @@ from trainfit.hooks.schedules import (
     schedule_fades,
     schedule_unused,
 )
-from trainfit.hooks.values import denormals, where_not_finite
+from trainfit.hooks.values import anomaly_at, denormals, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.tensors import item
 
@@ -163,7 +163,7 @@ class LearningObserver:
         #: Shapes of a view that seems to swap dimensions, and its line.
         self._swapped: tuple[str, str, str] | None = None
         self._half = False
-        self._anomaly = False
+        self._anomaly: tuple[str, ...] = ()
         self.awake = True
         """Is the next step looked at? Else nothing needs to be told of it but its end
         (:meth:`passed`), a mode that is set and a checkpoint: most steps cost next to nothing."""
@@ -406,7 +406,7 @@ class LearningObserver:
                 look = self.misuse.stalled.look
                 look(optimizer, place, self._loss(), self._called(), is_only=is_only)
             self.misuse.looked(seen.steps)
-            self._anomaly = self._anomaly or torch.is_anomaly_enabled()
+            self._anomaly = self._anomaly or anomaly_at(self._place)
             self._half = self._half or (self._scaled and seen.is_half)
             self._steps_scaled += self._scaled and not self._unscaled
         self._accumulated.look(self._passes)
@@ -582,7 +582,8 @@ class LearningObserver:
             denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
             denormal_in=where_most(looked),
             schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),
-            anomaly=self._anomaly,
+            anomaly=bool(self._anomaly),
+            anomaly_at="".join(self._anomaly),
             evaluating_at=self._modes.wrong_at,
             micro_batches=self._accumulated.micro_batches(),
             dropped_micro_batches=self._accumulated.dropped(),

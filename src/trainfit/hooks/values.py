@@ -15,7 +15,7 @@ import linecache
 import math
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -265,6 +265,18 @@ def only_line(file: str, patterns: Sequence[str]) -> str | None:
         if written.search(line.partition("#")[0])
     ]
     return f"{file}:{lines[0]}" if len(lines) == 1 else None
+
+
+#: How a script sets autograd's anomaly mode, Lightning's Trainer too.
+_ANOMALY: Final = r"\b(?:set_)?detect_anomaly\s*[(=](?!\s*(?:mode\s*=\s*)?False)"
+
+
+def anomaly_at(place: Callable[[], str | None]) -> tuple[str, ...]:
+    """Nothing: the anomaly mode is off; else the line that sets it, in the file of the training's
+    line, or an empty one: none or several do there."""
+    if not torch.is_anomaly_enabled():
+        return ()
+    return (only_line((place() or "").rpartition(":")[0], [_ANOMALY]) or "",)
 
 
 def _is_broken(tensor: Any) -> bool:

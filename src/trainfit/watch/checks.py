@@ -80,6 +80,12 @@ def event_place(rank: RankView, kind: str) -> Place | None:
     return Place.parse(told.most_common(1)[0][0]) if told else None
 
 
+def thread_place(rank: RankView) -> Place | None:
+    """The line that set PyTorch's threads last: of several, that one counts."""
+    told = [each.text for each in rank.record.events if each.kind == "threads" and each.text]
+    return Place.parse(told[-1]) if told else None
+
+
 @dataclass(frozen=True)
 class Cores:
     """Cores that the run may use, and how many of them are busy (medians)."""

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from trainfit.results.runs.watched import StackLooks
 from trainfit.scripts.call_sites import calls_of, locals_in, undisturbed
 from trainfit.watch.recorder import worker_hooks
 from trainfit.watch.recorder.looks.stacks import at_any_line, line_at, users_stack
@@ -156,3 +158,26 @@ def test_a_look_at_a_stack_keeps_no_frame() -> None:
     assert any(code is step.__code__ for code, _, _ in calls) and len(stack) == len(calls)
     assert known[0]() is None
     thread.join()
+
+
+def test_the_line_that_raises_the_threads_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own call in each worker comes before the worker is one."""
+    hooks, before = worker_hooks.FetchHooks(None), torch.get_num_threads()  # type: ignore[arg-type]
+    set_number = hooks._set_threads(torch.set_num_threads)
+    set_number(before)
+    assert not hooks._threads_at
+    monkeypatch.setattr(worker_hooks, "worker_info", object)
+    set_number(before)  # that line
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(n for n, each in enumerate(lines, 1) if each.endswith("  # that line"))
+    assert hooks._threads_at.endswith(f"{Path(__file__).name}:{line}")
+    told = worker_hooks.WorkerCode(StackLooks(), {}, threads_at=hooks._threads_at)
+    assert worker_hooks.threads_set_at([told]) == hooks._threads_at
+
+
+def test_looks_at_a_worker_become_rarer_where_they_cost_much() -> None:
+    first, cheap, dear, hung = (
+        worker_hooks.pause_s(*each) for each in ((50, 0.04), (500, 0.1), (500, 0.45), (500, 9.0))
+    )
+    assert first == cheap == 0.05  # 0.2 ms each
+    assert 0.0009 / dear < 0.005 and 0.1 < dear < hung == 0.5

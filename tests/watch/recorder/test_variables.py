@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import gc
 import inspect
 import itertools
 import logging
+import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -74,6 +76,37 @@ def test_what_an_object_within_an_object_keeps() -> None:
     assert found["agent.buffer.memory"].holds == "tensors"
     _, first = inspect.getsourcelines(Buffer.push)
     assert found["agent.buffer.memory"].place.endswith(f"test_variables.py:{first + 1}")
+
+
+def test_a_memory_stays_one_when_it_is_full() -> None:
+    """What a training has filled with samples is no history of its losses, and no data set."""
+    learned = torch.ones(3, requires_grad=True)
+
+    def loop() -> Loop:
+        agent, full = Agent(), collections.deque[Any](maxlen=90)
+        states, losses, graphs = list[Any](), list[Any](), list[Any]()
+        steps = list[Any]()
+        rows = [(torch.ones(3), n) for n in range(500)]
+        while True:
+            agent.buffer.push([0.5, 1.0], 1)
+            full.append((np.ones(4), 0, -1.0, np.ones(4)))
+            states.append(torch.ones(2))
+            losses.append(torch.ones(()))
+            steps.append((len(steps), 0.5))
+            graphs.append((learned * 2, 1))
+            random.shuffle(rows)
+            batch = [each[0] for each in random.sample(rows, 64)]
+            assert batch
+            yield sys._getframe()
+
+    kept, running = VariableLooks(), loop()
+    for number in range(8):
+        frame = next(running)
+        for _ in range(19):
+            next(running)
+        kept.look(20 * (number + 1), frame, frozenset((frame.f_code,)))
+    assert "full" not in {each.name for each in kept.found()}
+    assert sorted(kept.memories()) == ["agent.buffer.memory", "full", "states"]
 
 
 def test_a_list_that_keeps_tensors_of_each_step() -> None:

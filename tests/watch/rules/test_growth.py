@@ -10,12 +10,14 @@ import pytest
 
 from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds, watch_screen
 from trainfit.report.watch import answer
+from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import (
     CodeLine,
     Event,
     GrowingVariable,
+    Holds,
     RunRecord,
     StackLooks,
 )
@@ -115,16 +117,41 @@ def test_a_cache_of_more_than_the_ram_is_critical_at_once() -> None:
     assert severity(kept) == "critical" and severity(few) == "warning"
 
 
-@pytest.mark.parametrize(("samples", "told"), [(5, True), (4, False)])
-def test_a_variable_that_grows_needs_few_samples_of_the_ram(samples: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("holds", "samples", "told"),
+    [("tensors", 5, True), ("tensors", 4, False), ("graphs", 4, True), ("graphs", 3, False)],
+)
+def test_a_variable_that_grows_needs_few_samples_of_the_ram(
+    holds: Holds, samples: int, told: bool
+) -> None:
     """On a full machine the sampler reads every few seconds."""
-    every = growing(50 * MIB, growing=(KEPT,))
+    every = growing(50 * MIB, growing=(dataclasses.replace(KEPT, holds=holds),))
     at = times(every)
     some = at[np.linspace(len(at) // 4, len(at) - 1, samples).astype(int)]
     rows = every.processes[np.isin(every.processes["time_s"], some)]
-    assert ("ram_growth" in kinds(judge(dataclasses.replace(every, processes=rows)))) == told
+    result = judge(dataclasses.replace(every, processes=rows))
+    assert any(each.title.startswith("RAM of the") for each in result.findings) == told
     unnamed = dataclasses.replace(growing(50 * MIB), processes=rows)
     assert "ram_growth" not in kinds(judge(unnamed))
+
+
+def test_graphs_that_are_kept_are_told_before_the_ram_shows_it() -> None:
+    """Without a look at the RAM in all; a window of some steps is no leak."""
+
+    def told(**changes: Any) -> list[Finding]:
+        record = growing(0, growing=(dataclasses.replace(KEPT, **changes),))
+        record = dataclasses.replace(record, processes=record.processes[:0])
+        return [each for each in judge(record).findings if each.kind == "ram_growth"]
+
+    (found,) = told()
+    assert found.severity == "warning" and str(found.at) == "train.py:52"
+    assert "`outputs` keeps each step's autograd graph" in found.title
+    for healthy in (
+        {"holds": "tensors"},
+        {"steps": 80, "last_size": 100},
+        {"last_size": 60},  # one in ten steps: results of evaluations
+    ):
+        assert not told(**healthy), healthy
 
 
 def test_graphs_that_are_kept_are_told_of_less() -> None:
@@ -134,7 +161,8 @@ def test_graphs_that_are_kept_are_told_of_less() -> None:
         main = record.processes["role"] == 0
         seconds = record.processes["time_s"][main]
         record.processes["rss_bytes"][main] = 300 * MIB + 2 * MIB * seconds
-        assert ("ram_growth" in kinds(judge(record))) == (holds == "graphs")
+        titles = " ".join(each.title for each in judge(record).findings)
+        assert ("RAM of the" in titles) == (holds == "graphs")
 
 
 def test_of_what_kind_it_is() -> None:

@@ -329,6 +329,14 @@ def test_what_is_no_waiting_of_the_script(changes: dict[str, Any], why: str) -> 
     assert "script_waits" not in kinds(_waiting(**changes)), why
 
 
+def test_of_a_moment_that_it_waited_is_not_told_from_that_it_had_no_core() -> None:
+    """60 steps of a millisecond: nobody looked at the machine meanwhile."""
+    record = run_on_cpu(other_s=1.0, cpu_s=0.09)
+    result = judge(dataclasses.replace(record, machine=record.machine[:0]))
+    assert "script_waits" not in kinds(result)
+    assert any(each.kind == "script_waits" for each in result.unknown)
+
+
 def test_a_thread_that_sleeps_on_a_crowded_machine_still_sleeps() -> None:
     assert "script_waits" in kinds(_waiting(machine={"runnable": 16.0}))
 
@@ -569,6 +577,18 @@ def test_threads_of_workers_are_found_next_to_other_programs() -> None:
     fix = result.findings[0].fix
     assert not fix.settings and "leave out torch.set_num_threads(8)" in fix.action
     assert fix.line == "torch.set_num_threads(1)"
+    header |= {"worker_threads_at": "train.py:12"}
+    result = loaded(header=header, input_s=0.5, processes=processes)
+    assert "at train.py:12" in answer(result) and "(line 12)" in result.findings[0].fix.action
+
+
+def test_threads_that_no_call_of_the_script_has_raised_are_told_where_they_compute() -> None:
+    processes = {"cpu_cores": 0.5, "hottest_thread": 0.07, "involuntary_switches": 1500.0}
+    header = {"worker_threads": {"openblas": 8}, "threads": {"torch": 1}}
+    header |= {"loaders": loader(num_workers=2)}
+    header |= {"fetch_code": StackLooks(60, (CodeLine("data.py:6", 50, (), "np.dot"),))}
+    result = loaded(header=header, input_s=0.5, processes=processes)
+    assert kinds(result)[0] == "thread_oversubscription" and "at data.py:6" in answer(result)
 
 
 def test_the_line_that_sets_the_threads_of_the_training() -> None:
@@ -577,4 +597,9 @@ def test_the_line_that_sets_the_threads_of_the_training() -> None:
     words = {"backward_s": 0.3, "cpu_s": 0.02, "processes": {"main": main}}
     told = loaded(header=header, **words, events=[Event(1.0, "threads", text="train.py:6")])
     assert "threads in the main process" in answer(told) and "at train.py:6" in answer(told)
+    # What the environment says is not what that call says.
+    fix = told.findings[0].fix
+    assert fix.action.startswith("torch.set_num_threads(1) there") and not fix.settings
+    several = [Event(1.0, "threads", text=each) for each in ("train.py:6", "train.py:90")]
+    assert "at train.py:90" in answer(loaded(header=header, **words, events=several))
     assert ", at " not in answer(loaded(header=header, **words))  # the machine's own number

@@ -196,10 +196,10 @@ def test_workers_that_mostly_wait_are_raised_on_full_cores_too() -> None:
 def test_ready_batches_are_late_where_the_cores_are_full() -> None:
     values: dict[str, Any] = {"input_s": 0.05, "queued": 8, "fetches": {"fetch_s": 2, "cpu_s": 1}}
     found = finding(judge(run(**values, machine={"cores_busy": 8.0})), "input_bound")
-    assert "All cores are busy" in found.cause
+    assert "All cores are busy" in found.cause and "transfer" not in found.title
     few = values | {"fetches": {"fetch_s": 0.05, "cpu_s": 0.05}}
     found = finding(judge(run(**few, machine={"cores_busy": 8.0})), "input_bound")
-    assert "hand-off" in found.cause
+    assert "hand-off" in found.cause and "the transfer of those that are ready" in found.title
 
 
 def test_a_quota_counts_as_the_cores() -> None:
@@ -328,6 +328,21 @@ def test_one_slow_worker_is_named_and_is_all_there_is_to_say() -> None:
     found = finding(result, "slow_worker")
     assert "Worker 2 needs 3.0 times" in found.title
     assert result.limit == "input"
+
+
+def test_a_worker_whose_threads_take_turns_with_those_of_others_is_no_slow_one() -> None:
+    turns = np.arange(200) % WORKERS
+    fetches = {"fetch_s": np.where(turns == 2, 0.6, 0.2)}
+    at_work = {"hottest_thread": 0.3, "cpu_cores": 1.6}
+
+    def found(threads: int, runnable: float, processes: dict[str, float] = at_work) -> bool:
+        header, crowd = {"worker_threads": {"torch": threads}}, {"runnable": runnable}
+        made = run(**SLOW, fetches=fetches, header=header, machine=crowd, processes=processes)
+        return "slow_worker" in kinds(judge(made))
+
+    assert not found(8, 40.0)
+    assert found(1, 40.0) and found(8, 4.0)
+    assert found(8, 40.0, {"hottest_thread": 0.3, "cpu_cores": 0.3})  # a pool that nothing uses
 
 
 def test_where_the_others_are_too_slow_as_well_the_loss_is_divided() -> None:
@@ -517,3 +532,13 @@ def test_epochs_without_workers_begin_slowly_as_well() -> None:
         header={"loaders": loader(num_workers=0)},
     )
     assert kinds(judge(made)) == ["epoch_start"]
+
+
+def test_no_more_is_lost_by_batches_than_they_cost_where_others_keep_the_cores() -> None:
+    """A batch of 2 ms, and 24 ms of a step in which the training had no core."""
+    machine = {"cores_busy": 8.0, "cores_ours": 4.0}
+    waits: dict[str, Any] = {"input_s": 0.03, "queued": 0, "gpu_gap_s": 0.03}
+    cheap, dear = ({"fetch_s": each, "cpu_s": each} for each in (0.002, 0.2))
+    assert "input_bound" not in kinds(judge(run(**waits, fetches=cheap, machine=machine)))
+    found = finding(judge(run(**waits, fetches=dear, machine=machine)), "input_bound")
+    assert found.share is not None and found.share > 0.15

@@ -131,11 +131,11 @@ def test_a_small_batch_that_comes_late_is_late_by_other_programs() -> None:
 
 def test_what_the_choice_of_samples_costs_is_no_lack_of_workers() -> None:
     chosen = StackLooks(100, (CodeLine("sampler.py:3", 60, (), "random.sample", "random.sample"),))
-    result = waiting(header={"sampler_code": chosen}, fetches={"fetch_s": 0.001})
+    result = waiting(header={"sampler_code": chosen}, fetches={"fetch_s": 0.3})
     found = finding(result, "sampler_share")
     assert found.share == 0.6 and str(found.place) == "sampler.py:3"
     assert "60% of the time: sampler.py:3" in answer(result)
-    alone = finding(waiting(fetches={"fetch_s": 0.001}), "input_bound")
+    alone = finding(waiting(fetches={"fetch_s": 0.3}), "input_bound")
     rest = [each.share or 0.0 for each in result.findings if each.kind == "input_bound"]
     assert sum(rest) == pytest.approx((alone.share or 0.0) - 0.6, abs=0.01)
 

@@ -10,6 +10,7 @@ import pytest
 from helpers_watch import finding, kinds, run, run_on_cpu, table
 from trainfit.findings.own_code import habit_of, habit_of_samples
 from trainfit.report.watch import answer, nothing_found
+from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
     CodeLine,
@@ -230,6 +231,29 @@ def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
     found = finding(judge(record), "other_code")
     assert "copies all of `m.preds` to add to it (`torch.cat`)" in found.title
     assert "join that once" in found.fix.action
+
+
+def test_batches_of_what_the_training_itself_fills() -> None:
+    """Of a replay memory there is no data set, and its batches are a part of such a training."""
+    line = CodeLine("dqn.py:14", 60, ("train.py:41",), "torch.stack", "torch.stack")
+
+    def told(*memories: str, line: CodeLine = line) -> Finding:
+        record = other(line)
+        rank = record.ranks[0]
+        header = dataclasses.replace(rank.header, loaders=(), memories=memories)
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=header),))
+        return finding(judge(record), "other_code")
+
+    by_hand, of_memory = told(), told("agent.memory")
+    assert "by hand" in by_hand.title and by_hand.severity == "critical"
+    assert "joins samples of `agent.memory`" in of_memory.title
+    share = of_memory.share or 0.0
+    assert of_memory.severity == ("warning" if share >= 0.5 else "info")
+    assert "DataLoader" not in of_memory.fix.action
+    environment = dataclasses.replace(line, calls="env.step", inner="env.step")
+    assert "step together" in told("agent.memory", line=environment).fix.action
+    logs = dataclasses.replace(line, calls="print", inner="print")
+    assert told("agent.memory", line=logs) == told(line=logs)
 
 
 @pytest.mark.parametrize("called", ["loss.backward", "opt.zero_grad", "Trainer().train", "pl.fit"])

@@ -471,6 +471,7 @@ def _anomaly(facts: LearningFacts) -> Iterator[Finding]:
         (),
         "torch.autograd.set_detect_anomaly(True), or detect_anomaly(), was left on",
         (Fix("torch.autograd.set_detect_anomaly(False)"),),
+        place=Place.parse(facts.anomaly_at or None),
     )
 
 

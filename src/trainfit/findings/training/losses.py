@@ -199,6 +199,26 @@ def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
                 "torch.nan_to_num, dropna()), and begin from sound weights"
             ),
         )
+    if found.kind == "batch_not_finite":
+        return (
+            f": the batch has a number that is not (`{found.told[0]}`)",
+            "a sample that is not finite makes the loss so, then the gradients, then all weights",
+            Fix(
+                "find the sample (assert torch.isfinite(x).all() at the end of __getitem__) and "
+                "clean the data before the training (torch.nan_to_num, or leave it out)"
+            ),
+        )
+    if found.kind == "made_not_finite":
+        return (
+            f": `{found.told[0]}` is the first that is not, and what it is made of is finite",
+            "the function there is not defined for what it was given (a logarithm or a square root "
+            "of a negative number, a division by 0), or its result is too large",
+            Fix(
+                "look at the smallest and the largest number that this line is given, and keep "
+                "them where it is defined (x.clamp(min=1e-6) before log, sqrt or a division), or "
+                "clean the data"
+            ),
+        )
     names = " or ".join(found.told)
     return (
         f": the slope of {names} is infinite there",

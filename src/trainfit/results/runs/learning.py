@@ -153,7 +153,8 @@ class LearningFacts:
         DistributedDataParallel, which itself is not.
     misfit: The first loss function that gets something else than it is for.
     not_finite: Of a loss that is not finite, or of gradients, where that comes from: a function
-        with an infinite slope ("slope_infinite"), the data ("data_not_finite"); on a CPU only.
+        with an infinite slope ("slope_infinite"), the data ("data_not_finite"), the batch
+        ("batch_not_finite") or a line ("made_not_finite", and its variable); on a CPU only.
     misuses: What has no effect, or another than it is meant to have, the first of each kind.
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
@@ -173,7 +174,7 @@ class LearningFacts:
     denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
         found in a large tensor, and in what: "weights", "gradients", "averages".
     schedule_fades: A schedule whose rate falls to next to nothing, by its own figures.
-    anomaly: The anomaly mode of autograd was on.
+    anomaly, anomaly_at: The anomaly mode of autograd was on; the line that set it, where known.
     evaluating_at: The line that switched the trained model to evaluation, which is still on.
     micro_batches: Backward passes of a step that had a batch of their own, the most common number.
     dropped_micro_batches: Of them, those whose gradients zero_grad dropped before the step.
@@ -232,6 +233,7 @@ class LearningFacts:
     schedule: ScheduleEnd | None = None
     schedule_unused: ScheduleUnused | None = None
     anomaly: bool = False
+    anomaly_at: str = ""
     evaluating_at: str | None = None
     micro_batches: int = 1
     dropped_micro_batches: int = 0

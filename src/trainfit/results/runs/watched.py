@@ -237,6 +237,8 @@ class RunHeader(ResultFile):
     """Of the main process by library ("torch": 8)."""
     worker_threads: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Of a DataLoader worker by library."""
+    worker_threads_at: str = ""
+    """The line that set PyTorch's number of them in a worker; empty: none did."""
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Of the environment, those that set threads, the allocator or GPUs."""
     ending: Ending = "running"
@@ -274,6 +276,8 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
     """The same in a worker, with its batches as steps: what its data set keeps."""
+    memories: tuple[str, ...] = ()
+    """Lists that the training itself fills with samples (a replay memory)."""
     element_loops: tuple[ElementLoop, ...] = ()
     """In the forward pass, the loop over a tensor's elements that it was found in most."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)

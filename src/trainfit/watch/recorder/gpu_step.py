@@ -7,8 +7,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import item
 from trainfit.watch.recorder.job import script_place
+from trainfit.watch.recorder.looks.not_finite import Origins
 from trainfit.watch.recorder.phases import BACKWARD, COPY, FORWARD, OPTIMIZER
 
 # ---
@@ -264,11 +266,16 @@ class GpuStep:
 class StepNumbers:
     """What is on a GPU comes with the step's row, without waiting for it."""
 
-    __slots__ = ("_is_bad", "loss", "loss_at", "loss_is_scaled", "norm", "scale")
+    __slots__ = (
+        *("_is_bad", "_origins", "loss", "loss_at", "loss_is_scaled", "made_by", "norm", "scale"),
+    )
 
     def __init__(self) -> None:
         self.loss_at = ""
         """The line of the first backward pass, or of the first from a loss that is not finite."""
+        self.made_by: Misuse | None = None
+        """The line that made that loss not finite, where it is known."""
+        self._origins = Origins()
         self._is_bad = False
         self.begin()
 
@@ -287,6 +294,10 @@ class StepNumbers:
         if value is not None and (self.loss is None or math.isfinite(self.loss)):
             self.loss = value
         is_bad = value is not None and not math.isfinite(value)
+        if is_bad and not self._is_bad:
+            self.made_by = self._origins.made_by()
+        elif value is not None and not self.loss_at:
+            self._origins.healthy()
         if not self.loss_at or (is_bad and not self._is_bad):
             self.loss_at, self._is_bad = script_place(), is_bad
 

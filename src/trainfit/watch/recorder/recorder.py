@@ -262,7 +262,10 @@ class Recorder:
 
     def _learned(self) -> None:
         if self.live:
-            self.learn(learning=self._learning.facts())
+            facts, made_by = self._learning.facts(), self.steps.numbers.made_by
+            if facts.not_finite is None and made_by is not None:
+                facts = dataclasses.replace(facts, not_finite=made_by)
+            self.learn(learning=facts)
 
     def _claim(self) -> None:
         """Take a rank's files; where the folder cannot be written to, say so and take us out."""
@@ -519,11 +522,13 @@ class Recorder:
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()
+            found["memories"] = self._looks.variables.memories()
             found["element_loops"] = self._looks.loops.summary()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]
             found["worker_growing"] = worker_hooks.growing(told)
+            found["worker_threads_at"] = worker_hooks.threads_set_at(told)
             found["slow_samples"] = worker_hooks.slowest(told)
             found["copies"] = compared([each.first for each in told if each.first is not None])
         found["fetch_code"] = merged(looks)

@@ -39,6 +39,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.data_loading import FETCHERS, has_worker_init, worker_info
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
+from trainfit.watch.recorder.job import script_place
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
@@ -50,8 +51,13 @@ from trainfit.watch.recorder.looks.stacks import (
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
 
-#: Seconds between two looks.
+#: Seconds between two looks: at first, so that a short run shows its lines; and then at most.
 _LOOK_S: Final = 0.05
+_SELDOM_S: Final = 0.5
+_AT_FIRST: Final = 100
+#: Of a core, what looks may cost after these: one costs 0.2 ms, 0.9 ms of a worker that has a third
+#: of a core (measured).
+_COST: Final = 0.004
 #: Of a look's weight, what is left after the next one: about the last ten seconds count.
 _KEPT: Final = 1 - 1 / 200
 #: Looks that make shares.
@@ -157,6 +163,7 @@ class WorkerSink:
         self.began = 0.0
         """When the batch that is being made was begun."""
         self._written = 0.0
+        self._looks = 0
         self._target = threading.get_ident()
         self._stop = threading.Event()
         self._death = WorkerDeath(stem, lambda: self.fetching)
@@ -167,10 +174,12 @@ class WorkerSink:
 
     def _run(self) -> None:
         chance = random.Random(os.getpid())  # not the script's own
-        while not self._stop.wait(_LOOK_S):
+        while not self._stop.wait(self.code.pause_s):
             if self.fetching:
+                self._looks += 1
                 with at_any_line(chance.random()):
                     self._look()
+                self.code.pause_s = pause_s(self._looks, time.thread_time())
             self.code.look_for_growth(time.monotonic())
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
@@ -191,6 +200,13 @@ class WorkerSink:
         self.ring.write()
         self.code.write(whole=True)
         self._death.close()
+
+
+def pause_s(looks: int, cpu_s: float) -> float:
+    """Seconds until the next look, after so many that cost their thread ``cpu_s``."""
+    if looks < _AT_FIRST:
+        return _LOOK_S
+    return min(_SELDOM_S, max(_LOOK_S, cpu_s / looks / _COST))
 
 
 class WorkerDeath:
@@ -249,6 +265,7 @@ class WorkerCode:
     slow_samples: Mapping[str, float]
     first: FirstBatches | None = None
     growing: tuple[GrowingVariable, ...] = ()
+    threads_at: str = ""
 
 
 class FetchCode:
@@ -267,6 +284,10 @@ class FetchCode:
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
         self.dataset: Any = None
+        self.pause_s = _LOOK_S
+        """Seconds between two looks."""
+        self.threads_at = ""
+        """The line that set PyTorch's number of threads last."""
         self._made = 0
         self._variables = VariableLooks()
         self._growth_due = 0.0
@@ -292,7 +313,7 @@ class FetchCode:
         if not collating and length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
             index = fetched_index(thread, stack)
             if index and (index in self._slow or len(self._slow) < _MOST_SLOW):
-                self._slow[index] = self._slow.get(index, 0.0) + _LOOK_S
+                self._slow[index] = self._slow.get(index, 0.0) + self.pause_s
         if not self._hangs and length > max(_HANGS_S, _TIMES_LONGEST * self._longest):
             self._hangs = True
             self._stack.write_text(stack_text(stack), encoding="utf-8")
@@ -323,7 +344,11 @@ class FetchCode:
         self._told = int(1.5 * looks)
         with contextlib.suppress(OSError):
             found = WorkerCode(
-                self._counts.summary(), dict(self._slow), self._first, self._variables.found()
+                self._counts.summary(),
+                dict(self._slow),
+                self._first,
+                self._variables.found(),
+                self.threads_at,
             )
             temporary = self._code.with_name(f"new.{self._code.name}")
             temporary.write_text(as_json(found), encoding="utf-8")
@@ -349,6 +374,11 @@ def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
     return tuple(found.values())
 
 
+def threads_set_at(parts: Iterable[WorkerCode]) -> str:
+    """The line that set PyTorch's threads in a worker."""
+    return next((each.threads_at for each in parts if each.threads_at), "")
+
+
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
     """Of all workers' slow samples, those that took longest."""
     seconds: collections.Counter[str] = collections.Counter()
@@ -367,12 +397,27 @@ class FetchHooks:
         self._pid = -1
         self._collate_s = 0.0
         self._samples = -1
+        self._threads_at = ""
 
     def install(self, patches: PatchSet) -> None:
         """From now on, until ``patches`` is restored."""
         self._known = fetchers()
+        patches.hook(torch, "set_num_threads", self._set_threads)
         for kind in FETCHERS:
             patches.hook(kind, "fetch", self._fetch)
+
+    def _set_threads(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(original)
+        def set_num_threads(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                # PyTorch's own call in each worker comes before there is this.
+                if worker_info() is not None:
+                    self._threads_at = script_place()
+                    if self._sink is not None and self._pid == os.getpid():
+                        self._sink.code.threads_at = self._threads_at
+            return original(*args, **kwargs)
+
+        return set_num_threads
 
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)
@@ -425,6 +470,7 @@ class FetchHooks:
                 self._sink = WorkerSink(stem, self._known)
                 _note_threads(stem, info.id)
                 self._sink.code.dataset = fetcher.dataset
+                self._sink.code.threads_at = self._threads_at
                 iterates = hasattr(fetcher, "dataset_iter")
                 # What worker_init_fn or __iter__ has opened is the worker's own.
                 inherited = not iterates and not has_worker_init()

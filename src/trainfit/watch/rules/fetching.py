@@ -406,7 +406,7 @@ class Fetching:
         """
         times = self._times_by_worker()
         every, workers = self.batch_every_s, self.workers
-        if every is None or not workers or len(times) < 2:
+        if every is None or not workers or len(times) < 2 or self._threads_take_turns:
             return None
         slowest = max(times, key=lambda each: times[each])
         rest = [seconds for each, seconds in times.items() if each != slowest]
@@ -416,6 +416,14 @@ class Fetching:
             return None
         share = (fetch_s - max(in_turn, others)) / (fetch_s - in_turn)
         return SlowWorker(slowest, fetch_s, others, share)
+
+    @property
+    def _threads_take_turns(self) -> bool:
+        """Have the workers more threads of libraries at work than there are cores? Which of them
+        get these is chance."""
+        threads = checks.threads_of_worker(self.rank)
+        many = threads > 1 and (self.workers or 0) * threads > (self.usable or math.inf)
+        return many and bool(checks.is_crowded(self.rank))
 
     def _times_by_worker(self) -> dict[int, float]:
         fetches: Table = self.rank.fetches

@@ -31,8 +31,9 @@ _LEAST_S: Final = 20
 _LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
 _LEAST_OF_GRAPHS: Final = thresholds.GROWTH_BYTES
 #: Samples from which growth is told whose variable is seen to grow: on a full machine the sampler
-#: reads every few seconds.
+#: reads every few seconds. Of graphs, each of the pairs of four must grow.
 _FEW_SAMPLES: Final = 5
+_SAMPLES_OF_GRAPHS: Final = 4
 #: Seconds within which a run mostly still goes on: what is full by then ends it.
 _SOON_S: Final = 24 * 3600
 #: Seconds of growth without a cause from which nothing else is expected.
@@ -94,14 +95,43 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
     view = run.judged
     if not len(view.steps):
         return
-    yield from _of_processes(view, 0, "the training process", view.main_process)
+    main = list(_of_processes(view, 0, "the training process", view.main_process))
+    if not any(isinstance(each, Finding) for each in main):
+        main = list(_kept_graphs(view)) or main
+    yield from main
     yield from _of_processes(view, 1, "the workers", view.workers)
+
+
+#: Steps in which a variable has kept graphs of nearly each, from which that is no window of some.
+_LONG_KEPT: Final = 100
+
+
+def _kept_graphs(view: RankView) -> Iterator[Finding]:
+    """Of a run that is too short for its RAM to tell, or whose graphs are small."""
+    variable = kept_tensors(view)
+    if variable is None or variable.holds != "graphs" or variable.steps < _LONG_KEPT:
+        return
+    if variable.last_size - variable.first_size < _MOSTLY * variable.steps:
+        return
+    cause, fix = what_keeps(variable)
+    yield Finding(
+        "ram_growth",
+        "warning",
+        f"{keeps(variable)}, for as long as the run goes on",
+        (Evidence("kept at the last look", float(variable.last_size)),),
+        cause,
+        (fix,),
+        "certain",
+        place=Place.parse(variable.place),
+    )
 
 
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
     at, held = _held(table)
     variable = _kept_by(view, role)
-    slope = robust_slope(at, held, 8 if variable is None else _FEW_SAMPLES)
+    keeps_graphs = variable is not None and variable.holds == "graphs"
+    few = _SAMPLES_OF_GRAPHS if keeps_graphs else _FEW_SAMPLES
+    slope = robust_slope(at, held, 8 if variable is None else few)
     kinds = _kinds(view, role)
     if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
         return
@@ -109,7 +139,6 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     # Files that are mapped are no memory that a process keeps: the kernel takes it back.
     rate = slope[0] - max(0.0, kinds.get("files", 0.0))
     grown = rate * seconds
-    keeps_graphs = variable is not None and variable.holds == "graphs"
     least = _LEAST_OF_GRAPHS if keeps_graphs else _LEAST_BYTES
     if grown < max(least, thresholds.RAM_LEFT * float(np.median(held))):
         return

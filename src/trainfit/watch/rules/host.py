@@ -17,7 +17,7 @@ from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import copies, main_thread, training
-from trainfit.watch.rules.code_lines import has_own_threads
+from trainfit.watch.rules.code_lines import costliest, has_own_threads
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
@@ -362,8 +362,17 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     if in_workers and "torch" in many:  # pools that are small beside that of a call do not matter
         many = {name: count for name, count in many.items() if count >= many["torch"]}
     settings, line = _settings(many, value, in_workers), _line(many, value, in_workers)
+    at = header.worker_threads_at if in_workers else str(checks.thread_place(rank) or "")
     raised = in_workers and many.get("torch", 0) == max(many.values())
-    action = _raised(many["torch"]) if raised else ""
+    if raised:
+        action = _raised(many["torch"], at)
+    elif at and "torch" in many:
+        action = f"torch.set_num_threads({value}) there: the environment does not change that call"
+        # A library that has as many got them by it (one pool of OpenMP).
+        others = {name: count for name, count in many.items() if count != many["torch"]}
+        settings, line = _settings(others, value), _line(others, value, in_workers)
+    else:
+        action = ""
     if settings:
         action = "; ".join(filter(None, (action, _action(settings, line))))
     # What is lost is theirs only where they were seen at work.
@@ -380,20 +389,31 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         (Fix(action or _action(settings, line), settings=settings, line=line),),
         "certain" if switches is not None else "likely",
         share,
-        checks.loader_place(header)
+        _where_threads_compute(header, at if raised else "")
         if in_workers
-        else checks.event_place(rank, "threads")
+        else Place.parse(at)
         if "torch" in many
         else None,
     )
 
 
-def _raised(threads: int) -> str:
+def _where_threads_compute(header: RunHeader, set_at: str) -> Place | None:
+    """Of a worker: the line that raised the number, or else the one that workers were found at
+    most, or else the loader."""
+    if set_at:
+        return Place.parse(set_at)
+    line = costliest(header.fetch_code)
+    enough = line is not None and line.count >= thresholds.LOOKS_AT_LINE
+    return line.place if line is not None and enough else checks.loader_place(header)
+
+
+def _raised(threads: int, at: str) -> str:
     """PyTorch sets its threads to 1 in each worker (`torch/utils/data/_utils/worker.py`), whatever
     the environment says."""
+    where = f" (line {at.rpartition(':')[2]})" if at else " in worker_init_fn or the data set"
     return (
-        f"PyTorch begins each worker with 1 thread: leave out torch.set_num_threads({threads}) in "
-        "worker_init_fn or the data set"
+        f"PyTorch begins each worker with 1 thread: leave out torch.set_num_threads({threads})"
+        f"{where}"
     )
 
 

@@ -14,7 +14,7 @@ from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import RankView, RunView
+from trainfit.watch.view import RankView, RunView, known
 
 # ---
 # The training waits for batches: why, and how many workers would do.
@@ -66,6 +66,11 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
         return
     cause, fix, confidence = _why(fetching)
+    if fetching.others_press and _HAND_OFF not in cause:
+        # More than all of its batches cost no loader loses: that is the want of a core.
+        most = _made_s(fetching) * len(rank.steps) / rank.seconds
+        if (share := min(share, most)) < thresholds.NOTICEABLE:
+            return
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
     is_late = (fetching.queued_while_waiting or 0) >= 1
     slow = None if fix.settings or is_late or fetching.is_locked else fetching.slow_line
@@ -74,7 +79,8 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         _INPUT_BOUND_KIND,
         severity(share),
-        f"Waiting for batches costs {checks.in_percent(share)} of the time{_reason(fetching)}",
+        f"Waiting for batches costs {checks.in_percent(share)} of the time"
+        + _reason(fetching, cause),
         tuple(_evidence(fetching, share)),
         cause,
         (fix,),
@@ -84,14 +90,20 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
-def _reason(fetching: Fetching) -> str:
+def _made_s(fetching: Fetching) -> float:
+    """Seconds that the batches of a step cost who makes them; infinite: not measured."""
+    every = known(fetching.rank.fetches["fetch_s"])
+    return float(np.mean(every)) * fetching.batches_per_step if len(every) else math.inf
+
+
+def _reason(fetching: Fetching, cause: str) -> str:
     """In a few words, what holds batches up where it is no lack of workers."""
     if fetching.is_locked:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
     if (fetching.queued_while_waiting or 0) >= 1:
-        return ""
+        return ": the transfer of those that are ready is slow" if _HAND_OFF in cause else ""
     return f": {fetching.slow_code}" if fetching.slow_code else ""
 
 
@@ -188,10 +200,13 @@ def _cheap(fetching: Fetching) -> _Why:
     )
 
 
+_HAND_OFF: Final = "hand-off"
+
+
 def _transfer(fetching: Fetching, which: str) -> _Why:
     on_gpu = checks.has_gpu(fetching.rank)
     hand_off = "transfer between processes and pinning" if on_gpu else "transfer between processes"
-    cause = f"{which} reach the main process late (hand-off: {hand_off})"
+    cause = f"{which} reach the main process late ({_HAND_OFF}: {hand_off})"
     if fetching.is_cheap:
         return (
             cause,

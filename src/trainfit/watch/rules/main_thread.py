@@ -236,6 +236,10 @@ def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     if checks.are_few(rank) or _is_held_up(rank):
         return  # what is measured without steps enough, or on a machine that swaps, says little
+    if not checks.has_gpu(rank) and not len(known(rank.machine["runnable"])):
+        # Of a moment: that it had no core is not told from that it waited.
+        yield checks.too_few_samples(_SCRIPT_WAITS_KIND, "the run queue")
+        return
     # Who waits for a slower rank is no cause; what the least of them waits, all of them do.
     share = min(_share(each) for each in view.ranks)
     least = thresholds.OTHER_CODE
@@ -389,7 +393,7 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             share,
         )
     elif not checks.has_gpu(rank) and threads is not None and 2 * threads <= cores.usable:
-        place = checks.event_place(rank, "threads")
+        place = checks.thread_place(rank)
         value = max(1, round(cores.idle) + threads)
         yield Finding(
             _ONE_HOT_THREAD_KIND,

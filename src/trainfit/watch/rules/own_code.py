@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trainfit.findings.own_code import Habit, adds_to, habit_of
+from trainfit.findings.own_code import Habit, adds_to, from_memory, habit_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import CodeLine
 from trainfit.watch import checks, thresholds
@@ -45,6 +45,10 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
 
 #: Of the looks at several lines, those in which one thing is done, from which all are told as it.
 _SAME: Final = 0.5
+
+
+#: Of the time, what the making of samples by the training itself costs beyond what is usual.
+_MOST_OF_ALL: Final = 0.5
 
 
 def _named(line: CodeLine) -> str:
@@ -87,15 +91,21 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         return
     grown = _added_to(rank, line)
     habit, name = _done_at(line, has_loader=bool(rank.header.loaders))
+    usual, weight = habit, severity(share)
     if grown:
         habit = adds_to(grown)
+    elif rank.header.memories and not rank.header.loaders:
+        habit = from_memory(rank.header.memories[0], habit)
+        if habit is not usual:
+            # Such a training is partly that: what it learns from it has to make itself.
+            weight = "warning" if share >= _MOST_OF_ALL else "info"
     if (at := _threads_waited_for(rank, line)) is not None:
         yield _waits_for_threads(rank, line, at, share)
         return
     called = f" (`{name}`)" if name else ""
     yield Finding(
         KIND,
-        severity(share),
+        weight,
         f"{line} {habit.what}{called} for {checks.in_percent(share)} of the time",
         (
             Evidence("outside of all phases", MainThread(rank).other or 0.0, "of the time"),

@@ -70,6 +70,8 @@ class _Course:
     nbytes: int = 0
     at: str = ""
     """The line of a function whose results are kept."""
+    is_memory: bool = False
+    """The training filled it with samples, and it stays that where it is full."""
 
     def add(self, step: int, size: int) -> None:
         if self.looks and size <= self.looks[-1][1]:
@@ -125,11 +127,16 @@ class VariableLooks:
             if course.kind == "cache" and (code := _code_of(value)) is not None:
                 course.at = f"{code.co_filename}:{code.co_firstlineno}"
             course.holds, course.nbytes = _held(value)
+            course.is_memory |= _has_samples(value)
 
     @property
     def grows(self) -> int:
         """How many variables grow."""
         return sum(course.grows for course in list(self._courses.values()))
+
+    def memories(self) -> tuple[str, ...]:
+        """Lists that the training itself filled with samples: a replay memory, a rollout."""
+        return tuple(each.path for each in dict(self._courses).values() if each.is_memory)[:_TOLD]
 
     def found(self) -> tuple[GrowingVariable, ...]:
         """Those that grow; what keeps tensors first, then the largest."""
@@ -328,14 +335,41 @@ def _held(value: Any) -> tuple[Holds, int]:
         return ("graphs" if value.grad_fn is not None else "tensors"), 0
     if type(value) is np.ndarray:
         return "tensors", 0
-    last = None
-    with contextlib.suppress(RuntimeError, TypeError):  # it changes meanwhile, or is a set
-        last = next(reversed(value.values() if type(value) in _DICTIONARIES else value), None)
+    last = _last(value)
     tensors = [each for each in _leaves(last) if issubclass(type(each), torch.Tensor | np.ndarray)]
     if not tensors:
         return "", 0
     graphs = any(getattr(each, "grad_fn", None) is not None for each in tensors)
     return ("graphs" if graphs else "tensors"), sum(each.nbytes for each in tensors)
+
+
+def _last(value: Any) -> Any:
+    """The entry that was added last; ``None``: it has none."""
+    with contextlib.suppress(RuntimeError, TypeError):  # it changes meanwhile, or is a set
+        return next(reversed(value.values() if type(value) in _DICTIONARIES else value), None)
+    return None
+
+
+def _has_samples(value: Any) -> bool:
+    """Are its entries what a batch can be made of, numbers in rows? Not so a history of losses, nor
+    results that keep their graphs."""
+    if type(value) not in (list, collections.deque):
+        return False
+    last = _last(value)
+    parts = last if issubclass(type(last), list | tuple) else [last]
+    if not issubclass(type(last), list | tuple) and _is_of_script(type(last)):
+        with contextlib.suppress(AttributeError, TypeError):  # it has no attributes
+            parts = list(object.__getattribute__(last, "__dict__").values())
+    return any(map(_is_row, parts[:_SMALL]))
+
+
+def _is_row(part: Any) -> bool:
+    kind = type(part)
+    if issubclass(kind, torch.Tensor):
+        return part.numel() > 1 and part.grad_fn is None
+    if issubclass(kind, np.ndarray):
+        return bool(part.size > 1)
+    return kind in (list, tuple) and len(part) > 1 and type(part[0]) in (int, float)
 
 
 def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:

@@ -1,0 +1,275 @@
+"""The line that made a NaN or an infinity: of the training loop's variables, the first that is not
+finite and was made of what is.
+
+It is looked for once, at the first loss that is not finite, on the CPU alone: the variables of the
+script's functions that are called then still hold what that was computed of.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trainfit.results.runs.learning import Misuse
+from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.torch_private.operators import no_dispatch
+from trainfit.watch.recorder.job import short_place
+
+#: Functions of the script that are looked at, from the one that computes the loss outwards.
+_FRAMES: Final = 4
+#: Names, entries of a batch, and numbers in all that are looked at: some 10 ms, twice in a run.
+_MOST_NAMES: Final = 300
+_ENTRIES: Final = 64
+_MOST_NUMBERS: Final = 1 << 24
+#: Methods that hand on the numbers that they are given.
+_SAME: Final = frozenset(
+    (
+        *("to", "cuda", "cpu", "float", "double", "half", "bfloat16", "type", "detach", "clone"),
+        *("contiguous", "view", "reshape", "flatten", "squeeze", "unsqueeze", "permute"),
+        *("transpose", "items", "values", "requires_grad_"),
+    )
+)
+
+
+#: Weights are not finite: the update before made them so.
+_BROKEN: Final = Misuse("weights_not_finite")
+
+
+class Origins:
+    """Where numbers that are not finite come from. Masks of -inf and missing labels are so in steps
+    whose loss is finite, too: they are looked at once in such a step."""
+
+    def __init__(self) -> None:
+        self._usual: set[tuple[CodeType, str]] = set()
+
+    def healthy(self) -> None:
+        """A backward pass begins in this thread, of a loss that is finite."""
+        with contextlib.suppress(Exception), no_dispatch():  # objects may be of any kind
+            for frame in _frames():
+                names = locals_of(frame)
+                finite = _Finite(names, {})
+                self._usual.update(
+                    (frame.f_code, name)
+                    for name in list(names)[:_MOST_NAMES]
+                    if not finite.is_so(name)
+                )
+
+    def made_by(self) -> Misuse | None:
+        """… of a loss that is not: the variable and the line that were the first
+        ("made_not_finite"), or the batch that had it already ("batch_not_finite"); ``None``: it is
+        not known, as where weights are not finite any more."""
+        found: Misuse | None = None
+        with contextlib.suppress(Exception), no_dispatch():
+            # What an outer function computed came before what it gave to an inner one.
+            for each in _frames():
+                known = self._in_function(each)
+                if known is _BROKEN:
+                    return None
+                found = known or found
+        return found
+
+    def _in_function(self, frame: FrameType) -> Misuse | None:
+        code, names = frame.f_code, locals_of(frame)
+        tree = _function(code)
+        if tree is None:
+            return None
+        usual = {name for known, name in self._usual if known is code}
+        finite = _Finite(names, frame.f_globals, usual)
+        for line, name, read, given in sorted(_last_made(tree, frame.f_lineno), key=_by_line):
+            if name not in names or finite.is_so(name):
+                continue
+            if any(finite.is_broken(each) for each in read):
+                return _BROKEN
+            if all(finite.is_so(each) for each in read):
+                kind = "batch_not_finite" if given else "made_not_finite"
+                return Misuse(kind, (name,), short_place(f"{code.co_filename}:{line}"))
+        return None
+
+
+def _frames() -> list[FrameType]:
+    """Of the script's functions that are called, the innermost first."""
+    frame: FrameType | None = sys._getframe(2)
+    found: list[FrameType] = []
+    while frame is not None and len(found) < _FRAMES:
+        if not is_library(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+class _Finite:
+    """Which variables are finite, of those that a function can name."""
+
+    def __init__(
+        self, names: Mapping[str, Any], of_module: Mapping[str, Any], usual: Iterable[str] = ()
+    ) -> None:
+        self._names, self._module = names, of_module
+        self._known = dict.fromkeys(usual, True)
+        self._left = _MOST_NUMBERS
+
+    def is_so(self, name: str) -> bool:
+        if name not in self._known:
+            self._known[name] = all(map(self._is_finite, _tensors(self._value(name))))
+        return self._known[name]
+
+    def is_broken(self, name: str) -> bool:
+        """Is it a model, or what has one, whose weights are not finite?"""
+        value = self._value(name)
+        parts = [value, *_attributes(value)]
+        models = [each for each in parts if isinstance(each, torch.nn.Module)]
+        return any(
+            not self._is_finite(each.detach())
+            for model in models
+            for each in torch.nn.Module.parameters(model)
+        )
+
+    def _value(self, name: str) -> Any:
+        return self._names.get(name, self._module.get(name))
+
+    def _is_finite(self, tensor: Any) -> bool:
+        if isinstance(tensor, np.ndarray):
+            size, is_known = tensor.size, tensor.dtype.kind == "f"
+        else:
+            is_known = tensor.device.type == "cpu" and tensor.layout is torch.strided
+            size, is_known = tensor.numel(), is_known and tensor.is_floating_point()
+        self._left -= size
+        if not is_known or self._left < 0:
+            return True
+        if isinstance(tensor, np.ndarray):
+            return bool(np.isfinite(tensor).all())
+        return bool(torch.isfinite(tensor.detach()).all())
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[Any]:
+    """Of a batch, and of an object that has one."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor | np.ndarray):
+        yield value
+    elif depth and issubclass(kind, Mapping | list | tuple):
+        parts: Iterable[Any] = value.values() if issubclass(kind, Mapping) else value
+        for part, _ in zip(parts, range(_ENTRIES), strict=False):
+            yield from _tensors(part, depth - 1)
+    elif depth == 3 and not issubclass(kind, torch.nn.Module):
+        for part in _attributes(value):
+            if issubclass(type(part), torch.Tensor):
+                yield part
+
+
+def _attributes(value: Any) -> list[Any]:
+    with contextlib.suppress(AttributeError, TypeError):  # it has none
+        return list(object.__getattribute__(value, "__dict__").values())[:_ENTRIES]
+    return []
+
+
+# ---
+# The source: which line made a variable, and of what.
+
+
+def _function(code: CodeType) -> ast.AST | None:
+    """The syntax of a function, or of a module's own code."""
+    tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    if code.co_name == "<module>":
+        return tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    return None
+
+
+_Made = tuple[int, str, set[str], bool]
+
+
+def _by_line(each: _Made) -> int:
+    return each[0]
+
+
+def _last_made(tree: ast.AST, line: int) -> list[_Made]:
+    """Of each variable, the last assignment up to a line: the line, the name, the names that it
+    reads, and whether it is a round of a loop. One that hands on what it had does not count."""
+    every = sorted(
+        (each for node in _own_nodes(tree) for each in _made(node) if each[0] <= line),
+        key=lambda each: each[0],
+    )
+    found: dict[str, _Made] = {}
+    for each in every:
+        if each[1] not in each[2]:
+            found[each[1]] = each
+    # What is made of itself may have been so before: nobody knows which of the two lines it was.
+    again = {each[1] for each in every if each[1] in each[2] and each[0] > _line(found, each[1])}
+    return [each for name, each in found.items() if name not in again]
+
+
+def _line(found: Mapping[str, _Made], name: str) -> int:
+    return found[name][0] if name in found else 0
+
+
+def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Without those of functions within."""
+    waiting = list(ast.iter_child_nodes(tree))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
+
+
+def _made(node: ast.AST) -> Iterator[_Made]:
+    if isinstance(node, ast.For | ast.AsyncFor):
+        for name in _stored(node.target):
+            yield node.lineno, name, _read(node.iter), True
+        return
+    if isinstance(node, ast.Assign):
+        targets, value = node.targets, node.value
+    elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        targets, value = [node.target], node.value
+    elif isinstance(node, ast.AugAssign):
+        targets, value = [node.target], ast.Tuple([node.target, node.value], ast.Load())
+    else:
+        return
+    pairs: list[tuple[ast.AST, ast.AST]] = []
+    for target in targets:
+        if (
+            isinstance(target, ast.Tuple)
+            and isinstance(value, ast.Tuple)
+            and len(target.elts) == len(value.elts)
+        ):
+            pairs += zip(target.elts, value.elts, strict=True)
+        else:
+            pairs.append((target, value))
+    for one, of in pairs:
+        for name in _stored(one):
+            read = _read(of)
+            if name in read and _hands_on(of):
+                continue
+            given = isinstance(of, ast.Call) and getattr(of.func, "id", "") == "next"
+            yield node.lineno, name, read, given
+
+
+def _stored(target: ast.AST) -> list[str]:
+    """Of a target that is no attribute and no entry."""
+    parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    found = [each.id for each in parts if isinstance(each, ast.Name)]
+    return found + [name for each in parts if hasattr(each, "elts") for name in _stored(each)]
+
+
+def _read(value: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+
+
+def _hands_on(value: ast.AST) -> bool:
+    """``x.to(device)``, ``batch[0]``, ``{name: x.to(device) for …}``: numbers as they were."""
+    nodes = list(ast.walk(value))
+    calls = [each.func for each in nodes if isinstance(each, ast.Call)]
+    return not any(isinstance(each, ast.BinOp | ast.UnaryOp) for each in nodes) and all(
+        isinstance(each, ast.Attribute) and each.attr in _SAME for each in calls
+    )

@@ -1,0 +1,102 @@
+"""Where a loss that is not finite comes from: the line, the batch, or weights that are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainfit.results.runs.learning import Misuse
+from trainfit.watch.recorder.gpu_step import StepNumbers
+
+
+def line_of(mark: str) -> str:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return str(next(n for n, line in enumerate(lines, 1) if line.endswith(f"# {mark}")))
+
+
+def logs(numbers: StepNumbers, net: nn.Module, batches: list[Any]) -> None:
+    for x, y in batches:
+        x, y = x.to("cpu"), y.to("cpu")
+        logs = x.log()  # the log
+        loss = (net(logs) - y).square().mean()
+        numbers.note_loss(loss, None, None)
+
+
+def plain(numbers: StepNumbers, net: nn.Module, batches: list[Any]) -> None:
+    mask = torch.full((2,), -math.inf)
+    for x, y in batches:  # the batch
+        out = net(x) + torch.softmax(torch.zeros(2) + mask * 0 + 1, 0).nan_to_num()[:1]
+        loss = (out - y).square().mean()
+        numbers.note_loss(loss, None, None)
+
+
+def several(numbers: StepNumbers, net: nn.Module, batches: list[Any]) -> None:
+    def step(out: Tensor, y: Tensor) -> None:
+        loss = (out - y).nanmean() if y.isnan().any() else (out - y).square().mean()
+        loss.backward()
+        numbers.note_loss(loss, None, None)
+
+    for x, y in batches:
+        out = net(x) / x.sum()  # the division
+        step(out, y)
+
+
+def of_itself(numbers: StepNumbers, net: nn.Module, batches: list[Any]) -> None:
+    for x, y in batches:
+        x = x.log()
+        loss = (net(x) - y).square().mean()
+        numbers.note_loss(loss, None, None)
+
+
+GOOD = torch.ones(4, 2), torch.ones(4, 1)
+NEGATIVE = torch.ones(4, 2) - 2, torch.ones(4, 1)
+GAP = torch.full((4, 2), math.nan), torch.ones(4, 1)
+ZERO = torch.zeros(4, 2), torch.ones(4, 1)
+MISSING = torch.ones(4, 2), torch.tensor([[math.nan], [1.0], [1.0], [1.0]])
+
+
+@pytest.mark.parametrize(
+    ("train", "batches", "kind", "name", "mark"),
+    [
+        (logs, [GOOD, GOOD, NEGATIVE, GOOD], "made_not_finite", "logs", "the log"),
+        (plain, [GOOD, GAP], "batch_not_finite", "x", "the batch"),
+        (several, [GOOD, ZERO], "made_not_finite", "out", "the division"),
+        (several, [MISSING, ZERO], "made_not_finite", "out", "the division"),
+    ],
+)
+def test_the_line_or_the_batch_that_made_it(
+    train: Callable[..., None], batches: list[Any], kind: str, name: str, mark: str
+) -> None:
+    numbers = StepNumbers()
+    train(numbers, nn.Linear(2, 1), batches)
+    place = f"{Path(__file__).name}:{line_of(mark)}"
+    found = numbers.made_by
+    assert found is not None and str(found.place).endswith(place)
+    assert found == Misuse(kind, (name,), found.place)
+
+
+@pytest.mark.parametrize("train", [logs, plain, several, of_itself])
+def test_nothing_is_told_of_weights_that_are_not_finite_nor_of_a_healthy_run(
+    train: Callable[..., None],
+) -> None:
+    """A mask of -inf and labels that are missing are so in healthy steps, too."""
+    numbers, net = StepNumbers(), nn.Linear(2, 1)
+    train(numbers, net, [GOOD, GOOD])
+    assert numbers.made_by is None
+    with torch.no_grad():
+        net.weight.fill_(math.nan)
+    train(numbers, net, [GOOD, GOOD])
+    assert numbers.made_by is None
+
+
+def test_of_a_variable_that_is_made_of_itself_nobody_knows() -> None:
+    numbers = StepNumbers()
+    of_itself(numbers, nn.Linear(2, 1), [GOOD, NEGATIVE])
+    assert numbers.loss is not None and not math.isfinite(numbers.loss)
+    assert numbers.made_by is None
