@@ -84,6 +84,9 @@ class Batches:
         self._made_by: list[tuple[float, float] | None] = []
         self._used_by: list[tuple[float, float] | None] = []
         self._used_at = ""
+        self._calls = 0
+        self.wants_given = True
+        """Is what a model is given looked at? The first calls' suffice."""
         #: Of the last batch of tokens: labels at padding, and the shape.
         self._labels_at_padding: tuple[int, tuple[int, ...]] | None = None
         self.padding_learned: tuple[int, int] | None = None
@@ -181,8 +184,10 @@ class Batches:
 
     def used(self, given: Any, place: Callable[[], str | None]) -> None:
         """A model is about to be called with these."""
+        self._calls += 1
+        self.wants_given = self._calls < _LOOKS
         for tensor in tensors_of_batch(given):
-            if len(self._used_by) < _LOOKS and _has_colours(tensor):
+            if _has_colours(tensor):
                 self._used_by.append(lies_by_pixels(tensor))
                 self._used_at = self._used_at or line_of_view(place() or "")
 

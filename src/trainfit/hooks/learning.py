@@ -185,7 +185,7 @@ class LearningObserver:
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
         self._calls += 1
-        self.misuse.calling(module, self._called())
+        self.misuse.calling(module, self._called)
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
 

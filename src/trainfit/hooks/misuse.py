@@ -124,6 +124,8 @@ class MisuseObserver:
         self.stalled = Stalled()
         self._tied_at = ""
         self._labels_at: str | None = None
+        #: Has the first step begun, and are all steps looked at, or was that so at the last look?
+        self._is_early = False
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -338,6 +340,7 @@ class MisuseObserver:
         """An optimizer that a line made is about to make its first step; these were called."""
         self.grown.began(optimizer, models)
         self.passes.begins(optimizer)
+        self._is_early = self._steps() < FIRST_LOOKS
         self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
         if several:
@@ -350,6 +353,7 @@ class MisuseObserver:
 
     def looked(self, steps: int) -> None:
         """A step that is looked at, of so many, is about to use its gradients."""
+        self._is_early = steps <= FIRST_LOOKS
         self.profiling.look(steps)
         self.batches.looked(steps)
 
@@ -364,11 +368,11 @@ class MisuseObserver:
         """A hook was added to a module."""
         self.hooked.added(handle, self._steps(), self._place)
 
-    def calling(self, module: Any, models: Iterable[Any]) -> None:
-        """An outermost module is about to be called; these were before."""
+    def calling(self, module: Any, models: Callable[[], Iterable[Any]]) -> None:
+        """An outermost module is about to be called; ``models`` gives those that were before."""
         self.graphs.calling()
-        if 0 < self._steps() <= FIRST_LOOKS:
-            self.averages.calling(module, self.passes.trained, models)
+        if self._is_early:
+            self.averages.calling(module, self.passes.trained, models())
 
     def asking(self, *, with_graph: bool) -> None:
         """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""
@@ -386,7 +390,8 @@ class MisuseObserver:
 
     def reached(self, given: Any) -> None:
         """An outermost module is about to be called with these."""
-        self.batches.used(given, self._place)
+        if self.batches.wants_given:
+            self.batches.used(given, self._place)
 
     def autocasting(self) -> None:
         """A region of autocast to 16 bits is about to begin."""
