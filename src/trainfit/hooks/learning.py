@@ -401,10 +401,9 @@ class LearningObserver:
                 self._look_at_numbers(optimizer)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
-                is_only = len(self._all) == 1
                 place = self._made.get(optimizer)
                 look = self.misuse.stalled.look
-                look(optimizer, place, self._loss(), self._called(), is_only=is_only)
+                look(optimizer, place, self._loss(), self._called(), is_only=len(self._all) == 1)
             self.misuse.looked(seen.steps)
             self._anomaly = self._anomaly or anomaly_at(self._place)
             self._half = self._half or (self._scaled and seen.is_half)

@@ -99,7 +99,7 @@ def schedule_unused(
     within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
     for each, place in known:
         if id(each) not in within and (more := _made_for_more(each, steps, ahead)) is not None:
-            return ScheduleUnused(type(each).__name__, more, ahead, place)
+            return ScheduleUnused(type(each).__name__, more, ahead, place, is_stepped=True)
         is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
         if not is_idle or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue

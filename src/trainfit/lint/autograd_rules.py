@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trainfit.findings.habits import KEPT_GRAPHS
@@ -48,11 +48,8 @@ def _ends_in_its_loop(project: Project, index: Index, scope: Scope, call: ast.Ca
     loop = next(index.loops(call), None)
     if loop is None or _uses_gradients(project, index, loop):
         return False
-    kept = _kept_of(loop)
     # What is made of that later, also in the next round of a loop around both.
-    statements = [each for each in inside(scope) if isinstance(each, ast.Assign | ast.AugAssign)]
-    for _ in range(_CHAINED):
-        kept |= {name for each in statements if _names(each.value) & kept for name in _set_by(each)}
+    kept = _followed(_kept_of(loop), ((_set_by(e), _names(e.value)) for e in _assigned(scope)))
     for node in inside(scope):
         if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom) and _names(node) & kept:
             return False
@@ -71,13 +68,24 @@ def _ends_in_its_loop(project: Project, index: Index, scope: Scope, call: ast.Ca
     return True
 
 
-#: Assignments one after another through which what a loop has made is followed.
-_CHAINED: Final = 4
+def _assigned(scope: ast.AST) -> Iterator[ast.Assign | ast.AugAssign]:
+    for each in inside(scope):
+        if isinstance(each, ast.Assign | ast.AugAssign):
+            yield each
 
 
-def _set_by(node: ast.Assign | ast.AugAssign) -> Iterator[str]:
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        yield from _names(target)
+def _set_by(node: ast.Assign | ast.AugAssign) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {name for target in targets for name in _names(target)}
+
+
+def _followed(names: set[str], steps: Iterable[tuple[set[str], set[str]]]) -> set[str]:
+    """``names`` and all that they lead to: of each step what it adds, and names of which one
+    suffices for that."""
+    pairs, found = list(steps), set(names)
+    while more := {name for adds, of in pairs if of & found for name in adds} - found:
+        found |= more
+    return found
 
 
 def _made_in(loop: Loop) -> set[str]:
@@ -91,7 +99,7 @@ def _kept_of(loop: Loop) -> set[str]:
     found = _made_in(loop)
     for each in inside(loop):
         if isinstance(each, ast.AugAssign):
-            found |= set(_set_by(each))
+            found |= _set_by(each)
         elif isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.args:
             found |= _names(each.func.value)
     return found
@@ -322,15 +330,7 @@ def _goes_backward(index: Index, loop: Loop) -> frozenset[str]:
         if isinstance(node, ast.Call) and _uses_graph(node):
             found |= _names(node)
     assigned = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign)]
-    while True:
-        more = set(found)
-        for node in assigned:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(_names(each) & found for each in targets):
-                more |= _names(node.value)
-        if more == found:
-            return frozenset(found)
-        found = more
+    return frozenset(_followed(found, ((_names(e.value), _set_by(e)) for e in assigned)))
 
 
 def _uses_graph(call: ast.Call) -> bool:

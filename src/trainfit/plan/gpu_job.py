@@ -82,22 +82,22 @@ class CapacitySearch:
         self._reserved: dict[int, int] = {}
         self._largest: dict[tuple[int, int], int] = {}
         self._after = after
+        self._reserved_after = after.reserved_bytes if after is not None else 0
 
     def now(self, memory_model: MemoryModel) -> tuple[int, bool]:
         """Device memory of the job as it is, and whether that fits."""
-        after = self._after.reserved_bytes if self._after is not None else 0
-        whole = max(self._now, after) + memory_model.context_bytes
+        whole = max(self._now, self._reserved_after) + memory_model.context_bytes
         if whole <= memory_model.capacity_bytes:
             return whole, True
         # The allocator may release what it keeps, and do with less.
         shown, fits = memory_model.shown(self._stream)
-        needed = max(shown.peak_reserved, after) + memory_model.context_bytes
+        reserved = max(shown.peak_reserved, self._reserved_after)
+        needed = reserved + memory_model.context_bytes
         return needed, fits and needed <= memory_model.capacity_bytes
 
     def most(self, memory_model: MemoryModel) -> int:
         """The upper bound of that memory (90% prediction interval), if memory had no end."""
-        after = self._after.reserved_bytes if self._after is not None else 0
-        return max(self._most_reserved, after) + total(memory_model.context)[2]
+        return max(self._most_reserved, self._reserved_after) + total(memory_model.context)[2]
 
     @functools.cached_property
     def _most_reserved(self) -> int:
@@ -231,9 +231,13 @@ class Job:
         if after is not None:
             # What a process no longer keeps (of optimizer state, of parameters), it does not have
             # in an evaluation either.
-            saved = [replay(Stream.of(each)).peak_allocated for each in (self.recording, one)]
-            after = after.with_less(saved[0] - saved[1])
+            left = replay(Stream.of(one)).peak_allocated
+            after = after.with_less(self._peak_allocated - left)
         return dataclasses.replace(self, recording=one, pair=pair, after=after, _works={})
+
+    @functools.cached_property
+    def _peak_allocated(self) -> int:
+        return replay(Stream.of(self.recording)).peak_allocated
 
     def work_at(self, batch: int | None) -> Work | None:
         """The kernels of a step at this batch size; ``None`` where they are not known."""

@@ -268,3 +268,60 @@ def left_out_text(parts: Sequence[LaunchPart]) -> str:
     texts = [f"{', '.join(others)}: no gain"] if others else []
     texts += [f"{', '.join(needless)}: {NOT_NEEDED}"] if needless else []
     return "; ".join(texts)
+
+
+# ---
+# Remedies, a line each.
+
+
+#: Lines that are shown.
+MOST: Final = 3
+
+
+def remedy_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
+    """Those that suffice; together where none does alone; each that was asked for by name."""
+    won = [each for each in remedies.won if fits_already or each.fits]
+    lines = [_line_of(each, grows=grows) for each in won]
+    together = remedies.combination
+    if not lines and together is not None and together.memory is not None:
+        lines.append(together_line(together, remedies))
+    return [
+        *lines,
+        *(_short_line(each, grows=grows) for each in named_remedies(remedies) if each not in won),
+    ]
+
+
+def named_remedies(remedies: Remedies) -> tuple[Remedy, ...]:
+    """Those that somebody wants to know of: a few, not all."""
+    return remedies.items if remedies.is_asked and len(remedies.items) <= MOST else ()
+
+
+def _short_line(remedy: Remedy, *, grows: bool) -> str:
+    """One that does not suffice: by how much, or why it could not be tried."""
+    if remedy.memory is None:
+        return f"{remedy.title} [{remedy.name}]: {remedy.reason or remedy.status}"
+    return _line_of(remedy, grows=grows) + (", saves nothing" if remedy.fits else ", does not fit")
+
+
+def together_line(combination: Combination, tried: Remedies) -> str:
+    """Several at once, and where the lines to change stand."""
+    assert combination.memory is not None
+    fits = "" if combination.fits else " (does not fit either)"
+    parts = [f"{size(combination.memory.device_bytes)}{fits}"]
+    if combination.step_change is not None:
+        parts.append(f"a step {round(100 * combination.step_change):+d}%")
+    if any(each.changes == "training" for each in tried.items if each.name in combination.names):
+        parts.append("changes training")
+    return f"{' + '.join(combination.names)}: {', '.join(parts)}"
+
+
+def _line_of(remedy: Remedy, *, grows: bool) -> str:
+    """Without a largest batch size where memory ``grows`` until it is full."""
+    parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
+    if remedy.largest_batch and not grows:
+        parts.append(f"largest batch {remedy.largest_batch}")
+    if remedy.step_change is not None:
+        parts.append(f"a step {round(100 * remedy.step_change):+d}%")
+    if remedy.changes == "training":
+        parts.append("changes training")
+    return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"

@@ -50,8 +50,6 @@ def vanishing(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
-#: How near a length is to that of the run.
-_NEARLY: Final = 0.05
 #: Of a large tensor, the share of denormal numbers from which they cost time.
 _DENORMAL: Final = 0.05
 _MOSTLY_DENORMAL: Final = 0.5
@@ -131,7 +129,7 @@ def unused_schedule(facts: LearningFacts) -> Iterator[Finding]:
     unused = facts.schedule_unused
     if unused is None:
         return
-    if unused.made_for_steps > 2 * unused.of_steps * (1 - _NEARLY):
+    if unused.is_stepped:
         yield Finding(
             "schedule_unused",
             "warning",

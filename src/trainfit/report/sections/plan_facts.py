@@ -8,13 +8,22 @@ from typing import Final
 
 from trainfit.report.blocks import Facts
 from trainfit.report.blocks import facts as facts_of
-from trainfit.report.changes import change_text, left_out_text, removed_text, threads_text
+from trainfit.report.changes import (
+    MOST,
+    change_text,
+    left_out_text,
+    named_remedies,
+    remedy_lines,
+    removed_text,
+    threads_text,
+    together_line,
+)
 from trainfit.report.lengths import solved_text
 from trainfit.report.notes import protection_notes, spoilt_text
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, half_text, largest_text, shapes_text, step_lines
-from trainfit.results.changes import Combination, LaunchPart, Remedies, Remedy
+from trainfit.results.changes import LaunchPart
 from trainfit.results.configuration import ALIKE, AmpChoice, Configuration, EpochEnd
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
 from trainfit.results.loader import BUSY
@@ -500,8 +509,8 @@ _LESS_KEPT: Final = {
     "Lightning": "no outputs kept on self: update a metric of torchmetrics in validation_step, or "
     "keep `.argmax(1).cpu()` of them",
 }
-#: Lines that are shown, and GPUs that are named.
-MOST, _GPUS = 3, 3
+#: GPUs that are named.
+_GPUS: Final = 3
 
 
 def fix_title(result: PlanResult) -> str:
@@ -513,7 +522,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     """The best few, the best first; for a job that fits only what was asked for."""
     grows = full_after(result) is not None
     fits, tried = result.now.fits, result.remedies
-    lines = _remedies(tried, fits, grows=grows) if tried is not None else []
+    lines = remedy_lines(tried, fits, grows=grows) if tried is not None else []
     if result.fits_now:
         return lines[:MOST]
     now, other = result.now, result.other_amp
@@ -536,7 +545,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     elif other is not None and other.largest_batch and not now.largest_batch:
         first.append(f"AMP {other.amp}: up to batch size {other.largest_batch}")
     larger = [f"a larger GPU: {', '.join(result.other_gpus[:_GPUS])}"] if result.other_gpus else []
-    asked = [] if now.fits or tried is None else _named(tried)
+    asked = [] if now.fits or tried is None else named_remedies(tried)
     room = max(MOST - bool(larger), bool(first) + len(asked))
     found = [*first[:1], *lines, *first[1:]][:room] + larger
     return found or ["no single GPU of the catalogue; use a smaller model or input"]
@@ -551,7 +560,7 @@ def changes_together(result: PlanResult) -> dict[str, tuple[tuple[str, str], ...
         return {}
     found = [each for each in tried.items if each.name in together.names]
     changes = [(each.name, line) for each in found for line in each.how]
-    return {_together(together, tried): tuple(changes)}
+    return {together_line(together, tried): tuple(changes)}
 
 
 def _less(result: PlanResult) -> str:
@@ -559,52 +568,3 @@ def _less(result: PlanResult) -> str:
     end, step = result.epoch_end, result.step
     loop = step.loop if step is not None and end is not None and end.batch_bytes else ""
     return _LESS_KEPT.get(loop) or _LESS[end.evaluation if end is not None else "none"]
-
-
-def _remedies(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
-    """Those that suffice; together where none does alone; each that was asked for by name."""
-    won = [each for each in remedies.won if fits_already or each.fits]
-    lines = [_fix(each, grows=grows) for each in won]
-    together = remedies.combination
-    if not lines and together is not None and together.memory is not None:
-        lines.append(_together(together, remedies))
-    return [
-        *lines,
-        *(_short(each, grows=grows) for each in _named(remedies) if each not in won),
-    ]
-
-
-def _named(remedies: Remedies) -> tuple[Remedy, ...]:
-    """Those that somebody wants to know of: a few, not all."""
-    return remedies.items if remedies.is_asked and len(remedies.items) <= MOST else ()
-
-
-def _short(remedy: Remedy, *, grows: bool) -> str:
-    """One that does not suffice: by how much, or why it could not be tried."""
-    if remedy.memory is None:
-        return f"{remedy.title} [{remedy.name}]: {remedy.reason or remedy.status}"
-    return _fix(remedy, grows=grows) + (", saves nothing" if remedy.fits else ", does not fit")
-
-
-def _together(combination: Combination, tried: Remedies) -> str:
-    """Several at once, and where the lines to change stand."""
-    assert combination.memory is not None
-    fits = "" if combination.fits else " (does not fit either)"
-    parts = [f"{size(combination.memory.device_bytes)}{fits}"]
-    if combination.step_change is not None:
-        parts.append(f"a step {round(100 * combination.step_change):+d}%")
-    if any(each.changes == "training" for each in tried.items if each.name in combination.names):
-        parts.append("changes training")
-    return f"{' + '.join(combination.names)}: {', '.join(parts)}"
-
-
-def _fix(remedy: Remedy, *, grows: bool) -> str:
-    """Without a largest batch size where memory ``grows`` until it is full."""
-    parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
-    if remedy.largest_batch and not grows:
-        parts.append(f"largest batch {remedy.largest_batch}")
-    if remedy.step_change is not None:
-        parts.append(f"a step {round(100 * remedy.step_change):+d}%")
-    if remedy.changes == "training":
-        parts.append("changes training")
-    return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"

@@ -36,7 +36,8 @@ class ScheduleEnd:
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleUnused:
-    """A schedule of learning rates that is as long as its run, and is not stepped with its steps.
+    """A schedule of learning rates that is as long as its run and is not stepped with its steps, or
+    is stepped with them and much longer.
 
     Attributes
     ----------
@@ -44,12 +45,14 @@ class ScheduleUnused:
     made_for_steps: Optimizer steps that it is made for.
     of_steps: Optimizer steps of the run.
     place: The user's line that made it, "file:line".
+    is_stepped: It is stepped with them.
     """
 
     name: str
     made_for_steps: int
     of_steps: int
     place: str | None = None
+    is_stepped: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

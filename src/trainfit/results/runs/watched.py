@@ -98,6 +98,11 @@ class CodeLine:
     over: str = ""
     function: str = ""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What is called there, and the innermost function, where they are known."""
+        return tuple(filter(None, (self.calls, self.inner)))
+
 
 @dataclasses.dataclass(frozen=True)
 class StackLooks:

@@ -103,7 +103,7 @@ class CostlyLine:
     @property
     def names(self) -> tuple[str, ...]:
         """What is called there most often, and the innermost function, where they are known."""
-        return tuple(filter(None, (self.most.calls, self.most.inner)))
+        return self.most.names
 
     @property
     def is_several(self) -> bool:

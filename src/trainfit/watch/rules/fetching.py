@@ -364,8 +364,7 @@ class Fetching:
             return None if line is None else habit_of_samples(line.names, line.most.over)
         found: Counter[Habit | None] = Counter()
         for each in line.calls:
-            names = [*filter(None, (each.calls, each.inner))]
-            found[habit_of_samples(names, each.over)] += each.count
+            found[habit_of_samples(each.names, each.over)] += each.count
         habit, looks = found.most_common(1)[0]
         return habit if looks >= _MOSTLY_SLOW * line.count else None
 

@@ -4,7 +4,7 @@ that take the interpreter's lock from it, and loops of the forward pass over a t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings.own_code import Habit, adds_to, from_memory, habit_of
@@ -61,15 +61,15 @@ def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
     """What is done there, and what it calls; of several lines, what half of the looks found."""
     most = line.most
 
-    def habit(names: Sequence[str], one: CodeLine) -> Habit:
-        return habit_of(names, one.waits_for, has_loader=has_loader, over=one.over)
+    def habit(one: CodeLine) -> Habit:
+        return habit_of(one.names, one.waits_for, has_loader=has_loader, over=one.over)
 
     if not line.is_several:
-        return habit(line.names, most), _named(most)
+        return habit(most), _named(most)
     found: Counter[Habit] = Counter()
     called: Counter[str] = Counter()
     for each in line.calls:
-        found[habit([*filter(None, (each.calls, each.inner))], each)] += each.count
+        found[habit(each)] += each.count
         called[_named(each)] += each.count
     (same, looks), (name, of_name) = found.most_common(1)[0], called.most_common(1)[0]
     whole = _SAME * line.count
