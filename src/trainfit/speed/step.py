@@ -339,6 +339,9 @@ class StepClock:
         self._recorder, self._machine = recorder, Machine(gpu, FITTED)
         self._timeline = Timeline()
         self._ops = self._kernels = 0
+        #: What nobody has asked the time of yet: operators and kernels up to each pause, and its
+        #: seconds. Few scripts look at the time, and costing a few kernels takes as long as many.
+        self._pauses: list[tuple[int, int, float]] = []
 
     def now(self, stream: int | None = None) -> float:
         """See :class:`simgpu.clock.Clock`; what was launched since the last call is costed now."""
@@ -352,14 +355,26 @@ class StepClock:
 
     def pause(self, seconds: float) -> None:
         """See :class:`simgpu.clock.Clock`."""
-        self._cost()
-        self._timeline.pause(seconds)
+        at = self._recorder.op_count, self._recorder.kernel_count
+        if self._pauses and self._pauses[-1][:2] == at:
+            seconds += self._pauses.pop()[2]
+        self._pauses.append((*at, seconds))
 
     def _cost(self) -> None:
+        """All that was recorded since the last call, with the pauses in between."""
+        for ops, kernels, seconds in self._pauses:
+            self._launch(ops, kernels)
+            self._timeline.pause(seconds)
+        self._pauses.clear()
+        self._launch(self._recorder.op_count, self._recorder.kernel_count)
+
+    def _launch(self, ops: int, kernels: int) -> None:
+        """Operators and kernels up to these numbers."""
         first = self._ops
-        table, stream, op, phase = self._recorder.launched(first, self._kernels)
-        self._ops += len(phase)
-        self._kernels += len(table)
+        table, stream, op, phase = self._recorder.launched(
+            slice(first, ops), slice(self._kernels, kernels)
+        )
+        self._ops, self._kernels = ops, kernels
         if not len(phase) and not len(table):
             return
         # A wait that follows no operator belongs to one that has been counted: to the first of

@@ -25,7 +25,7 @@ from trainfit.simgpu.cuda import clocks
 from trainfit.simgpu.cuda.clocks import OWN_WORK_S, ScriptTime
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.step import Machine
+from trainfit.speed.step import Machine, StepClock
 
 MACHINE = Machine(trainfit.simulate("RTX 3090").gpu, FITTED)
 
@@ -237,6 +237,22 @@ def test_without_a_model_the_script_waits_for_each_operator() -> None:
         assert clock.host() == clock.now() >= clocks.LAUNCH_SECONDS
         clock.pause(1.0)
         assert clock.host() == clock.now() >= 1.0
+
+
+def test_pauses_count_the_same_whenever_the_time_is_looked_at() -> None:
+    """Each comes between what was launched before and after it."""
+    with trainfit.simulate("RTX 3090") as simulation:
+        recorder = simulation._recorder
+        looked, unseen = (StepClock(recorder, simulation.gpu) for _ in range(2))
+        for pause in (0.25, 0.0, 1e-4, 0.5):
+            torch.ones(1 << 24, device="cuda").exp_().sum()
+            for clock in (looked, unseen):
+                clock.pause(pause)
+                clock.pause(pause)
+            looked.host()
+        torch.ones(1 << 26, device="cuda")
+        assert unseen.host() == looked.host() > 2 * 0.7501
+        assert unseen.now() == looked.now() > looked.host()
 
 
 # --- In a simulation ------------------------------------------------------------------------------

@@ -190,11 +190,15 @@ def _is_square(mask: torch.Tensor) -> bool:
 
 def _read(mask: torch.Tensor, place: Callable[[], str | None]) -> Mask | None:
     """A mask of the CPU, by its numbers."""
-    if mask.dim() != 2 or not _is_square(mask) or mask.shape[0] > _MOST or mask.requires_grad:
+    if mask.dim() != 2 or not _is_square(mask) or mask.requires_grad:
+        return None
+    if not 1 < mask.shape[0] <= _MOST:
         return None
     if mask.dtype not in (torch.bool, torch.uint8, torch.float32):
         return None
     with no_dispatch():
+        if bool(mask[0, -1] == mask[-1, 0]):
+            return None  # of no triangle, as most squares are: told without a look at all of it
         adds = mask.dtype == torch.float32 and bool((mask <= _HIDES).any())
         if mask.dtype == torch.float32 and not adds and bool(((mask != 0) & (mask != 1)).any()):
             return None

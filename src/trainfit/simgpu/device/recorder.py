@@ -94,15 +94,19 @@ class Recorder:
             np.array(self._alloc_op[alloc:], dtype=np.int64),
         )
 
-    def launched(self, op: int, kernel: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Of kernels since number ``kernel``: a row each (:data:`KernelRow`), their streams, their
-        operators; and the phases of operators since number ``op``."""
-        rows = np.array(self._kernel_table[kernel:], dtype=np.int64)
+    @property
+    def kernel_count(self) -> int:
+        return len(self._kernel_table)
+
+    def launched(self, ops: slice, kernels: slice) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Of these kernels a row each (:data:`KernelRow`), their streams, their operators; and the
+        phases of these operators."""
+        rows = np.array(self._kernel_table[kernels], dtype=np.int64)
         return (
             rows.reshape(-1, len(_KERNEL_ROW)),
-            np.array(self._kernel_stream[kernel:], dtype=np.int64),
-            np.array(self._kernel_op[kernel:], dtype=np.int64),
-            np.array(self._op_phase[op:], dtype=np.int64),
+            np.array(self._kernel_stream[kernels], dtype=np.int64),
+            np.array(self._kernel_op[kernels], dtype=np.int64),
+            np.array(self._op_phase[ops], dtype=np.int64),
         )
 
     def malloc(self, nbytes: int, stream: int, line: int = -1) -> int:
