@@ -36,6 +36,7 @@ class StepMakeup:
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
     another batch size the script itself makes as many micro-batches as have the same samples.
+    ``processes`` of a job have such a step each, at once.
     """
 
     micro_batch: int | None
@@ -53,6 +54,7 @@ class StepMakeup:
     is_whole: bool = False
     rounds: int = 1
     is_kept: bool = False
+    processes: int = 1
 
     def of_all(self, processes: int) -> StepMakeup:
         """With the samples of all ``processes``, of which this one has as many as the others."""
@@ -61,6 +63,7 @@ class StepMakeup:
             self,
             micro_batch=None if micro is None else micro * processes,
             effective_batch=None if samples is None else samples * processes,
+            processes=max(1, self.processes // processes),
         )
 
 
