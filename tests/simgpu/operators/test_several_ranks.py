@@ -19,7 +19,10 @@ from torch.distributed.fsdp import (
 
 import trainfit
 from helpers_learning import observing
+from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.hooks.ranks import goes_over_host
+from trainfit.memory.explanation import replayed
+from trainfit.memory.held import full_memory
 from trainfit.results.runs.communication import JOINS
 from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
@@ -192,6 +195,18 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     share = {"parameter", "gradient"}
     kinds = {MEMORY[kind] for kind in gpu.recording.alloc_kind.tolist()}
     assert share <= kinds
+
+
+def test_parameters_that_are_gathered_again_are_no_activations(gpu: Any) -> None:
+    """A plan of fully_shard said that checkpointing had computed 256 MiB of them again."""
+    model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(4))).cuda()
+    for each in model:
+        fully_shard(each)
+    fully_shard(model)
+    for _ in range(3):
+        model(torch.randn(8, 4096, device="cuda")).sum().backward()
+    memory = full_memory(gpu.recording, replayed(gpu.recording))
+    assert "one_checkpoint" not in {each.kind for each in of_full_memory(memory)}
 
 
 def test_a_key_that_only_another_rank_sets_is_not_waited_for(gpu: Any) -> None:
