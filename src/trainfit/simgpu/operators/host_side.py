@@ -114,7 +114,8 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
         is_large = source._spec.nbytes >= _LARGE
         content = unwritten(source._meta) if is_held and is_large else _plausible(engine, source)
     with no_dispatch():
-        return content.to(dtype, copy=not is_new)
+        copied = content.to(dtype, copy=not is_new)
+        return copied.pin_memory() if kwargs.get("non_blocking") else copied
 
 
 def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
