@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     ShardingStrategy,
@@ -255,6 +256,22 @@ def test_gradients_on_gpus_that_go_over_gloo(gpu: Any) -> None:
         nn.Linear(4, 4), process_group=by_gloo.process_group
     )
     assert [goes_over_host(each) for each in (by_gloo, by_nccl, of_host)] == [True, False, False]
+
+
+def test_an_optimizers_step_on_the_cpu_is_told(gpu: Any) -> None:
+    """Its time is in no step: of 67 million numbers a plan said nothing."""
+    model = nn.Linear(1024, 8192, bias=False).cuda()
+    fully_shard(model, offload_policy=CPUOffloadPolicy())
+    _train(model.cpu())
+    (told,) = [each for each in gpu.recording.header["assumptions"] if "step on the CPU" in each]
+    assert str(1024 * 8192 // RANKS) in told
+
+
+def test_of_an_optimizer_on_the_gpu_nothing_is_told(gpu: Any) -> None:
+    model = nn.Linear(1024, 8192, bias=False).cuda()
+    fully_shard(model)
+    _train(model)
+    assert not any("on the CPU" in each for each in gpu.recording.header["assumptions"])
 
 
 def test_parameters_of_fsdp_that_are_offloaded(gpu: Any) -> None:
