@@ -704,6 +704,7 @@ def test_what_an_exception_was_raised_from() -> None:
             "Expected to have finished reduction in the prior iteration before starting a new one.",
             "unused_parameters",
         ),
+        ('expect_autograd_hooks_ INTERNAL ASSERT FAILED at "…"', "static_graph_unsynced"),
         ("Expected to mark a variable ready only once. This error …", "ready_twice"),
         (
             "aten._foreach_mul_.Scalar got mixed torch.Tensor and DTensor, need to convert all "

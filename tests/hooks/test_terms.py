@@ -341,6 +341,33 @@ def _actor_critic(*, both: bool, zeroes: bool = False) -> Any:
     return train
 
 
+class _Shared(torch.optim.Optimizer):
+    """Has another optimizer for its share of the parameters, as ZeroRedundancyOptimizer has."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(list(parameters), {})
+        self.optim = torch.optim.Adam(self.param_groups[0]["params"][:2])
+
+    def step(self, closure: Any = None) -> None:
+        self.optim.step(closure)
+
+
+def test_an_optimizer_within_another_makes_one_step_with_it(kinds: Kinds) -> None:
+    """ZeroRedundancyOptimizer was said to step with the gradients of another optimizer."""
+    model = net()
+
+    def train(observer: LearningObserver) -> Any:
+        optimizer = _Shared(model.parameters())
+        for _ in range(_STEPS):
+            observer.called(model)
+            model(rows()).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model
+
+    assert "step_of_two" not in kinds(train)
+
+
 def test_two_optimizers_step_with_one_gradient(kinds: Kinds) -> None:
     assert "4 tensors" in kinds(_actor_critic(both=True))["step_of_two"].title
     assert "step_of_two" not in kinds(_actor_critic(both=False))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from helpers_cli import trainfit
+from trainfit import simulate
 from trainfit.hardware import find_gpu
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
@@ -68,6 +69,29 @@ def test_its_cache_is_a_kind_of_memory_of_its_own() -> None:
     cache = recording.alloc_bytes[recording.alloc_kind == KINDS.index("kv_cache")]
     # Keys and values of the last call are half of that each.
     assert int(cache[-1]) == SEQUENCES * (PROMPT + 39) * TOKEN_BYTES // 2
+
+
+def test_what_a_beam_search_makes_of_its_cache_is_cache() -> None:
+    """Most of a beam search's memory counted as temporaries: its cache, once it was reordered."""
+    with simulate("custom:8GiB") as simulation:
+        states = [torch.empty(2, 1 << 20, device="cuda") for _ in range(4)]
+        layers = [SimpleNamespace(keys=states[0], values=states[1]),
+                  SimpleNamespace(keys=states[2], values=states[3])]  # fmt: skip
+        del states
+
+        def reorder(cache: Any, beams: torch.Tensor) -> None:
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[beams], layer.values[beams]
+
+        change = GenerationWatch(simulation)._changing(reorder)
+        beams = torch.zeros(2, dtype=torch.long, device="cuda")
+        change(SimpleNamespace(layers=layers), beams)
+        other = layers[0].keys[beams]  # not in the cache
+        recording = simulation.recording
+    del other
+    large = recording.alloc_bytes == 8 << 20
+    kinds = [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
+    assert kinds[4:8] == ["kv_cache"] * 4 and kinds[8] != "kv_cache"
 
 
 def test_a_length_that_gpu_data_tells_is_the_models() -> None:

@@ -181,6 +181,15 @@ _KNOWN: Final = (
         "find_unused_parameters=True costs a pass over the graph each step; "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
     ),
+    # The same file; pytorch#143580.
+    KnownError(
+        "static_graph_unsynced",
+        re.compile(r"expect_autograd_hooks_ INTERNAL ASSERT FAILED"),
+        "DistributedDataParallel(static_graph=True) makes its first backward pass within "
+        "no_sync(), or several of one forward pass",
+        "leave static_graph out where no_sync() accumulates gradients: PyTorch may also stop "
+        "reducing them, without an error, when another pass comes first",
+    ),
     KnownError(
         "ready_twice",
         re.compile(r"Expected to mark a variable ready only once"),

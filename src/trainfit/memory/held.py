@@ -33,6 +33,12 @@ _MOST_OF_MODEL: Final = 0.8
 _BOTH_WAYS: Final = frozenset(
     ("mm", "bmm", "baddbmm", "mul", "add", "sub", "div", "neg", "sum", "clone", "cat", "_to_copy")
 )
+#: Operators that compute nothing, and those of other libraries that gather a model's shards: what
+#: they make in a backward pass are parameters and buffers, not activations.
+_COMPUTES_NOTHING: Final = frozenset(
+    ("empty", "empty_like", "empty_strided", "new_empty", "as_strided", "view", "detach", "set_")
+)
+_GATHERS: Final = ("c10d.", "_c10d_functional.", "fsdp.")
 #: Kinds of which something can be kept from step to step that should not be.
 _KEEPABLE: Final = frozenset(KINDS.index(kind) for kind in ("activation", "temporary"))
 #: How the models of the libraries' workspaces are called.
@@ -217,8 +223,13 @@ def _recomputed(recording: Recording, live: IntArray) -> frozenset[int]:
         name, module = int(recording.op_name[operator]), int(recording.op_module[operator])
         is_backward = recording.op_phase[operator] == _BACKWARD
         if is_backward and (name, module) in there:
-            found.add((alloc, _short(recording.strings[name])))
-    return frozenset(alloc for alloc, name in found if name not in _BOTH_WAYS)
+            found.add((alloc, recording.strings[name]))
+    others = _BOTH_WAYS | _COMPUTES_NOTHING
+    return frozenset(
+        alloc
+        for alloc, name in found
+        if not name.startswith(_GATHERS) and _short(name) not in others
+    )
 
 
 def _loss_sizes(recording: Recording, live: IntArray) -> frozenset[int]:

@@ -280,6 +280,7 @@ def compare_gpus(
         batch_size=job.batch,
         samples=job.samples,
         is_one_epoch=job.is_one_epoch,
+        unseen="" if job.after is not None else job.unseen,
         gpus=tuple(best),
         currency=prices.currency if prices is not None else "",
         budget=budget,
@@ -313,8 +314,6 @@ def _job_notes(job: Job) -> list[str]:
             f"the {job.after.title}, not training, has the peak of memory ({needs} reserved{at}): "
             "it is what the job uses, and what limits its largest batch"
         )
-    elif job.unseen:
-        notes.append(f"memory is that of training: {job.unseen}")
     if job.memory is None:
         notes.append(
             "no other batch size is known: give the result of `trainfit plan --output`, or two "

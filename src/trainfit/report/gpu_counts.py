@@ -16,7 +16,7 @@ from trainfit.report.blocks import (
     section,
 )
 from trainfit.report.blocks import table as table_of
-from trainfit.report.notes import plain
+from trainfit.report.notes import comparison_notes
 from trainfit.report.steps import step_lines
 from trainfit.results.speed import GpuComparison, GpuEstimate
 from trainfit.results.text import count, duration, percent, rate, size
@@ -48,7 +48,7 @@ def counts_subject(result: GpuComparison) -> Subject:
             ),
             *section("How it is told", _legend(result)),
         ),
-        tuple(plain(result.notes)),
+        tuple(comparison_notes(result)),
     )
 
 

@@ -16,6 +16,7 @@ from trainfit.results.findings import Finding, Severity
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.script import Protection
+from trainfit.results.speed import GpuComparison
 from trainfit.results.text import count, size
 
 #: Lines of the user's code that a note names.
@@ -32,6 +33,13 @@ def profile_note(profile: str) -> list[str]:
 def plain(texts: Iterable[str]) -> list[Note]:
     """Texts of which nothing is known but that they are notes."""
     return complete((), texts, {})
+
+
+def comparison_notes(result: GpuComparison) -> list[Note]:
+    """Notes on a job on other GPUs; first that its memory is not that of a whole run."""
+    unseen = f"memory is that of training: {result.unseen}" if result.unseen else ""
+    whole = [Note("note", unseen, severity="changes the figures")] if unseen else []
+    return [*whole, *plain(result.notes)]
 
 
 def note_text(note: Note, *, short: bool = False) -> str:

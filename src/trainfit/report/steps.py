@@ -176,10 +176,11 @@ def step_lines(makeup: StepMakeup | None) -> list[str]:
         several = (makeup.loader_batches or 1) > 1
         samples = f"= {makeup.effective_batch} samples"
         return [f"{makeup.loader_batches} batches of the DataLoader {samples}"] if several else []
-    lines = [
-        f"micro-batch {makeup.micro_batch} × accumulation {makeup.accumulation} "
-        f"= effective batch {makeup.effective_batch}"
-    ]
+    samples = f"effective batch {makeup.effective_batch}"
+    if makeup.processes > 1:  # of which some may have the same samples
+        samples = f"{makeup.effective_batch} samples of each of {makeup.processes} processes"
+    product = f"micro-batch {makeup.micro_batch} × accumulation {makeup.accumulation}"
+    lines = [f"{product} = {samples}"]
     if len(set(makeup.per_step)) > 1:
         lines.append(f"micro-batches of the simulated steps: {_runs(makeup.per_step)}")
     return lines

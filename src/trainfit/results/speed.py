@@ -446,7 +446,8 @@ class GpuComparison(ResultFile):
     ``samples`` are the whole run's, or one epoch's where it is not known how many it has
     (``is_one_epoch``; ``None``: not known). ``cheapest`` and ``fastest`` are names of GPUs that the
     job fits and, with a ``budget``, whose run costs no more. ``step`` is what an optimizer step
-    consists of. ``counts`` are the numbers of GPUs that were requested (none: one).
+    consists of. ``counts`` are the numbers of GPUs that were requested (none: one). ``unseen`` says
+    why it is not known what an evaluation or a checkpoint needs (empty: it is, or there is none).
     """
 
     FILE: ClassVar = Format.of("trainfit-gpu-comparison", "trainfit gpus --for RESULT --json")
@@ -465,6 +466,7 @@ class GpuComparison(ResultFile):
     step: StepMakeup | None = None
     counts: tuple[int, ...] = ()
     is_one_epoch: bool = False
+    unseen: str = ""
 
     @property
     def length(self) -> str:

@@ -33,6 +33,8 @@ _FEW, _OF_CACHE = 17, 49
 #: What of a cache's layer holds it, in the versions of Transformers.
 _LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
                  "_quantized_keys", "_quantized_values")  # fmt: skip
+#: Methods of a cache that replace what all of its layers hold.
+_CHANGES: Final = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 _LISTS: Final = ("key_cache", "value_cache")
 #: What a cache is called by what its layers' classes have in their names.
 _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
@@ -105,6 +107,9 @@ class GenerationWatch:
                     and kind.__name__.endswith("Cache")
                 ):
                     patches.hook(kind, "update", self._updating)
+                    for name in _CHANGES:
+                        if name in vars(kind):
+                            patches.hook(kind, name, self._changing)
 
         self._imports = [
             ImportHook("transformers.generation.utils", generating),
@@ -387,6 +392,19 @@ class GenerationWatch:
             with contextlib.suppress(Exception):
                 index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[2]
                 self._mark(cache, int(index))
+            return found
+
+        return wrapper
+
+    def _changing(self, change: Callable[..., Any]) -> Callable[..., Any]:
+        """All layers hold other tensors then: beams that go on have what others had."""
+
+        @functools.wraps(change)
+        def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
+            found = change(cache, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                for index in range(len(cache.layers)):
+                    self._mark(cache, index)
             return found
 
         return wrapper

@@ -67,7 +67,9 @@ def _in_their_steps(feeds: Sequence[StepFeed]) -> Sequence[StepFeed]:
 
 def with_makeup(recording: Recording, makeup: StepMakeup | None) -> Recording:
     """``recording``, whose header says what its steps consist of."""
-    found = None if makeup is None else json.loads(as_json(makeup))
+    found = None
+    if makeup is not None:
+        found = json.loads(as_json(dataclasses.replace(makeup, processes=recording.ranks)))
     return dataclasses.replace(recording, header={**recording.header, "step": found})
 
 

@@ -231,9 +231,17 @@ def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     """Pinning needs a real driver; the simulated copy takes any host memory."""
     if isinstance(tensor, DeviceTensor):
         raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
-    tensor._trainfit_pinned = True  # type: ignore[attr-defined]
+    _memory_of(tensor)._trainfit_pinned = True
     return tensor
 
 
 def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-    return getattr(tensor, "_trainfit_pinned", False)
+    return getattr(_memory_of(tensor), "_trainfit_pinned", False)
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    """What has the bytes: views of a pinned tensor (FSDP's shards) are pinned, too."""
+    if isinstance(tensor, DeviceTensor) or tensor.layout is not torch.strided:
+        return tensor
+    with NoTorchFunction():
+        return tensor.untyped_storage()

@@ -239,7 +239,8 @@ _ALIGNED_FLOPS: Final = {1: 640.0, 2: 1130.0, 4: 1600.0}
 _SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
 _OTHER_SHADER_SHARE: Final = 0.88
 
-_ELSEWHERE: Final = ("upload", "upload_pinned", "download", *MARKS, *TRANSFERS)
+_COPIES: Final = ("upload", "upload_pinned", "download", "download_pinned")
+_ELSEWHERE: Final = (*_COPIES, *MARKS, *TRANSFERS)
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("convolution", "grouped", "recurrent"))
 )

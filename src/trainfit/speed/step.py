@@ -304,7 +304,8 @@ def _copy_seconds(work: Work, machine: Machine) -> Floats:
     moved = work.column("read").astype(np.float64)
     pageable = work.is_kind("upload", "download")
     rate = np.where(pageable, machine.pageable_bytes_per_s, machine.pinned_bytes_per_s)
-    return np.where(pageable | work.is_kind("upload_pinned"), moved / rate, 0.0)
+    pinned = work.is_kind("upload_pinned", "download_pinned")
+    return np.where(pageable | pinned, moved / rate, 0.0)
 
 
 def _bound(

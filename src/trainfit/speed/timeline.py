@@ -22,6 +22,7 @@ _ENGINES: Final = {
     CODES["upload"]: "up",
     CODES["upload_pinned"]: "up",
     CODES["download"]: "down",
+    CODES["download_pinned"]: "down",
     **dict.fromkeys((CODES[name] for name in TRANSFERS), "links"),
 }
 

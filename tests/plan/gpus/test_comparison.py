@@ -314,10 +314,18 @@ def test_the_rule_of_a_plan_says_what_its_evaluation_allows(job: Job) -> None:
 
 def test_what_was_not_looked_at_is_told(job: Job, files: tuple[Path, Path]) -> None:
     unseen = planned(job, EpochEnd("not simulated", "it needs a network", batch_size=64))
-    (note,) = [each for each in compare_gpus(unseen, named("T4")).notes if "network" in each]
-    assert note.startswith("memory is that of training")
+    note = comparison_subject(compare_gpus(unseen, named("T4"))).notes[0]
+    assert note.text.startswith("memory is that of training") and "network" in note.text
     recorded_ones = job_of_recordings([(path, Recording.load(path)) for path in files])
-    assert any("trainfit plan" in each for each in compare_gpus(recorded_ones, named("T4")).notes)
+    assert "trainfit plan" in compare_gpus(recorded_ones, named("T4")).unseen
+    assert not compare_gpus(planned(job, None), named("T4")).unseen
+
+
+def test_of_many_gpus_it_is_still_told(job: Job) -> None:
+    """It stood behind --explain, below a table that filled the screen."""
+    unseen = planned(job, EpochEnd("not simulated", "it needs a network", batch_size=64))
+    on_all = comparison_subject(compare_gpus(unseen, catalogue(), exact=False))
+    assert "memory is that of training" in screen(on_all)
 
 
 def test_the_run_has_all_epochs_where_a_loop_tells_them(job: Job) -> None:

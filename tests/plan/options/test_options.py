@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainfit.plan.command.options import NAMES, tunable_of, without_negation
 from trainfit.plan.command.parsing import Command, parse_command
-from trainfit.plan.runs.option_proof import _effect, _rows_refusal
+from trainfit.plan.runs.option_proof import _batch_refusal, _effect, _rows_refusal
 from trainfit.plan.runs.options import CommandOptions, ObservedSettings, read_options
 from trainfit.plan.sizing.recommendation import EffectiveBatch, accumulation_for
 from trainfit.results.dataloader import LoaderSettings
@@ -278,6 +278,22 @@ def test_a_batch_size_that_shows_in_the_models_calls_alone() -> None:
         parser, seen=ObservedSettings(loader_batch=16, call_batch=8, loader=LoaderSettings(0))
     )
     assert "the DataLoader has 16" in left(other, "batch_size")
+
+
+def test_a_batch_size_that_the_script_divides_among_its_ranks() -> None:
+    """--batch-size 48 stayed as it was, and the advice was DataLoader(…, batch_size=16)."""
+    parser = argument("--batch-size", type=int, default=48)
+    seen = ObservedSettings(loader_batch=12, loader=LoaderSettings(0), ranks=4)
+    option = read(parser, seen=seen).option("batch_size")
+    assert option is not None and (option.present, option.source) == ("48", "loaders")
+    double = dataclasses.replace(seen, loader_batch=24)
+    assert _batch_refusal("", 96, double, "loaders") == ""
+    assert "all ranks' DataLoaders is 48" in _batch_refusal("", 96, seen, "loaders")
+    each = argument("--batch-size", type=int, default=12)  # of each rank
+    own = read(each, seen=seen).option("batch_size")
+    assert own is not None and own.source == "loader"
+    alone = dataclasses.replace(seen, ranks=1)
+    assert "the DataLoader has 12" in left(read(parser, seen=alone), "batch_size")
 
 
 def test_a_batch_size_of_which_the_models_rows_are_a_multiple() -> None:

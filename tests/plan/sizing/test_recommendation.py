@@ -25,6 +25,7 @@ from trainfit.plan.runs.batches import (
     full_steps,
     half_epoch,
     is_full,
+    most_full,
     most_timed,
     samples_used,
     shared_by,
@@ -567,6 +568,7 @@ def test_a_batch_that_processes_share() -> None:
     assert (shared_by(trace, 36), shared_by(trace, 6), shared_by(trace, None)) == (6, 1, 1)
     assert is_full(trace, 36)
     assert data_set_of(trace, 36) == 72
+    assert most_full(trace, 36) == 6 * (most_full(trace, 6) or 0)
     assert batch_sizes(50, 6) == [6, 12, 18, 24, 30, 36, 42, 48]
     grain = Grain(8, 6)
     assert [grain.rounded(size) for size in (5, 17, 48, 100)] == [0, 12, 48, 96]

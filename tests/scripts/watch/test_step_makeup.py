@@ -353,6 +353,10 @@ def test_a_placeholder_without_effect_is_left_as_it_is() -> None:
 def test_the_step_in_words() -> None:
     assert step_lines(seen()) == ["micro-batch 8 × accumulation 4 = effective batch 32"]
     assert step_lines(seen(1)) == []
+    of_four = dataclasses.replace(seen(), processes=4)  # it said that 32 was the effective batch
+    assert "= 32 samples of each of 4 processes" in step_lines(of_four)[0]
+    of_all = "micro-batch 32 × accumulation 4 = effective batch 128"
+    assert step_lines(of_four.of_all(4)) == [of_all]
     lines = step_lines(seen(per_step=(4, 4, 4, 2, 4), varied=True))
     assert lines[1] == "micro-batches of the simulated steps: 3 × 4, 2, 4"
 

@@ -556,6 +556,28 @@ def test_between_host_and_device() -> None:
     assert rows[-1]["kind"] == "wait"
 
 
+def test_pinned_memory_is_what_a_tensor_lies_in() -> None:
+    """Shards that FSDP offloads are views of pinned memory: they counted as pageable, three times
+    as slow, and the host waited for gradients that go there."""
+
+    def act() -> Any:
+        host, here = torch.zeros(10, 100).pin_memory(), tensor(1000)
+        room = torch.empty(1000, pin_memory=True)
+        return lambda: (
+            host.view(-1)[:500].to("cuda", non_blocking=True),
+            here.to("cpu", non_blocking=True).to("cuda", non_blocking=True),
+            room.copy_(here, non_blocking=True),
+            torch.empty(1000).copy_(here, non_blocking=True),
+        )
+
+    rows = [row["kind"] for row in launched(act)]
+    moves = [kind for kind in rows if kind not in MARKS]
+    assert moves == [
+        *("upload_pinned", "download_pinned", "upload_pinned"),
+        *("download_pinned", "download"),
+    ]
+
+
 def test_filters_for_winograds_algorithm_are_told_apart() -> None:
     found = kinds(launched(convolution(padding=1)))
     passes = [kind for kind in found if kind.startswith("convolution")]

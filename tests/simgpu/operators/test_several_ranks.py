@@ -11,6 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.algorithms.join import Join
 from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     ShardingStrategy,
@@ -19,7 +20,10 @@ from torch.distributed.fsdp import (
 
 import trainfit
 from helpers_learning import observing
+from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.hooks.ranks import goes_over_host
+from trainfit.memory.explanation import replayed
+from trainfit.memory.held import full_memory
 from trainfit.results.runs.communication import JOINS
 from trainfit.results.runs.recording import KINDS as MEMORY
 from trainfit.results.runs.recording import Recording
@@ -194,6 +198,18 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     assert share <= kinds
 
 
+def test_parameters_that_are_gathered_again_are_no_activations(gpu: Any) -> None:
+    """A plan of fully_shard said that checkpointing had computed 256 MiB of them again."""
+    model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(4))).cuda()
+    for each in model:
+        fully_shard(each)
+    fully_shard(model)
+    for _ in range(3):
+        model(torch.randn(8, 4096, device="cuda")).sum().backward()
+    memory = full_memory(gpu.recording, replayed(gpu.recording))
+    assert "one_checkpoint" not in {each.kind for each in of_full_memory(memory)}
+
+
 def test_a_key_that_only_another_rank_sets_is_not_waited_for(gpu: Any) -> None:
     store = distributed.distributed_c10d._get_default_store()
     store.set("mine", "1")
@@ -240,6 +256,22 @@ def test_gradients_on_gpus_that_go_over_gloo(gpu: Any) -> None:
         nn.Linear(4, 4), process_group=by_gloo.process_group
     )
     assert [goes_over_host(each) for each in (by_gloo, by_nccl, of_host)] == [True, False, False]
+
+
+def test_an_optimizers_step_on_the_cpu_is_told(gpu: Any) -> None:
+    """Its time is in no step: of 67 million numbers a plan said nothing."""
+    model = nn.Linear(1024, 8192, bias=False).cuda()
+    fully_shard(model, offload_policy=CPUOffloadPolicy())
+    _train(model.cpu())
+    (told,) = [each for each in gpu.recording.header["assumptions"] if "step on the CPU" in each]
+    assert str(1024 * 8192 // RANKS) in told
+
+
+def test_of_an_optimizer_on_the_gpu_nothing_is_told(gpu: Any) -> None:
+    model = nn.Linear(1024, 8192, bias=False).cuda()
+    fully_shard(model)
+    _train(model)
+    assert not any("on the CPU" in each for each in gpu.recording.header["assumptions"])
 
 
 def test_parameters_of_fsdp_that_are_offloaded(gpu: Any) -> None:

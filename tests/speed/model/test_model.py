@@ -196,7 +196,7 @@ def test_wide_and_uneven_groups_are_slower() -> None:
 
 
 def test_copies_to_and_from_the_host_are_no_kernels() -> None:
-    for kind in ("upload", "upload_pinned", "download", "wait"):
+    for kind in ("upload", "upload_pinned", "download", "download_pinned", "wait"):
         assert times(row(kind, read=1 << 20, written=1 << 20)) == [0.0]
 
 
@@ -391,6 +391,8 @@ def test_copies_from_pageable_memory_are_slower() -> None:
     assert pinned.copies_s == pytest.approx(size / 20e9)
     assert pageable.copies_s == pytest.approx(size / 6e9)
     assert pageable.bound == "host copies"
+    down = step_time(work(row("download_pinned", read=size)), machine())
+    assert down.copies_s == pytest.approx(size / 20e9)
 
 
 def test_what_most_of_a_step_waits_for_may_be_other_gpus() -> None:

@@ -128,7 +128,8 @@ def test_what_the_cpu_waits_for(wait: Row, passed: float) -> None:
     assert timeline.end_of(0) == pytest.approx(max(0.01, passed), rel=1e-2)
 
 
-_KINDS = ("pointwise", "pointwise", "upload_pinned", "download", "event", "event_wait", "wait")
+_COPIES = ("upload_pinned", "download", "download_pinned")
+_KINDS = ("pointwise", "pointwise", *_COPIES, "event", "event_wait", "wait")
 
 
 @settings(max_examples=200)
@@ -163,7 +164,7 @@ def test_what_holds_of_every_timeline(
         mine = np.flatnonzero(job.stream == stream)
         assert (begins[mine[1:]] >= ends[mine[:-1]] - 1e-9).all()
         assert not len(mine) or timeline.end_of(stream) == max(ends[mine[-1]], timeline.cpu_s)
-    for engine in ("pointwise", "upload_pinned", "download"):
+    for engine in ("pointwise", *_COPIES):
         # Those that take nothing lie anywhere among the others' ends.
         busy = [place for place, kind in enumerate(kinds) if kind == engine and took[place] > 1e-6]
         mine = np.array(busy, dtype=int)[np.argsort(begins[busy])]

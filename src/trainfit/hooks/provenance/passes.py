@@ -156,11 +156,20 @@ class Passes:
             now = id(optimizer), version(gradient)
             is_same = used is not None and used[0]() is gradient and used[2] == now[1]
             if used is not None and is_same and used[1] != now[0]:
+                if self._is_part(optimizer, used[1]):
+                    return
                 again.append(key)
             self._used[key] = weakref.ref(gradient), *now
         self._twice += bool(again)
         if again and self._twice >= _STEPS:
             self._note("step_of_two", len(again), place=place, parameter=again[0])
+
+    def _is_part(self, optimizer: Any, other: int) -> bool:
+        """Has another optimizer, given by identity, this one as a part (ZeroRedundancyOptimizer has
+        one for its share): a step of it is one of that one."""
+        wholes = (each() for each in self._optimizers)
+        whole = next((each for each in wholes if each is not None and id(each) == other), None)
+        return whole is not None and any(each is optimizer for each in vars(whole).values())
 
     def look_at_memory(self, models: Sequence[Any]) -> None:
         """Have two models that were called one memory, with parameters of their own?"""

@@ -145,7 +145,7 @@ def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
     for name, each in zip(names, seconds[kept].tolist(), strict=True):
         by_name[name] = by_name.get(name, 0.0) + each
     # Copies from the host are no casts and have no time here.
-    on_gpu = cast & ~work.is_kind("upload", "upload_pinned", "download")
+    on_gpu = cast & ~work.is_kind("upload", "upload_pinned", "download", "download_pinned")
     return StepParts(
         float(seconds.sum()),
         float(seconds[in_optimizer].sum()),

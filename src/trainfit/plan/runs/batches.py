@@ -32,8 +32,8 @@ def data_set_of(trace: Trace, batch: int | None) -> int | None:
 
 def shared_by(trace: Trace, batch: int | None) -> int:
     """Processes that a batch is divided among: 8, where the batch size is 32 and each of 8 gets 4
-    samples of it (Accelerate's ``split_batches``, ultralytics' ``batch``); 1 where each has a batch
-    of that size to itself."""
+    samples of it (Accelerate's ``split_batches``, ultralytics' ``batch``, a script that divides by
+    the number of ranks); 1 where each has a batch of that size to itself."""
     loader, recording = trace.outcome.loader, trace.recording
     ranks = recording.ranks if recording is not None else 1
     if loader is None or not loader.fed or ranks * loader.fed[0] != batch:
@@ -113,12 +113,14 @@ def most_full(first: Trace, batch: int | None) -> int | None:
     A data set that is used up before the run ends gives a short last batch, after which
     nothing scales with the batch size.
     """
-    loader = first.outcome.loader
-    if loader is None or loader.samples is None or loader.batch_size != batch:
+    loader, shared = first.outcome.loader, shared_by(first, batch)
+    if loader is None or loader.samples is None or loader.batch_size is None:
+        return None
+    if batch not in (loader.batch_size, shared * loader.batch_size):
         return None
     # Other batch sizes are compared over the least number of steps.
     share = min(1.0, LEAST_STEPS / max(first.outcome.steps, 1))
-    return loader.samples * shared_by(first, batch) // max(math.ceil(loader.batches * share), 1)
+    return loader.samples * shared // max(math.ceil(loader.batches * share), 1)
 
 
 def pairs_of(batch: int, most: int | None, gpus: int = 1) -> Iterator[tuple[int, int]]:

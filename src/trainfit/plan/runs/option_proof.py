@@ -63,7 +63,8 @@ def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[
 def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
     if name == "batch_size":
         shown = seen.loader_batch if seen.loader_batch is not None else seen.call_batch
-        had: bool | None = value in (str(seen.loader_batch), str(seen.call_batch))
+        shows = seen.loader_batch, seen.batch_of_all, seen.call_batch
+        had: bool | None = value in map(str, shows)
         if not had and seen.loader_batch in (None, 1) and is_part_of_rows(value, seen):
             had = None
         return Effect(name, value, had, f"batch size {shown}")
@@ -184,7 +185,8 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Observe
 
 def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: BatchSource) -> str:
     shown = seen.batch(source)
-    what = "the DataLoader's is" if source == "loader" else "the model is called with"
+    whose = {"loader": "the DataLoader's is", "loaders": "that of all ranks' DataLoaders is"}
+    what = whose.get(source, "the model is called with")
     return "" if shown == wanted else f"{said} {what} {shown}"
 
 

@@ -47,9 +47,10 @@ from trainfit.results.runs.script import ScriptOption
 # Tunables of a command as observed in a simulated run.
 
 
-#: Where a batch size shows: in the DataLoader, in what the model is called with, or in the number
-#: of rows that a step's calls are given, a multiple of it (points of rays, frames of clips).
-BatchSource = Literal["loader", "calls", "rows"]
+#: Where a batch size shows: in the DataLoader, in those of all ranks together (each has its part of
+#: the batch), in what the model is called with, or in the number of rows that a step's calls are
+#: given, a multiple of it (points of rays, frames of clips).
+BatchSource = Literal["loader", "loaders", "calls", "rows"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ObservedSettings:
     off), and the micro-batches of an optimizer step (``None``: not known).
 
     ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
-    model is called with, ``call_rows`` the sum of it over a step's calls.
+    model is called with, ``call_rows`` the sum of it over a step's calls. The job has ``ranks``.
     """
 
     loader_batch: int | None = None
@@ -67,11 +68,20 @@ class ObservedSettings:
     autocast: str | None = None
     accumulation: int | None = None
     call_rows: int | None = None
+    ranks: int = 1
+
+    @property
+    def batch_of_all(self) -> int | None:
+        """The batch size of all ranks' DataLoaders together; ``None`` where that is one's, too."""
+        each = self.loader_batch
+        return None if each is None or self.ranks < 2 else each * self.ranks
 
     def batch(self, source: BatchSource) -> int | None:
         """The observed batch size; the rows are a multiple of it."""
         if source == "rows":
             return self.call_rows
+        if source == "loaders":
+            return self.batch_of_all
         return self.loader_batch if source == "loader" else self.call_batch
 
 
@@ -92,6 +102,7 @@ def observed_settings(trace: Trace) -> ObservedSettings:
         autocast=outcome.half,
         accumulation=makeup.accumulation if makeup is not None else None,
         call_rows=rows.most_common(1)[0][0] if rows else None,
+        ranks=trace.recording.ranks if trace.recording is not None else 1,
     )
 
 
@@ -338,6 +349,8 @@ def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
         return None
     if value == str(seen.loader_batch):
         return "loader"
+    if value == str(seen.batch_of_all):
+        return "loaders"
     if seen.loader_batch not in (None, 1):
         return None
     if value == str(seen.call_batch):

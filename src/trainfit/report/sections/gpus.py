@@ -25,7 +25,7 @@ from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, color, named_bars, tip, x
 from trainfit.report.gpu_counts import as_fast, counts_subject
 from trainfit.report.gpu_meaning import DTYPES, is_assumed
-from trainfit.report.notes import plain
+from trainfit.report.notes import comparison_notes
 from trainfit.report.sections.plan_facts import BOUNDS
 from trainfit.report.steps import step_lines
 from trainfit.results.gpus import GpuFigures, GpusResult
@@ -207,7 +207,7 @@ def comparison_subject(result: GpuComparison) -> Subject:
             *section("The columns", _legend(result)),
             *section("What 10% more of a figure changes", *_effects(result)),
         ),
-        tuple(plain(result.notes)),
+        tuple(comparison_notes(result)),
     )  # fmt: skip
 
 

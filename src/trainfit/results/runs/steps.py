@@ -36,6 +36,7 @@ class StepMakeup:
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
     another batch size the script itself makes as many micro-batches as have the same samples.
+    ``processes`` of a job have such a step each, at once.
     """
 
     micro_batch: int | None
@@ -53,6 +54,7 @@ class StepMakeup:
     is_whole: bool = False
     rounds: int = 1
     is_kept: bool = False
+    processes: int = 1
 
     def of_all(self, processes: int) -> StepMakeup:
         """With the samples of all ``processes``, of which this one has as many as the others."""
@@ -61,6 +63,7 @@ class StepMakeup:
             self,
             micro_batch=None if micro is None else micro * processes,
             effective_batch=None if samples is None else samples * processes,
+            processes=max(1, self.processes // processes),
         )
 
 
@@ -188,9 +191,10 @@ TRANSFERS: Final = (*COLLECTIVES, PEER_COPY)
 #: neighbours in memory are others; "layout": cuDNN's copies into the order of its convolutions;
 #: "batch_norm…": in training ("batch_norm_nhwc…" of channels-last tensors) and "batch_norm_eval";
 #: "normalization…": of layers and groups; "indexing": look-ups and scatters; "optimizer": over
-#: lists of parameters; "upload", "upload_pinned", "download": between host and device; "wait": no
-#: kernel, the host waits here until the GPU has done everything, "stream_wait": until the row's
-#: stream has; "event": number ``rows`` is recorded; "event_wait": the row's stream goes on after
+#: lists of parameters; "upload…", "download…": between host and device ("…_pinned": of pinned
+#: memory, while the host goes on); "wait": no kernel, the host waits here until the GPU has done
+#: everything, "stream_wait": until the row's stream has; "event": number ``rows`` is recorded;
+#: "event_wait": the row's stream goes on after
 #: event ``rows`` of stream ``columns``; "event_synchronize": the host does, after one of the row's;
 #: "unknown": of an operator that is not PyTorch's and has no FLOP rule: counted are its bytes;
 #: "graph": the ``rows`` rows that follow are launched together, by one launch (a CUDA graph's);
@@ -254,6 +258,7 @@ KINDS: Final = (
     "convolution_1x1",
     "convolution_1x1_input_gradient",
     "convolution_1x1_weight_gradient",
+    "download_pinned",
 )
 
 #: Rows of these kinds are no kernels.

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from trainfit.simgpu.device.tensor import note_read
 from trainfit.simgpu.patching import ImportHook, PatchSet
@@ -47,10 +48,38 @@ def unwritten(meta: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(pages).view(like.dtype).as_strided(like.shape, like.stride())
 
 
+#: How many hooks that pack saved tensors run now, one within the other.
+_packing = 0
+
+
+def is_packing() -> bool:
+    """Does a hook pack tensors that autograd saves? What it copies to the host (activations, by
+    ``save_on_cpu`` and the like) is there for the backward pass, which has it on the GPU again."""
+    return _packing > 0
+
+
+def _packer(begin: Callable[..., None]) -> Callable[..., None]:
+    def hooks(self: Any, pack_hook: Callable[..., Any], unpack_hook: Callable[..., Any]) -> None:
+        @functools.wraps(pack_hook)
+        def packs(tensor: torch.Tensor) -> Any:
+            global _packing
+            _packing += 1
+            try:
+                return pack_hook(tensor)
+            finally:
+                _packing -= 1
+
+        begin(self, packs, unpack_hook)
+
+    return hooks
+
+
 def install(patches: PatchSet) -> ImportHook:
-    """Files of ``torch.save`` and safetensors have holes in their place from now on, and what
-    safetensors reads is noted as read, until ``patches`` is restored and the hook is removed."""
+    """Files of ``torch.save`` and safetensors have holes in their place from now on, what
+    safetensors reads is noted as read, and so are hooks that pack saved tensors, until ``patches``
+    is restored and the hook is removed."""
     patches.set(*FILE_WRITER, _writer(FILE_WRITER.now))
+    patches.set(saved_tensors_hooks, "__init__", _packer(saved_tensors_hooks.__init__))
 
     def safetensors(module: ModuleType) -> None:
         if hasattr(module, "serialize_file"):

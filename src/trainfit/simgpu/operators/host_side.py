@@ -10,7 +10,7 @@ import torch
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
-from trainfit.simgpu.device.host_fills import unwritten
+from trainfit.simgpu.device.host_fills import is_packing, unwritten
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
@@ -22,7 +22,8 @@ from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
 
 aten = torch.ops.aten
 
-#: What checkpoints consist of, and bytes from which on such a tensor has no values on the host.
+#: What checkpoints consist of, and bytes from which on such a tensor, or one that is saved for the
+#: backward pass, has no values on the host.
 _OF_CHECKPOINTS: Final = ("parameter", "optimizer_state")
 _LARGE: Final = 1 << 20
 
@@ -109,11 +110,12 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
     is_new = content is None
     if content is None:
         engine.assumed_number |= not source.dtype.is_floating_point
-        is_held = engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
+        is_held = is_packing() or engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
         is_large = source._spec.nbytes >= _LARGE
         content = unwritten(source._meta) if is_held and is_large else _plausible(engine, source)
     with no_dispatch():
-        return content.to(dtype, copy=not is_new)
+        copied = content.to(dtype, copy=not is_new)
+        return copied.pin_memory() if kwargs.get("non_blocking") else copied
 
 
 def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
@@ -183,6 +185,8 @@ def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         engine.wait_for_device(uploads=type(target) is SimulatedTensor)
     if type(target) is not SimulatedTensor:
         content = engine.values.read(source)
+        if content is None and is_packing() and source._spec.nbytes >= _LARGE:
+            return target
         if content is None:
             content = _plausible(engine, source)
         with no_dispatch():

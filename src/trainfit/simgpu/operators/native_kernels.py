@@ -344,7 +344,10 @@ def _copy(call: Arguments, result: Any, flops: int) -> list[Kernel]:
         size = source.numel() * source.element_size()
         kind = "upload_pinned" if pinned else "upload"
         return [Kernel(kind, dtype_of(target), 0, size, stored_bytes(target._spec))]
-    return [Kernel("download", dtype_of(source), 0, bytes_of([source]), bytes_of([source]))]
+    # What _to_copy makes for a copy that nobody waits for is pinned.
+    pinned = call["non_blocking"] and ("src" not in call or target.is_pinned())
+    kind = "download_pinned" if pinned else "download"
+    return [Kernel(kind, dtype_of(source), 0, bytes_of([source]), bytes_of([source]))]
 
 
 @launched_by("_local_scalar_dense")
