@@ -52,9 +52,15 @@ _MOST_OF_ALL: Final = 0.5
 
 
 def _named(line: CodeLine) -> str:
-    """What is called there; empty: a part of the line itself (a comprehension), or not known."""
+    """What is called there; empty: nothing but the line itself (a comprehension), or not known."""
     name = line.calls or line.inner
-    return "" if name.endswith(">") else name
+    return "" if name.endswith(">") or _is_bare(line) else name
+
+
+def _is_bare(line: CodeLine) -> bool:
+    """Is nothing called there: is the function whose line it is the innermost?"""
+    own = line.function.rpartition(".")[2]
+    return bool(own) and not line.calls and line.inner.endswith(f".{own}")
 
 
 def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
@@ -62,7 +68,8 @@ def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
     most = line.most
 
     def habit(one: CodeLine) -> Habit:
-        return habit_of(one.names, one.waits_for, has_loader=has_loader, over=one.over)
+        bare = bool(one.callers) and _is_bare(one)
+        return habit_of(one.names, one.waits_for, has_loader=has_loader, over=one.over, bare=bare)
 
     if not line.is_several:
         return habit(most), _named(most)
@@ -288,3 +295,51 @@ def _find_loop(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 ELEMENT_LOOP: Final = Rule((LOOP_KIND,), _find_loop, each_rank=True)
+
+
+# ---
+# Hooks that only look: statistics of activations and gradients, in each pass of each step.
+
+
+HOOK_KIND: Final = "slow_hook"
+
+
+def _find_hook(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    looks = rank.header.hook_code
+    line = costliest(looks)
+    if checks.are_few(rank) or line is None or line.count < thresholds.LOOKS_AT_LINE:
+        return
+    main = MainThread(rank)
+    passes = (main.phases["forward"] or 0.0) + (main.phases["backward"] or 0.0)
+    share = passes * looks.share(sum(each.count for each in looks.lines))
+    if checks.has_gpu(rank):
+        share = min(share, main.unexplained_idle or 0.0)
+    if share < thresholds.WARNING_SHARE:
+        return
+    name = _named(line.most)
+    yield Finding(
+        HOOK_KIND,
+        severity(share),
+        f"A hook at {line}{f' (`{name}`)' if name else ''} costs {checks.in_percent(share)} of the "
+        "time",
+        (
+            Evidence("looks at forward and backward passes", float(looks.looks)),
+            Evidence("of them in hooks", float(sum(each.count for each in looks.lines))),
+            Evidence("of them at this line", float(line.count)),
+        ),
+        "PyTorch calls hooks of modules and tensors in each pass, which waits for them",
+        (
+            Fix(
+                "register it for a few steps only (handle = module.register_forward_hook(…), then "
+                "handle.remove()), or let it return at once in most steps; take sums or a part of "
+                "the values, without .item() and sorting"
+            ),
+        ),
+        "likely",
+        share,
+        line.place,
+    )
+
+
+SLOW_HOOK: Final = Rule((HOOK_KIND,), _find_hook, each_rank=True)
