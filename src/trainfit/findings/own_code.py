@@ -129,7 +129,7 @@ _BY_WAIT: Final = {
     ),
     "disk": Habit("waits for a file", _LESS_OFTEN),
 }
-_BATCHES: Final = Habit(
+BATCHES: Final = Habit(
     "makes batches by hand",
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
     "num_workers=1 or more: they are then made while the step computes",
@@ -164,7 +164,7 @@ def adds_to(name: str) -> Habit:
 def from_memory(name: str, habit: Habit) -> Habit:
     """… of a line that makes batches of what the training itself has put into a list: there is no
     data set that a worker could read."""
-    if habit is _BATCHES:
+    if habit is BATCHES:
         what = f"joins samples of `{name}`, which the training fills"
     elif habit is _ALONE:
         what = habit.what
@@ -216,7 +216,7 @@ def habit_of(
     if has_loader:
         return _PYTHON
     makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)
-    return _BATCHES if makes else _ALONE
+    return BATCHES if makes else _ALONE
 
 
 # ---

@@ -575,9 +575,9 @@ class LearningObserver:
             vanished_rate=(vanished := vanished_rate(looked)),
             vanished_at=None if vanished is None else looked[0].rate_at,
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
-            schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
-            if is_whole
-            else None,
+            schedule_unused=schedule_unused(
+                self._schedules, steps, ahead if is_whole else 0, list(self._seen)
+            ),
             denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
             denormal_in=where_most(looked),
             schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),

@@ -32,12 +32,12 @@ from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.own_code import (
     ELEMENT_LOOP,
-    HOOK_KIND,
+    IN_PASSES,
     KIND,
     LOOP_KIND,
     OTHER_CODE,
+    PASS_KIND,
     PYTHON_THREAD,
-    SLOW_HOOK,
     THREAD_KIND,
 )
 from trainfit.watch.rules.rule import Rule, look
@@ -66,7 +66,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     KIND: "script",
     THREAD_KIND: "script",
     LOOP_KIND: "script",
-    HOOK_KIND: "script",
+    PASS_KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -142,7 +142,7 @@ RULES: Final[tuple[Rule, ...]] = (
     OTHER_CODE,
     PYTHON_THREAD,
     ELEMENT_LOOP,
-    SLOW_HOOK,
+    IN_PASSES,
     *gpu.RULES,
     *ranks.RULES,
     *uneven_gpus.RULES,
@@ -201,7 +201,7 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 #: Kinds of which another one says the same with more detail.
 _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "script_waits": (KIND, THREAD_KIND),
-    "one_hot_thread": (KIND, LOOP_KIND, HOOK_KIND),
+    "one_hot_thread": (KIND, LOOP_KIND, PASS_KIND),
     "epoch_start": ("sampler_share",),
 }
 

@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.watch.recorder.looks.stacks import in_hook, is_in_pass, users_stack
+from trainfit.watch.recorder.looks.stacks import (
+    in_hook,
+    is_in_pass,
+    users_stack,
+    waits_in_pass,
+)
 
 Look = Callable[[], None]
 
@@ -109,3 +114,30 @@ def test_a_hook_that_only_looks_is_seen(way: Callable[[nn.Module, Look], None]) 
 @pytest.mark.parametrize("way", [adapts, computes, own_backward])
 def test_what_is_a_part_of_the_model_is_no_hook(way: Callable[[nn.Module, Look], None]) -> None:
     assert seen(way) == [False]
+
+
+class Spy:
+    """A file that looks when it is written to."""
+
+    def __init__(self) -> None:
+        self.found: list[bool] = []
+
+    def write(self, text: str) -> None:
+        self.found.append(waits_in_pass(users_stack(threading.get_ident())))
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_a_line_of_the_model_that_logs_is_seen(prints: bool) -> None:
+    """And none that computes."""
+    spy = Spy()
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if prints:
+                print(1, file=spy, end="")  # type: ignore[call-overload]
+            else:
+                spy.found.append(waits_in_pass(users_stack(threading.get_ident())))
+            return x
+
+    Net()(torch.ones(2))
+    assert spy.found[:1] == [prints]

@@ -184,11 +184,21 @@ HOOK = CodeLine("probe.py:7", 40, (), "output.sort", "output.sort")
 def test_a_hook_that_computes_statistics_is_named() -> None:
     """And no hook that costs little."""
     result = judge(run_on_cpu(header={"hook_code": StackLooks(80, (HOOK,))}))
-    found = finding(result, "slow_hook")
+    found = finding(result, "pass_code")
     assert str(found.place) == "probe.py:7" and "handle.remove()" in found.fix.action
     assert answer(result).startswith("A hook at probe.py:7 (`output.sort`) costs")
     assert result.limit == "script"
     few = judge(run_on_cpu(header={"hook_code": StackLooks(800, (HOOK,))}))
+    assert not few.findings
+
+
+def test_what_sleeps_or_logs_in_the_model_is_named() -> None:
+    line = CodeLine("model.py:7", 40, ("train.py:41",), "time.sleep", "time.sleep", "sleep")
+    result = judge(run_on_cpu(header={"pass_code": StackLooks(80, (line,))}))
+    found = finding(result, "pass_code")
+    assert str(found.place) == "model.py:7" and "remove the sleep" in found.fix.action
+    assert answer(result).startswith("model.py:7 sleeps (`time.sleep`) in the model")
+    few = judge(run_on_cpu(header={"pass_code": StackLooks(800, (line,))}))
     assert not few.findings
 
 

@@ -32,6 +32,7 @@ from trainfit.watch.recorder.looks.stacks import (
     is_in_phase,
     stack_text,
     users_stack,
+    waits_in_pass,
 )
 from trainfit.watch.recorder.looks.variables import VariableLooks
 from trainfit.watch.recorder.rank_files import UnlistedThread
@@ -97,7 +98,8 @@ class MainThreadLooks:
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
-        self.loops, self.hooks = ElementLoops(), StackCounts()
+        self.loops = ElementLoops()
+        self.hooks, self.passes = StackCounts(), StackCounts()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
@@ -200,7 +202,11 @@ class MainThreadLooks:
         if not is_in_pass(stack):
             return
         self.hooks.looks += 1
-        if (hook := in_hook(stack)) is not None:
+        self.passes.looks += 1
+        if waits_in_pass(stack):
+            self._found += 1
+            self.passes.count(stack, self.loop)
+        elif (hook := in_hook(stack)) is not None:
             self._found += 1
             self.hooks.count(hook, self.loop)
         else:

@@ -247,6 +247,19 @@ def _gives_nothing(code: CodeType) -> bool:
     return True
 
 
+#: What waits, or writes, where a model only has to compute.
+_NO_COMPUTING: Final = re.compile(r"(?:^|\.)(?:sleep|fsync|flush|write|print)$|urlopen|\.recv\w*$")
+
+
+def waits_in_pass(stack: Sequence[Call]) -> bool:
+    """Does the script's innermost line sleep, log or wait for the network? Of a stack that is in a
+    pass."""
+    own = next((n for n, each in enumerate(stack) if not is_library(_file(each))), None)
+    if own is None:
+        return False
+    return any(_NO_COMPUTING.search(name) is not None for name in _names(stack[: own + 1]))
+
+
 def fetched_index(thread: int, stack: Sequence[Call]) -> str:
     """The index of the sample that a thread makes, which was in these calls; empty: it is not
     told."""
