@@ -68,7 +68,7 @@ def computes(net: nn.Module, look: Look) -> None:
         out: torch.Tensor = forward(x)
         return out
 
-    net.forward = own  # type: ignore[method-assign]
+    net.forward = own
     net.register_forward_hook(lambda *_: None)
 
 
@@ -102,7 +102,7 @@ def seen(way: Callable[[nn.Module, Look], None]) -> list[bool]:
     Doubled.looks.clear()
     net = nn.Linear(3, 2)
     way(net, look)
-    Doubled.apply(net(torch.ones(4, 3, requires_grad=True))).sum().backward()
+    Doubled.apply(net(torch.ones(4, 3, requires_grad=True))).sum().backward()  # type: ignore[no-untyped-call]
     return found
 
 
@@ -134,7 +134,7 @@ def test_a_line_of_the_model_that_logs_is_seen(prints: bool) -> None:
     class Net(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if prints:
-                print(1, file=spy, end="")  # type: ignore[call-overload]
+                print(1, file=spy, end="")
             else:
                 spy.found.append(waits_in_pass(users_stack(threading.get_ident())))
             return x
