@@ -48,7 +48,10 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"savez?\w*$|\bdump\b|zipfile|to_csv|to_parquet|imsave|savefig|write_video"),
+        re.compile(
+            r"savez?\w*$|\bdump\b|zipfile|to_csv|to_parquet|imsave|imwrite|savefig|write_video"
+            r"|^shutil\.|dumps$"
+        ),
         Habit("writes a file", f"{_LESS_OFTEN}; what is written often should be small"),
     ),
     (
@@ -60,7 +63,7 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"print|logg|\.flush$|\.write$"),
+        re.compile(r"print|logg|\.flush$|\.write$|tqdm|set_postfix|set_description"),
         Habit("logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"),
     ),
     (
@@ -92,7 +95,9 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric"),
+        re.compile(
+            r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric|^sklearn\."
+        ),
         Habit(
             "computes statistics",
             "do it every 100 steps, of a part of the numbers, or by operators on whole tensors "
@@ -112,6 +117,13 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
             "reads the script's source to tell who called",
             "sys._getframe(1) has the caller's line (f_lineno) and file without that; or leave it "
             "out",
+        ),
+    ),
+    (
+        re.compile(r"^psutil\.|^_?pslinux|pynvml|GPUtil|nvidia_smi|memory_summary|memory_stats"),
+        Habit(
+            "asks for the state of the machine",
+            "ask every few hundred steps, or from a thread of its own",
         ),
     ),
     (
@@ -360,6 +372,31 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
             "decodes or resizes images",
             "store them at the size that is used (once, before the training); of JPEG, "
             "Image.draft('RGB', size) before convert() decodes at a half to an eighth of the size",
+        ),
+    ),
+    (
+        re.compile(
+            r"librosa|soundfile|torchaudio|audioread|pydub|resampl|[ms]el_?spec|mfcc|\bstft$"
+        ),
+        Habit(
+            "decodes or transforms sound",
+            "store it decoded, at the rate that is used, or store the spectrograms (once, before "
+            "the training); compute them for a whole batch, on the device",
+        ),
+    ),
+    (
+        re.compile(r"VideoCapture|VideoReader|^av\.|decord|torchcodec|read_video|imageio"),
+        Habit(
+            "decodes video",
+            "store the frames or short clips that are used (once, before the training); open a "
+            "video once in each worker, and seek to a keyframe instead of reading up to a frame",
+        ),
+    ),
+    (
+        re.compile(r"(?:^|\.)(?:listdir|scandir|walk|i?glob\w*|rglob)$|^glob\.|^fnmatch\."),
+        Habit(
+            "lists a folder for each sample",
+            "list it once, in __init__, and keep the names",
         ),
     ),
     (

@@ -154,6 +154,10 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
         (("random.shuffle", "random._randbelow_with_getrandbits"), "a whole list for each sample"),
         (("np.random.normal", "np.random.normal"), "draws random numbers"),
         (("copy.deepcopy", "memo.get"), "copies in depth"),
+        (("librosa.load", "soundfile.read"), "transforms sound"),
+        (("cv2.VideoCapture",), "decodes video"),
+        (("sorted", "glob._iglob"), "lists a folder"),
+        (("self.tar.extractfile().read", "self._decompressor.decompress"), "unpacks"),
     ],
 )
 def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
@@ -240,6 +244,10 @@ def test_little_of_it_is_nothing() -> None:
         (("time.sleep", "time.sleep"), "sleep", True, "remove the sleep"),
         (("torch.jit.trace", "torch.jit._trace.trace"), "", False, "once, before the loop"),
         (("inspect.stack", "inspect.findsource"), "", True, "_getframe"),
+        (("bar.set_postfix", "tqdm.std.refresh"), "", True, "every 50 steps"),
+        (("psutil.virtual_memory", "psutil._pslinux.open_binary"), "", True, "every few hundred"),
+        (("TSNE().fit_transform", "sklearn.manifold._t_sne._fit"), "", True, "every 100 steps"),
+        (("cv2.imwrite",), "", True, "less often"),
     ],
 )
 def test_what_to_do_instead(names: tuple[str, ...], waits: str, loader: bool, words: str) -> None:
