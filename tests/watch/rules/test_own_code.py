@@ -9,7 +9,7 @@ import pytest
 
 from helpers_watch import finding, kinds, run, run_on_cpu, table
 from trainfit.findings.own_code import habit_of, habit_of_samples
-from trainfit.report.watch import answer, nothing_found
+from trainfit.report.watch import answer, limit_of, nothing_found
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
@@ -191,6 +191,7 @@ def test_a_hook_that_computes_statistics_is_named() -> None:
     found = finding(result, "pass_code")
     assert str(found.place) == "probe.py:7" and "handle.remove()" in found.fix.action
     assert answer(result).startswith("A hook at probe.py:7 (`output.sort`) costs")
+    assert "other Python code" not in limit_of(result)
     assert result.limit == "script"
     few = judge(run_on_cpu(header={"hook_code": StackLooks(800, (HOOK,))}))
     assert not few.findings
