@@ -202,6 +202,24 @@ _OF_ELEMENTS: Final = re.compile(
 )
 
 
+def _over_elements(over: str) -> Habit:
+    return Habit(
+        f"goes over the elements of `{over}` in Python",
+        "use operators on whole tensors (torch.bincount counts classes, also pairs of them: "
+        "bincount(n * a + b)), or .tolist() before the loop; what stays the same, as the "
+        "weights of a sampler, compute once",
+    )
+
+
+def _over_numbers(over: str) -> Habit:
+    return Habit(
+        f"goes over `{over}` in Python",
+        "take all at once from a tensor or an array that is made once (memory[indices]), by "
+        "operators on whole tensors; what is indexed in the loop should be a list or an array (a "
+        "deque goes through its entries to each index, a tensor makes a new tensor of each)",
+    )
+
+
 def habit_of(
     names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "", bare: bool = False
 ) -> Habit:
@@ -219,12 +237,7 @@ def habit_of(
     if _OF_PARAMETERS.search(over) and _is_operator(names):
         return _FOR_EACH
     if over and (bare or any(map(_OF_ELEMENTS.search, names))):
-        return Habit(
-            f"goes over the elements of `{over}` in Python",
-            "use operators on whole tensors (torch.bincount counts classes, also pairs of them: "
-            "bincount(n * a + b)), or .tolist() before the loop; what stays the same, as the "
-            "weights of a sampler, compute once",
-        )
+        return _over_numbers(over) if over.startswith("range") else _over_elements(over)
     if has_loader:
         return _PYTHON
     makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)

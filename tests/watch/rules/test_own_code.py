@@ -176,6 +176,8 @@ def test_a_function_that_goes_over_elements_is_told_to_use_operators() -> None:
     found = finding(judge(other(own)), "other_code")
     assert found.title.startswith("iou.py:9 goes over the elements of `zip(t, p)` in Python for")
     assert "torch.bincount" in found.fix.action
+    numbers = finding(judge(other(dataclasses.replace(own, over="range(n)"))), "other_code")
+    assert "goes over `range(n)` in Python" in numbers.title and "a deque" in numbers.fix.action
     of_loop = dataclasses.replace(own, callers=())
     calls = dataclasses.replace(own, calls="env.step", inner="env.step")
     for line in (of_loop, calls):

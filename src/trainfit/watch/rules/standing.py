@@ -224,9 +224,9 @@ _WAITS: Final = (
     ),
     (
         re.compile(r"\.put\s*\("),
-        "the queue is full: see whether the thread or process that takes from it still does (its "
-        "error is in its own output); put(…, timeout=60) makes such a wait an error, put_nowait() "
-        "lets the training drop what nobody takes",
+        "the queue is full: see whether the thread or process that reads it still does (its error "
+        "is in its own output); put(…, timeout=60) makes such a wait an error, put_nowait() lets "
+        "the training drop what nobody reads",
     ),
     (
         re.compile(r"\.get\s*\("),
