@@ -283,6 +283,16 @@ def anomaly_at(place: Callable[[], str | None]) -> tuple[str, ...]:
     return (only_line((place() or "").rpartition(":")[0], [_ANOMALY]) or "",)
 
 
+#: How a script makes a tensor a root of gradients.
+_ROOT: Final = r"\brequires_grad(?:_\(\s*(?:True\s*)?\)|\s*=\s*True\b)"
+
+
+def rooted_at(backward: str) -> str:
+    """Of a loss that nothing was computed for, whose backward pass is called at this line: the line
+    that asks for its gradient all the same, where the file has one."""
+    return only_line(backward.rpartition(":")[0], [_ROOT]) or backward
+
+
 def _is_broken(tensor: Any) -> bool:
     return _is_plain(tensor) and not bool(np.isfinite(tensor.detach().numpy()).all())
 
