@@ -198,3 +198,35 @@ def test_restarts_that_are_meant_to_come_with_epochs() -> None:
     assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 500), 5000) is None
     assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 10, T_mult=2), 5000) is None
     assert end_of(lambda it: schedules.CosineAnnealingWarmRestarts(it, 10), 5000, each=9) is None
+
+
+@pytest.mark.parametrize(("calls", "steps", "length"), [(3, 640, 2400), (2, 40, 1000)])
+def test_a_schedule_of_steps_that_is_stepped_with_epochs(
+    calls: int, steps: int, length: int
+) -> None:
+    """Of a run whose length is not known; OneCycleLR counts batches."""
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    made = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=length)
+    optimizer.step()
+    for _ in range(calls):
+        made.step()
+    told = [Schedule(weakref.ref(made), "train.py:7")]
+    found = schedule_unused(told, steps, 0, [optimizer])
+    (said,) = of_learning(LearningFacts(steps=3, schedule_unused=found))
+    assert said.kind == "schedule_unused" and str(said.place) == "train.py:7"
+    assert f"once in {steps // calls} of the optimizer's" in said.title
+    assert "after each optimizer.step()" in said.fix.action
+    assert schedule_unused(told, calls, 0, [optimizer]) is None  # with each step
+    assert schedule_unused(told, 8 * calls, 0, [optimizer]) is None  # gradients are accumulated
+
+
+def test_a_schedule_of_epochs_is_stepped_with_them() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1)
+    for made in (
+        torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=90),
+        torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1600),
+    ):
+        optimizer.step()
+        made.step()
+        made.step()
+        assert schedule_unused([Schedule(weakref.ref(made), None)], 640, 0, [optimizer]) is None

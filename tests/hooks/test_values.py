@@ -16,7 +16,7 @@ from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.values import anomaly_at, denormals
+from trainfit.hooks.values import anomaly_at, denormals, rooted_at
 from trainfit.results.runs.learning import LearningFacts, Misuse
 
 
@@ -156,3 +156,15 @@ def test_the_line_that_sets_the_anomaly_mode(tmp_path: Path) -> None:
             assert anomaly_at(place) == ((f"{script}:{line}" if line else ""),)
     (found,) = of_learning(LearningFacts(steps=5, anomaly=True, anomaly_at="train.py:2"))
     assert str(found.place) == "train.py:2"
+
+
+def test_the_line_that_makes_a_loss_without_a_graph_a_root(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("loss = f(x)\nloss.requires_grad_(True)\nloss.backward()\n")
+    assert rooted_at(f"{script}:3") == f"{script}:2"
+    script = tmp_path / "more.py"
+    script.write_text("p.requires_grad_(False)\nq.requires_grad = False\nloss.backward()\n")
+    assert rooted_at(f"{script}:3") == f"{script}:3"
+    script = tmp_path / "two.py"
+    script.write_text("x.requires_grad = True\nloss.requires_grad_()\nloss.backward()\n")
+    assert rooted_at(f"{script}:3") == f"{script}:3"

@@ -48,7 +48,10 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"savez?\w*$|\bdump\b|zipfile|to_csv|to_parquet|imsave|savefig|write_video"),
+        re.compile(
+            r"savez?\w*$|\bdump\b|zipfile|to_csv|to_parquet|imsave|imwrite|savefig|write_video"
+            r"|^shutil\.|dumps$"
+        ),
         Habit("writes a file", f"{_LESS_OFTEN}; what is written often should be small"),
     ),
     (
@@ -60,7 +63,7 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"print|logg|\.flush$|\.write$"),
+        re.compile(r"print|logg|\.flush$|\.write$|tqdm|set_postfix|set_description"),
         Habit("logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"),
     ),
     (
@@ -92,7 +95,9 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric"),
+        re.compile(
+            r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric|^sklearn\."
+        ),
         Habit(
             "computes statistics",
             "do it every 100 steps, of a part of the numbers, or by operators on whole tensors "
@@ -115,6 +120,13 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"^psutil\.|^_?pslinux|pynvml|GPUtil|nvidia_smi|memory_summary|memory_stats"),
+        Habit(
+            "asks for the state of the machine",
+            "ask every few hundred steps, or from a thread of its own",
+        ),
+    ),
+    (
         re.compile(r"gc\.collect|empty_cache"),
         Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
     ),
@@ -129,7 +141,7 @@ _BY_WAIT: Final = {
     ),
     "disk": Habit("waits for a file", _LESS_OFTEN),
 }
-_BATCHES: Final = Habit(
+BATCHES: Final = Habit(
     "makes batches by hand",
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
     "num_workers=1 or more: they are then made while the step computes",
@@ -164,7 +176,7 @@ def adds_to(name: str) -> Habit:
 def from_memory(name: str, habit: Habit) -> Habit:
     """… of a line that makes batches of what the training itself has put into a list: there is no
     data set that a worker could read."""
-    if habit is _BATCHES:
+    if habit is BATCHES:
         what = f"joins samples of `{name}`, which the training fills"
     elif habit is _ALONE:
         what = habit.what
@@ -184,9 +196,36 @@ def _is_operator(names: Sequence[str]) -> bool:
     return len(names) < 2 or names[0] == names[-1] or names[-1].startswith("torch.")
 
 
-def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "") -> Habit:
+#: How Python gets at each element of a tensor.
+_OF_ELEMENTS: Final = re.compile(
+    r"_tensor\.__iter__$|(?:^|\.)(?:unbind|item)$|^(?:int|float|bool)$"
+)
+
+
+def _over_elements(over: str) -> Habit:
+    return Habit(
+        f"goes over the elements of `{over}` in Python",
+        "use operators on whole tensors (torch.bincount counts classes, also pairs of them: "
+        "bincount(n * a + b)), or .tolist() before the loop; what stays the same, as the "
+        "weights of a sampler, compute once",
+    )
+
+
+def _over_numbers(over: str) -> Habit:
+    return Habit(
+        f"goes over `{over}` in Python",
+        "take all at once from a tensor or an array that is made once (memory[indices]), by "
+        "operators on whole tensors; what is indexed in the loop should be a list or an array (a "
+        "deque goes through its entries to each index, a tensor makes a new tensor of each)",
+    )
+
+
+def habit_of(
+    names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "", bare: bool = False
+) -> Habit:
     """Of what is called at a line, from there to the innermost function; ``over`` is what the loop
-    around it goes over."""
+    around it goes over. ``bare``: a function that the loop of the training calls has that loop, and
+    computes in it without calling anything."""
     text = " ".join(names)
     if waits_for in ("sleep", "lock", "network"):
         return _BY_WAIT[waits_for]
@@ -197,10 +236,12 @@ def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool, over: st
         return _BY_WAIT[waits_for]
     if _OF_PARAMETERS.search(over) and _is_operator(names):
         return _FOR_EACH
+    if over and (bare or any(map(_OF_ELEMENTS.search, names))):
+        return _over_numbers(over) if over.startswith("range") else _over_elements(over)
     if has_loader:
         return _PYTHON
     makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)
-    return _BATCHES if makes else _ALONE
+    return BATCHES if makes else _ALONE
 
 
 # ---
@@ -210,13 +251,46 @@ def habit_of(names: Sequence[str], waits_for: str, *, has_loader: bool, over: st
 _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(
-            r"h5py\.|\bh5\b|\bh5py\w*File|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile|TarFile"
-            r"|lmdb\.open|sqlite3\.connect|netCDF4|open_dataset|open_group|zarr\.open|make_fid"
+            r"h5py\.File|h5py\._hl\.files|make_fid|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile"
+            r"|TarFile|lmdb\.open|sqlite3\.connect|netCDF4|open_dataset|open_group|zarr\.open"
         ),
         Habit(
             "opens the file for each sample",
             "open it once in each worker and keep it: at the first sample (if self.file is None: "
             "self.file = …), or in worker_init_fn",
+        ),
+    ),
+    (
+        # What is left of HDF5 and of Zarr is reading.
+        re.compile(r"^h5py\.|\bh5\b|zarr\.(?:core|codec|storage|abc)|numcodecs"),
+        Habit(
+            "reads from a chunked file for each sample",
+            "of a compressed data set each read unpacks whole chunks: store it with chunks of one "
+            "sample (chunks=(1, …)), or without compression, or read the rows of a batch at once "
+            "(__getitems__, in order)",
+        ),
+    ),
+    (
+        re.compile(r"(?:^|\.)(?:fsync|fdatasync)$"),
+        Habit(
+            "waits until a disk has written, for each sample",
+            "do without fsync(): the system writes by itself; log every 1000 samples, or keep "
+            "counts and write them once an epoch",
+        ),
+    ),
+    (
+        re.compile(r"^builtins\.print$|^print$|^logging\.|\blogg(?:er|ing)\b|\.flush$|warnings\."),
+        Habit(
+            "logs for each sample",
+            "log in the training loop, every 50 steps, not where samples are made",
+        ),
+    ),
+    (
+        re.compile(r"^subprocess\.|(?:^|\.)(?:os\.system|popen|check_output)$|_fork_exec"),
+        Habit(
+            "starts a program for each sample",
+            "do it once, before the training, and store what comes of it; or call a library that "
+            "does the same in the process",
         ),
     ),
     (
@@ -272,7 +346,10 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"hashlib|\.(?:md5|sha\d+|hexdigest)$|zlib|gzip|bz2|lzma"),
+        re.compile(
+            r"hashlib|\.(?:md5|sha\d+|hexdigest)$|zlib|gzip|bz2|lzma|zstd|lz4|decompress"
+            r"|^_?compression\."
+        ),
         Habit(
             "unpacks or checks a file for each sample",
             "do it once, before the training, and store what comes of it",
@@ -311,9 +388,65 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
-        re.compile(r"set_num_threads|deepcopy|gc\.collect|(?:^|\.)compile$"),
+        re.compile(
+            r"librosa|soundfile|torchaudio|audioread|pydub|resampl|[ms]el_?spec|mfcc|\bstft$"
+        ),
+        Habit(
+            "decodes or transforms sound",
+            "store it decoded, at the rate that is used, or store the spectrograms (once, before "
+            "the training); compute them for a whole batch, on the device",
+        ),
+    ),
+    (
+        re.compile(r"VideoCapture|VideoReader|^av\.|decord|torchcodec|read_video|imageio"),
+        Habit(
+            "decodes video",
+            "store the frames or short clips that are used (once, before the training); open a "
+            "video once in each worker, and seek to a keyframe instead of reading up to a frame",
+        ),
+    ),
+    (
+        re.compile(r"(?:^|\.)(?:listdir|scandir|walk|i?glob\w*|rglob)$|^glob\.|^fnmatch\."),
+        Habit(
+            "lists a folder for each sample",
+            "list it once, in __init__, and keep the names",
+        ),
+    ),
+    (
+        re.compile(r"deepcopy|^copy\._"),
+        Habit(
+            "copies in depth for each sample",
+            "copy only what is changed (tensor.clone(), dict(record), list(boxes)), or make new "
+            "values and leave the stored ones as they are; keep samples as arrays or tensors",
+        ),
+    ),
+    (
+        re.compile(r"set_num_threads|gc\.collect|(?:^|\.)compile$"),
         Habit("prepares for each sample", "do it once, in __init__ or worker_init_fn"),
     ),
+    (
+        re.compile(
+            r"(?:^|\.)(?:shuffle|permutation|permuted|randperm|sort|sorted|argsort|\w*multinomial"
+            r"|_?choices?)$"
+        ),
+        Habit(
+            "orders, or draws from, a whole list for each sample",
+            "draw only as many as the sample needs (random.sample(items, 8), torch.randint), or "
+            "order all once, in __init__",
+        ),
+    ),
+)
+
+
+#: Of whole arrays: in a loop over elements the loop is what costs.
+_DRAWS: Final = re.compile(
+    r"random\.\w*(?:normal|uniform|gauss\w*|poisson|rand|randn|random|standard_\w+)$"
+    r"|(?:^|\.)torch\.(?:randn?|normal|bernoulli|poisson)(?:_like)?$"
+)
+_DRAWN: Final = Habit(
+    "draws random numbers for each sample",
+    "crop or resize first; draw in float32 (rng.standard_normal(shape, dtype=np.float32), "
+    "torch.randn), or for the whole batch at once, on the device",
 )
 
 
@@ -328,4 +461,4 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
             "use operators on whole tensors or arrays (torch.tensor(list) at once, pad_sequence, "
             "np.stack) instead of a loop over elements",
         )
-    return None
+    return _DRAWN if any(map(_DRAWS.search, names)) else None

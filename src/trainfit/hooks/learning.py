@@ -61,7 +61,7 @@ from trainfit.hooks.schedules import (
     schedule_fades,
     schedule_unused,
 )
-from trainfit.hooks.values import anomaly_at, denormals, where_not_finite
+from trainfit.hooks.values import anomaly_at, denormals, rooted_at, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.tensors import item
 
@@ -236,7 +236,7 @@ class LearningObserver:
         self._clipping = None
         root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
         if self._rootless is None and has_no_graph(root):
-            self._rootless = self._place() or ""
+            self._rootless = rooted_at(self._place() or "")
         if self._is_broadcast and self._misfit is None and isinstance(root, torch.Tensor):
             self._misfit = broadcast_in(root.grad_fn)
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
@@ -575,9 +575,9 @@ class LearningObserver:
             vanished_rate=(vanished := vanished_rate(looked)),
             vanished_at=None if vanished is None else looked[0].rate_at,
             schedule=schedule_end(schedules, steps, ahead, list(self._seen)),
-            schedule_unused=schedule_unused(schedules, steps, ahead, list(self._seen))
-            if is_whole
-            else None,
+            schedule_unused=schedule_unused(
+                self._schedules, steps, ahead if is_whole else 0, list(self._seen)
+            ),
             denormal=max((share for seen in looked for share in seen.denormal.values()), default=0),
             denormal_in=where_most(looked),
             schedule_fades=schedule_fades(self._schedules, steps, list(self._seen)),

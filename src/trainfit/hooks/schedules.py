@@ -44,6 +44,10 @@ _LEAST_WAVES: Final = 2
 _MOST_RESTARTS: Final = 50
 #: A schedule of which no more than this share is gone through was made for more steps.
 _MOSTLY_UNUSED: Final = 0.5
+#: Calls that a schedule is made for, from which they are steps and no epochs. OneCycleLR is one of
+#: steps ("should be called after each batch", says its page); pretraining by a cosine has up to
+#: 1600 epochs (masked autoencoders: He et al., 2022).
+_LENGTHS_IN_STEPS: Final = {OneCycleLR: 1000, CosineAnnealingLR: 5000}
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
 #: and less); schedules end above it, or at 0, but for the last of their steps only.
 VANISHED: Final = 1e-8
@@ -92,7 +96,10 @@ def schedule_unused(
     schedules: Sequence[Schedule], steps: int, ahead: int, optimizers: Sequence[Any]
 ) -> ScheduleUnused | None:
     """The first of them that is as long as a run of so many optimizer steps ``ahead``, and was not
-    stepped once in ``steps`` of them: with each epoch it will hardly begin."""
+    stepped once in ``steps`` of them: with each epoch it will hardly begin. Of a run whose length
+    is not known (0), one that is made for steps by its length, and is called once for many."""
+    if not ahead:
+        return _called_by_epochs(schedules, steps, optimizers)
     if steps < _LEAST_IDLE or ahead < _SHORTEST:
         return None
     known = [(each.alive, each.place) for each in schedules]
@@ -106,6 +113,19 @@ def schedule_unused(
         length = _length(each, ahead)
         if length is not None and abs(length / ahead - 1) <= _END:
             return ScheduleUnused(type(each).__name__, length, ahead, place)
+    return None
+
+
+def _called_by_epochs(
+    schedules: Sequence[Schedule], steps: int, optimizers: Sequence[Any]
+) -> ScheduleUnused | None:
+    for each, place in ((each.alive, each.place) for each in schedules):
+        least = _LENGTHS_IN_STEPS.get(type(each))
+        if least is None or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
+            continue
+        length, calls = _length(each, 0), getattr(each, "last_epoch", 0)
+        if length is not None and length >= least and 1 < calls <= steps // _SHORTEST:
+            return ScheduleUnused(type(each).__name__, length, length * steps // calls, place)
     return None
 
 

@@ -248,6 +248,10 @@ def steep(optimizer: Any, loss: float, nodes: Iterable[Any]) -> Iterator[tuple[s
     trained = [each for each in tensors_of(optimizer) if each.grad is not None]
     if not np.isfinite(loss) or not any(_is_broken(each.grad) for each in trained[:_LAYERS]):
         return
+    yield from _steep_of(nodes)
+
+
+def _steep_of(nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
     known = {node.name().split("Backward")[0] for node in nodes if not _is_flat_power(node)}
     yield from (told for name, told in _STEEP.items() if name in known)
 
@@ -277,6 +281,16 @@ def anomaly_at(place: Callable[[], str | None]) -> tuple[str, ...]:
     if not torch.is_anomaly_enabled():
         return ()
     return (only_line((place() or "").rpartition(":")[0], [_ANOMALY]) or "",)
+
+
+#: How a script makes a tensor a root of gradients.
+_ROOT: Final = r"\brequires_grad(?:_\(\s*(?:True\s*)?\)|\s*=\s*True\b)"
+
+
+def rooted_at(backward: str) -> str:
+    """Of a loss that nothing was computed for, whose backward pass is called at this line: the line
+    that asks for its gradient all the same, where the file has one."""
+    return only_line(backward.rpartition(":")[0], [_ROOT]) or backward
 
 
 def _is_broken(tensor: Any) -> bool:
@@ -320,7 +334,16 @@ def where_not_finite(
         gap = gap_in(data)
         told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))
         return Misuse("data_not_finite" if gap else "", told)
-    named = list(steep(optimizer, loss, nodes)) if nodes else []
+    return _of_slopes(list(steep(optimizer, loss, nodes)) if nodes else [], place)
+
+
+def steep_in(nodes: Sequence[Any], place: str) -> Misuse | None:
+    """The functions among the ``nodes`` of a loss whose slope is infinite somewhere: where weights
+    are not finite, and losses before that were and did not grow, one of them was there."""
+    return _of_slopes(list(_steep_of(nodes)), place)
+
+
+def _of_slopes(named: Sequence[tuple[str, str]], place: str) -> Misuse | None:
     if not named:
         return None
     at = only_line(place.rpartition(":")[0], [each for _, each in named])

@@ -101,6 +101,10 @@ def limit_of(result: WatchResult) -> str:
     return _LIMITS[result.limit] + speed + _why(result)
 
 
+#: The script's own code that is in a forward or backward pass, whose time is no other phase's.
+_IN_PASSES: Final = ("pass_code", "loop_over_elements")
+
+
 def _why(result: WatchResult) -> str:
     """The figure behind the limit, in brackets."""
     if result.limit == "cpu":
@@ -118,7 +122,7 @@ def _why(result: WatchResult) -> str:
         if waits is not None:
             return f" (it waits {percent(waits)} of the time)"
         rest = next((each.share for each in result.phases if each.name == "other"), None)
-        if rest is not None:
+        if rest is not None and not any(each.kind in _IN_PASSES for each in result.findings):
             return f" ({percent(rest)} of the time goes to {PHASES['other']})"
     if result.gpu_busy is None:
         return ""

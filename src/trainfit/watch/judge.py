@@ -32,9 +32,11 @@ from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.own_code import (
     ELEMENT_LOOP,
+    IN_PASSES,
     KIND,
     LOOP_KIND,
     OTHER_CODE,
+    PASS_KIND,
     PYTHON_THREAD,
     THREAD_KIND,
 )
@@ -64,6 +66,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     KIND: "script",
     THREAD_KIND: "script",
     LOOP_KIND: "script",
+    PASS_KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -139,6 +142,7 @@ RULES: Final[tuple[Rule, ...]] = (
     OTHER_CODE,
     PYTHON_THREAD,
     ELEMENT_LOOP,
+    IN_PASSES,
     *gpu.RULES,
     *ranks.RULES,
     *uneven_gpus.RULES,
@@ -197,7 +201,7 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 #: Kinds of which another one says the same with more detail.
 _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "script_waits": (KIND, THREAD_KIND),
-    "one_hot_thread": (KIND, LOOP_KIND),
+    "one_hot_thread": (KIND, LOOP_KIND, PASS_KIND),
     "epoch_start": ("sampler_share",),
 }
 

@@ -100,3 +100,28 @@ def test_of_a_variable_that_is_made_of_itself_nobody_knows() -> None:
     of_itself(numbers, nn.Linear(2, 1), [GOOD, NEGATIVE])
     assert numbers.loss is not None and not math.isfinite(numbers.loss)
     assert numbers.made_by is None
+
+
+@pytest.mark.parametrize(
+    ("losses", "distance", "told"),
+    [
+        ((3.0, 2.0, 1.0), torch.sqrt, ("sqrt",)),
+        ((1.0, 4.0, 90.0), torch.sqrt, None),  # it grew: the steps are too large
+        ((3.0,), torch.sqrt, None),
+        ((3.0, 2.0, 1.0), torch.square, None),
+    ],
+)
+def test_weights_that_a_gradient_broke_are_told_by_the_slope_in_the_loss(
+    losses: tuple[float, ...],
+    distance: Callable[[Tensor], Tensor],
+    told: tuple[str, ...] | None,
+) -> None:
+    numbers, net = StepNumbers(), nn.Linear(2, 1)
+    for each in losses:
+        numbers.note_loss(torch.tensor(each), None, None)
+    with torch.no_grad():
+        net.weight.fill_(math.nan)
+    loss = distance(net(torch.ones(4, 2))).mean()
+    numbers.note_loss(loss, None, None)
+    found = numbers.made_by
+    assert (found and (found.kind, found.told)) == (told and ("slope_infinite", told))

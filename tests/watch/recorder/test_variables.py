@@ -24,6 +24,7 @@ import torch
 from trainfit.results.runs.watched import GrowingVariable
 from trainfit.watch.recorder.looks import variables
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
+from trainfit.watch.recorder.worker_hooks import FetchCode
 
 pytestmark = pytest.mark.skipif(
     sys.gettrace() is not None, reason="functions that a debugger or coverage traces are left alone"
@@ -359,3 +360,25 @@ def test_handlers_of_a_logger_that_each_step_adds() -> None:
     grown = looked(loop)["logger.handlers"]
     first = inspect.getsourcelines(test_handlers_of_a_logger_that_each_step_adds)[1]
     assert grown.place.endswith(f"test_variables.py:{first + 4}")
+
+
+def test_a_worker_s_first_look_does_not_put_off_the_next_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads which modules are the script's, once; later looks take turns by what they cost."""
+    looked: list[int] = []
+
+    def costs(self: VariableLooks, step: int, objects: object) -> None:
+        looked.append(step)
+        spent[0] += 0.02
+
+    spent = [0.0]
+    monkeypatch.setattr("time.thread_time", lambda: spent[0])
+    monkeypatch.setattr(VariableLooks, "look_at", costs)
+    code = FetchCode(tmp_path / "rank0")
+    code.dataset = object()
+    seen = []
+    for tenth in range(1, 300):
+        code.look_for_growth(tenth / 10)
+        seen.append(len(looked))
+    assert seen[0] == 1 and seen[9] == 2 and seen[-1] == 3

@@ -148,10 +148,13 @@ def test_graphs_that_are_kept_are_told_before_the_ram_shows_it() -> None:
     assert "`outputs` keeps each step's autograd graph" in found.title
     for healthy in (
         {"holds": "tensors"},
-        {"steps": 80, "last_size": 100},
+        {"steps": 80, "last_size": 100, "item_bytes": 4},
         {"last_size": 60},  # one in ten steps: results of evaluations
     ):
         assert not told(**healthy), healthy
+    # Outputs of a layer, which a hook keeps, are seen sooner than losses.
+    few = {"first_size": 5, "last_size": 56, "steps": 50}
+    assert told(**few, item_bytes=1 << 17) and not told(**few, item_bytes=4)
 
 
 def test_graphs_that_are_kept_are_told_of_less() -> None:

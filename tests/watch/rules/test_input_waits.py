@@ -167,3 +167,48 @@ def test_neighbouring_lines_of_the_data_set_are_one_place() -> None:
     over = [CodeLine(each.place, each.count, (), each.calls, "", "", "row") for each in parts]
     text = answer(waiting(*over, fetches={"cpu_s": 0.39}))
     assert "data.py:10-16 goes over `row` in Python" in text and "np." not in text
+
+
+def test_a_library_found_in_another_function_at_each_look_is_told_by_the_known_ones() -> None:
+    """A file that is read in a gzip stream; of what is not known half is no answer."""
+    inner = ("self.file.read", "gzip.closed", "self._decompressor.decompress")
+    counts = (35, 30, 28)
+    lines = [
+        CodeLine("data.py:9", n, (), "next", each) for n, each in zip(counts, inner, strict=True)
+    ]
+    found = finding(waiting(*lines, fetches={"cpu_s": 0.39}), "input_bound")
+    assert "data.py:9 unpacks or checks a file for each sample" in found.title
+    unknown = CodeLine("data.py:9", 90, (), "next", "self.file.read")
+    found = finding(waiting(unknown, fetches={"cpu_s": 0.39}), "input_bound")
+    assert str(found.place) == "data.py:9" and "unpacks" not in found.title
+
+
+def test_batches_that_come_late_next_to_other_programs_are_late_by_what_they_cost() -> None:
+    """With a training that needs less of the cores than they; else the hand-off is what is late."""
+    line = CodeLine("data.py:9", 90, (), "copy.deepcopy", "memo.get")
+    costs = {"fetch_s": 0.5, "cpu_s": 0.3}
+    result = waiting(line, fetches=costs, queued=2, cpu_s=0.02)
+    found = finding(result, "input_bound")
+    assert str(found.place) == "data.py:9" and "copies in depth" in found.title
+    assert found.fix.action.startswith("copy only what is changed")
+    assert "stop the other programs" in found.fix.action
+    found = finding(waiting(line, fetches=costs, queued=2, cpu_s=0.4), "input_bound")
+    assert "copies in depth" not in found.title
+
+
+def test_what_waits_for_a_disk_in_vain_is_told_to_leave_it() -> None:
+    """A log that is written through for each sample: no local disk mends it."""
+    line = CodeLine("data.py:9", 90, (), "os.fsync", "os.fsync", "disk")
+    found = finding(waiting(line, workers=1), "input_bound")
+    assert "do without fsync()" in found.fix.action and "local disk" not in found.fix.action
+
+
+def test_a_worker_that_sleeps_is_a_slow_one_next_to_other_programs() -> None:
+    """Whatever threads a library keeps in each worker: it needs no core."""
+    turns = np.arange(200) % 3
+    fetches = {"fetch_s": np.where(turns == 2, 0.9, 0.02), "cpu_s": 0.004, "worker": turns}
+    header = {"worker_threads": {"torch": 2}}
+    result = waiting(SLEEP, workers=3, header=header, fetches=fetches)
+    found = finding(result, "slow_worker")
+    assert str(found.place) == "data.py:7" and "data.py:7" in answer(result)
+    assert "few of them" not in answer(result)

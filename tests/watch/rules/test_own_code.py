@@ -9,7 +9,7 @@ import pytest
 
 from helpers_watch import finding, kinds, run, run_on_cpu, table
 from trainfit.findings.own_code import habit_of, habit_of_samples
-from trainfit.report.watch import answer, nothing_found
+from trainfit.report.watch import answer, limit_of, nothing_found
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
@@ -148,11 +148,65 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
         (("self.cache[]", "multiprocessing.connection._recv"), "from another process"),
         (("ThreadPoolExecutor", "threading.wait"), "threads or processes"),
         (("torch.compile",), "prepares for each sample"),
+        (("h5py.File", "h5py._hl.files.make_fid"), "opens the file"),
+        (("h5py._hl.dataset.__getitem__", "self._fast_reader.read"), "reads from a chunked file"),
+        (("self.log.info", "logging.emit"), "logs for each sample"),
+        (("random.shuffle", "random._randbelow_with_getrandbits"), "a whole list for each sample"),
+        (("np.random.normal", "np.random.normal"), "draws random numbers"),
+        (("copy.deepcopy", "memo.get"), "copies in depth"),
+        (("librosa.load", "soundfile.read"), "transforms sound"),
+        (("cv2.VideoCapture",), "decodes video"),
+        (("sorted", "glob._iglob"), "lists a folder"),
+        (("self.tar.extractfile().read", "self._decompressor.decompress"), "unpacks"),
     ],
 )
 def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     habit = habit_of_samples(names)
     assert habit is not None and words in habit.what
+
+
+def test_a_loop_that_draws_for_each_element_is_the_loop_s_fault() -> None:
+    habit = habit_of_samples(("random.random", "random.random"), "range(height)")
+    assert habit is not None and "goes over `range(height)`" in habit.what
+
+
+def test_a_function_that_goes_over_elements_is_told_to_use_operators() -> None:
+    """Pixels that are counted one by one; not what calls a function for each of them."""
+    own = CodeLine("iou.py:9", 60, ("train.py:41",), "", "iou.count", "", "zip(t, p)", "count")
+    found = finding(judge(other(own)), "other_code")
+    assert found.title.startswith("iou.py:9 goes over the elements of `zip(t, p)` in Python for")
+    assert "torch.bincount" in found.fix.action
+    numbers = finding(judge(other(dataclasses.replace(own, over="range(n)"))), "other_code")
+    assert "goes over `range(n)` in Python" in numbers.title and "a deque" in numbers.fix.action
+    of_loop = dataclasses.replace(own, callers=())
+    calls = dataclasses.replace(own, calls="env.step", inner="env.step")
+    for line in (of_loop, calls):
+        assert "elements of" not in finding(judge(other(line)), "other_code").title
+
+
+HOOK = CodeLine("probe.py:7", 40, (), "output.sort", "output.sort")
+
+
+def test_a_hook_that_computes_statistics_is_named() -> None:
+    """And no hook that costs little."""
+    result = judge(run_on_cpu(header={"hook_code": StackLooks(80, (HOOK,))}))
+    found = finding(result, "pass_code")
+    assert str(found.place) == "probe.py:7" and "handle.remove()" in found.fix.action
+    assert answer(result).startswith("A hook at probe.py:7 (`output.sort`) costs")
+    assert "other Python code" not in limit_of(result)
+    assert result.limit == "script"
+    few = judge(run_on_cpu(header={"hook_code": StackLooks(800, (HOOK,))}))
+    assert not few.findings
+
+
+def test_what_sleeps_or_logs_in_the_model_is_named() -> None:
+    line = CodeLine("model.py:7", 40, ("train.py:41",), "time.sleep", "time.sleep", "sleep")
+    result = judge(run_on_cpu(header={"pass_code": StackLooks(80, (line,))}))
+    found = finding(result, "pass_code")
+    assert str(found.place) == "model.py:7" and "remove the sleep" in found.fix.action
+    assert answer(result).startswith("model.py:7 sleeps (`time.sleep`) in the model")
+    few = judge(run_on_cpu(header={"pass_code": StackLooks(800, (line,))}))
+    assert not few.findings
 
 
 def looped(loop: ElementLoop = LOOP, **columns: float) -> WatchResult:
@@ -193,6 +247,10 @@ def test_little_of_it_is_nothing() -> None:
         (("time.sleep", "time.sleep"), "sleep", True, "remove the sleep"),
         (("torch.jit.trace", "torch.jit._trace.trace"), "", False, "once, before the loop"),
         (("inspect.stack", "inspect.findsource"), "", True, "_getframe"),
+        (("bar.set_postfix", "tqdm.std.refresh"), "", True, "every 50 steps"),
+        (("psutil.virtual_memory", "psutil._pslinux.open_binary"), "", True, "every few hundred"),
+        (("TSNE().fit_transform", "sklearn.manifold._t_sne._fit"), "", True, "every 100 steps"),
+        (("cv2.imwrite",), "", True, "less often"),
     ],
 )
 def test_what_to_do_instead(names: tuple[str, ...], waits: str, loader: bool, words: str) -> None:

@@ -125,6 +125,7 @@ def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:
     ("line", "words"),
     [
         ("x, y = batches.get()", "other end of the queue"),
+        ("plots.put(out)", "the queue is full"),
         ('answer = input("overwrite? ")', "somebody to type"),
         ("with self.lock:", "who holds the lock"),
         ("worker.join()", "a timeout"),

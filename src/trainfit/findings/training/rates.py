@@ -125,6 +125,11 @@ def schedule(facts: LearningFacts) -> Iterator[Finding]:
     )
 
 
+#: Steps until a schedule is over, of those that it is made for, from which it is stepped with
+#: something else than the optimizer.
+_FAR_MORE: Final = 2
+
+
 def unused_schedule(facts: LearningFacts) -> Iterator[Finding]:
     unused = facts.schedule_unused
     if unused is None:
@@ -148,11 +153,20 @@ def unused_schedule(facts: LearningFacts) -> Iterator[Finding]:
             place=Place.parse(unused.place),
         )
         return
+    title = (
+        f"{unused.name} is made for {count(unused.made_for_steps, 'step')}, all of the training's "
+        f"{unused.of_steps}, and is not stepped with them: the learning rate stays near its first"
+    )
+    if unused.of_steps > _FAR_MORE * unused.made_for_steps:
+        every = unused.of_steps // unused.made_for_steps
+        title = (
+            f"{unused.name} is made for {count(unused.made_for_steps, 'step')}, and is stepped "
+            f"once in {every} of the optimizer's: the learning rate stays near its first"
+        )
     yield Finding(
         "schedule_unused",
         "critical",
-        f"{unused.name} is made for {count(unused.made_for_steps, 'step')}, all of the training's "
-        f"{unused.of_steps}, and is not stepped with them: the learning rate stays near its first",
+        title,
         (Evidence("schedule", count(unused.made_for_steps, "step")),),
         "scheduler.step() is called once an epoch, or never",
         (

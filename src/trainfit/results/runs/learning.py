@@ -173,7 +173,8 @@ class LearningFacts:
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
     vanished_at: Then, the line that made the schedule, or else the optimizer.
     schedule: A schedule that is over too soon, as it will be; only of simulated runs.
-    schedule_unused: A schedule that will hardly begin; only of simulated runs.
+    schedule_unused: A schedule that will hardly begin; of a real run one of steps that is stepped
+        once for many.
     denormal, denormal_in: The largest share of denormal float32 on the CPU that the last look
         found in a large tensor, and in what: "weights", "gradients", "averages".
     schedule_fades: A schedule whose rate falls to next to nothing, by its own figures.

@@ -271,6 +271,10 @@ class RunHeader(ResultFile):
     """Of the main thread, while it waits for the GPU: the lines that wait."""
     copy_code: StackLooks = NO_LOOKS
     """Of the main thread, while it copies to the GPU."""
+    hook_code: StackLooks = NO_LOOKS
+    """Of the main thread, in forward and backward passes: lines of hooks that only look."""
+    pass_code: StackLooks = NO_LOOKS
+    """… and lines that sleep, log or wait for the network there."""
     copies: WorkerCopies = NO_COPIES
     """What workers have in common that each should have for itself."""
     other_threads: ThreadLooks = NO_THREADS

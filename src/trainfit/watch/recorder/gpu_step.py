@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
+from trainfit.hooks.losses import nodes_of
+from trainfit.hooks.values import steep_in
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import item
 from trainfit.watch.recorder.job import script_place
@@ -263,11 +266,16 @@ class GpuStep:
 # The numbers of a step: its loss, its loss scale and its gradient's norm.
 
 
+#: Losses that were finite, from which it is known whether they grew.
+_LEAST_LOSSES: Final = 3
+
+
 class StepNumbers:
     """What is on a GPU comes with the step's row, without waiting for it."""
 
     __slots__ = (
-        *("_is_bad", "_origins", "loss", "loss_at", "loss_is_scaled", "made_by", "norm", "scale"),
+        *("_finite", "_first", "_is_bad", "_last", "_origins"),
+        *("loss", "loss_at", "loss_is_scaled", "made_by", "norm", "scale"),
     )
 
     def __init__(self) -> None:
@@ -277,6 +285,8 @@ class StepNumbers:
         """The line that made that loss not finite, where it is known."""
         self._origins = Origins()
         self._is_bad = False
+        self._first = self._last = math.nan
+        self._finite = 0
         self.begin()
 
     def begin(self) -> None:
@@ -295,11 +305,25 @@ class StepNumbers:
             self.loss = value
         is_bad = value is not None and not math.isfinite(value)
         if is_bad and not self._is_bad:
-            self.made_by = self._origins.made_by()
+            self.made_by = self._origins.made_by() or self._by_slope(root)
         elif value is not None and not self.loss_at:
             self._origins.healthy()
         if not self.loss_at or (is_bad and not self._is_bad):
             self.loss_at, self._is_bad = script_place(), is_bad
+        if value is not None and not is_bad:
+            self._first, self._last = (value if not self._finite else self._first), value
+            self._finite += 1
+
+    def _by_slope(self, root: torch.Tensor) -> Misuse | None:
+        """Of weights that are not finite after losses that were, and did not grow: no step was too
+        large, a gradient was infinite."""
+        if not self._origins.of_weights or self._finite < _LEAST_LOSSES:
+            return None
+        if self._last > self._first:
+            return None
+        with contextlib.suppress(Exception):  # a graph may be of any kind
+            return steep_in(nodes_of(root.grad_fn) or (), script_place())
+        return None
 
 
 def number(

@@ -524,6 +524,8 @@ class Recorder:
             found["growing"] = self._looks.variables.found()
             found["memories"] = self._looks.variables.memories()
             found["element_loops"] = self._looks.loops.summary()
+            found["hook_code"] = self._looks.hooks.summary()
+            found["pass_code"] = self._looks.passes.summary()
         if self._files is not None:
             told = worker_hooks.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]

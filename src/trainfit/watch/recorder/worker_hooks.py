@@ -299,7 +299,9 @@ class FetchCode:
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
             self._variables.look_at(self._made, parts_of(self.dataset))
-        self._growth_due = now + max(_GROWTH_S, (time.thread_time() - began) / _MOST_TIME)
+        # The first look reads what later ones know: which modules are the script's.
+        cost = time.thread_time() - began if self._growth_due else 0.0
+        self._growth_due = now + max(_GROWTH_S, cost / _MOST_TIME)
 
     def look(self, thread: int, began: float, now: float, collating: bool = False) -> None:
         """While a batch is made that was begun at ``began``, or while its samples are collated."""

@@ -56,6 +56,8 @@ _FAIR: Final = 0.5
 _NOTICED_S: Final = 0.01
 #: Of the time of all batches, what few slow ones, or few lines, take that are the cause.
 _MOSTLY_SLOW: Final = 0.5
+#: Of the looks at one line, those in a function that is known, from which they tell what it does.
+_PART_OF_LINE: Final = 0.2
 #: Idle cores are medians; a worker more is not lost to their noise.
 _ROUNDING: Final = 0.02
 
@@ -302,9 +304,12 @@ class Fetching:
     @functools.cached_property
     def own_times(self) -> checks.Seconds:
         """Seconds of each batch, without those in which its worker had no core where that was
-        counted."""
+        counted, and without the batches of one slow worker, whose loss is told by itself."""
         counted = self.core_waits.fetch_s
-        return known(self.rank.fetches["fetch_s"] if counted is None else counted)
+        every = self.rank.fetches["fetch_s"] if counted is None else counted
+        if self.slow_worker is None:
+            return known(every)
+        return known(every[self.rank.fetches["worker"] != self.slow_worker.worker])
 
     @functools.cached_property
     def slow_batch_s(self) -> float | None:
@@ -360,13 +365,29 @@ class Fetching:
     def habit(self) -> Habit | None:
         """What that line does, where it is known by what it calls; of several, that of most."""
         line = self.slow_line
-        if line is None or not line.is_several:
-            return None if line is None else habit_of_samples(line.names, line.most.over)
+        if line is None:
+            return None
+        if not line.is_several and (known := habit_of_samples(line.names, line.most.over)):
+            return known
         found: Counter[Habit | None] = Counter()
         for each in line.calls:
             found[habit_of_samples(each.names, each.over)] += each.count
-        habit, looks = found.most_common(1)[0]
-        return habit if looks >= _MOSTLY_SLOW * line.count else None
+        if not line.is_several:
+            # A library that is called there is in another function at each look.
+            del found[None]
+        least = (_MOSTLY_SLOW if line.is_several else _PART_OF_LINE) * line.count
+        habit, looks = next(iter(found.most_common(1)), (None, 0))
+        return habit if looks >= least else None
+
+    @functools.cached_property
+    def outweighs(self) -> bool:
+        """Next to other programs, do workers need more of the cores for a step's batches than the
+        training for the step? Then whatever is late there is late by what batches cost."""
+        if not self.workers or not self.others_press or not self.cpu_s:
+            return False
+        spent = median(self.rank.steps["cpu_s"])
+        needs = self.cpu_s + (self.waiting_s or 0.0) / self.workers
+        return spent is not None and needs * self.batches_per_step >= spent
 
     @property
     def slow_code(self) -> str:
@@ -405,7 +426,10 @@ class Fetching:
         """
         times = self._times_by_worker()
         every, workers = self.batch_every_s, self.workers
-        if every is None or not workers or len(times) < 2 or self._threads_take_turns:
+        if every is None or not workers or len(times) < 2:
+            return None
+        # What is seen to sleep or to wait for an answer has no need of a core.
+        if self._threads_take_turns and self.waits_for[0] not in _NO_WORK:
             return None
         slowest = max(times, key=lambda each: times[each])
         rest = [seconds for each, seconds in times.items() if each != slowest]

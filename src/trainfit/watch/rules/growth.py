@@ -104,12 +104,18 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
 
 #: Steps in which a variable has kept graphs of nearly each, from which that is no window of some.
 _LONG_KEPT: Final = 100
+#: … and of outputs of layers, of which a window is kept more rarely than of losses: steps, bytes.
+_LONG_FOR_OUTPUTS: Final = 40
+_OUTPUTS: Final = 1 << 16
 
 
 def _kept_graphs(view: RankView) -> Iterator[Finding]:
     """Of a run that is too short for its RAM to tell, or whose graphs are small."""
     variable = kept_tensors(view)
-    if variable is None or variable.holds != "graphs" or variable.steps < _LONG_KEPT:
+    if variable is None or variable.holds != "graphs":
+        return
+    are_outputs = (variable.item_bytes or 0) >= _OUTPUTS
+    if variable.steps < (_LONG_FOR_OUTPUTS if are_outputs else _LONG_KEPT):
         return
     if variable.last_size - variable.first_size < _MOSTLY * variable.steps:
         return

@@ -72,7 +72,7 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         if (share := min(share, most)) < thresholds.NOTICEABLE:
             return
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
-    is_late = (fetching.queued_while_waiting or 0) >= 1
+    is_late = (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs
     slow = None if fix.settings or is_late or fetching.is_locked else fetching.slow_line
     if checks.has_gpu(rank) and not checks.has_events(rank):
         confidence = "possible"  # the GPU may have had work meanwhile
@@ -102,7 +102,7 @@ def _reason(fetching: Fetching, cause: str) -> str:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
-    if (fetching.queued_while_waiting or 0) >= 1:
+    if (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs:
         return ": the transfer of those that are ready is slow" if _HAND_OFF in cause else ""
     return f": {fetching.slow_code}" if fetching.slow_code else ""
 
@@ -185,7 +185,7 @@ def _locked(fetching: Fetching) -> _Why:
 
 def _less_work(fetching: Fetching) -> str:
     part, _ = fetching.part
-    if fetching.habit is not None and not fetching.waits:
+    if fetching.habit is not None:
         return fetching.habit.action
     if not checks.has_gpu(fetching.rank):
         return _ON_CPU.get(part, _LESS_WORK[part])
@@ -265,10 +265,13 @@ def _without_cores(fetching: Fetching, cause: str) -> _Why:
     threads, usable = checks.threads_of_worker(fetching.rank), fetching.usable
     many = threads > 1 and usable is not None
     if fetching.others_press:
-        action = (
+        others = (
             "stop the other programs and watch again, or run `trainfit loader`, which tries more "
-            f"workers; or {_less_work(fetching)}"
+            "workers"
         )
+        less = _less_work(fetching)
+        # What is known to be done for nothing costs time on any machine.
+        action = f"{less}; or {others}" if fetching.habit is not None else f"{others}; or {less}"
         cause += f"; other programs keep {fetching.others:.1f} of them busy"
         many = many and (fetching.workers or 0) * threads > (usable or 0.0)
     elif (of_main := _threads_of_main(fetching)) > 1:
@@ -281,7 +284,9 @@ def _without_cores(fetching: Fetching, cause: str) -> _Why:
     else:
         action = f"more {USELESS}; {_less_work(fetching)}"
         many = many and _crowded(fetching.rank, usable or 0.0)
-    if many:
+    if many and fetching.habit is not None:
+        action += f"; limit the {threads} threads in each worker"
+    elif many:
         action = f"first limit the {threads} threads in each worker; {action}"
     return (cause, Fix(action), "possible" if fetching.others_press else "likely")
 

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.own_code import Habit, adds_to, from_memory, habit_of
+from trainfit.findings.own_code import BATCHES, Habit, adds_to, from_memory, habit_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
-from trainfit.results.runs.watched import CodeLine
+from trainfit.results.runs.watched import CodeLine, StackLooks
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -43,8 +43,10 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
     return ""
 
 
-#: Of the looks at several lines, those in which one thing is done, from which all are told as it.
+#: Of the looks at several lines, those in which one thing is done, from which all are told as it;
+#: and those in which a batch is joined, after lists of its parts were made.
 _SAME: Final = 0.5
+_OF_BATCHES: Final = 0.3
 
 
 #: Of the time, what the making of samples by the training itself costs beyond what is usual.
@@ -52,9 +54,15 @@ _MOST_OF_ALL: Final = 0.5
 
 
 def _named(line: CodeLine) -> str:
-    """What is called there; empty: a part of the line itself (a comprehension), or not known."""
+    """What is called there; empty: nothing but the line itself (a comprehension), or not known."""
     name = line.calls or line.inner
-    return "" if name.endswith(">") else name
+    return "" if name.endswith(">") or _is_bare(line) else name
+
+
+def _is_bare(line: CodeLine) -> bool:
+    """Is nothing called there: is the function whose line it is the innermost?"""
+    own = line.function.rpartition(".")[2]
+    return bool(own) and not line.calls and line.inner.endswith(f".{own}")
 
 
 def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
@@ -62,9 +70,11 @@ def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
     most = line.most
 
     def habit(one: CodeLine) -> Habit:
-        return habit_of(one.names, one.waits_for, has_loader=has_loader, over=one.over)
+        bare = bool(one.callers) and _is_bare(one)
+        return habit_of(one.names, one.waits_for, has_loader=has_loader, over=one.over, bare=bare)
 
-    if not line.is_several:
+    # A line that calls a function stands for many of that one's, like several next to each other.
+    if not line.is_several and (most.place == str(line.place) or len(line.calls) == 1):
         return habit(most), _named(most)
     found: Counter[Habit] = Counter()
     called: Counter[str] = Counter()
@@ -73,6 +83,8 @@ def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
         called[_named(each)] += each.count
     (same, looks), (name, of_name) = found.most_common(1)[0], called.most_common(1)[0]
     whole = _SAME * line.count
+    if found[BATCHES] >= _OF_BATCHES * line.count:
+        same, looks = BATCHES, line.count
     return (
         same if looks >= whole else habit_of((), "", has_loader=has_loader),
         name if of_name >= whole else "",
@@ -288,3 +300,64 @@ def _find_loop(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 ELEMENT_LOOP: Final = Rule((LOOP_KIND,), _find_loop, each_rank=True)
+
+
+# ---
+# In forward and backward passes, what does not compute: hooks that only look (statistics of
+# activations and gradients), and lines of the model that sleep, log or wait.
+
+
+PASS_KIND: Final = "pass_code"
+
+
+def _find_in_passes(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    for looks, is_hook in ((rank.header.hook_code, True), (rank.header.pass_code, False)):
+        line, count = costliest(looks), sum(each.count for each in looks.lines)
+        if checks.are_few(rank) or line is None or line.count < thresholds.LOOKS_AT_LINE:
+            continue
+        share = _share_of_passes(rank, looks.share(count))
+        if share >= thresholds.WARNING_SHARE:
+            yield _in_passes(rank, looks, line, share, is_hook=is_hook)
+
+
+def _share_of_passes(rank: RankView, part: float) -> float:
+    """Of the time, ``part`` of forward and backward passes; on a GPU only while that is idle."""
+    main = MainThread(rank)
+    passes = (main.phases["forward"] or 0.0) + (main.phases["backward"] or 0.0)
+    share = passes * part
+    return min(share, main.unexplained_idle or 0.0) if checks.has_gpu(rank) else share
+
+
+def _in_passes(
+    rank: RankView, looks: StackLooks, line: CostlyLine, share: float, *, is_hook: bool
+) -> Finding:
+    habit, name = _done_at(line, has_loader=bool(rank.header.loaders))
+    called, cost = f" (`{name}`)" if name else "", checks.in_percent(share)
+    title = f"A hook at {line}{called} costs {cost} of the time"
+    fix = (
+        "register it for a few steps only (handle = module.register_forward_hook(…), then "
+        "handle.remove()), or let it return at once in most steps; take sums or a part of the "
+        "values, without .item() and sorting"
+    )
+    if not is_hook:
+        title, fix = f"{line} {habit.what}{called} in the model, {cost} of the time", habit.action
+    return Finding(
+        PASS_KIND,
+        severity(share),
+        title,
+        (
+            Evidence("looks at forward and backward passes", float(looks.looks)),
+            Evidence("of them at this line", float(line.count)),
+        ),
+        "PyTorch calls hooks of modules and tensors in each pass, which waits for them"
+        if is_hook
+        else "The forward or backward pass waits for this line of the script",
+        (Fix(fix),),
+        "likely",
+        share,
+        line.place,
+    )
+
+
+IN_PASSES: Final = Rule((PASS_KIND,), _find_in_passes, each_rank=True)

@@ -223,7 +223,13 @@ _WAITS: Final = (
         "it waits for somebody to type: answer it, or let an option of the script say it",
     ),
     (
-        re.compile(r"\.get\s*\(|\.put\s*\("),
+        re.compile(r"\.put\s*\("),
+        "the queue is full: see whether the thread or process that reads it still does (its error "
+        "is in its own output); put(…, timeout=60) makes such a wait an error, put_nowait() lets "
+        "the training drop what nobody reads",
+    ),
+    (
+        re.compile(r"\.get\s*\("),
         "see whether the thread or process at the other end of the queue still runs (its error is "
         "in its own output); get(timeout=60) makes such a wait an error",
     ),

@@ -114,10 +114,12 @@ def _find_slow_worker(view: RunView) -> Iterator[Finding | Unknown]:
     if slow is None or share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
         return
     ratio = slow.fetch_s / slow.others_s if slow.others_s else float(slow.fetch_s > 0)
+    line = fetching.slow_line
+    at = "" if line is None else f": {fetching.slow_code or line}"
     yield Finding(
         _SLOW_WORKER_KIND,
         severity(share),
-        f"Worker {slow.worker} needs {ratio:.1f} times as long for a batch as the others",
+        f"Worker {slow.worker} needs {ratio:.1f} times as long for a batch as the others{at}",
         (
             Evidence(f"a batch in worker {slow.worker}", slow.fetch_s, "s"),
             Evidence("a batch in the others", slow.others_s, "s"),
@@ -134,7 +136,7 @@ def _find_slow_worker(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "likely",
         share,
-        checks.loader_place(rank.header),
+        checks.loader_place(rank.header) if line is None else line.place,
     )
 
 

@@ -25,11 +25,14 @@ from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
     in_fetch,
+    in_hook,
     in_sampler,
     is_busy_elsewhere,
+    is_in_pass,
     is_in_phase,
     stack_text,
     users_stack,
+    waits_in_pass,
 )
 from trainfit.watch.recorder.looks.variables import VariableLooks
 from trainfit.watch.recorder.rank_files import UnlistedThread
@@ -96,6 +99,7 @@ class MainThreadLooks:
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
         self.loops = ElementLoops()
+        self.hooks, self.passes = StackCounts(), StackCounts()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
@@ -163,8 +167,8 @@ class MainThreadLooks:
         # Of a light step the phase is not known: its stack tells.
         if training.light or current in (ph.OTHER, ph.INPUT):
             self._look_at_stack(training.thread)
-        elif current == ph.FORWARD:
-            self._found += self.loops.look(training.thread, users_stack(training.thread))
+        elif current in (ph.FORWARD, ph.BACKWARD):
+            self._look_at_pass(training.thread)
         elif (waits := self.waits.get(current)) is not None and (
             stack := users_stack(training.thread)
         ):
@@ -178,7 +182,7 @@ class MainThreadLooks:
     def _look_at_stack(self, thread: int) -> None:
         if is_busy_elsewhere(thread):
             if self._training.light:
-                self._found += self.loops.look(thread, users_stack(thread))
+                self._look_at_pass(thread)
             return
         stack = users_stack(thread)
         made = in_fetch(stack)
@@ -192,6 +196,21 @@ class MainThreadLooks:
         elif stack and not is_in_phase(stack):
             self._found += 1
             self.other.count(stack, self.loop)
+
+    def _look_at_pass(self, thread: int) -> None:
+        stack = users_stack(thread)
+        if not is_in_pass(stack):
+            return
+        self.hooks.looks += 1
+        self.passes.looks += 1
+        if waits_in_pass(stack):
+            self._found += 1
+            self.passes.count(stack, self.loop)
+        elif (hook := in_hook(stack)) is not None:
+            self._found += 1
+            self.hooks.count(hook, self.loop)
+        else:
+            self._found += self.loops.look(thread, stack)
 
     # -- variables that grow -------------------------------------------------------------------
 

@@ -49,6 +49,8 @@ class Origins:
 
     def __init__(self) -> None:
         self._usual: set[tuple[CodeType, str]] = set()
+        self.of_weights = False
+        """Are they not finite because of weights that are not?"""
 
     def healthy(self) -> None:
         """A backward pass begins in this thread, of a loss that is finite."""
@@ -72,6 +74,7 @@ class Origins:
             for each in _frames():
                 known = self._in_function(each)
                 if known is _BROKEN:
+                    self.of_weights = True
                     return None
                 found = known or found
         return found

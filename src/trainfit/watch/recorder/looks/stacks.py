@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dis
 import functools
 import itertools
 import linecache
@@ -201,6 +202,64 @@ def is_in_phase(stack: Sequence[Call]) -> bool:
     return any(_file(each).endswith(_PHASES) for each in stack)
 
 
+#: The frames that passes are made from, and those of them that call hooks.
+_PASSES: Final = ("torch/nn/modules/module.py", "torch/autograd/graph.py")
+_CALL_HOOKS: Final = (*_PASSES, "torch/utils/hooks.py")
+
+
+def is_in_pass(stack: Sequence[Call]) -> bool:
+    """Is the thread in a module, or in a backward pass?"""
+    return any(_file(each).endswith(_PASSES) for each in stack)
+
+
+def in_hook(stack: Sequence[Call]) -> Sequence[Call] | None:
+    """The part of a stack within a hook of the script that PyTorch calls in a forward or backward
+    pass, and that only looks: one that returns a value is a part of the model. ``None``: there is
+    none."""
+    for number in range(len(stack) - 2, -1, -1):
+        code, caller = stack[number][0], stack[number + 1]
+        if is_library(code.co_filename) or not _file(caller).endswith(_CALL_HOOKS):
+            continue
+        if _calls_hook(*caller[:2]) and _gives_nothing(code):
+            return stack[: number + 1]
+    return None
+
+
+@functools.lru_cache(1 << 8)
+def _calls_hook(code: CodeType, lasti: int) -> bool:
+    """Does PyTorch call a hook there? The forward pass is called from the same function."""
+    if code.co_filename.endswith("torch/autograd/graph.py"):
+        return True  # what the engine calls by itself, next to a Function's backward()
+    return "hook(" in linecache.getline(code.co_filename, line_at(code, lasti))
+
+
+@functools.lru_cache(1 << 8)
+def _gives_nothing(code: CodeType) -> bool:
+    """Has a function no value that it returns?"""
+    before: dis.Instruction | None = None
+    for each in dis.get_instructions(code):
+        nothing = before is not None and before.opname == "LOAD_CONST" and before.argval is None
+        if each.opname == "RETURN_VALUE" and not nothing:
+            return False
+        if each.opname == "RETURN_CONST" and each.argval is not None:
+            return False
+        before = each
+    return True
+
+
+#: What waits, or writes, where a model only has to compute.
+_NO_COMPUTING: Final = re.compile(r"(?:^|\.)(?:sleep|fsync|flush|write|print)$|urlopen|\.recv\w*$")
+
+
+def waits_in_pass(stack: Sequence[Call]) -> bool:
+    """Does the script's innermost line sleep, log or wait for the network? Of a stack that is in a
+    pass."""
+    own = next((n for n, each in enumerate(stack) if not is_library(_file(each))), None)
+    if own is None:
+        return False
+    return any(_NO_COMPUTING.search(name) is not None for name in _names(stack[: own + 1]))
+
+
 def fetched_index(thread: int, stack: Sequence[Call]) -> str:
     """The index of the sample that a thread makes, which was in these calls; empty: it is not
     told."""
@@ -245,7 +304,9 @@ def _line(stack: Sequence[Call]) -> _Key:
     number = line_at(code, lasti)
     calls = called_in(code, lasti)
     if not calls and own:
-        calls = _name(stack[own - 1])
+        # What was made by exec() has no module: what it calls tells more.
+        told = next((each for each in reversed(stack[:own]) if each[2].get("__name__")), None)
+        calls = _name(stack[own - 1] if told is None else told)
     within = stack[: own + 1]
     source = linecache.getline(code.co_filename, number).strip()
     waits = _waits_for(within, source)
