@@ -77,8 +77,8 @@ _EVALUATION_S = 15.0
 #: Seconds of the run's own that a loop may last whose calls are left out, and calls that are made
 #: at the most until they are, where calls are what a run is made of.
 _SAMPLING_S, _SAMPLING_CALLS = 10.0, 24
-#: Attempts at a snapshot of a run that goes on meanwhile.
-_SNAPSHOTS = 5
+#: Attempts at a snapshot of a run that goes on; seconds for which its operator is waited for.
+_SNAPSHOTS, _HOLD_S = 5, 5.0
 
 
 class Runner:
@@ -474,10 +474,7 @@ class Runner:
             self._text_over()
 
     def _finish(self, end: ScriptOutcome) -> bool:
-        """Write recording and outcome, once; what the script does later does not count.
-
-        Returns whether this call was the one that did.
-        """
+        """Write recording and outcome, once (did this call?); what comes later does not count."""
         with self._finishing:
             if self._done.is_set() or not self._is_run():
                 return False
@@ -485,6 +482,12 @@ class Runner:
         self._periodic.end()
         self._last_epoch.end()
         faulthandler.cancel_dump_traceback_later()
+        # At the time limit the script goes on in another thread, which would tear the recording.
+        with self._simulation.engine.held(_HOLD_S):
+            self._write(end)
+        return True
+
+    def _write(self, end: ScriptOutcome) -> None:
         recording = self._generation.frozen or self._snapshot()
         if recording is not None:
             if self._spec.count == "calls":
@@ -527,7 +530,6 @@ class Runner:
             files=files_of_user(),
             saves=self._coverage.saves,
         ).save(self._spec.outcome)
-        return True
 
     def _context_seen(self) -> ContextSeen:
         for text in self._generation.texts:
@@ -560,8 +562,8 @@ class Runner:
         return dataclasses.replace(found, scan=self._loaders.scan(seconds))
 
     def _snapshot(self) -> Recording | None:
-        """The recording so far. At the time limit the script goes on in another thread and
-        may tear it: then once more, and ``None`` if that does not help."""
+        """The recording so far. A script in another thread that could not be held may tear it:
+        then once more, and ``None`` if that does not help."""
         for _ in range(_SNAPSHOTS):
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
