@@ -72,6 +72,8 @@ _TELL_S = 0.5
 _INTERRUPTED = "interrupted"
 #: Steps after which a run may tell what it has, and seconds that the rest must last for that.
 _EARLY_STEPS, _EARLY_S = 2, 4.0
+#: Share of the time limit that steps beyond the least number are worth: 150 s at the default.
+_MORE_STEPS = 0.25
 #: Seconds of the run's own that an evaluation may last before the third step.
 _EVALUATION_S = 15.0
 #: Seconds of the run's own that a loop may last whose calls are left out, and calls that are made
@@ -423,10 +425,10 @@ class Runner:
     def _seen_enough(self, steps: int) -> bool:
         """Are there as many steps as were asked for, or has memory settled before?
 
-        Steps beyond the least number are worth half of the time limit, not all of it. The warm-up
-        of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
-        go on to where it is let go; where they are a text's, those that follow from others are left
-        out, and the script goes on to its end, or to a text that is like those before.
+        Steps beyond the least number are worth a share of the time limit. The warm-up of a CUDA
+        graph comes in addition, up to as many steps. Calls over which a cache grows go on to where
+        it is let go; of a text's, those that follow from others are left out, and the script goes
+        on to its end, or to a text that is like those before.
         """
         spec, simulation = self._spec, self._simulation
         late = self._is_late()
@@ -447,9 +449,9 @@ class Runner:
         passes = min((feed.backwards for feed in self._step.feeds), default=1)
         if steps >= enough_steps(spec.steps, passes):
             return True
-        if steps < LEAST_STEPS:
-            return False
-        return late or judge(simulation.step_uses()).course in ("settled", "growing")
+        if steps < LEAST_STEPS or self._own_s() > spec.time_limit_s * _MORE_STEPS:
+            return steps >= LEAST_STEPS
+        return judge(simulation.step_uses()).course in ("settled", "growing")
 
     def _samples(self, steps: int) -> bool:
         """Is the last call of a loop that may go on by itself? What comes after it may need more
