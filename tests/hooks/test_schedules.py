@@ -95,6 +95,15 @@ def test_a_schedule_that_lasts(make: Make) -> None:
     assert end_of(make, 1000) is None
 
 
+def test_the_rate_after_the_last_step_is_used_by_none() -> None:
+    def linear(optimizer: torch.optim.Optimizer) -> Any:
+        return schedules.OneCycleLR(optimizer, 5e-4, total_steps=100, anneal_strategy="linear")
+
+    assert end_of(linear, 100) is None  # PyTorch leaves a rate below 0 there
+    found = end_of(lambda it: schedules.LambdaLR(it, lambda n: 1 - n / 99), 101)
+    assert found is not None and found.rate < 0 and found.step == 100
+
+
 def test_how_often_it_will_be_stepped_has_to_be_known() -> None:
     assert end_of(lambda it: schedules.StepLR(it, 5), 1000, each=2) is None
 

@@ -49,6 +49,7 @@ from trainfit.hooks.optimizer_looks import (
 from trainfit.hooks.owners import (
     Gradients,
     in_modules,
+    untrained,
     unused_gradients,
     without_gradients,
 )
@@ -513,8 +514,7 @@ class LearningObserver:
         run's (``is_whole``)."""
         names = self._names_of_all()
         looked = [seen for seen in self._all if seen.looks]
-        without = [t for seen in looked for t in seen.without()]
-        losses = self._losses
+        without, losses = untrained(self._called(), looked), self._losses
         foreign = [key for key, _ in without if key not in names]
         had = {key for seen in self._all for key in seen.had}
         leaves, gradients = self._leaves or {}, self._gradients

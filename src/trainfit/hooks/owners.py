@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.modules import is_ready, parameters_of
 
 #: Below this share of all gradients, some that nobody uses cost next to nothing.
 _LEAST: Final = 0.01
+#: From this share of all tensors on, those that are never trained are no side of a library's model.
+_SIDE: Final = 0.1
 
 
 def in_modules(tensors: Collection[int]) -> set[int]:
@@ -80,3 +84,41 @@ def optimized() -> set[int]:
         if issubclass(type(each), torch.optim.Optimizer)
         for tensor in tensors_of(each)
     }
+
+
+def untrained(models: Iterable[Any], looked: Iterable[Any]) -> list[tuple[int, str]]:
+    """Tensors of optimizers that were ``looked`` at which need a gradient and never had one (by
+    identity, with their shapes): not those that a library's own module has aside of what is trained
+    of it, such as a pooler that a model of sentences has no use for, or heads of another loss.
+
+    Who trains with it neither wrote that nor can change it. Parts that the script chose (PyTorch's
+    layers, its own classes) are none of these; nor is a module of which nothing is trained, whose
+    result may be cut off from the loss; nor are those that are many.
+    """
+    without = [each for seen in looked for each in seen.without()]
+    if not without:
+        return without
+    had = {key: True for seen in looked for key, has_had in seen.had.items() if has_had}
+    had |= dict.fromkeys((key for key, _ in without), False)
+    aside: set[int] = set()
+    for model in models:
+        for part in model.modules():
+            if _of_library(part) and any(had.get(id(each)) for each in part.parameters()):
+                aside |= _idle(parameters_of(part).values(), had)
+                for child in filter(_of_library, part.children()):
+                    if not any(had.get(id(each)) for each in child.parameters()):
+                        aside |= _idle(child.parameters(), had)
+    if len(aside) >= _SIDE * len(had):
+        return without
+    return [each for each in without if each[0] not in aside]
+
+
+def _idle(tensors: Iterable[Any], had: Mapping[int, bool]) -> set[int]:
+    return {id(each) for each in tensors if had.get(id(each)) is False}
+
+
+def _of_library(part: Any) -> bool:
+    """Is the class of a module one of a library that is not PyTorch?"""
+    name = type(part).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return bool(file) and name.partition(".")[0] != "torch" and is_library(str(file))

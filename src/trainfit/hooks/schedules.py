@@ -213,7 +213,8 @@ def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleE
     if half is not None and most * half <= each * ahead:
         return ScheduleEnd(max(1, half // each), ahead, rises=True, place=place)
     with contextlib.suppress(Exception):
-        found = _stepped(scheduler, each * ahead - calls)
+        # The last step's calls come after it: no step is made with the rate that they leave.
+        found = _stepped(scheduler, each * ahead - calls, unused=each)
         if found is not None:
             call, end = found
             at = (calls + call) // each
@@ -228,8 +229,9 @@ def _half_wave(scheduler: Any) -> int | None:
     return length if isinstance(length, int) and length > 0 else None
 
 
-def _stepped(scheduler: Any, calls: int) -> tuple[int, ScheduleEnd] | None:
-    """The call from now at which it raises, goes below 0, or at which the rates vanish for good."""
+def _stepped(scheduler: Any, calls: int, unused: int = 0) -> tuple[int, ScheduleEnd] | None:
+    """The call from now at which it raises, goes below 0 (the last ``unused`` ones left out), or at
+    which the rates vanish for good."""
     own = copy.deepcopy(scheduler, {id(scheduler.optimizer): _stand_in(scheduler.optimizer)})
     groups = own.optimizer.param_groups
     largest, until = _rate(groups), time.thread_time() + _LONGEST_S
@@ -242,7 +244,7 @@ def _stepped(scheduler: Any, calls: int) -> tuple[int, ScheduleEnd] | None:
             except Exception as error:  # the script's own functions, and the schedule's end
                 return call, ScheduleEnd(error=f"{type(error).__name__}: {error}")
             rate = _rate(groups)
-            if min(group["lr"] for group in groups) < 0:
+            if call <= calls - unused and min(group["lr"] for group in groups) < 0:
                 return call, ScheduleEnd(rate=rate)
             largest = max(largest, rate)
             low = None if rate >= VANISHED * largest else low or (call, ScheduleEnd(rate=rate))

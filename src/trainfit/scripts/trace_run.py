@@ -72,13 +72,15 @@ _TELL_S = 0.5
 _INTERRUPTED = "interrupted"
 #: Steps after which a run may tell what it has, and seconds that the rest must last for that.
 _EARLY_STEPS, _EARLY_S = 2, 4.0
+#: Share of the time limit that steps beyond the least number are worth: 150 s at the default.
+_MORE_STEPS = 0.25
 #: Seconds of the run's own that an evaluation may last before the third step.
 _EVALUATION_S = 15.0
 #: Seconds of the run's own that a loop may last whose calls are left out, and calls that are made
 #: at the most until they are, where calls are what a run is made of.
 _SAMPLING_S, _SAMPLING_CALLS = 10.0, 24
-#: Attempts at a snapshot of a run that goes on meanwhile.
-_SNAPSHOTS = 5
+#: Attempts at a snapshot of a run that goes on; seconds for which its operator is waited for.
+_SNAPSHOTS, _HOLD_S = 5, 5.0
 
 
 class Runner:
@@ -423,10 +425,10 @@ class Runner:
     def _seen_enough(self, steps: int) -> bool:
         """Are there as many steps as were asked for, or has memory settled before?
 
-        Steps beyond the least number are worth half of the time limit, not all of it. The warm-up
-        of a CUDA graph comes in addition, up to as many steps again. Calls over which a cache grows
-        go on to where it is let go; where they are a text's, those that follow from others are left
-        out, and the script goes on to its end, or to a text that is like those before.
+        Steps beyond the least number are worth a share of the time limit. The warm-up of a CUDA
+        graph comes in addition, up to as many steps. Calls over which a cache grows go on to where
+        it is let go; of a text's, those that follow from others are left out, and the script goes
+        on to its end, or to a text that is like those before.
         """
         spec, simulation = self._spec, self._simulation
         late = self._is_late()
@@ -447,9 +449,9 @@ class Runner:
         passes = min((feed.backwards for feed in self._step.feeds), default=1)
         if steps >= enough_steps(spec.steps, passes):
             return True
-        if steps < LEAST_STEPS:
-            return False
-        return late or judge(simulation.step_uses()).course in ("settled", "growing")
+        if steps < LEAST_STEPS or self._own_s() > spec.time_limit_s * _MORE_STEPS:
+            return steps >= LEAST_STEPS
+        return judge(simulation.step_uses()).course in ("settled", "growing")
 
     def _samples(self, steps: int) -> bool:
         """Is the last call of a loop that may go on by itself? What comes after it may need more
@@ -474,10 +476,7 @@ class Runner:
             self._text_over()
 
     def _finish(self, end: ScriptOutcome) -> bool:
-        """Write recording and outcome, once; what the script does later does not count.
-
-        Returns whether this call was the one that did.
-        """
+        """Write recording and outcome, once (did this call?); what comes later does not count."""
         with self._finishing:
             if self._done.is_set() or not self._is_run():
                 return False
@@ -485,6 +484,12 @@ class Runner:
         self._periodic.end()
         self._last_epoch.end()
         faulthandler.cancel_dump_traceback_later()
+        # At the time limit the script goes on in another thread, which would tear the recording.
+        with self._simulation.engine.held(_HOLD_S):
+            self._write(end)
+        return True
+
+    def _write(self, end: ScriptOutcome) -> None:
         recording = self._generation.frozen or self._snapshot()
         if recording is not None:
             if self._spec.count == "calls":
@@ -527,7 +532,6 @@ class Runner:
             files=files_of_user(),
             saves=self._coverage.saves,
         ).save(self._spec.outcome)
-        return True
 
     def _context_seen(self) -> ContextSeen:
         for text in self._generation.texts:
@@ -560,8 +564,8 @@ class Runner:
         return dataclasses.replace(found, scan=self._loaders.scan(seconds))
 
     def _snapshot(self) -> Recording | None:
-        """The recording so far. At the time limit the script goes on in another thread and
-        may tear it: then once more, and ``None`` if that does not help."""
+        """The recording so far. A script in another thread that could not be held may tear it:
+        then once more, and ``None`` if that does not help."""
         for _ in range(_SNAPSHOTS):
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())

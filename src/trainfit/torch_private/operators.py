@@ -73,11 +73,14 @@ with needed():
     scaled_mm = _aten._scaled_mm
     softmax = _aten._softmax
     softmax_backward_data = _aten._softmax_backward_data
+    sparse_addmm = _aten._sparse_addmm
     sparse_coo_tensor_with_dims = _aten._sparse_coo_tensor_with_dims
     sparse_coo_tensor_with_dims_and_tensors = _aten._sparse_coo_tensor_with_dims_and_tensors
     sparse_dim = _aten._dimI
+    sparse_mm = _aten._sparse_mm
     to_copy = _aten._to_copy
     to_dense = _aten._to_dense
+    to_sparse = _aten._to_sparse
     trilinear = _aten._trilinear
     unique2 = _aten._unique2
     unsafe_view = _aten._unsafe_view

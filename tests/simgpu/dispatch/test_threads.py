@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -45,3 +47,30 @@ def test_threads_that_copy_leave_phases_and_allocations_whole() -> None:
     )
     made = np.bincount(recording.alloc_op[recording.alloc_op >= 0], minlength=len(forward))
     assert (made[copying] == 1).all()
+
+
+def test_what_holds_the_engine_has_other_threads_wait_at_their_next_operator() -> None:
+    over = threading.Event()
+
+    def goes_on() -> None:
+        x = torch.zeros(8, device="cuda")
+        while not over.is_set():
+            x = x + 1
+
+    with trainfit.simulate("RTX 4090", limited=False) as sim:
+        thread = threading.Thread(target=goes_on)
+        thread.start()
+        try:
+            while not sim.operators:
+                time.sleep(0.001)
+            with sim.engine.held(60.0):
+                before = sim.operators
+                time.sleep(0.05)
+                assert sim.operators == before
+            until = time.monotonic() + 60
+            while sim.operators == before and time.monotonic() < until:
+                time.sleep(0.001)
+            assert sim.operators > before
+        finally:
+            over.set()
+            thread.join()

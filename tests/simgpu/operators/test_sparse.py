@@ -123,6 +123,60 @@ def test_a_sparse_tensor_goes_to_the_device_and_back(sim: Simulation) -> None:
     assert made.is_cuda and made.coalesce()._indices().tolist() == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("name", ["@", "sparse.mm", "mm", "spmm"])
+def test_a_graphs_matrix_times_its_nodes_is_what_it_is_on_the_cpu(
+    sim: Simulation, name: str
+) -> None:
+    def of(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        edges = torch.tensor([[0, 1, 1, 2], [1, 2, 0, 3]])
+        graph = torch.sparse_coo_tensor(edges, torch.ones(4), (3, 4)).to(device)
+        layer = nn.Linear(8, 5, bias=False).to(device)
+        nodes = layer(torch.ones(4, 8).to(device))
+        if name == "@":
+            made = graph @ nodes
+        else:
+            multiply = torch.sparse.mm if name == "sparse.mm" else getattr(torch, name)
+            made = multiply(graph, nodes)
+        made.sum().backward()
+        assert layer.weight.grad is not None
+        return made, layer.weight.grad
+
+    for one, other in zip(of("cpu"), of("cuda"), strict=True):
+        assert (other.shape, other.dtype, other.layout) == (one.shape, one.dtype, one.layout)
+        assert other.is_cuda
+
+
+def test_what_a_product_with_a_sparse_matrix_allocates(sim: Simulation) -> None:
+    edges = torch.stack([torch.arange(1000) % 300, torch.arange(1000)]).cuda()
+    graph = torch.sparse_coo_tensor(edges, torch.ones(1000).cuda(), (300, 1000)).coalesce()
+    nodes = torch.ones(1000, 64).cuda()
+    before, torch_before = len(sim.recording.alloc_bytes), torch.cuda.memory_allocated()
+    made = graph @ nodes
+    sizes = sim.recording.alloc_bytes[before:].tolist()
+    assert sizes == [300 * 64 * 4, 301 * 4, 1000 * 4, 300 * 64 * 4]  # zeros, offsets, columns
+    assert torch.cuda.memory_allocated() - torch_before == made.nbytes
+
+
+def test_a_sparse_matrix_is_transposed_and_made_of_a_dense_one(sim: Simulation) -> None:
+    graph = torch.eye(4).cuda().to_sparse()
+    assert graph.is_sparse and graph.is_coalesced() and graph.sparse_dim() == 2
+    turned = torch.zeros(3, 5).cuda().to_sparse().t()
+    assert tuple(turned.shape) == (5, 3) and not turned.is_coalesced()
+    assert (turned @ torch.ones(3, 2).cuda()).shape == (5, 2)
+
+
+@pytest.mark.parametrize("how", ["moved", "made", "made there"])
+def test_compressed_rows_are_refused_by_name(sim: Simulation, how: str) -> None:
+    offsets, columns, values = torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2)
+    with pytest.raises(UnsupportedOperatorError, match=r"of layout torch\.sparse_csr"):
+        if how == "moved":
+            torch.sparse_csr_tensor(offsets, columns, values, (2, 2)).cuda()
+        elif how == "made":
+            torch.sparse_csr_tensor(offsets.cuda(), columns.cuda(), values.cuda(), (2, 2))
+        else:
+            torch.sparse_csr_tensor(offsets, columns, values, (2, 2), device="cuda")
+
+
 def test_what_is_not_simulated_for_sparse_tensors_is_named(sim: Simulation) -> None:
     made = torch.eye(4).to_sparse().cuda()
     with pytest.raises(UnsupportedOperatorError, match="not simulated for sparse tensors"):

@@ -49,8 +49,9 @@ COMPANY_STEPS = 3
 _GRACE_S = 20.0
 #: Seconds past the time limit after which the child is taken not to see to it itself.
 _OVERTIME_S = 30.0
-#: Seconds that an interrupted run gets to tell what it has.
-_INTERRUPT_S = 10.0
+#: Seconds that an interrupted run gets to tell what it has: on a machine whose cores others have,
+#: some hundred thousand operators are written in 10 to 20.
+_INTERRUPT_S = 30.0
 #: Seconds between looks at a running process: each is a few calls of the system.
 _TICK_S = 0.05
 #: Seconds between looks at how far a run is.

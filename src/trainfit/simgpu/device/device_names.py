@@ -32,6 +32,13 @@ _LEGACY = {
 }
 
 
+#: What makes sparse tensors of offsets, indices and values.
+_COMPRESSED = {
+    *(torch.sparse_csr_tensor, torch.sparse_csc_tensor, torch.sparse_compressed_tensor),
+    *(torch.sparse_bsr_tensor, torch.sparse_bsc_tensor),
+}
+
+
 def complete(value: Any) -> Any:
     """A device argument with its index; what is no device, or another's, stays as it is."""
     if isinstance(value, str):
@@ -78,6 +85,9 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
         if func is torch.sparse_coo_tensor and device in GPUS and len(args) > 1:
             del kwargs["device"]  # it is where the values are
             args = (*(torch.as_tensor(each, device=device) for each in args[:2]), *args[2:])
+        if func in _COMPRESSED and device in GPUS:
+            del kwargs["device"]  # likewise; the engine says that there is no such layout
+            args = tuple(torch.as_tensor(each, device=device) for each in args[:3]) + args[3:]
         if isinstance(device, torch.device) and device.type == "meta":
             return on_meta(engine, func, args, kwargs)
     if pinned:

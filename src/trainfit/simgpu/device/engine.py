@@ -219,6 +219,18 @@ class Engine(Hooks):
         with self._turn:
             self.on_leave()
 
+    @contextlib.contextmanager
+    def held(self, limit_s: float) -> Iterator[None]:
+        """No other thread runs an operator meanwhile: who reads what was recorded sees it whole,
+        and has Python to itself. Nothing is held where a thread keeps its operator for ``limit_s``
+        seconds."""
+        has_turn = self._turn.acquire(timeout=limit_s)
+        try:
+            yield
+        finally:
+            if has_turn:
+                self._turn.release()
+
     # -- where are we ------------------------------------------------------------------
 
     def phase(self) -> int:

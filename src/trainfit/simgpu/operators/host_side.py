@@ -140,6 +140,8 @@ _BEGINNING: Final = 64
 def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
     """Host to device: the host casts, then the bytes are copied."""
     source = _without_class(source)
+    if source.layout is not torch.strided:
+        return engine.adopt(source)  # which says that there is none of this layout
     if not (kwargs.get("non_blocking") and source.is_pinned()):
         engine.wait_for_device(uploads=True)
     with engine.copying_input():

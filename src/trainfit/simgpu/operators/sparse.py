@@ -249,6 +249,70 @@ def _joined(one: SparseTensor, other: Any, alpha: Any) -> tuple[Any, Any]:
     return torch.cat([one.parts[0], other.parts[0]], 1), torch.cat([one.parts[1], values], 0)
 
 
+# -- products with a dense matrix -------------------------------------------------------------
+
+
+@_kernel(aten.mm.default, private.sparse_mm.default)
+def _mm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
+    """_sparse_mm: of zeros and the product."""
+    one, other = args
+    zeros = torch.zeros((one.shape[0], other.shape[1]), dtype=other.dtype, device=CUDA)
+    return _addmm(engine, (zeros, one, other), {})  # type: ignore[no-any-return]
+
+
+@_kernel(aten.addmm.default, private.sparse_addmm.default)
+def _addmm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
+    """s_addmm_out_sparse_dense_cuda: cuSPARSE reads rows by 32-bit offsets, of sorted indices. What
+    it launches is taken for a kernel that reads a row of the dense matrix for each value."""
+    _, sparse, dense = args[:3]
+    if not isinstance(sparse, SparseTensor) or isinstance(dense, SparseTensor):
+        raise UnsupportedOperatorError(
+            "aten.mm", user_frame(), "sparse", "only a sparse matrix times a dense one is"
+        )
+    if not sparse.coalesced:
+        sparse = private.coalesce.default(sparse)
+    indices, _ = sparse.parts
+    _offsets = torch.empty(sparse.shape[0] + 1, dtype=torch.int32, device=CUDA)
+    columns = indices[1].to(torch.int32)
+    made = torch.empty((sparse.shape[0], dense.shape[1]), dtype=dense.dtype, device=CUDA)
+    info = engine.info(aten.index_select.default)
+    operands = (dense, 0, columns)
+    engine.accounting.attempt(info.func, engine.on_launch, info, None, operands, {}, made)
+    return made
+
+
+@_kernel(aten.t.default, aten.transpose.int)
+def _transpose(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
+    """sparse_transpose_: of a copy, whose rows of indices change places."""
+    sparse = args[0]
+    one, other = (each % sparse.dim() for each in (args[1:] or (0, 1)))
+    if max(one, other) >= sparse.parts[0].shape[0]:
+        raise UnsupportedOperatorError(
+            "aten.transpose", user_frame(), "sparse", "only that of its sparse dimensions is"
+        )
+    indices, values = (part.clone() for part in sparse.parts)
+    if one != other and indices.shape[1]:
+        row = indices[one].clone()
+        indices[one].copy_(indices[other])
+        indices[other].copy_(row)
+    shape = list(sparse.shape)
+    shape[one], shape[other] = shape[other], shape[one]
+    return make_sparse(tuple(shape), indices, values, sparse.coalesced and one == other)
+
+
+@handles(private.to_sparse.default)
+def _to_sparse(engine: Engine, func: Any, args: Any, kwargs: Any) -> SparseTensor:
+    """dense_to_sparse: what is not zero; all of it where that is not known."""
+    dense = args[0]
+    with engine.mode(engine):
+        indices = dense.nonzero().t().clone(memory_format=torch.contiguous_format)
+        values = dense[tuple(indices.unbind(0))]
+    return make_sparse(tuple(dense.shape), indices, values, True)
+
+
+# -- element by element ------------------------------------------------------------------------
+
+
 def _by_values(func: Any) -> _Kernel:
     """An operator on each value, with the same indices."""
 
