@@ -214,6 +214,8 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("loader_options", lambda: DataLoader(SAMPLES, batch_sampler=[[0]], drop_last=True)),
     ("no_samples", lambda: DataLoader(TensorDataset(torch.zeros(0)), shuffle=True)),
     ("no_length", lambda: DataLoader(Unsized(), shuffle=True)),
+    ("method_not_called", lambda: torch.optim.SGD(nn.Linear(1, 1).parameters, 0.1)),  # type: ignore[arg-type]
+    ("no_closure", lambda: torch.optim.LBFGS([nn.Parameter(torch.ones(1))]).step()),  # type: ignore[call-arg]
     ("optimizer_tensors", lambda: torch.optim.SGD([[torch.zeros(1)]], 0.1)),  # type: ignore[arg-type]
     ("optimizer_tensors", lambda: torch.optim.SGD([nn.Parameter(torch.ones(1)) * 2], 0.1)),
 )  # fmt: skip

@@ -143,6 +143,12 @@ _KNOWN: Final = (
         "print(len(dataset)): a folder or pattern that matches no file (paths are relative to the "
         "folder that the command is started in), a filter or a split that leaves nothing",
     ),
+    KnownError(
+        "method_not_called",
+        re.compile(r"'(?:method|builtin_function_or_method)' object is not iterable"),
+        "A method is given in place of what it gives: its parentheses are missing",
+        "model.parameters(), in place of model.parameters",
+    ),
     # torch/optim/optimizer.py
     KnownError(
         "optimizer_tensors",

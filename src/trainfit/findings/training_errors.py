@@ -68,6 +68,14 @@ _KNOWN: Final = (
         "one forward pass and call backward() once; what several passes use again (log_prob and "
         "values of a rollout) belongs in torch.no_grad(); retain_graph=True lets memory grow",
     ),
+    # torch/optim/lbfgs.py
+    KnownError(
+        "no_closure",
+        re.compile(r"LBFGS\.step\(\) missing 1 required positional argument: 'closure'"),
+        "LBFGS computes the loss several times a step, and wants a function that does it",
+        "def closure(): optimizer.zero_grad(); loss = criterion(model(x), y); loss.backward(); "
+        "return loss, and optimizer.step(closure)",
+    ),
     # torch/optim/adam.py, adamw.py
     KnownError(
         "optimizer_argument",

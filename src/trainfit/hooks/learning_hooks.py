@@ -85,7 +85,6 @@ def install(
         (torch.nn.Module, "zero_grad", _zeroing, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
-        *((kind, "forward", _recurring, False) for kind in _RECURRENT),
         (functional, "scaled_dot_product_attention", _attends, False),
         (WeightedRandomSampler, "__init__", _sampling, True),
         (torch.nn.ModuleList, "__init__", _listing, True),
@@ -109,6 +108,8 @@ def install(
         (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
         *((torch.nn.Module, name, _moving, _moved, True) for name in ("to", "cuda")),
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
+        *((kind, "forward", _recurring, _recurred, False) for kind in _RECURRENT),
+        (optim.Optimizer, "load_state_dict", _restoring, _restored, True),
         (scaler, "scale", _of_scaler(LearningObserver.scaled), _scaled, False),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
         *((torch.nn.Module, name, _nothing, _hooked, True) for name in _ADD_HOOKS),
@@ -223,6 +224,11 @@ def _recurring(
     observer: LearningObserver, module: Any, input: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.misuse.recurring(module, input)
+    observer.misuse.inputs.recurs(module)
+
+
+def _recurred(observer: LearningObserver, result: Any) -> None:
+    observer.misuse.inputs.recurred(result)
 
 
 def _attending(
@@ -234,12 +240,13 @@ def _attending(
     key_padding_mask: Any = None,
     need_weights: bool = True,
     attn_mask: Any = None,
-    *_: Any,
-    **__: Any,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
 ) -> None:
     if query is key:
         observer.misuse.recurring(module, query)
     observer.misuse.attending(module, need_weights, attn_mask, key_padding_mask)
+    observer.misuse.targets.attends(query, key, attn_mask, is_causal=is_causal)
 
 
 def _attended(observer: LearningObserver, result: Any) -> None:
@@ -252,10 +259,12 @@ def _attends(
     key: Any = None,
     value: Any = None,
     attn_mask: Any = None,
-    *_: Any,
-    **__: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
 ) -> None:
     observer.misuse.attends(attn_mask)
+    observer.misuse.targets.attends(query, key, attn_mask, is_causal=is_causal)
 
 
 def _sampling(observer: LearningObserver, sampler: Any, *_: Any, **__: Any) -> None:
@@ -340,9 +349,19 @@ def _log_probabilities(observer: LearningObserver, result: Any) -> None:
     observer.misuse.log_probabilities(result)
 
 
+def _restoring(observer: LearningObserver, optimizer: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.restored.loading(optimizer)
+
+
+def _restored(observer: LearningObserver, _: Any) -> None:
+    observer.misuse.restored.loaded()
+
+
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
     observer.misuse.labels.given(tensors_of_batch(batch))
+    observer.misuse.targets.given(tensors_of_batch(batch))
+    observer.misuse.inputs.given(tensors_of_batch(batch))
     observer.misuse.loaders.given(batch)
 
 
@@ -375,6 +394,8 @@ def _comparing(
 ) -> None:
     observer.comparing(name, input, target)
     observer.misuse.terms.comparing(name, input, target)
+    averages = reduction == "mean"
+    observer.misuse.targets.comparing(name, input, target, ignore_index, averages=averages)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it
         observer.misuse.compares(target, weight, ignore_index)
 

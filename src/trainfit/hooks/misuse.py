@@ -19,17 +19,20 @@ from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
 from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
 from trainfit.hooks.provenance.passes import Passes
+from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
-from trainfit.hooks.remade import Grown, Hooked, Remade, twice
+from trainfit.hooks.remade import Grown, Hooked, Remade, Restored, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
@@ -113,6 +116,10 @@ class MisuseObserver:
         self.weights = Weights()
         self.scores = Scores()
         self.terms = Terms(place)
+        self.targets = Targets(place)
+        self.inputs = Inputs(place)
+        self.bystanders = Bystanders()
+        self.restored = Restored(place)
         self.passes = Passes()
         self.labels = Labels()
         self.hooked = Hooked()
@@ -147,6 +154,7 @@ class MisuseObserver:
         self._note_stalled(names)
         self._note_wiring()
         followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
+        followed = *followed, *self.targets.found(), *self.inputs.found()
         if not leaves:
             return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
@@ -165,6 +173,10 @@ class MisuseObserver:
             self._note("attention_by_hand", *by_hand, place=scores[3] or "")
         if (left := self.averages.left) is not None:
             self._note("norm_left_behind", str(left[0]), left[1], place="")
+        if (stands_by := self.bystanders.found) is not None:
+            self._note("teacher_in_training", *stands_by[:2], place=stands_by[2] or "")
+        if (restored := self.restored.found) is not None:
+            self._note("rate_restored", *restored[:3], place=restored[3] or "")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:
@@ -247,6 +259,8 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
+        self.targets.gave(func, args, result)
+        self.inputs.gave(func, args, result)
         if self._steps():
             self.averages.gave(func, args)
         self.masks.gave(func, args, kwargs, result)
@@ -340,6 +354,7 @@ class MisuseObserver:
         """An optimizer that a line made is about to make its first step; these were called."""
         self.grown.began(optimizer, models)
         self.passes.begins(optimizer)
+        self.restored.begins(optimizer)
         self._is_early = self._steps() < FIRST_LOOKS
         self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
@@ -368,11 +383,15 @@ class MisuseObserver:
         """A hook was added to a module."""
         self.hooked.added(handle, self._steps(), self._place)
 
-    def calling(self, module: Any, models: Callable[[], Iterable[Any]]) -> None:
-        """An outermost module is about to be called; ``models`` gives those that were before."""
+    def calling(
+        self, module: Any, models: Callable[[], Iterable[Any]], optimizers: Iterable[Any]
+    ) -> None:
+        """An outermost module is about to be called; ``models`` gives those that were before,
+        ``optimizers`` are all that were made."""
         self.graphs.calling()
         if self._is_early:
             self.averages.calling(module, self.passes.trained, models())
+            self.bystanders.calling(module, optimizers, self._place)
 
     def asking(self, *, with_graph: bool) -> None:
         """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""

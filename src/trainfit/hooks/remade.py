@@ -158,6 +158,48 @@ def schedule_left_behind(
     return None
 
 
+class Restored:
+    """Follows learning rates that a state brings back, in place of those that an optimizer was made
+    with; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._rates: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        self._loading: weakref.ref[Any] | None = None
+        #: By optimizer: the rate it was made with, the one that was loaded, the line.
+        self._loaded: weakref.WeakKeyDictionary[Any, tuple[Any, Any, str | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self.found: tuple[str, str, str, str | None] | None = None
+        """The optimizer's class, the rate that it was made with, that of its state, the line."""
+
+    def loading(self, optimizer: Any) -> None:
+        """``optimizer.load_state_dict(…)`` is called."""
+        self._rates[optimizer] = [each.get("lr") for each in optimizer.param_groups]
+        self._loading = weakref.ref(optimizer)
+
+    def loaded(self) -> None:
+        """… and is over."""
+        optimizer = self._loading() if self._loading is not None else None
+        if optimizer is None:
+            return
+        before = self._rates.pop(optimizer, [])
+        for rate, group in zip(before, optimizer.param_groups, strict=False):
+            own = group.get("lr")
+            if isinstance(rate, float) and isinstance(own, float) and rate != own:
+                self._loaded[optimizer] = rate, own, self._place()
+                return
+
+    def begins(self, optimizer: Any) -> None:
+        """An optimizer is about to make its first step. What a schedule made of a rate, in this run
+        or the one before, is to go on; and a script may set the rate itself: another number."""
+        rate, own, place = self._loaded.get(optimizer, (None, None, None))
+        groups = optimizer.param_groups if rate is not None else ()
+        is_as_loaded = any(each.get("lr") is own for each in groups)
+        if is_as_loaded and not any("initial_lr" in each for each in groups):
+            self.found = type(optimizer).__name__, f"{rate:g}", f"{own:g}", place
+
+
 def of_schedules(
     schedules: Sequence[Schedule], optimizers: Iterable[Any], *, asks: bool
 ) -> tuple[Misuse, ...]:
