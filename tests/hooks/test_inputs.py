@@ -323,3 +323,28 @@ def test_a_state_brings_its_learning_rate_back(kinds: Kinds) -> None:
     same = copy.deepcopy(state)
     same["param_groups"][0]["lr"] = 0.1
     assert of(lambda optimizer: optimizer.load_state_dict(same)) == {}
+
+
+def test_a_divergence_is_a_sum_over_classes(kinds: Kinds) -> None:
+    def of(**options: str) -> dict[str, Finding]:
+        def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+            return F.kl_div(F.log_softmax(model(x), 1), F.one_hot(y, 4).float(), **options)
+
+        return kinds(loss, ROWS, CLASSES, model=net())
+
+    assert "4 times smaller" in of()["divergence_averaged"].title
+    assert of(reduction="batchmean") == of(reduction="sum") == {}
+
+
+@pytest.mark.filterwarnings("ignore:dropout option")
+@pytest.mark.parametrize(
+    ("layers", "rate", "told"), [(1, 0.5, True), (2, 0.5, False), (1, 0.0, False)]
+)
+def test_dropout_is_between_recurrent_layers(
+    kinds: Kinds, layers: int, rate: float, *, told: bool
+) -> None:
+    model = Recurrent(lambda out, h: out.mean(1))
+    model.layer = nn.GRU(1, 5, layers, batch_first=True, dropout=rate)
+    model.cuda()(ROWS.cuda())
+    found = kinds(lambda m, x, y: F.cross_entropy(m(x), y), ROWS, CLASSES, model=model)
+    assert list(found) == ["dropout_of_one_layer"] * told

@@ -434,3 +434,41 @@ def test_a_dropout_that_forward_makes(called: str, tmp_path: Path) -> None:
             return {called}
     """
     assert _kinds(tmp_path, text) == ["dropout-in-evaluation"] * (called == "drop(x)")
+
+
+_SEEDS = """
+    {before}
+    for epoch in range(3):
+        {inside}
+        for x, y in loader:
+            f(model(x), y).backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "told"),
+    [
+        ("pass", "torch.manual_seed(0)", True),
+        ("pass", "set_seed(42)", True),
+        ("torch.manual_seed(0)", "pass", False),
+        ("pass", "torch.manual_seed(epoch)", False),
+        ("pass", "set_seed(42); optimizer = SGD(model.parameters(), 0.1)", False),
+        ("pass", "generator.manual_seed(0)", False),
+        ("with torch.random.fork_rng(): torch.manual_seed(0)", "sample(model)", False),
+    ],
+)
+def test_a_seed_in_each_pass(before: str, inside: str, told: bool, tmp_path: Path) -> None:
+    found = _kinds(tmp_path, _SEEDS.format(before=before, inside=inside))
+    assert found == ["seeded-each-pass"] * told
+
+
+def test_a_seed_that_is_kept_apart(tmp_path: Path) -> None:
+    text = """
+    for epoch in range(3):
+        f(model(x), y).backward()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            sample(model)
+    """
+    assert not _kinds(tmp_path, text)

@@ -142,6 +142,22 @@ _KNOWN: Final = (
         'generator=torch.Generator(device="cuda")), or no default device and model.to("cuda"); '
         "elsewhere a generator of the device that the numbers are made on",
     ),
+    # torch/optim/lr_scheduler.py
+    KnownError(
+        "schedule_resumed",
+        re.compile(r"param 'initial_lr' is not specified in param_groups\[\d+\]"),
+        "A schedule that goes on (last_epoch) is made of an optimizer that had none before",
+        "optimizer.load_state_dict(…) before the schedule is made; or last_epoch left out, and "
+        "scheduler.load_state_dict(…)",
+    ),
+    # aten/src/ATen/native/TensorConversions.cpp, torch/nn/modules/module.py
+    KnownError(
+        "no_numbers",
+        re.compile(r"Cannot copy out of meta tensor; no data"),
+        'Weights that were made on "meta" have no numbers that could be moved',
+        "model.to_empty(device=device), then load_state_dict(state) (or load_state_dict(state, "
+        "assign=True) first); in transformers device_map={'': 0} in place of .to(device)",
+    ),
     # aten/src/ATen/native/Memory.cpp
     KnownError(
         "pins_gpu_tensor",
@@ -152,7 +168,7 @@ _KNOWN: Final = (
     # torch/optim/lr_scheduler.py
     KnownError(
         "schedule_over",
-        re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
+        re.compile(r"Tried to step \d+ times\. The (?:specified )?(?:total )?number of "),
         "OneCycleLR is stepped more often than its total_steps",
         fixes.SCHEDULE,
     ),

@@ -410,6 +410,7 @@ def _diverging(
     log_target: Any = False,
 ) -> None:
     observer.misuse.terms.diverging(target, log_target)
+    observer.misuse.targets.diverging(input, averages=reduction == "mean" and reduce is None)
 
 
 def _transcribing(

@@ -27,6 +27,9 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 #: The kind of what makes all samples of a data set get the same random numbers.
 SAME_NUMBERS: Final = "same-random-numbers"
 _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
+#: Functions of libraries that seed torch, too.
+_ALL_SEEDS: Final = {"seed_everything", "set_seed"}
+_SEEDED_AGAIN: Final = "seeded-each-pass"
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 #: Kinds of mistakes with which a training does not learn what it is meant to.
 SPOILS: Final = frozenset(
@@ -51,7 +54,7 @@ _TURNED_PLATEAU: Final = "plateau-turned"
 _RETRIED: Final = "retried-in-except"
 _WARNINGS: Final = (
     *(SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off", _TURNED_PLATEAU, _RETRIED),
-    _IDLE_SCHEDULE,
+    *(_IDLE_SCHEDULE, _SEEDED_AGAIN),
 )
 _BUILTINS: Final = frozenset(dir(builtins))
 #: Words of what is to rise, and of what is to fall.
@@ -67,6 +70,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from uncalled(source)
     yield from _used_up(source)
     yield from _seeded(source)
+    yield from _seeded_each_pass(source)
     yield from _dropped(source)
     yield from _without_result(source)
     yield from _debugging(source)
@@ -185,6 +189,53 @@ def _seeded(source: Source) -> Iterator[Finding]:
                     "seed once at the start of the script (workers get seeds of their own); for "
                     "numbers that are a sample's own: np.random.default_rng([seed, index])",
                 )
+
+
+def _seeded_each_pass(source: Source) -> Iterator[Finding]:
+    """``torch.manual_seed(0)`` in a loop that trains, of a model that is made before it."""
+    around = {child: node for node in source.nodes for child in ast.iter_child_nodes(node)}
+    for call in source.nodes:
+        if not isinstance(call, ast.Call) or len(call.args) != 1:
+            continue
+        path = ast.unparse(call.func)
+        is_torchs = path in ("torch.manual_seed", "manual_seed")
+        if not is_torchs and path.rpartition(".")[2] not in _ALL_SEEDS:
+            continue
+        if not isinstance(call.args[0], ast.Constant):
+            continue
+        _, loops = _surroundings(call, around)
+        if not loops or _is_apart(call, loops[0], around):
+            continue
+        names = {
+            each.func.attr
+            for each in ast.walk(loops[0])
+            if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+        }
+        # A model that is made in the loop is another one: one fold after another.
+        if "backward" not in names or names & {"parameters", "from_pretrained"}:
+            continue
+        text = source.text(call)
+        yield _finding(
+            source,
+            call,
+            _SEEDED_AGAIN,
+            f"{text} in the loop at line {loops[0].lineno}: each pass shuffles and draws as the "
+            "first did",
+            "from this line on all random numbers are those of the pass before: the order of the "
+            "data, augmentation, dropout, noise.",
+            "seed once, before the loop; for something that is to be drawn alike each time: "
+            "with torch.random.fork_rng(): around it, or a generator of its own",
+        )
+
+
+def _is_apart(call: ast.AST, loop: ast.For | ast.While, around: dict[ast.AST, ast.AST]) -> bool:
+    """Is a call in a branch of a loop, or in a block that keeps random numbers apart?"""
+    node = call
+    while node is not loop:
+        node = around[node]
+        if isinstance(node, ast.If | ast.With | ast.Try):
+            return True
+    return False
 
 
 def _dropped(source: Source) -> Iterator[Finding]:

@@ -156,6 +156,32 @@ def _restored(found: Misuse) -> Finding:
     )
 
 
+def _averaged(found: Misuse) -> Finding:
+    shape, classes = found.told
+    return Finding(
+        "divergence_averaged",
+        "warning",
+        f"kl_div averages over the {classes} numbers of each sample, too: it is "
+        f"{int(classes):,} times smaller than the divergence",
+        (Evidence("input", shape),),
+        "reduction='mean', the default, divides by all numbers; a divergence is the sum over the "
+        "classes, and its weight in the loss is meant for that",
+        (Fix("F.kl_div(…, reduction='batchmean')", line="reduction='batchmean'"),),
+    )
+
+
+def _one_layer(found: Misuse) -> Finding:
+    name, rate = found.told
+    return Finding(
+        "dropout_of_one_layer",
+        "warning",
+        f"dropout={rate} of {name} drops nothing: it is between layers, and there is one",
+        (),
+        "recurrent layers drop the outputs of all layers but the last",
+        (Fix("self.drop = nn.Dropout(p) after it, or num_layers=2"),),
+    )
+
+
 INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "arguments_swapped": _swapped,
     "labels_ignored": _ignored,
@@ -166,4 +192,6 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "images_unscaled": _unscaled,
     "teacher_in_training": _teacher,
     "rate_restored": _restored,
+    "divergence_averaged": _averaged,
+    "dropout_of_one_layer": _one_layer,
 }

@@ -116,6 +116,8 @@ class Inputs:
     def recurs(self, module: Any) -> None:
         """A recurrent layer is about to be called."""
         self._steps_at = int(module.batch_first) if module.bidirectional else None
+        if module.training and module.dropout > 0 and module.num_layers == 1:
+            self._note("dropout_of_one_layer", type(module).__name__, f"{module.dropout:g}")
 
     def recurred(self, result: Any) -> None:
         """… and gave its outputs and states."""

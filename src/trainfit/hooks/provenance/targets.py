@@ -1,5 +1,6 @@
 """What losses over classes are given as targets: none that counts, several classes at once, the
-tokens that the model was given, moved by one, while its attention sees all of them."""
+tokens that the model was given, moved by one, while its attention sees all of them. And a
+divergence that is averaged over what it is the sum of."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ _NODES: Final = 64
 _LEAST_TOKENS: Final = 8
 _LEAST_KINDS: Final = 4
 _DIMENSIONS: Final = 2
+#: Numbers of one sample from which it matters that a divergence is divided by them.
+_LEAST_CLASSES: Final = 4
 
 
 class _Seen(NamedTuple):
@@ -109,6 +112,14 @@ class Targets:
             and all(each.tokens is not tokens for each in self._unmasked)
         ):
             self._unmasked.append(_Seen(tokens, self._place()))
+
+    def diverging(self, output: Any, *, averages: bool) -> None:
+        """``kl_div`` is called: does it average over all numbers, those of one sample, too?"""
+        if not averages or not isinstance(output, torch.Tensor) or output.dim() < _DIMENSIONS:
+            return
+        own = output.numel() // max(1, output.shape[0])
+        if output.requires_grad and own >= _LEAST_CLASSES:
+            self._note("divergence_averaged", shape_of(output), own)
 
     def comparing(
         self, name: str, output: Any, target: Any, ignored: Any, *, averages: bool
