@@ -348,3 +348,68 @@ def test_dropout_is_between_recurrent_layers(
     model.cuda()(ROWS.cuda())
     found = kinds(lambda m, x, y: F.cross_entropy(m(x), y), ROWS, CLASSES, model=model)
     assert list(found) == ["dropout_of_one_layer"] * told
+
+
+def test_targets_that_a_layer_does_not_get_to(kinds: Kinds) -> None:
+    prices = 200_000 + 1000 * torch.arange(32.0)[:, None]
+
+    def of(targets: Tensor, scale: Callable[[Tensor], Tensor] = lambda x: x) -> dict[str, Finding]:
+        return kinds(lambda m, x, y: F.mse_loss(scale(m(x)), y), ROWS, targets, model=net(1))
+
+    assert "203,500" in of(prices)["targets_large"].title
+    assert of(prices / 1e5) == of(prices, lambda x: x.exp()) == {}
+    assert of(prices, lambda x: 200_000 + 50_000 * x) == {}
+
+
+def test_a_scaler_is_for_float16(kinds: Kinds) -> None:
+    scaler = torch.amp.GradScaler("cuda")
+
+    def of(*, cast: bool) -> dict[str, Finding]:
+        def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast("cuda", torch.float16, enabled=cast):
+                found = F.cross_entropy(model(x), y)
+            scaled: Tensor = scaler.scale(found)
+            return scaled
+
+        return kinds(loss, ROWS, CLASSES, model=net())
+
+    assert list(of(cast=False)) == ["scaler_in_vain"]
+    assert of(cast=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("patience", "every", "told"), [(1, 1, True), (10, 1, False), (1, 4, False)]
+)
+def test_a_plateau_is_of_epochs(kinds: Kinds, patience: int, every: int, *, told: bool) -> None:
+    """Of 4 batches."""
+    made: list[Any] = []
+
+    def begins(optimizer: Any) -> None:
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=patience)
+        made.append(plateau)
+        done = iter(range(1, 99))
+        optimizer.register_step_post_hook(
+            lambda *_: plateau.step(1.0) if next(done) % every == 0 else None
+        )
+
+    found = kinds(
+        lambda m, x, y: F.cross_entropy(m(x), y), ROWS, CLASSES, model=net(), prepare=begins
+    )
+    assert list(found) == ["plateau_by_batch"] * told
+
+
+def test_predictions_are_made_in_evaluation_mode(simulation: Simulation) -> None:
+    def of(model: nn.Module, *, graph: bool = False) -> list[str]:
+        own = model.cuda()
+        with observing(simulation, counts_in_place=False) as observer:
+            for x in ROWS.split(_BATCH):
+                with torch.set_grad_enabled(graph):
+                    observer.called(own)
+                    own(x.cuda())
+            return [each.kind for each in of_learning(observer.facts())]
+
+    def dropping() -> nn.Module:
+        return nn.Sequential(net(), nn.Dropout(0.5))
+
+    assert of(dropping()) == ["predicts_in_training"]
+    assert of(dropping().eval()) == of(net()) == of(dropping(), graph=True) == []

@@ -66,6 +66,11 @@ class Graphs:
         )
         self._passes += 1
 
+    @property
+    def is_whole(self) -> bool:
+        """Do all layers compute in float32, and no line enters autocast?"""
+        return self._passes > 1 and not self._is_cast and self._autocast_at is None
+
     def autocast_in_vain(self) -> str | None:
         """The line that enters autocast, where no layer ran within it; ``None``: one did."""
         return None if self._is_cast or self._passes < 2 else self._autocast_at
@@ -123,6 +128,8 @@ class ScaledLosses:
         self._plain: list[tuple[set[int], str | None]] = []
         self._times = 0
         self._is_read = False
+        self.at: str | None = None
+        """The line of a backward pass from a scaled loss."""
         self.mixed: str | None = None
         """The line of a loss that nobody scales, where the step unscales its gradients, too."""
 
@@ -140,7 +147,7 @@ class ScaledLosses:
     def backward(self, nodes: Sequence[Any], place: str | None) -> None:
         """A backward pass goes through these nodes, the root first."""
         if any(each.metadata.get(_SCALED) for each in nodes):
-            self._is_scaled = True
+            self._is_scaled, self.at = True, self.at or place or ""
         else:
             self._plain.append(({id(each) for each in parameters_of(nodes)}, place))
 

@@ -99,6 +99,7 @@ def install(
         (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
         *((kind, "__init__", _scheduled, True) for kind in _SCHEDULERS),
+        (lr_scheduler.ReduceLROnPlateau, "__init__", _waiting, True),
         (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
     )
     for owner, name, told, always in hooks:
@@ -432,6 +433,10 @@ def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> No
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:
     observer.scheduled(scheduler)
+
+
+def _waiting(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.plateaus.made(scheduler)
 
 
 def _stepping(observer: LearningObserver, optimizer: Any) -> None:

@@ -32,7 +32,7 @@ from trainfit.hooks.provenance.passes import Passes
 from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
-from trainfit.hooks.remade import Grown, Hooked, Remade, Restored, twice
+from trainfit.hooks.remade import Grown, Hooked, Plateaus, Remade, Restored, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
@@ -120,6 +120,8 @@ class MisuseObserver:
         self.inputs = Inputs(place)
         self.bystanders = Bystanders()
         self.restored = Restored(place)
+        self.plateaus = Plateaus(place)
+        self._begun = False
         self.passes = Passes()
         self.labels = Labels()
         self.hooked = Hooked()
@@ -141,6 +143,8 @@ class MisuseObserver:
             self._note("padding_everywhere", padded[0], str(padded[1]), place=self.batches.place)
         if (place := self.graphs.autocast_in_vain()) is not None:
             self._note("autocast_in_vain", place=place)
+        if self.scaled.at is not None and self.graphs.is_whole:
+            self._note("scaler_in_vain", place=self.scaled.at)
         if self.graphs.is_double:
             self._note("double", place="")
         if (unused := self.second_order.unused()) is not None:
@@ -154,7 +158,9 @@ class MisuseObserver:
         self._note_stalled(names)
         self._note_wiring()
         followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
-        followed = *followed, *self.targets.found(), *self.inputs.found()
+        followed = *followed, *self.targets.found(), *self.inputs.found(), *self.restored.found()
+        followed = *followed, *self.bystanders.found(trains=self._begun)
+        followed = *followed, *self.plateaus.found(self._steps(), self.batches.of_epoch)
         if not leaves:
             return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
@@ -173,10 +179,6 @@ class MisuseObserver:
             self._note("attention_by_hand", *by_hand, place=scores[3] or "")
         if (left := self.averages.left) is not None:
             self._note("norm_left_behind", str(left[0]), left[1], place="")
-        if (stands_by := self.bystanders.found) is not None:
-            self._note("teacher_in_training", *stands_by[:2], place=stands_by[2] or "")
-        if (restored := self.restored.found) is not None:
-            self._note("rate_restored", *restored[:3], place=restored[3] or "")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:
@@ -355,6 +357,7 @@ class MisuseObserver:
         self.grown.began(optimizer, models)
         self.passes.begins(optimizer)
         self.restored.begins(optimizer)
+        self._begun = True
         self._is_early = self._steps() < FIRST_LOOKS
         self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
@@ -391,6 +394,7 @@ class MisuseObserver:
         self.graphs.calling()
         if self._is_early:
             self.averages.calling(module, self.passes.trained, models())
+        if self._is_early or not self._begun:
             self.bystanders.calling(module, optimizers, self._place)
 
     def asking(self, *, with_graph: bool) -> None:

@@ -8,7 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+import torch
+
 from trainfit.hooks.owners import tensors_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.modules import BatchNorm, Dropout
 
 #: Calls of a model, in steps, that show it.
@@ -69,22 +72,30 @@ def behaves_by_mode(model: Any) -> bool:
 
 class Bystanders:
     """Follows models that are called in training mode, and that nobody trains: a teacher, features
-    of which a loss is computed."""
+    of which a loss is computed, a model that only predicts."""
 
     def __init__(self) -> None:
         self._calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.found: tuple[str, str, str | None] | None = None
-        """The model's class, a layer that computes something else in training, and the call."""
+        self._found: Misuse | None = None
+        #: Of a run without a training.
+        self._predicts: Misuse | None = None
+
+    def found(self, *, trains: bool) -> tuple[Misuse, ...]:
+        """The model's class and a layer that computes something else in training; of a model that
+        predicts, if nothing ``trains``."""
+        found = self._found if trains else self._predicts
+        return () if found is None else (found,)
 
     def calling(
         self, module: Any, optimizers: Iterable[Any], place: Callable[[], str | None]
     ) -> None:
-        """An outermost module is about to be called in an early step; these optimizers were made.
+        """An outermost module is about to be called, in an early step or before the first; these
+        optimizers were made.
 
         A copy of what is trained, as a target network or an average, is told of in no case: it may
         follow the training in this mode (BYOL), and its weights change.
         """
-        if self.found is not None or not module.training:
+        if self._found is not None or not module.training:
             return
         calls = self._calls[module] = self._calls.get(module, 0) + 1
         if calls != _CALLS:
@@ -93,11 +104,16 @@ class Bystanders:
         own = list(module.parameters())
         trained = [each for one in optimizers for each in tensors_of(one)]
         known = {id(each) for each in trained}
-        if layer is None or not trained or any(id(each) in known for each in own):
+        if layer is None or any(id(each) in known for each in own):
+            return
+        told = type(module).__name__, layer
+        if not trained:
+            if not torch.is_grad_enabled() and self._predicts is None:
+                self._predicts = Misuse("predicts_in_training", told, place())
             return
         shapes = Counter(tuple(each.shape) for each in own)
         if not shapes <= Counter(tuple(each.shape) for each in trained):
-            self.found = type(module).__name__, layer, place()
+            self._found = Misuse("teacher_in_training", told, place())
 
 
 def _drops(part: Any) -> bool:

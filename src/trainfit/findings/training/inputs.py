@@ -9,6 +9,9 @@ from typing import Final
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
 
+#: Of a run that trains nothing.
+PREDICTS: Final = "predicts_in_training"
+
 
 def _swapped(found: Misuse) -> Finding:
     (name,) = found.told
@@ -182,6 +185,78 @@ def _one_layer(found: Misuse) -> Finding:
     )
 
 
+def _large_targets(found: Misuse) -> Finding:
+    name, mean = found.told
+    return Finding(
+        "targets_large",
+        "warning",
+        f"{name} compares a layer's output with targets of about {mean}: outputs begin near 0",
+        (Evidence("mean of the targets", mean),),
+        "with SGD the gradient is as large, and steps overshoot to NaN; Adam moves a bias by the "
+        "learning rate in each step, and does not get there",
+        (
+            Fix(
+                "train on (y - mean) / std, of the training set's, and compute output * std + mean "
+                "for predictions"
+            ),
+            Fix("log1p(y) of prices, counts and other numbers above 0"),
+        ),
+        confidence="likely",
+    )
+
+
+def _predicts(found: Misuse) -> Finding:
+    model, layer = found.told
+    return Finding(
+        PREDICTS,
+        "warning",
+        f"{model} predicts in training mode, with its {layer} on",
+        (Evidence("layer", layer),),
+        "a model is in training mode when it is made: dropout makes predictions random, BatchNorm "
+        "normalizes by the batch, and changes its own statistics",
+        (Fix("model.eval() before the first prediction", line="model.eval()"),),
+        confidence="likely",
+    )
+
+
+def _by_batch(found: Misuse) -> Finding:
+    patience, batches = found.told
+    return Finding(
+        "plateau_by_batch",
+        "warning",
+        f"ReduceLROnPlateau is stepped with each batch: it lowers the learning rate after "
+        f"{patience} of {batches} batches without a lower loss",
+        (Evidence("patience", patience), Evidence("batches of an epoch", batches)),
+        "its patience counts calls of step(); losses of single batches go up and down, and the "
+        "rate falls to nothing within an epoch or two",
+        (
+            Fix(
+                "scheduler.step(val_loss) once at each epoch's end", line="scheduler.step(val_loss)"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _scaler(_: Misuse) -> Finding:
+    return Finding(
+        "scaler_in_vain",
+        "warning",
+        "A GradScaler scales losses that are computed in float32: no layer runs in float16",
+        (),
+        "it is for gradients of float16, which autocast makes; without it the step is as slow and "
+        "needs as much memory as before",
+        (
+            Fix(
+                'with torch.autocast("cuda", dtype=torch.float16): around the forward pass and the '
+                "loss",
+                line='with torch.autocast("cuda", dtype=torch.float16):',
+            ),
+            Fix("leave the GradScaler out, to compute in float32"),
+        ),
+    )
+
+
 INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "arguments_swapped": _swapped,
     "labels_ignored": _ignored,
@@ -192,6 +267,10 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "images_unscaled": _unscaled,
     "teacher_in_training": _teacher,
     "rate_restored": _restored,
+    "targets_large": _large_targets,
+    PREDICTS: _predicts,
+    "plateau_by_batch": _by_batch,
+    "scaler_in_vain": _scaler,
     "divergence_averaged": _averaged,
     "dropout_of_one_layer": _one_layer,
 }

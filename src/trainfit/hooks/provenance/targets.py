@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from trainfit.hooks.losses import shape_of
+from trainfit.hooks.losses import ELEMENTWISE, gives_layer, shape_of
 from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.values import content_of
@@ -28,6 +28,10 @@ _MARK: Final = "trainfit_tokens"
 #: Nodes between an embedding and the first attention: sums with positions, norms, a dropout, views,
 #: a projection.
 _NODES: Final = 64
+#: Of targets of single numbers, the mean that a layer does not get to: its outputs begin near 0,
+#: and a step of Adam moves a bias by the learning rate, 0.001 as a rule, a million times for this.
+_LARGE: Final = 1000
+_MOST_TARGETS: Final = 1 << 16
 #: Tokens of a row from which it is told that labels are the tokens moved by one, and how many
 #: different ones there must be: a row of one token is like itself in any case.
 _LEAST_TOKENS: Final = 8
@@ -55,6 +59,8 @@ class Targets:
         #: Batches of a DataLoader that have several classes in one row, how many at most, and
         #: their version then.
         self._several: Marks[tuple[int, int]] = Marks()
+        #: Those of large numbers: their mean, and their version then.
+        self._large: Marks[tuple[float, int]] = Marks()
         #: Of the pass that goes on: tokens that were attended to with no mask, and whether others
         #: had one.
         self._unmasked: list[_Seen] = []
@@ -72,8 +78,14 @@ class Targets:
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
         for each in tensors if self._is_told else ():
-            is_of_rows = each.dim() == _DIMENSIONS and each.is_floating_point()
-            if not is_of_rows or each.device.type != "cpu" or min(each.shape) < 2:
+            if each.device.type != "cpu" or not each.is_floating_point() or not each.numel():
+                continue
+            if each.dim() <= _DIMENSIONS and each.numel() <= _MOST_TARGETS:
+                with no_dispatch():
+                    mean = float(each.abs().mean())
+                if mean >= _LARGE:
+                    self._large.put(each, (mean, version(each)))
+            if each.dim() != _DIMENSIONS or min(each.shape) < 2:
                 continue
             with no_dispatch():
                 ones = each == 1
@@ -96,6 +108,9 @@ class Targets:
         most, then = (self._several.of(given[0]) if given else None) or (0, 0)
         if most and name in _AS_THEY_ARE and then == version(given[0]):
             self._several.put(result, (most, version(result)))
+        mean, then = (self._large.of(given[0]) if given else None) or (0, 0)
+        if mean and name in _AS_THEY_ARE and then == version(given[0]):
+            self._large.put(result, (mean, version(result)))
 
     def attends(self, query: Any, key: Any, mask: Any, *, is_causal: bool) -> None:
         """Attention is about to be computed."""
@@ -131,6 +146,10 @@ class Targets:
             return
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
             self._note("arguments_swapped", name)
+        mean, then = self._large.of(target) or (0, 0)
+        is_large = mean > 0 and then == version(target) and name in ELEMENTWISE
+        if is_large and output.requires_grad and gives_layer(output):
+            self._note("targets_large", name, f"{mean:,.0f}")
         if name != "cross_entropy" or not output.requires_grad:
             return
         if target.is_floating_point():
