@@ -362,9 +362,9 @@ def test_targets_that_a_layer_does_not_get_to(kinds: Kinds) -> None:
 
 
 def test_a_scaler_is_for_float16(kinds: Kinds) -> None:
-    scaler = torch.amp.GradScaler("cuda")
+    def of(*, cast: bool, enabled: bool = True) -> dict[str, Finding]:
+        scaler = torch.amp.GradScaler("cuda", enabled=enabled)
 
-    def of(*, cast: bool) -> dict[str, Finding]:
         def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
             with torch.autocast("cuda", torch.float16, enabled=cast):
                 found = F.cross_entropy(model(x), y)
@@ -374,7 +374,7 @@ def test_a_scaler_is_for_float16(kinds: Kinds) -> None:
         return kinds(loss, ROWS, CLASSES, model=net())
 
     assert list(of(cast=False)) == ["scaler_in_vain"]
-    assert of(cast=True) == {}
+    assert of(cast=True) == of(cast=False, enabled=False) == {}
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,8 @@ class ScaledLosses:
 
     def __init__(self) -> None:
         self._is_scaled = False
+        self.is_enabled = True
+        """Does the GradScaler scale that is asked to?"""
         #: Parameters that passes of losses as they are went to, by identity, with the line.
         self._plain: list[tuple[set[int], str | None]] = []
         self._times = 0
@@ -134,7 +136,9 @@ class ScaledLosses:
         """The line of a loss that nobody scales, where the step unscales its gradients, too."""
 
     def scaled(self, losses: Any) -> None:
-        """A GradScaler gave these."""
+        """A GradScaler gave these; one that is not enabled gives what it is given."""
+        if not self.is_enabled:
+            return
         for each in losses if isinstance(losses, list | tuple) else (losses,):
             node: Any = each.grad_fn if isinstance(each, torch.Tensor) else None
             if node is not None:

@@ -111,7 +111,7 @@ def install(
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
         *((kind, "forward", _recurring, _recurred, False) for kind in _RECURRENT),
         (optim.Optimizer, "load_state_dict", _restoring, _restored, True),
-        (scaler, "scale", _of_scaler(LearningObserver.scaled), _scaled, False),
+        (scaler, "scale", _scaling, _scaled, False),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
         *((torch.nn.Module, name, _nothing, _hooked, True) for name in _ADD_HOOKS),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
@@ -285,6 +285,12 @@ def _nothing(observer: LearningObserver, *_: Any, **__: Any) -> None: ...
 
 def _hooked(observer: LearningObserver, handle: Any) -> None:
     observer.misuse.hooking(handle)
+
+
+def _scaling(observer: LearningObserver, scaler: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.scaled.is_enabled = scaler.is_enabled()
+    if scaler.is_enabled():
+        observer.scaled()
 
 
 def _scaled(observer: LearningObserver, losses: Any) -> None:

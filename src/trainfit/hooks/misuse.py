@@ -23,7 +23,7 @@ from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
-from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.provenance.cuts import Cut, Marks, follow, name_of, steps_back, tensors_among
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
@@ -261,8 +261,9 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
-        self.targets.gave(func, args, result)
-        self.inputs.gave(func, args, result)
+        name = name_of(func)
+        self.targets.gave(name, args, result)
+        self.inputs.gave(name, args, result)
         if self._steps():
             self.averages.gave(func, args)
         self.masks.gave(func, args, kwargs, result)

@@ -230,7 +230,7 @@ def _seeded_each_pass(source: Source) -> Iterator[Finding]:
 
 def _is_apart(call: ast.AST, loop: ast.For | ast.While, around: dict[ast.AST, ast.AST]) -> bool:
     """Is a call in a branch of a loop, or in a block that keeps random numbers apart?"""
-    node = call
+    node: ast.AST = call
     while node is not loop:
         node = around[node]
         if isinstance(node, ast.If | ast.With | ast.Try):

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.losses import shape_of
-from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
+from trainfit.hooks.provenance.cuts import Marks, tensors_among
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import saved_dimension, sizes_of, version
@@ -17,7 +17,8 @@ from trainfit.torch_private.tensors import saved_dimension, sizes_of, version
 #: What leaves the numbers of images as they are.
 _AS_THEY_ARE: Final = {
     *("to", "cuda", "float", "type", "contiguous", "clone", "detach", "view", "reshape"),
-    *("flatten", "getitem", "permute", "requires_grad", "type_as", "pad", "squeeze", "unsqueeze"),
+    *("flatten", "permute", "pad", "squeeze", "unsqueeze"),
+    *("__getitem__", "requires_grad_", "type_as"),
 }
 #: Layers that the numbers get to, and what brings what such a layer gives to a common scale.
 _LAYERS: Final = {"conv2d", "linear"}
@@ -30,7 +31,9 @@ _BRIGHT: Final = 127
 #: Batches that show it.
 _BATCHES: Final = 2
 #: Functions whose first operand's last dimension is summed over.
-_PRODUCTS: Final = {"matmul", "bmm", "rmatmul"}
+_PRODUCTS: Final = {"matmul", "__matmul__", "bmm"}
+#: All that is followed where no images are.
+_FOLLOWED: Final = _PRODUCTS | _LAYERS | _AS_THEY_ARE
 #: Nodes between weights of an attention and their product with values, and between the product of
 #: queries and keys and the softmax.
 _BETWEEN: Final = ("NativeDropout", "FusedDropout", "ToCopy", "View", "Expand", "UnsafeView", "Mul")
@@ -70,17 +73,18 @@ class Inputs:
             if _is_as_read(each):
                 self._raw.put(each, version(each))
 
-    def gave(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
-        """A function of PyTorch gave a tensor."""
+    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A function of PyTorch with this name gave a tensor."""
         self._is_told = True
-        name = name_of(func).strip("_")
+        if name not in _FOLLOWED and not self._of_raw:
+            return  # as most are: this is asked of each function
         given = tensors_among(args[:1])
         if not given:
             return
         self._follow_images(name, given[0], result)
         if name in _PRODUCTS and result.grad_fn is not None:
             self._look_at_weights(given[0])
-        steps = self._both_ways.of(given[0]) if name == "getitem" and len(args) > 1 else None
+        steps = self._both_ways.of(given[0]) if name == "__getitem__" and len(args) > 1 else None
         if steps is not None and _is_last_step(args[1], steps) and given[0].shape[steps] > 1:
             self._note("backward_at_its_start", shape_of(given[0]))
 

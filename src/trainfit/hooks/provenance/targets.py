@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, gives_layer, shape_of
-from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
+from trainfit.hooks.provenance.cuts import Marks, tensors_among
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.values import content_of
 from trainfit.torch_private.operators import no_dispatch
@@ -19,7 +19,7 @@ from trainfit.torch_private.tensors import version
 #: What leaves the numbers of targets as they are.
 _AS_THEY_ARE: Final = {
     *("to", "cuda", "float", "type", "contiguous", "clone", "detach", "view", "reshape"),
-    *("squeeze", "unsqueeze", "type_as", "requires_grad"),
+    *("squeeze", "unsqueeze", "type_as", "requires_grad_"),
 }
 #: Losses of probabilities, whose gradient goes to what they are given first.
 _OF_PROBABILITIES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -94,10 +94,11 @@ class Targets:
             if is_of_both:
                 self._several.put(each, (most, version(each)))
 
-    def gave(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
-        """A function of PyTorch gave a tensor."""
+    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A function of PyTorch with this name gave a tensor."""
         self._is_told = True
-        name = name_of(func).strip("_")
+        if name not in _AS_THEY_ARE and name != "embedding":
+            return  # as most are: this is asked of each function
         given = tensors_among(args[:2])
         if name == "embedding" and result.grad_fn is not None:
             # A copy on the host: the mark is not to keep memory of the GPU.
@@ -105,11 +106,13 @@ class Targets:
             if whole and whole[0] is not None and whole[0].dim() == _DIMENSIONS:
                 node: Any = result.grad_fn
                 node.metadata[_MARK] = whole[0]
+        if not self._several and not self._large:
+            return
         most, then = (self._several.of(given[0]) if given else None) or (0, 0)
-        if most and name in _AS_THEY_ARE and then == version(given[0]):
+        if most and then == version(given[0]):
             self._several.put(result, (most, version(result)))
         mean, then = (self._large.of(given[0]) if given else None) or (0, 0)
-        if mean and name in _AS_THEY_ARE and then == version(given[0]):
+        if mean and then == version(given[0]):
             self._large.put(result, (mean, version(result)))
 
     def attends(self, query: Any, key: Any, mask: Any, *, is_causal: bool) -> None:
