@@ -246,11 +246,11 @@ def _dropped(source: Source) -> Iterator[Finding]:
         nodes = list(ast.walk(owner))
         if not owner.args.args or any(getattr(each, "attr", "") == "training" for each in nodes):
             continue  # it looks at its mode
-        for call in _made_to_drop(nodes):
-            text = source.text(call)
+        for made in _made_to_drop(nodes):
+            text = source.text(made)
             yield _finding(
                 source,
-                call,
+                made,
                 _ALWAYS_DROPS,
                 f"{text} drops in evaluations, too: model.eval() does not reach a layer that "
                 "forward makes",
