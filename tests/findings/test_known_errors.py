@@ -17,6 +17,8 @@ import yaml
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pack_padded_sequence as pack
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from trainfit.findings.failure import KINDS, of_exception
@@ -214,6 +216,17 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("loader_options", lambda: DataLoader(SAMPLES, batch_sampler=[[0]], drop_last=True)),
     ("no_samples", lambda: DataLoader(TensorDataset(torch.zeros(0)), shuffle=True)),
     ("no_length", lambda: DataLoader(Unsized(), shuffle=True)),
+    ("method_not_called", lambda: torch.optim.SGD(nn.Linear(1, 1).parameters, 0.1)),  # type: ignore[arg-type]
+    ("lengths_unsorted", lambda: pack(torch.zeros(2, 3, 1), torch.tensor([1, 3]), True)),
+    ("length_of_none", lambda: pack(torch.zeros(2, 3, 1), torch.tensor([3, 0]), True)),
+    ("one_number_wanted", lambda: torch.ones(3).item()),
+    ("one_number_wanted", lambda: torch.tensor([torch.ones(3), torch.ones(3)])),
+    ("expanded_written", lambda: torch.zeros(1).expand(3).add_(1)),
+    ("schedule_resumed", lambda: StepLR(torch.optim.SGD(LINEAR.parameters()), 1, last_epoch=3)),
+    ("attention_shapes", lambda: nn.Transformer(8, 2, 1)(torch.ones(4, 3, 8), torch.ones(4, 2, 8))),
+    ("attention_shapes", lambda: nn.MultiheadAttention(8, 2)(*(torch.zeros(4, 3, 6),) * 3)),
+    ("no_numbers", lambda: nn.Linear(2, 2, device="meta").to("cpu")),
+    ("no_closure", lambda: torch.optim.LBFGS([nn.Parameter(torch.ones(1))]).step()),  # type: ignore[call-arg]
     ("optimizer_tensors", lambda: torch.optim.SGD([[torch.zeros(1)]], 0.1)),  # type: ignore[arg-type]
     ("optimizer_tensors", lambda: torch.optim.SGD([nn.Parameter(torch.ones(1)) * 2], 0.1)),
 )  # fmt: skip

@@ -321,6 +321,30 @@ def nothing_left(device: str) -> None:
         optimizer.step()
 
 
+def nothing_but_zeros_left(device: str) -> None:
+    """… which writes zeros."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(data(device)).mean().backward()
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.step()
+
+
+def added_to_zeros(device: str) -> None:
+    """Gradients of several losses, changed by the script after zero_grad() wrote zeros."""
+    model = net(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        model(data(device)).mean().backward()
+        kept = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        optimizer.zero_grad(set_to_none=False)
+        for each, gradient in zip(model.parameters(), kept, strict=True):
+            assert each.grad is not None
+            each.grad += gradient
+        optimizer.step()
+
+
 def step_repeated(device: str) -> None:
     """A scaler's step, and the optimizer's own next to it."""
     model = net(device)
@@ -747,8 +771,10 @@ def test_an_evaluation_before_the_first_step_may_leave_its_mode(
 
 
 def test_all_gradients_are_dropped(watched: Callable[..., LearningFacts]) -> None:
-    (found,) = of_learning(watched(nothing_left))
-    assert found.kind == "gradients_dropped" and "nothing is learned" in found.title
+    for training in (nothing_left, nothing_but_zeros_left):
+        (found,) = of_learning(watched(training))
+        assert found.kind == "gradients_dropped" and "nothing is learned" in found.title
+    assert kinds(watched(added_to_zeros)) == []
 
 
 def test_the_lines(watched: Callable[..., LearningFacts]) -> None:

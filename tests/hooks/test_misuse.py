@@ -308,7 +308,9 @@ def test_a_softmax_over_samples(found: Found) -> None:
     (finding,) = of(nn.Softmax())
     assert finding.kind == "softmax_over_samples" and "8×5×5" in finding.title
     assert _is_here(finding)
-    assert of(nn.Softmax(dim=-1)) == of(lambda x: F.softmax(x, 1)) == ()
+    assert of(nn.Softmax(dim=-1)) == ()
+    over_queries = [each.kind for each in of(lambda x: F.softmax(x, 1))]
+    assert over_queries in ([], ["softmax_over_queries"])  # of a simulated GPU it is told
     assert of(lambda x: F.softmax(x.flatten(0, 1)).view(-1, 5, 5)) == ()  # of two: over the last
 
 

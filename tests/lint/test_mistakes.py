@@ -139,7 +139,15 @@ _NET = """
 
 
 @pytest.mark.parametrize(
-    "call", ["F.dropout(x)", "F.dropout(x, 0.5)", "nn.functional.dropout2d(x, p=0.1, inplace=True)"]
+    "call",
+    [
+        "F.dropout(x)",
+        "F.dropout(x, 0.5)",
+        "nn.functional.dropout2d(x, p=0.1, inplace=True)",
+        "nn.Dropout(0.5)(x)",
+        "torch.nn.Dropout2d()(x)",
+        "AlphaDropout(0.1)(x)",
+    ],
 )
 def test_a_dropout_that_evaluations_have(call: str, tmp_path: Path) -> None:
     assert _kinds(tmp_path, _NET.format(name="forward", call=call)) == ["dropout-in-evaluation"]
@@ -153,6 +161,7 @@ def test_a_dropout_that_evaluations_have(call: str, tmp_path: Path) -> None:
         *("F.dropout(x, 0.5, training=True)", "F.alpha_dropout(x)", "self.dropout(x)"),
         *("F.dropout(x, **options)", "mine.dropout(x)"),
         "F.dropout(x) if self.training else x",
+        *("nn.ReLU()(x)", "nn.Dropout(0.5).train(self.training)(x)", "DropPath(0.1)(x)"),
     ],
 )
 def test_a_dropout_that_is_told_when(call: str, tmp_path: Path) -> None:
@@ -382,3 +391,84 @@ def test_a_step_that_is_retried_where_its_error_is_handled(tmp_path: Path) -> No
     ):
         found = _kinds(tmp_path, text.format(kind=kind, handled=handled, call=call))
         assert found == ["retried-in-except"] * told
+
+
+_TRAINS = """
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    {made}
+    for x, y in loader:
+        loss = f(model(x), y)
+        loss.backward()
+        optimizer.step()
+        {used}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "used", "told"),
+    [
+        ("schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)", "pass", True),
+        ("schedule = get_cosine_schedule_with_warmup(optimizer, 10, 100)", "pass", True),
+        ("schedule = OneCycleLR(optimizer, 0.1, 100)", "schedule.step()", False),
+        ("schedule = LambdaLR(optimizer, f)", "trainer.fit(model, schedule)", False),
+        ("self.schedule = StepLR(optimizer, 10)", "pass", False),
+        ("schedule = noise_schedule(10)", "pass", False),
+        ("schedule = StepLR(optimizer, 10)", "print(locals())", False),
+    ],
+)
+def test_a_schedule_that_is_never_stepped(made: str, used: str, told: bool, tmp_path: Path) -> None:
+    found = _kinds(tmp_path, _TRAINS.format(made=made, used=used))
+    assert found == ["schedule-not-stepped"] * told
+
+
+def test_a_schedule_that_a_file_makes_for_others(tmp_path: Path) -> None:
+    assert not _kinds(tmp_path, "schedule = StepLR(optimizer, 10)")
+
+
+@pytest.mark.parametrize("called", ["drop(x)", "drop.train(self.training)(x)"])
+def test_a_dropout_that_forward_makes(called: str, tmp_path: Path) -> None:
+    text = f"""
+    class Net(nn.Module):
+        def forward(self, x):
+            drop = nn.Dropout(0.5)
+            return {called}
+    """
+    assert _kinds(tmp_path, text) == ["dropout-in-evaluation"] * (called == "drop(x)")
+
+
+_SEEDS = """
+    {before}
+    for epoch in range(3):
+        {inside}
+        for x, y in loader:
+            f(model(x), y).backward()
+            optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "inside", "told"),
+    [
+        ("pass", "torch.manual_seed(0)", True),
+        ("pass", "set_seed(42)", True),
+        ("torch.manual_seed(0)", "pass", False),
+        ("pass", "torch.manual_seed(epoch)", False),
+        ("pass", "set_seed(42); optimizer = SGD(model.parameters(), 0.1)", False),
+        ("pass", "generator.manual_seed(0)", False),
+        ("with torch.random.fork_rng(): torch.manual_seed(0)", "sample(model)", False),
+    ],
+)
+def test_a_seed_in_each_pass(before: str, inside: str, told: bool, tmp_path: Path) -> None:
+    found = _kinds(tmp_path, _SEEDS.format(before=before, inside=inside))
+    assert found == ["seeded-each-pass"] * told
+
+
+def test_a_seed_that_is_kept_apart(tmp_path: Path) -> None:
+    text = """
+    for epoch in range(3):
+        f(model(x), y).backward()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            sample(model)
+    """
+    assert not _kinds(tmp_path, text)

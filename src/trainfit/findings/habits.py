@@ -67,7 +67,8 @@ UNSCALED: Final = Habit(
 WAITS: Final = Habit(
     "item(), cpu(), print(tensor), synchronize(), empty_cache() and the like wait until the GPU is "
     "done; it is idle until the host has launched the next kernels",
-    "read the loss every 50 steps only (loss.detach() in between), and compute metrics on the GPU",
+    "read the loss every 50 steps only (loss.detach() in between), compute metrics on the GPU, and "
+    "leave empty_cache() out of the loop: PyTorch gives freed memory to the next tensors by itself",
     "if step % 50 == 0: print(loss.item())",
 )
 #: ``cudnn.benchmark`` where sizes change.

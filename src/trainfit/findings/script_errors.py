@@ -143,6 +143,23 @@ _KNOWN: Final = (
         "print(len(dataset)): a folder or pattern that matches no file (paths are relative to the "
         "folder that the command is started in), a filter or a split that leaves nothing",
     ),
+    # torch/nn/functional.py, torch/nn/modules/transformer.py
+    KnownError(
+        "attention_shapes",
+        re.compile(
+            r"the batch number of src and tgt must be equal"
+            r"|was expecting embedding dimension of \d+, but got \d+"
+        ),
+        "Attention gets another batch or another width than it is made for",
+        "batch_first=True in nn.Transformer and its layers for (batch, steps, features), and "
+        "features as wide as d_model: nn.Embedding(words, d_model)",
+    ),
+    KnownError(
+        "method_not_called",
+        re.compile(r"'(?:method|builtin_function_or_method)' object is not iterable"),
+        "A method is given in place of what it gives: its parentheses are missing",
+        "model.parameters(), in place of model.parameters",
+    ),
     # torch/optim/optimizer.py
     KnownError(
         "optimizer_tensors",

@@ -459,6 +459,39 @@ _KNOWN: Final = (
         "as many results as forward() has inputs after ctx (None for what needs none), each in its "
         "input's shape",
     ),
+    # aten/src/ATen/native/PackedSequence.cpp
+    KnownError(
+        "lengths_unsorted",
+        re.compile(r"`lengths` array must be sorted in decreasing order when `enforce_sorted`"),
+        "pack_padded_sequence wants the longest sequence of a batch first",
+        "pack_padded_sequence(x, lengths, enforce_sorted=False), which sorts them, and gives "
+        "outputs and states in the batch's order",
+    ),
+    KnownError(
+        "length_of_none",
+        re.compile(r"Length of all samples has to be greater than 0"),
+        "A sequence of the batch has no steps: its length is 0",
+        "leave empty samples (an empty text) out of the data set, or give them one step: "
+        "lengths.clamp(min=1)",
+    ),
+    # aten/src/ATen/native/Scalar.cpp, torch/csrc/utils/python_scalars.h
+    KnownError(
+        "one_number_wanted",
+        re.compile(
+            r"a Tensor with \d+ elements cannot be converted to Scalar"
+            r"|only one element tensors can be converted to Python scalars"
+        ),
+        "One number is asked of a tensor that has several",
+        "x.mean().item() of losses of single samples (reduction='none', several GPUs); x.tolist() "
+        "for all of them; torch.stack(tensors) in place of torch.tensor(tensors)",
+    ),
+    # aten/src/ATen/MemoryOverlap.cpp
+    KnownError(
+        "expanded_written",
+        re.compile(r"the written-to tensor refers? to a single memory location"),
+        "A tensor is written into whose numbers are one and the same memory (expand())",
+        "x = x.expand(…).clone() before it is changed in place, or x.repeat(…)",
+    ),
     # torch/csrc/utils/tensor_new.cpp
     KnownError(
         "text_as_numbers",

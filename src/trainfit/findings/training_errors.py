@@ -68,6 +68,14 @@ _KNOWN: Final = (
         "one forward pass and call backward() once; what several passes use again (log_prob and "
         "values of a rollout) belongs in torch.no_grad(); retain_graph=True lets memory grow",
     ),
+    # torch/optim/lbfgs.py
+    KnownError(
+        "no_closure",
+        re.compile(r"LBFGS\.step\(\) missing 1 required positional argument: 'closure'"),
+        "LBFGS computes the loss several times a step, and wants a function that does it",
+        "def closure(): optimizer.zero_grad(); loss = criterion(model(x), y); loss.backward(); "
+        "return loss, and optimizer.step(closure)",
+    ),
     # torch/optim/adam.py, adamw.py
     KnownError(
         "optimizer_argument",
@@ -134,6 +142,22 @@ _KNOWN: Final = (
         'generator=torch.Generator(device="cuda")), or no default device and model.to("cuda"); '
         "elsewhere a generator of the device that the numbers are made on",
     ),
+    # torch/optim/lr_scheduler.py
+    KnownError(
+        "schedule_resumed",
+        re.compile(r"param 'initial_lr' is not specified in param_groups\[\d+\]"),
+        "A schedule that goes on (last_epoch) is made of an optimizer that had none before",
+        "optimizer.load_state_dict(…) before the schedule is made; or last_epoch left out, and "
+        "scheduler.load_state_dict(…)",
+    ),
+    # aten/src/ATen/native/TensorConversions.cpp, torch/nn/modules/module.py
+    KnownError(
+        "no_numbers",
+        re.compile(r"Cannot copy out of meta tensor; no data"),
+        'Weights that were made on "meta" have no numbers that could be moved',
+        "model.to_empty(device=device), then load_state_dict(state) (or load_state_dict(state, "
+        "assign=True) first); in transformers device_map={'': 0} in place of .to(device)",
+    ),
     # aten/src/ATen/native/Memory.cpp
     KnownError(
         "pins_gpu_tensor",
@@ -144,7 +168,7 @@ _KNOWN: Final = (
     # torch/optim/lr_scheduler.py
     KnownError(
         "schedule_over",
-        re.compile(r"Tried to step \d+ times\. The specified number of total steps is \d+"),
+        re.compile(r"Tried to step \d+ times\. The (?:specified )?(?:total )?number of "),
         "OneCycleLR is stepped more often than its total_steps",
         fixes.SCHEDULE,
     ),

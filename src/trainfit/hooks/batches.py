@@ -57,11 +57,13 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _Loader(NamedTuple):
-    """A DataLoader, the line that goes over it, and its data set, which its iterators keep."""
+    """A DataLoader, the line that goes over it, its data set, which its iterators keep, and the
+    batches of an epoch (0: not known)."""
 
     loader: weakref.ref[Any]
     place: str | None
     data: weakref.ref[Any] | None = None
+    batches: int = 0
 
 
 class Batches:
@@ -130,6 +132,12 @@ class Batches:
         return self.made_at
 
     @property
+    def of_epoch(self) -> int:
+        """Batches that the DataLoader which is trained on has; 0: there is none, or it is not
+        known."""
+        return self._training.batches if self._training is not None else 0
+
+    @property
     def data(self) -> Any:
         """The data set of the batches which are trained on."""
         known = self._training.data if self._training is not None else None
@@ -139,7 +147,7 @@ class Batches:
         """A DataLoader begins to be gone over."""
         data = getattr(loader, "dataset", None)
         known = weakref.ref(data) if hasattr(data, "__weakref__") else None
-        self._begun = _Loader(weakref.ref(loader), place, known)
+        self._begun = _Loader(weakref.ref(loader), place, known, length_of(loader) or 0)
 
     def asked(self, iterator: Any) -> None:
         """The iterator of a DataLoader is asked for a batch."""

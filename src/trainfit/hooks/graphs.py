@@ -66,6 +66,11 @@ class Graphs:
         )
         self._passes += 1
 
+    @property
+    def is_whole(self) -> bool:
+        """Do all layers compute in float32, and no line enters autocast?"""
+        return self._passes > 1 and not self._is_cast and self._autocast_at is None
+
     def autocast_in_vain(self) -> str | None:
         """The line that enters autocast, where no layer ran within it; ``None``: one did."""
         return None if self._is_cast or self._passes < 2 else self._autocast_at
@@ -119,15 +124,21 @@ class ScaledLosses:
 
     def __init__(self) -> None:
         self._is_scaled = False
+        self.is_enabled = True
+        """Does the GradScaler scale that is asked to?"""
         #: Parameters that passes of losses as they are went to, by identity, with the line.
         self._plain: list[tuple[set[int], str | None]] = []
         self._times = 0
         self._is_read = False
+        self.at: str | None = None
+        """The line of a backward pass from a scaled loss."""
         self.mixed: str | None = None
         """The line of a loss that nobody scales, where the step unscales its gradients, too."""
 
     def scaled(self, losses: Any) -> None:
-        """A GradScaler gave these."""
+        """A GradScaler gave these; one that is not enabled gives what it is given."""
+        if not self.is_enabled:
+            return
         for each in losses if isinstance(losses, list | tuple) else (losses,):
             node: Any = each.grad_fn if isinstance(each, torch.Tensor) else None
             if node is not None:
@@ -140,7 +151,7 @@ class ScaledLosses:
     def backward(self, nodes: Sequence[Any], place: str | None) -> None:
         """A backward pass goes through these nodes, the root first."""
         if any(each.metadata.get(_SCALED) for each in nodes):
-            self._is_scaled = True
+            self._is_scaled, self.at = True, self.at or place or ""
         else:
             self._plain.append(({id(each) for each in parameters_of(nodes)}, place))
 

@@ -186,7 +186,7 @@ class LearningObserver:
     def called(self, module: Any) -> None:
         """An outermost module with parameters is about to be called."""
         self._calls += 1
-        self.misuse.calling(module, self._called)
+        self.misuse.calling(module, self._called, self._made)
         if len(self._models) < _MODELS and all(known() is not module for known in self._models):
             self._models.append(weakref.ref(module))
 
@@ -352,7 +352,7 @@ class LearningObserver:
             if owner is optimizer or not isinstance(owner, torch.optim.Optimizer):
                 seen.zeroed = True
         if self._accumulated.used and self._is_only(owner):
-            self._accumulated.drop(self._place() or "")
+            self._accumulated.drop(self._place() or "", owner)
 
     def _is_only(self, owner: Any) -> bool:
         """Is it the only optimizer, or a model with all of its tensors?"""

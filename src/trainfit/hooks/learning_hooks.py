@@ -85,7 +85,6 @@ def install(
         (torch.nn.Module, "zero_grad", _zeroing, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
-        *((kind, "forward", _recurring, False) for kind in _RECURRENT),
         (functional, "scaled_dot_product_attention", _attends, False),
         (WeightedRandomSampler, "__init__", _sampling, True),
         (torch.nn.ModuleList, "__init__", _listing, True),
@@ -100,6 +99,7 @@ def install(
         (DistributedDataParallel, "__init__", _wrapped, True),
         (torch.nn.Module, "train", lambda it, model, mode=True: it.mode_set(model, mode), True),
         *((kind, "__init__", _scheduled, True) for kind in _SCHEDULERS),
+        (lr_scheduler.ReduceLROnPlateau, "__init__", _waiting, True),
         (checkpoint, "check_backward_validity", LearningObserver.checkpointing, True),
     )
     for owner, name, told, always in hooks:
@@ -109,7 +109,9 @@ def install(
         (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
         *((torch.nn.Module, name, _moving, _moved, True) for name in ("to", "cuda")),
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
-        (scaler, "scale", _of_scaler(LearningObserver.scaled), _scaled, False),
+        *((kind, "forward", _recurring, _recurred, False) for kind in _RECURRENT),
+        (optim.Optimizer, "load_state_dict", _restoring, _restored, True),
+        (scaler, "scale", _scaling, _scaled, False),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
         *((torch.nn.Module, name, _nothing, _hooked, True) for name in _ADD_HOOKS),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
@@ -223,6 +225,11 @@ def _recurring(
     observer: LearningObserver, module: Any, input: Any = None, *_: Any, **__: Any
 ) -> None:
     observer.misuse.recurring(module, input)
+    observer.misuse.inputs.recurs(module)
+
+
+def _recurred(observer: LearningObserver, result: Any) -> None:
+    observer.misuse.inputs.recurred(result)
 
 
 def _attending(
@@ -234,12 +241,13 @@ def _attending(
     key_padding_mask: Any = None,
     need_weights: bool = True,
     attn_mask: Any = None,
-    *_: Any,
-    **__: Any,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
 ) -> None:
     if query is key:
         observer.misuse.recurring(module, query)
     observer.misuse.attending(module, need_weights, attn_mask, key_padding_mask)
+    observer.misuse.targets.attends(query, key, attn_mask, is_causal=is_causal)
 
 
 def _attended(observer: LearningObserver, result: Any) -> None:
@@ -252,10 +260,12 @@ def _attends(
     key: Any = None,
     value: Any = None,
     attn_mask: Any = None,
-    *_: Any,
-    **__: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
 ) -> None:
     observer.misuse.attends(attn_mask)
+    observer.misuse.targets.attends(query, key, attn_mask, is_causal=is_causal)
 
 
 def _sampling(observer: LearningObserver, sampler: Any, *_: Any, **__: Any) -> None:
@@ -275,6 +285,12 @@ def _nothing(observer: LearningObserver, *_: Any, **__: Any) -> None: ...
 
 def _hooked(observer: LearningObserver, handle: Any) -> None:
     observer.misuse.hooking(handle)
+
+
+def _scaling(observer: LearningObserver, scaler: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.scaled.is_enabled = scaler.is_enabled()
+    if scaler.is_enabled():
+        observer.scaled()
 
 
 def _scaled(observer: LearningObserver, losses: Any) -> None:
@@ -340,9 +356,19 @@ def _log_probabilities(observer: LearningObserver, result: Any) -> None:
     observer.misuse.log_probabilities(result)
 
 
+def _restoring(observer: LearningObserver, optimizer: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.restored.loading(optimizer)
+
+
+def _restored(observer: LearningObserver, _: Any) -> None:
+    observer.misuse.restored.loaded()
+
+
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
     observer.misuse.labels.given(tensors_of_batch(batch))
+    observer.misuse.targets.given(tensors_of_batch(batch))
+    observer.misuse.inputs.given(tensors_of_batch(batch))
     observer.misuse.loaders.given(batch)
 
 
@@ -375,6 +401,8 @@ def _comparing(
 ) -> None:
     observer.comparing(name, input, target)
     observer.misuse.terms.comparing(name, input, target)
+    averages = reduction == "mean"
+    observer.misuse.targets.comparing(name, input, target, ignore_index, averages=averages)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it
         observer.misuse.compares(target, weight, ignore_index)
 
@@ -389,6 +417,7 @@ def _diverging(
     log_target: Any = False,
 ) -> None:
     observer.misuse.terms.diverging(target, log_target)
+    observer.misuse.targets.diverging(input, averages=reduction == "mean" and reduce is None)
 
 
 def _transcribing(
@@ -410,6 +439,10 @@ def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> No
 
 def _scheduled(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:
     observer.scheduled(scheduler)
+
+
+def _waiting(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.plateaus.made(scheduler)
 
 
 def _stepping(observer: LearningObserver, optimizer: Any) -> None:

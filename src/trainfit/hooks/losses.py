@@ -78,7 +78,7 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     activation = next((each for each in wants if made.startswith(each)), None)
     if activation is not None:
         return LossMisfit(name, activation=activation.lower())
-    if name in _NEEDS and (made.startswith(_UNBOUNDED) or _adds_bias(node, made)):
+    if name in _NEEDS and gives_layer(output):
         return LossMisfit(name, missing=_NEEDS[name])
     return None
 
@@ -151,6 +151,13 @@ def _made_by(output: torch.Tensor) -> Any:
             break
         node = node.next_functions[0][0] if node.next_functions else None
     return node
+
+
+def gives_layer(output: torch.Tensor) -> bool:
+    """Is it a layer's output, which may be any number, as it is?"""
+    node = _made_by(output)
+    made = node.name() if node is not None else ""
+    return made.startswith(_UNBOUNDED) or _adds_bias(node, made)
 
 
 def _adds_bias(node: Any, made: str) -> bool:

@@ -19,17 +19,20 @@ from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
-from trainfit.hooks.provenance.cuts import Cut, Marks, follow, steps_back, tensors_among
+from trainfit.hooks.provenance.cuts import Cut, Marks, follow, name_of, steps_back, tensors_among
+from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
 from trainfit.hooks.provenance.passes import Passes
+from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
-from trainfit.hooks.remade import Grown, Hooked, Remade, twice
+from trainfit.hooks.remade import Grown, Hooked, Plateaus, Remade, Restored, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
@@ -113,6 +116,12 @@ class MisuseObserver:
         self.weights = Weights()
         self.scores = Scores()
         self.terms = Terms(place)
+        self.targets = Targets(place)
+        self.inputs = Inputs(place)
+        self.bystanders = Bystanders()
+        self.restored = Restored(place)
+        self.plateaus = Plateaus(place)
+        self._begun = False
         self.passes = Passes()
         self.labels = Labels()
         self.hooked = Hooked()
@@ -134,6 +143,8 @@ class MisuseObserver:
             self._note("padding_everywhere", padded[0], str(padded[1]), place=self.batches.place)
         if (place := self.graphs.autocast_in_vain()) is not None:
             self._note("autocast_in_vain", place=place)
+        if self.scaled.at is not None and self.graphs.is_whole:
+            self._note("scaler_in_vain", place=self.scaled.at)
         if self.graphs.is_double:
             self._note("double", place="")
         if (unused := self.second_order.unused()) is not None:
@@ -147,6 +158,9 @@ class MisuseObserver:
         self._note_stalled(names)
         self._note_wiring()
         followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
+        followed = *followed, *self.targets.found(), *self.inputs.found(), *self.restored.found()
+        followed = *followed, *self.bystanders.found(trains=self._begun)
+        followed = *followed, *self.plateaus.found(self._steps(), self.batches.of_epoch)
         if not leaves:
             return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
@@ -247,6 +261,9 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
+        name = name_of(func)
+        self.targets.gave(name, args, result)
+        self.inputs.gave(name, args, result)
         if self._steps():
             self.averages.gave(func, args)
         self.masks.gave(func, args, kwargs, result)
@@ -340,6 +357,8 @@ class MisuseObserver:
         """An optimizer that a line made is about to make its first step; these were called."""
         self.grown.began(optimizer, models)
         self.passes.begins(optimizer)
+        self.restored.begins(optimizer)
+        self._begun = True
         self._is_early = self._steps() < FIRST_LOOKS
         self.freezing.first_pass(models)
         several, all_of_them = twice(optimizer)
@@ -368,11 +387,16 @@ class MisuseObserver:
         """A hook was added to a module."""
         self.hooked.added(handle, self._steps(), self._place)
 
-    def calling(self, module: Any, models: Callable[[], Iterable[Any]]) -> None:
-        """An outermost module is about to be called; ``models`` gives those that were before."""
+    def calling(
+        self, module: Any, models: Callable[[], Iterable[Any]], optimizers: Iterable[Any]
+    ) -> None:
+        """An outermost module is about to be called; ``models`` gives those that were before,
+        ``optimizers`` are all that were made."""
         self.graphs.calling()
         if self._is_early:
             self.averages.calling(module, self.passes.trained, models())
+        if self._is_early or not self._begun:
+            self.bystanders.calling(module, optimizers, self._place)
 
     def asking(self, *, with_graph: bool) -> None:
         """Gradients of chosen tensors are asked for (``torch.autograd.grad``)."""

@@ -1,13 +1,21 @@
-"""The mode that models are in, training or evaluation, and one that is trained in the wrong one."""
+"""The mode that models are in, training or evaluation: one that is trained in the wrong one, one
+that is not trained in that of training."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
 
 from trainfit.hooks.owners import tensors_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.modules import BatchNorm, Dropout
+
+#: Calls of a model, in steps, that show it.
+_CALLS: Final = 2
 
 
 class Modes:
@@ -60,3 +68,53 @@ class Modes:
 def behaves_by_mode(model: Any) -> bool:
     """Whether it has layers that compute something else in training."""
     return any(isinstance(part, BatchNorm | Dropout) for part in model.modules())
+
+
+class Bystanders:
+    """Follows models that are called in training mode, and that nobody trains: a teacher, features
+    of which a loss is computed, a model that only predicts."""
+
+    def __init__(self) -> None:
+        self._calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._found: Misuse | None = None
+        #: Of a run without a training.
+        self._predicts: Misuse | None = None
+
+    def found(self, *, trains: bool) -> tuple[Misuse, ...]:
+        """The model's class and a layer that computes something else in training; of a model that
+        predicts, if nothing ``trains``."""
+        found = self._found if trains else self._predicts
+        return () if found is None else (found,)
+
+    def calling(
+        self, module: Any, optimizers: Iterable[Any], place: Callable[[], str | None]
+    ) -> None:
+        """An outermost module is about to be called, in an early step or before the first; these
+        optimizers were made.
+
+        A copy of what is trained, as a target network or an average, is told of in no case: it may
+        follow the training in this mode (BYOL), and its weights change.
+        """
+        if self._found is not None or not module.training:
+            return
+        calls = self._calls[module] = self._calls.get(module, 0) + 1
+        if calls != _CALLS:
+            return
+        layer = next((type(part).__name__ for part in module.modules() if _drops(part)), None)
+        own = list(module.parameters())
+        trained = [each for one in optimizers for each in tensors_of(one)]
+        known = {id(each) for each in trained}
+        if layer is None or any(id(each) in known for each in own):
+            return
+        told = type(module).__name__, layer
+        if not trained:
+            if not torch.is_grad_enabled() and self._predicts is None:
+                self._predicts = Misuse("predicts_in_training", told, place())
+            return
+        shapes = Counter(tuple(each.shape) for each in own)
+        if not shapes <= Counter(tuple(each.shape) for each in trained):
+            self._found = Misuse("teacher_in_training", told, place())
+
+
+def _drops(part: Any) -> bool:
+    return isinstance(part, BatchNorm) or (isinstance(part, Dropout) and part.p > 0)

@@ -192,6 +192,11 @@ def where_most(looked: Sequence[ObservedOptimizer]) -> str:
     return max(every, default=(0.0, ""))[1]
 
 
+def _versions(tensors: Sequence[Any]) -> dict[int, int]:
+    """Of each tensor's gradient, by the tensor's identity."""
+    return {id(each): version(each.grad) for each in tensors if each.grad is not None}
+
+
 class Accumulated:
     """The backward passes of the steps that were looked at: those that a step used, and those whose
     gradients were dropped before.
@@ -211,16 +216,23 @@ class Accumulated:
         #: Of steps, by how many micro-batches they had, and by how many were dropped.
         self._micro_batches: Counter[int] = Counter()
         self._dropped: Counter[int] = Counter()
+        #: Versions of gradients that were set to zero last, by identity of their tensors.
+        self._zeroed: dict[int, int] = {}
         #: Backward passes in all; those whose gradients were dropped before the first step of a
         #: pass over the data, by step; other steps that lost some, or none.
         self._passes = 0
         self._remainders: list[int] = []
         self._lost = self._losses_else = self._whole_steps = 0
 
-    def drop(self, place: str) -> None:
-        """Gradients that no step has used are set to zero."""
+    def drop(self, place: str, owner: Any) -> None:
+        """Gradients that no step has used are about to be set to zero, by a method of an optimizer
+        or a model."""
         self._lost += self.used
         self.used, self.dropped_at = 0, place
+        is_optimizer = isinstance(owner, torch.optim.Optimizer)
+        tensors = tensors_of(owner) if is_optimizer else list(owner.parameters())
+        # Zeros are written into each.
+        self._zeroed = {key: before + 1 for key, before in _versions(tensors).items()}
 
     def look(self, passes: int) -> None:
         """A step of so many backward passes begins: did zero_grad() drop gradients that an epoch's
@@ -240,7 +252,9 @@ class Accumulated:
         self._micro_batches[micro_batches] += 1
         dropped = micro_batches - self.used if self.dropped_at is not None else 0
         others = dropped == micro_batches  # several losses' gradients put together in their place
-        if others and any(each.grad is not None for each in tensors_of(optimizer)):
+        if others and any(
+            self._zeroed.get(key) != now for key, now in _versions(tensors_of(optimizer)).items()
+        ):
             dropped = 0
         self._dropped[max(0, dropped)] += 1
         if dropped > 0:

@@ -8,7 +8,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import CellType, FrameType, MethodType
 from typing import Any, Final
 
@@ -25,6 +25,8 @@ _IN_A_ROW: Final = 3
 _HOOKS: Final = 16
 #: Times that an optimizer gets new parameters, after which more are expected.
 _TIMES: Final = 5
+#: Steps of an optimizer that show how often a schedule is stepped.
+_LEAST_STEPS: Final = 3
 #: Whose objects have an optimizer without stepping it.
 _NO_OWNERS: Final = ("torch.optim.", "trainfit.")
 
@@ -156,6 +158,76 @@ def schedule_left_behind(
             if own & {id(tensor) for tensor in tensors_of(other)} and not _is_held(optimizer):
                 return type(schedule.alive).__name__, type(other).__name__, schedule.place
     return None
+
+
+class Plateaus:
+    """Follows schedules that wait for a loss to fall no more; ``place`` gives the line that is
+    running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._made: list[tuple[weakref.ref[Any], str | None]] = []
+
+    def made(self, schedule: Any) -> None:
+        """A schedule is made."""
+        self._made.append((weakref.ref(schedule), self._place()))
+
+    def found(self, steps: int, batches: int) -> Iterator[Misuse]:
+        """One that is stepped with each of so many optimizer steps, of epochs of so many batches,
+        longer than it waits. What comes after the last step is not over."""
+        for known, place in self._made:
+            schedule = known()
+            if schedule is None or steps < _LEAST_STEPS or schedule.patience >= batches:
+                continue
+            if schedule.last_epoch in (steps - 1, steps):
+                yield Misuse("plateau_by_batch", (str(schedule.patience), str(batches)), place)
+                return
+
+
+class Restored:
+    """Follows learning rates that a state brings back, in place of those that an optimizer was made
+    with; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._rates: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        self._loading: weakref.ref[Any] | None = None
+        #: By optimizer: the rate it was made with, the one that was loaded, the line.
+        self._loaded: weakref.WeakKeyDictionary[Any, tuple[Any, Any, str | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._found: Misuse | None = None
+
+    def found(self) -> tuple[Misuse, ...]:
+        """The optimizer's class, the rate that it was made with, that of its state."""
+        return () if self._found is None else (self._found,)
+
+    def loading(self, optimizer: Any) -> None:
+        """``optimizer.load_state_dict(…)`` is called."""
+        self._rates[optimizer] = [each.get("lr") for each in optimizer.param_groups]
+        self._loading = weakref.ref(optimizer)
+
+    def loaded(self) -> None:
+        """… and is over."""
+        optimizer = self._loading() if self._loading is not None else None
+        if optimizer is None:
+            return
+        before = self._rates.pop(optimizer, [])
+        for rate, group in zip(before, optimizer.param_groups, strict=False):
+            own = group.get("lr")
+            if isinstance(rate, float) and isinstance(own, float) and rate != own:
+                self._loaded[optimizer] = rate, own, self._place()
+                return
+
+    def begins(self, optimizer: Any) -> None:
+        """An optimizer is about to make its first step. What a schedule made of a rate, in this run
+        or the one before, is to go on; and a script may set the rate itself: another number."""
+        rate, own, place = self._loaded.get(optimizer, (None, None, None))
+        groups = optimizer.param_groups if rate is not None else ()
+        is_as_loaded = any(each.get("lr") is own for each in groups)
+        if is_as_loaded and not any("initial_lr" in each for each in groups):
+            told = type(optimizer).__name__, f"{rate:g}", f"{own:g}"
+            self._found = Misuse("rate_restored", told, place)
 
 
 def of_schedules(

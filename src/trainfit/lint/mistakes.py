@@ -1,14 +1,14 @@
 """Lines of a script that cannot do what they are for, whatever it is given: a method that is named
 and not called, an iterator that is gone over after its end, samples that all get the same random
-numbers, a dropout that evaluations have, too, a Lightning step without a result. And aids of
-debugging that slow each step."""
+numbers, a dropout that evaluations have, too, a Lightning step without a result, a schedule that is
+never stepped. And aids of debugging that slow each step."""
 
 from __future__ import annotations
 
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.lint.imports import Source
@@ -27,6 +27,9 @@ _SCOPES: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDe
 #: The kind of what makes all samples of a data set get the same random numbers.
 SAME_NUMBERS: Final = "same-random-numbers"
 _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
+#: Functions of libraries that seed torch, too.
+_ALL_SEEDS: Final = {"seed_everything", "set_seed"}
+_SEEDED_AGAIN: Final = "seeded-each-pass"
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 #: Kinds of mistakes with which a training does not learn what it is meant to.
 SPOILS: Final = frozenset(
@@ -38,10 +41,20 @@ SPOILS: Final = frozenset(
 #: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).
 _DROPOUT: Final = re.compile(r"(?:^|\.)(?:F|functional)\.dropout(?:1d|2d|3d)?$")
 _ALWAYS_DROPS: Final = "dropout-in-evaluation"
+#: Layers that drop, by their class: one that is made in forward() is in training mode.
+_DROPOUT_LAYER: Final = re.compile(r"(?:^|\.)(?:Feature)?(?:Alpha)?Dropout(?:1d|2d|3d)?$")
+#: Schedules of PyTorch, and functions of transformers that make one.
+_SCHEDULE: Final = re.compile(
+    r"(?:^|\.)(?:(?:Step|MultiStep|Constant|Linear|Exponential|Polynomial|CosineAnnealing|Lambda"
+    r"|Multiplicative|Cyclic|OneCycle|Sequential|Chained)(?:LR|Scheduler)|ReduceLROnPlateau"
+    r"|CosineAnnealingWarmRestarts|get_scheduler|get_\w+_schedule(?:_with_\w+)?)$"
+)
+_IDLE_SCHEDULE: Final = "schedule-not-stepped"
 _TURNED_PLATEAU: Final = "plateau-turned"
 _RETRIED: Final = "retried-in-except"
 _WARNINGS: Final = (
     *(SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off", _TURNED_PLATEAU, _RETRIED),
+    *(_IDLE_SCHEDULE, _SEEDED_AGAIN),
 )
 _BUILTINS: Final = frozenset(dir(builtins))
 #: Words of what is to rise, and of what is to fall.
@@ -57,10 +70,12 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from uncalled(source)
     yield from _used_up(source)
     yield from _seeded(source)
+    yield from _seeded_each_pass(source)
     yield from _dropped(source)
     yield from _without_result(source)
     yield from _debugging(source)
     yield from _turned_plateau(source)
+    yield from _idle_schedules(source)
     yield from _retried(source)
     yield from lost_lines(source)
 
@@ -176,6 +191,53 @@ def _seeded(source: Source) -> Iterator[Finding]:
                 )
 
 
+def _seeded_each_pass(source: Source) -> Iterator[Finding]:
+    """``torch.manual_seed(0)`` in a loop that trains, of a model that is made before it."""
+    around = {child: node for node in source.nodes for child in ast.iter_child_nodes(node)}
+    for call in source.nodes:
+        if not isinstance(call, ast.Call) or len(call.args) != 1:
+            continue
+        path = ast.unparse(call.func)
+        is_torchs = path in ("torch.manual_seed", "manual_seed")
+        if not is_torchs and path.rpartition(".")[2] not in _ALL_SEEDS:
+            continue
+        if not isinstance(call.args[0], ast.Constant):
+            continue
+        _, loops = _surroundings(call, around)
+        if not loops or _is_apart(call, loops[0], around):
+            continue
+        names = {
+            each.func.attr
+            for each in ast.walk(loops[0])
+            if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+        }
+        # A model that is made in the loop is another one: one fold after another.
+        if "backward" not in names or names & {"parameters", "from_pretrained"}:
+            continue
+        text = source.text(call)
+        yield _finding(
+            source,
+            call,
+            _SEEDED_AGAIN,
+            f"{text} in the loop at line {loops[0].lineno}: each pass shuffles and draws as the "
+            "first did",
+            "from this line on all random numbers are those of the pass before: the order of the "
+            "data, augmentation, dropout, noise.",
+            "seed once, before the loop; for something that is to be drawn alike each time: "
+            "with torch.random.fork_rng(): around it, or a generator of its own",
+        )
+
+
+def _is_apart(call: ast.AST, loop: ast.For | ast.While, around: dict[ast.AST, ast.AST]) -> bool:
+    """Is a call in a branch of a loop, or in a block that keeps random numbers apart?"""
+    node: ast.AST = call
+    while node is not loop:
+        node = around[node]
+        if isinstance(node, ast.If | ast.With | ast.Try):
+            return True
+    return False
+
+
 def _dropped(source: Source) -> Iterator[Finding]:
     """``F.dropout(x, 0.5)`` in a ``forward``, whatever the module's mode is."""
     for owner in source.nodes:
@@ -184,6 +246,17 @@ def _dropped(source: Source) -> Iterator[Finding]:
         nodes = list(ast.walk(owner))
         if not owner.args.args or any(getattr(each, "attr", "") == "training" for each in nodes):
             continue  # it looks at its mode
+        for made in _made_to_drop(nodes):
+            text = source.text(made)
+            yield _finding(
+                source,
+                made,
+                _ALWAYS_DROPS,
+                f"{text} drops in evaluations, too: model.eval() does not reach a layer that "
+                "forward makes",
+                "a layer begins in training mode, and a new one is made in each call.",
+                "self.drop = nn.Dropout(p) in __init__, and self.drop(x) in forward",
+            )
         for call in nodes:
             if not isinstance(call, ast.Call) or len(call.args) > 2:
                 continue
@@ -201,6 +274,59 @@ def _dropped(source: Source) -> Iterator[Finding]:
                     "mode is.",
                     f"{text[:-1].rstrip(' ,')}, training={mode}), or nn.Dropout as a module",
                 )
+
+
+def _made_to_drop(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
+    """``nn.Dropout(0.5)(x)``, or with a name of its own in between."""
+    layers = {
+        node.targets[0].id: node.value
+        for node in nodes
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and _is_dropout_layer(node.value)
+    }
+    for call in nodes:
+        if not isinstance(call, ast.Call):
+            continue
+        if _is_dropout_layer(call.func) or (
+            isinstance(call.func, ast.Name) and call.func.id in layers
+        ):
+            yield call
+
+
+def _is_dropout_layer(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and bool(_DROPOUT_LAYER.search(ast.unparse(node.func)))
+
+
+def _idle_schedules(source: Source) -> Iterator[Finding]:
+    """A schedule that gets a name, which no line of the file uses."""
+    steps = (isinstance(each, ast.Attribute) and each.attr == "step" for each in source.nodes)
+    if not any(steps):
+        return  # another file trains
+    used = {
+        each.id
+        for each in source.nodes
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)
+    }
+    # What reads names by themselves, or gives them to other files.
+    if used & {"locals", "globals", "vars", "__all__"}:
+        return
+    for node in source.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        target, made = node.targets[0], ast.unparse(node.value.func)
+        if not isinstance(target, ast.Name) or target.id in used or not _SCHEDULE.search(made):
+            continue
+        name = made.rpartition(".")[2]
+        yield _finding(
+            source,
+            node,
+            _IDLE_SCHEDULE,
+            f"{target.id} is made and never stepped: the learning rate stays as {name} begins",
+            "no line uses the schedule: it changes the rate when its step() is called.",
+            f"{target.id}.step() after each optimizer.step(), or at each epoch's end, as its "
+            "length counts",
+        )
 
 
 def _without_result(source: Source) -> Iterator[Finding]:

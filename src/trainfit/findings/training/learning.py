@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import habits
-from trainfit.findings.training import losses, misuse, rates, terms, wiring
+from trainfit.findings.training import inputs, losses, misuse, rates, terms, wiring
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
 from trainfit.results.text import count, percent, size
@@ -24,9 +24,11 @@ _MUCH_LOST: Final = 0.05
 
 
 def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
-    """The findings, those that spoil the result first."""
+    """The findings, those that spoil the result first; of a run that trains nothing, what spoils
+    its predictions."""
     if not facts.steps:
-        return ()
+        found = misuse.of_kind(inputs.PREDICTS, facts.misuses)
+        return () if found is None else (found,)
     return by_severity(finding for rule in _RULES for finding in rule(facts))
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from trainfit.findings.training.inputs import INPUTS
 from trainfit.findings.training.stalled import STALLED
 from trainfit.findings.training.terms import TERMS
 from trainfit.findings.training.wiring import WIRING
@@ -476,6 +477,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "double": _double,
     "result_on_context": _on_context,
     "advantage_with_graph": _advantage,
+    **INPUTS,
     **STALLED,
     **WIRING,
     **TERMS,

@@ -36,6 +36,9 @@ class Marks(Generic[_T]):
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], _T]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
     def of(self, tensor: torch.Tensor) -> _T | None:
         """What a tensor was marked with."""
         reference, mark = self._known.get(id(tensor), (None, None))

@@ -285,7 +285,7 @@ class Scene:
         scene = self
 
         def __init__(optimizer: Any, params: Any, defaults: dict[str, Any]) -> None:
-            if scene._own or isinstance(params, torch.Tensor):
+            if scene._own or isinstance(params, torch.Tensor) or not isinstance(params, Iterable):
                 construct(optimizer, params, defaults)
                 return
             place = user_frame()

@@ -1,0 +1,276 @@
+"""What losses, layers and optimizers are given that is not what they are for, though it has the
+right shape: what was seen, why it matters, what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+
+#: Of a run that trains nothing.
+PREDICTS: Final = "predicts_in_training"
+
+
+def _swapped(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "arguments_swapped",
+        "critical",
+        f"{name} gets the targets first and the model's output second",
+        (),
+        "its arguments are (input, target): the logarithm is of the targets, 0 and 1, and the "
+        "gradient is none of the loss that is meant",
+        (Fix("criterion(output, target)"),),
+    )
+
+
+def _ignored(found: Misuse) -> Finding:
+    ignored, shape = found.told
+    return Finding(
+        "labels_ignored",
+        "critical",
+        f"All labels of a batch ({shape}) are {ignored}, which the loss leaves out: it is 0/0 = "
+        "NaN, and then all weights are",
+        (Evidence("labels", shape),),
+        "no label is left to average over: the text was cut before the part that is learned, or "
+        "all of it is prompt or padding",
+        (
+            Fix(
+                "leave such samples out of the data set, or cut the prompt (from its start) in "
+                "place of the answer"
+            ),
+            Fix(
+                "reduction='sum', divided by the number of labels that count, at least 1: "
+                "loss / (labels != -100).sum().clamp(min=1)"
+            ),
+        ),
+    )
+
+
+def _several(found: Misuse) -> Finding:
+    most, shape = found.told
+    return Finding(
+        "several_classes",
+        "critical",
+        f"cross_entropy gets targets with up to {most} classes at once, and is for one of them",
+        (Evidence("targets", shape), Evidence("classes in a row", most)),
+        "its softmax makes classes compete, and targets that add up to more than 1 are no "
+        "probabilities: a sample of several classes can never be right",
+        (Fix("nn.BCEWithLogitsLoss(), and output > 0 in place of argmax for the predictions"),),
+    )
+
+
+def _ahead(_: Misuse) -> Finding:
+    return Finding(
+        "sees_ahead",
+        "critical",
+        "The model sees the tokens that it is to predict: its attention has no causal mask",
+        (),
+        "labels are the tokens that follow, and each position attends to all of them: the loss "
+        "falls to 0, and generated text is nonsense",
+        (
+            Fix(
+                "mask=nn.Transformer.generate_square_subsequent_mask(n, device=x.device), "
+                "is_causal=True; of scaled_dot_product_attention is_causal=True"
+            ),
+        ),
+    )
+
+
+def _over_queries(found: Misuse) -> Finding:
+    shape, dim = found.told
+    return Finding(
+        "softmax_over_queries",
+        "warning",
+        f"The softmax of an attention goes over dimension {dim} of {shape}, that of the queries: "
+        "no query's weights add up to 1",
+        (Evidence("weights", shape),),
+        "the matmul with the values goes over the last dimension, that of the keys: sums of "
+        "values are larger or smaller by chance, and queries compete for each key",
+        (Fix("softmax(scores, dim=-1)", line="dim=-1"),),
+        confidence="likely",
+    )
+
+
+def _at_its_start(found: Misuse) -> Finding:
+    (shape,) = found.told
+    return Finding(
+        "backward_at_its_start",
+        "warning",
+        f"Of a bidirectional layer's output {shape} the last step is used: there the backward "
+        "direction has seen that step alone",
+        (Evidence("output", shape),),
+        "it goes from the last step to the first: half of the features hold nothing of the rest",
+        (
+            Fix("h, of out, (h, _) = lstm(x): torch.cat([h[-2], h[-1]], dim=1)"),
+            Fix("torch.cat([out[:, -1, :H], out[:, 0, H:]], dim=1), or out.mean(dim=1)"),
+        ),
+    )
+
+
+def _unscaled(_: Misuse) -> Finding:
+    return Finding(
+        "images_unscaled",
+        "warning",
+        "The first layer gets images as numbers from 0 to 255",
+        (),
+        "layers are initialized for numbers of about -1 to 1: with 100 times larger ones outputs "
+        "and gradients are, the loss begins high, and steps overshoot",
+        (
+            Fix("x.float() / 255, then Normalize(mean, std)"),
+            Fix("v2.ToDtype(torch.float32, scale=True); ToTensor() of a PIL image divides by 255"),
+        ),
+        confidence="likely",
+    )
+
+
+def _teacher(found: Misuse) -> Finding:
+    model, layer = found.told
+    return Finding(
+        "teacher_in_training",
+        "warning",
+        f"{model} is not trained and runs in training mode, with its {layer} on",
+        (Evidence("layer", layer),),
+        "dropout makes its results random, BatchNorm normalizes them by the batch and changes its "
+        "own statistics: they are not those it was trained for",
+        (Fix("teacher.eval(), once, after it is loaded", line="teacher.eval()"),),
+        confidence="likely",
+    )
+
+
+def _restored(found: Misuse) -> Finding:
+    name, rate, own = found.told
+    return Finding(
+        "rate_restored",
+        "warning",
+        f"load_state_dict brings back the learning rate {own}: lr={rate}, that {name} was made "
+        "with, has no effect",
+        (Evidence("learning rate", own),),
+        "an optimizer's state has its settings, too: lr, betas, weight_decay",
+        (
+            Fix(
+                "after it: for group in optimizer.param_groups: group['lr'] = lr",
+                line="group['lr'] = lr",
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _averaged(found: Misuse) -> Finding:
+    shape, classes = found.told
+    return Finding(
+        "divergence_averaged",
+        "warning",
+        f"kl_div averages over the {classes} numbers of each sample, too: it is "
+        f"{int(classes):,} times smaller than the divergence",
+        (Evidence("input", shape),),
+        "reduction='mean', the default, divides by all numbers; a divergence is the sum over the "
+        "classes, and its weight in the loss is meant for that",
+        (Fix("F.kl_div(…, reduction='batchmean')", line="reduction='batchmean'"),),
+    )
+
+
+def _one_layer(found: Misuse) -> Finding:
+    name, rate = found.told
+    return Finding(
+        "dropout_of_one_layer",
+        "warning",
+        f"dropout={rate} of {name} drops nothing: it is between layers, and there is one",
+        (),
+        "recurrent layers drop the outputs of all layers but the last",
+        (Fix("self.drop = nn.Dropout(p) after it, or num_layers=2"),),
+    )
+
+
+def _large_targets(found: Misuse) -> Finding:
+    name, mean = found.told
+    return Finding(
+        "targets_large",
+        "warning",
+        f"{name} compares a layer's output with targets of about {mean}: outputs begin near 0",
+        (Evidence("mean of the targets", mean),),
+        "with SGD the gradient is as large, and steps overshoot to NaN; Adam moves a bias by the "
+        "learning rate in each step, and does not get there",
+        (
+            Fix(
+                "train on (y - mean) / std, of the training set's, and compute output * std + mean "
+                "for predictions"
+            ),
+            Fix("log1p(y) of prices, counts and other numbers above 0"),
+        ),
+        confidence="likely",
+    )
+
+
+def _predicts(found: Misuse) -> Finding:
+    model, layer = found.told
+    return Finding(
+        PREDICTS,
+        "warning",
+        f"{model} predicts in training mode, with its {layer} on",
+        (Evidence("layer", layer),),
+        "a model is in training mode when it is made: dropout makes predictions random, BatchNorm "
+        "normalizes by the batch, and changes its own statistics",
+        (Fix("model.eval() before the first prediction", line="model.eval()"),),
+        confidence="likely",
+    )
+
+
+def _by_batch(found: Misuse) -> Finding:
+    patience, batches = found.told
+    return Finding(
+        "plateau_by_batch",
+        "warning",
+        f"ReduceLROnPlateau is stepped with each batch: it lowers the learning rate after "
+        f"{patience} of {batches} batches without a lower loss",
+        (Evidence("patience", patience), Evidence("batches of an epoch", batches)),
+        "its patience counts calls of step(); losses of single batches go up and down, and the "
+        "rate falls to nothing within an epoch or two",
+        (
+            Fix(
+                "scheduler.step(val_loss) once at each epoch's end", line="scheduler.step(val_loss)"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _scaler(_: Misuse) -> Finding:
+    return Finding(
+        "scaler_in_vain",
+        "warning",
+        "A GradScaler scales losses that are computed in float32: no layer runs in float16",
+        (),
+        "it is for gradients of float16, which autocast makes; without it the step is as slow and "
+        "needs as much memory as before",
+        (
+            Fix(
+                'with torch.autocast("cuda", dtype=torch.float16): around the forward pass and the '
+                "loss",
+                line='with torch.autocast("cuda", dtype=torch.float16):',
+            ),
+            Fix("leave the GradScaler out, to compute in float32"),
+        ),
+    )
+
+
+INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "arguments_swapped": _swapped,
+    "labels_ignored": _ignored,
+    "several_classes": _several,
+    "sees_ahead": _ahead,
+    "softmax_over_queries": _over_queries,
+    "backward_at_its_start": _at_its_start,
+    "images_unscaled": _unscaled,
+    "teacher_in_training": _teacher,
+    "rate_restored": _restored,
+    "targets_large": _large_targets,
+    PREDICTS: _predicts,
+    "plateau_by_batch": _by_batch,
+    "scaler_in_vain": _scaler,
+    "divergence_averaged": _averaged,
+    "dropout_of_one_layer": _one_layer,
+}

@@ -1,0 +1,167 @@
+"""What layers are given: images with the numbers of their files, weights of an attention that add
+up to one over the wrong dimension, the last step of a layer that goes in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from trainfit.hooks.losses import shape_of
+from trainfit.hooks.provenance.cuts import Marks, tensors_among
+from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import saved_dimension, sizes_of, version
+
+#: What leaves the numbers of images as they are.
+_AS_THEY_ARE: Final = {
+    *("to", "cuda", "float", "type", "contiguous", "clone", "detach", "view", "reshape"),
+    *("flatten", "permute", "pad", "squeeze", "unsqueeze"),
+    *("__getitem__", "requires_grad_", "type_as"),
+}
+#: Layers that the numbers get to, and what brings what such a layer gives to a common scale.
+_LAYERS: Final = {"conv2d", "linear"}
+_NORMS: Final = {"batch_norm", "group_norm", "layer_norm", "instance_norm", "rms_norm"}
+#: Dimensions of images of the host, and the largest number of 8 bits, above whose half one of a
+#: batch is where they were not scaled.
+_IMAGES: Final = 4
+_LARGEST: Final = 255
+_BRIGHT: Final = 127
+#: Batches that show it.
+_BATCHES: Final = 2
+#: Functions whose first operand's last dimension is summed over.
+_PRODUCTS: Final = {"matmul", "__matmul__", "bmm"}
+#: All that is followed where no images are.
+_FOLLOWED: Final = _PRODUCTS | _LAYERS | _AS_THEY_ARE
+#: Nodes between weights of an attention and their product with values, and between the product of
+#: queries and keys and the softmax.
+_BETWEEN: Final = ("NativeDropout", "FusedDropout", "ToCopy", "View", "Expand", "UnsafeView", "Mul")
+_OF_SCORES: Final = ("Div", "Mul", "MaskedFill", "Add", "Sub", "Where", "ToCopy", "View")
+_DEPTH: Final = 6
+
+
+class Inputs:
+    """Follows what layers are given; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._found: dict[str, Misuse] = {}
+        #: Are functions told of? In a real run they are not: nothing is followed.
+        self._is_told = False
+        #: Images as they were read, with the version of the tensor then; what a first layer made
+        #: of some, and its line.
+        self._raw: Marks[int] = Marks()
+        self._of_raw: Marks[str | None] = Marks()
+        self._batches = 0
+        #: Outputs of layers that go in both directions: the dimension of their steps.
+        self._both_ways: Marks[int] = Marks()
+        self._steps_at: int | None = None
+
+    def found(self) -> tuple[Misuse, ...]:
+        """What was seen, the first of each kind."""
+        return tuple(self._found.values())
+
+    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
+        if kind not in self._found:
+            at = self._place() if place is None else place
+            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
+
+    def given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A DataLoader gave a batch with these."""
+        for each in tensors if self._is_told else ():
+            if _is_as_read(each):
+                self._raw.put(each, version(each))
+
+    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A function of PyTorch with this name gave a tensor."""
+        self._is_told = True
+        if name not in _FOLLOWED and not self._of_raw:
+            return  # as most are: this is asked of each function
+        given = tensors_among(args[:1])
+        if not given:
+            return
+        self._follow_images(name, given[0], result)
+        if name in _PRODUCTS and result.grad_fn is not None:
+            self._look_at_weights(given[0])
+        steps = self._both_ways.of(given[0]) if name == "__getitem__" and len(args) > 1 else None
+        if steps is not None and _is_last_step(args[1], steps) and given[0].shape[steps] > 1:
+            self._note("backward_at_its_start", shape_of(given[0]))
+
+    def _follow_images(self, name: str, given: torch.Tensor, result: torch.Tensor) -> None:
+        if (at := self._of_raw.of(given)) is not None and name not in _AS_THEY_ARE:
+            if name not in _NORMS:
+                self._batches += 1
+                if self._batches >= _BATCHES:
+                    self._note("images_unscaled", place=at)
+            return
+        if self._raw.of(given) != version(given) or "images_unscaled" in self._found:
+            return
+        if name in _AS_THEY_ARE:
+            self._raw.put(result, version(result))
+        elif name in _LAYERS and result.grad_fn is not None:
+            self._of_raw.put(result, self._place() or "")
+
+    def _look_at_weights(self, weights: torch.Tensor) -> None:
+        """Of a product of weights and values: do the weights add up to one over the dimension that
+        the product goes over?"""
+        node = _back(weights.grad_fn, _BETWEEN)
+        if node is None or not node.name().startswith("Softmax"):
+            return
+        dim, sizes = saved_dimension(node), sizes_of(node)
+        if dim is None or sizes is None or len(sizes) < 3 or dim % len(sizes) != len(sizes) - 2:
+            return
+        made = _back(node.next_functions[0][0], _OF_SCORES)
+        if made is not None and made.name().startswith("UnsafeView"):
+            made = made.next_functions[0][0]
+        if made is not None and made.name().startswith("Bmm"):
+            self._note("softmax_over_queries", "×".join(map(str, sizes)), dim % len(sizes))
+
+    def recurs(self, module: Any) -> None:
+        """A recurrent layer is about to be called."""
+        self._steps_at = int(module.batch_first) if module.bidirectional else None
+        if module.training and module.dropout > 0 and module.num_layers == 1:
+            self._note("dropout_of_one_layer", type(module).__name__, f"{module.dropout:g}")
+
+    def recurred(self, result: Any) -> None:
+        """… and gave its outputs and states."""
+        output = result[0] if isinstance(result, tuple) and result else None
+        if self._steps_at is None or not isinstance(output, torch.Tensor):
+            return  # packed steps have no last one in common
+        if output.requires_grad and output.dim() > 2:
+            self._both_ways.put(output, self._steps_at)
+
+
+def _back(node: Any, through: Sequence[str]) -> Any:
+    """The first node of these before which none of them is."""
+    for _ in range(_DEPTH):
+        if node is None or not node.name().startswith(tuple(through)):
+            return node
+        node = node.next_functions[0][0]
+    return None
+
+
+def _is_as_read(tensor: torch.Tensor) -> bool:
+    """Are these images of the host with whole numbers from 0 to 255?"""
+    if tensor.dim() != _IMAGES or tensor.device.type != "cpu" or tensor.dtype == torch.bool:
+        return False
+    if tensor.dtype not in (torch.uint8, torch.float32, torch.float64, torch.float16):
+        return False
+    is_image = tensor.shape[1] in (1, 3) or tensor.shape[-1] in (1, 3)
+    if not is_image or sum(size > 7 for size in tensor.shape[1:]) < 2:
+        return False
+    with no_dispatch():
+        one = tensor[0]
+        least, largest = one.aminmax()
+        is_bright = float(least) >= 0 and _BRIGHT < float(largest) <= _LARGEST
+        return is_bright and (not one.is_floating_point() or bool((one == one.round()).all()))
+
+
+def _is_last_step(index: Any, steps: int) -> bool:
+    """Is it ``[:, -1]``, ``[:, -1, :]`` (of ``steps`` in dimension 1) or ``[-1]``, with all
+    features?"""
+    parts = index if isinstance(index, tuple) else (index,)
+    if len(parts) <= steps or parts[steps] != -1 or isinstance(parts[steps], torch.Tensor):
+        return False
+    others = [each for at, each in enumerate(parts) if at != steps]
+    return all(each is Ellipsis or each == slice(None) for each in others)

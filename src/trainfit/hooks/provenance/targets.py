@@ -1,0 +1,206 @@
+"""What losses over classes are given as targets: none that counts, several classes at once, the
+tokens that the model was given, moved by one, while its attention sees all of them. And a
+divergence that is averaged over what it is the sum of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from trainfit.hooks.losses import ELEMENTWISE, gives_layer, shape_of
+from trainfit.hooks.provenance.cuts import Marks, tensors_among
+from trainfit.results.runs.learning import Misuse
+from trainfit.simgpu.device.values import content_of
+from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import version
+
+#: What leaves the numbers of targets as they are.
+_AS_THEY_ARE: Final = {
+    *("to", "cuda", "float", "type", "contiguous", "clone", "detach", "view", "reshape"),
+    *("squeeze", "unsqueeze", "type_as", "requires_grad_"),
+}
+#: Losses of probabilities, whose gradient goes to what they are given first.
+_OF_PROBABILITIES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+#: Where the node of an embedding keeps the tokens that it is of; it goes with the node.
+_MARK: Final = "trainfit_tokens"
+#: Nodes between an embedding and the first attention: sums with positions, norms, a dropout, views,
+#: a projection.
+_NODES: Final = 64
+#: Of targets of single numbers, the mean that a layer does not get to: its outputs begin near 0,
+#: and a step of Adam moves a bias by the learning rate, 0.001 as a rule, a million times for this.
+_LARGE: Final = 1000
+_MOST_TARGETS: Final = 1 << 16
+#: Tokens of a row from which it is told that labels are the tokens moved by one, and how many
+#: different ones there must be: a row of one token is like itself in any case.
+_LEAST_TOKENS: Final = 8
+_LEAST_KINDS: Final = 4
+_DIMENSIONS: Final = 2
+#: Numbers of one sample from which it matters that a divergence is divided by them.
+_LEAST_CLASSES: Final = 4
+
+
+class _Seen(NamedTuple):
+    """Tokens that were attended to without a mask, and the line that did."""
+
+    tokens: torch.Tensor
+    place: str | None
+
+
+class Targets:
+    """Follows the targets of losses; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._found: dict[str, Misuse] = {}
+        #: Are functions told of? In a real run they are not: nothing is followed.
+        self._is_told = False
+        #: Batches of a DataLoader that have several classes in one row, how many at most, and
+        #: their version then.
+        self._several: Marks[tuple[int, int]] = Marks()
+        #: Those of large numbers: their mean, and their version then.
+        self._large: Marks[tuple[float, int]] = Marks()
+        #: Of the pass that goes on: tokens that were attended to with no mask, and whether others
+        #: had one.
+        self._unmasked: list[_Seen] = []
+        self._is_masked = False
+
+    def found(self) -> tuple[Misuse, ...]:
+        """What was seen, the first of each kind."""
+        return tuple(self._found.values())
+
+    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
+        if kind not in self._found:
+            at = self._place() if place is None else place
+            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
+
+    def given(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A DataLoader gave a batch with these."""
+        for each in tensors if self._is_told else ():
+            if each.device.type != "cpu" or not each.is_floating_point() or not each.numel():
+                continue
+            if each.dim() <= _DIMENSIONS and each.numel() <= _MOST_TARGETS:
+                with no_dispatch():
+                    mean = float(each.abs().mean())
+                if mean >= _LARGE:
+                    self._large.put(each, (mean, version(each)))
+            if each.dim() != _DIMENSIONS or min(each.shape) < 2:
+                continue
+            with no_dispatch():
+                ones = each == 1
+                most = int(ones.sum(1).max())
+                is_of_both = most > 1 and bool((ones | (each == 0)).all())
+            if is_of_both:
+                self._several.put(each, (most, version(each)))
+
+    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A function of PyTorch with this name gave a tensor."""
+        self._is_told = True
+        if name not in _AS_THEY_ARE and name != "embedding":
+            return  # as most are: this is asked of each function
+        given = tensors_among(args[:2])
+        if name == "embedding" and result.grad_fn is not None:
+            # A copy on the host: the mark is not to keep memory of the GPU.
+            whole = [content_of(each) for each in given if not each.is_floating_point()]
+            if whole and whole[0] is not None and whole[0].dim() == _DIMENSIONS:
+                node: Any = result.grad_fn
+                node.metadata[_MARK] = whole[0]
+        if not self._several and not self._large:
+            return
+        most, then = (self._several.of(given[0]) if given else None) or (0, 0)
+        if most and then == version(given[0]):
+            self._several.put(result, (most, version(result)))
+        mean, then = (self._large.of(given[0]) if given else None) or (0, 0)
+        if mean and then == version(given[0]):
+            self._large.put(result, (mean, version(result)))
+
+    def attends(self, query: Any, key: Any, mask: Any, *, is_causal: bool) -> None:
+        """Attention is about to be computed."""
+        if not torch.is_grad_enabled() or "sees_ahead" in self._found:
+            return
+        if mask is not None or is_causal:
+            self._is_masked = True
+            return
+        tokens = _tokens_of(query)
+        is_to_itself = query is key or _tokens_of(key) is tokens
+        if (
+            tokens is not None
+            and is_to_itself
+            and all(each.tokens is not tokens for each in self._unmasked)
+        ):
+            self._unmasked.append(_Seen(tokens, self._place()))
+
+    def diverging(self, output: Any, *, averages: bool) -> None:
+        """``kl_div`` is called: does it average over all numbers, those of one sample, too?"""
+        if not averages or not isinstance(output, torch.Tensor) or output.dim() < _DIMENSIONS:
+            return
+        own = output.numel() // max(1, output.shape[0])
+        if output.requires_grad and own >= _LEAST_CLASSES:
+            self._note("divergence_averaged", shape_of(output), own)
+
+    def comparing(
+        self, name: str, output: Any, target: Any, ignored: Any, *, averages: bool
+    ) -> None:
+        """A loss function of torch.nn.functional is called, which leaves ``ignored`` out."""
+        unmasked, self._unmasked = self._unmasked, []
+        is_masked, self._is_masked = self._is_masked, False
+        if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+            return
+        if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
+            self._note("arguments_swapped", name)
+        mean, then = self._large.of(target) or (0, 0)
+        is_large = mean > 0 and then == version(target) and name in ELEMENTWISE
+        if is_large and output.requires_grad and gives_layer(output):
+            self._note("targets_large", name, f"{mean:,.0f}")
+        if name != "cross_entropy" or not output.requires_grad:
+            return
+        if target.is_floating_point():
+            most, then = self._several.of(target) or (0, 0)
+            if most and then == version(target) and target.shape == output.shape:
+                self._note("several_classes", most, shape_of(target))
+            return
+        labels = content_of(target)
+        if labels is None or not labels.numel():
+            return
+        with no_dispatch():
+            if averages and isinstance(ignored, int) and bool((labels == ignored).all()):
+                self._note("labels_ignored", ignored, shape_of(target))
+            elif not is_masked:
+                for each in unmasked:
+                    if _are_next(labels, each.tokens):
+                        self._note("sees_ahead", place=each.place or "")
+
+
+def _tokens_of(query: Any) -> torch.Tensor | None:
+    """The tokens whose embedding is attended to, at the first layer; ``None``: not known."""
+    waiting: list[Any] = [getattr(query, "grad_fn", None)]
+    known: set[Any] = set()
+    while waiting and len(known) < _NODES:
+        node: Any = waiting.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        tokens: torch.Tensor | None = node.metadata.get(_MARK)
+        if tokens is not None and tokens.shape[-1] in query.shape[:-1]:
+            return tokens
+        waiting += [each for each, _ in node.next_functions]
+    return None
+
+
+def _are_next(labels: torch.Tensor, tokens: torch.Tensor) -> bool:
+    """Is each label the token that follows in its row?"""
+    rows, columns = tokens.shape
+    if columns < _LEAST_TOKENS or len(tokens[0].unique()) < _LEAST_KINDS:
+        return False
+    following = tokens[:, 1:]
+    if labels.numel() == tokens.numel():
+        given = labels.reshape(rows, columns)[:, :-1]
+    elif labels.numel() == following.numel():
+        given = labels.reshape(rows, columns - 1)
+    else:
+        return False
+    # Labels of padding may be left out.
+    same = given == following
+    is_out = given < 0
+    return bool((same | is_out).all()) and int(same.sum()) >= _LEAST_TOKENS
