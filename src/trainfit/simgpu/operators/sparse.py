@@ -262,9 +262,10 @@ def _mm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
 
 @_kernel(aten.addmm.default, private.sparse_addmm.default)
 def _addmm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
-    """s_addmm_out_sparse_dense_cuda: cuSPARSE reads rows by 32-bit offsets, of sorted indices. What
-    it launches is taken for a kernel that reads a row of the dense matrix for each value."""
-    _, sparse, dense = args[:3]
+    """s_addmm_out_sparse_dense_cuda: cuSPARSE reads rows by 32-bit offsets, of sorted indices, and
+    writes column after column. What it launches is taken for a kernel that reads a row of the dense
+    matrix for each value; how large its own workspace is, is not known."""
+    bias, sparse, dense = args[:3]
     if not isinstance(sparse, SparseTensor) or isinstance(dense, SparseTensor):
         raise UnsupportedOperatorError(
             "aten.mm", user_frame(), "sparse", "only a sparse matrix times a dense one is"
@@ -272,13 +273,18 @@ def _addmm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
     if not sparse.coalesced:
         sparse = private.coalesce.default(sparse)
     indices, _ = sparse.parts
-    _offsets = torch.empty(sparse.shape[0] + 1, dtype=torch.int32, device=CUDA)
-    columns = indices[1].to(torch.int32)
     made = torch.empty((sparse.shape[0], dense.shape[1]), dtype=dense.dtype, device=CUDA)
+    _offsets = torch.empty(sparse.shape[0] + 1, dtype=torch.int32, device=CUDA)
+    indices[0].to(torch.int32)  # of which the offsets are made
+    columns = indices[1].to(torch.int32)
+    made.copy_(bias)
+    written = made.t().clone(memory_format=torch.contiguous_format)
+    if dense.stride() not in ((1, dense.shape[0]), (dense.shape[1], 1)):
+        dense = dense.contiguous()
     info = engine.info(aten.index_select.default)
     operands = (dense, 0, columns)
-    engine.accounting.attempt(info.func, engine.on_launch, info, None, operands, {}, made)
-    return made
+    engine.accounting.attempt(info.func, engine.on_launch, info, None, operands, {}, written)
+    return made.copy_(written.t())
 
 
 @_kernel(aten.t.default, aten.transpose.int)
