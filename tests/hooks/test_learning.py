@@ -118,12 +118,17 @@ def accumulates(device: str) -> None:
         optimizer.zero_grad()
 
 
+def half_loss(model: nn.Module, device: str) -> torch.Tensor:
+    with torch.autocast(device, torch.float16):
+        return model(data(device)).mean()  # type: ignore[no-any-return]
+
+
 def scales(device: str) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler(device)
     for _ in range(3):
-        scaler.scale(model(data(device)).mean()).backward()
+        scaler.scale(half_loss(model, device)).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
@@ -185,7 +190,7 @@ def clipped_scaled(device: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scaler = torch.amp.GradScaler(device)
     for _ in range(3):
-        scaler.scale(model(data(device)).mean()).backward()
+        scaler.scale(half_loss(model, device)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
@@ -640,7 +645,7 @@ def scaled_step(device: str) -> None:
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler(device)
     for _ in range(4):
         optimizer.zero_grad()
-        scaler.scale(model(data(device)).mean()).backward()
+        scaler.scale(half_loss(model, device)).backward()
         optimizer.step()
 
 
@@ -649,7 +654,7 @@ def unscaled_by_hand(device: str) -> None:
     optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler(device)
     for _ in range(4):
         optimizer.zero_grad()
-        scaler.scale(model(data(device)).mean()).backward()
+        scaler.scale(half_loss(model, device)).backward()
         for parameter in model.parameters():
             assert parameter.grad is not None
             parameter.grad.div_(scaler.get_scale())
@@ -662,7 +667,7 @@ def scaled_for_a_fused_optimizer(device: str) -> None:
     scaler = torch.amp.GradScaler(device)
     for _ in range(4):
         optimizer.zero_grad()
-        scaler.scale(model(data(device)).mean()).backward()
+        scaler.scale(half_loss(model, device)).backward()
         scaler.step(optimizer)
         scaler.update()
 

@@ -261,9 +261,10 @@ class Accumulated:
             self.dropping = self.dropped_at
 
     def micro_batches(self) -> int:
-        """Those of most steps."""
-        most = self._micro_batches.most_common(1)
-        return most[0][0] if most else 1
+        """Those of most steps; of as many that differ the fewest: a GradScaler's first steps, whose
+        gradients overflow, are left out, and their batches count in the next one."""
+        found = max(self._micro_batches.items(), key=lambda each: (each[1], -each[0]), default=None)
+        return found[0] if found is not None else 1
 
     def dropped(self) -> int:
         """The micro-batches of most steps whose gradients are dropped; 0: of a single step none."""

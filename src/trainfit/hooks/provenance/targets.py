@@ -12,7 +12,6 @@ import torch
 from trainfit.hooks.losses import ELEMENTWISE, gives_layer, shape_of
 from trainfit.hooks.provenance.cuts import Marks, tensors_among
 from trainfit.results.runs.learning import Misuse
-from trainfit.simgpu.device.values import content_of
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import version
 
@@ -102,7 +101,7 @@ class Targets:
         given = tensors_among(args[:2])
         if name == "embedding" and result.grad_fn is not None:
             # A copy on the host: the mark is not to keep memory of the GPU.
-            whole = [content_of(each) for each in given if not each.is_floating_point()]
+            whole = [_numbers_of(each) for each in given if not each.is_floating_point()]
             if whole and whole[0] is not None and whole[0].dim() == _DIMENSIONS:
                 node: Any = result.grad_fn
                 node.metadata[_MARK] = whole[0]
@@ -160,7 +159,7 @@ class Targets:
             if most and then == version(target) and target.shape == output.shape:
                 self._note("several_classes", most, shape_of(target))
             return
-        labels = content_of(target)
+        labels = _numbers_of(target)
         if labels is None or not labels.numel():
             return
         with no_dispatch():
@@ -170,6 +169,14 @@ class Targets:
                 for each in unmasked:
                     if _are_next(labels, each.tokens):
                         self._note("sees_ahead", place=each.place or "")
+
+
+def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Those of a tensor of the host, or of a simulated one where they are known."""
+    if tensor.device.type == "cpu":
+        return tensor
+    content: Callable[[], torch.Tensor | None] | None = getattr(tensor, "_content", None)
+    return None if content is None else content()
 
 
 def _tokens_of(query: Any) -> torch.Tensor | None:

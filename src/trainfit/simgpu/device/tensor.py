@@ -474,6 +474,15 @@ class SimulatedTensor(DeviceTensor):
             return NotImplemented
         return current_engine().run(func, args, kwargs or {})
 
+    def _content(self) -> torch.Tensor | None:
+        """Its numbers, as a tensor of the host; ``None``: not known."""
+        value, spec = self._life.value, self._spec
+        if value is None or value.dtype != spec.dtype:
+            return None
+        with no_dispatch():
+            content: torch.Tensor = value.as_strided(spec.size, spec.stride, spec.offset)
+        return content
+
 
 def wrapped(types: Any) -> bool:
     """Is there a tensor of another class with operators of its own (a DTensor) among ``types``?"""

@@ -124,18 +124,6 @@ def as_objects(function: Callable[..., Any]) -> Callable[..., Any]:
     return sends
 
 
-def content_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The content of a tensor of the host, or of a simulated one of which it is known."""
-    if type(tensor) is not SimulatedTensor:
-        return tensor if tensor.device.type == "cpu" else None
-    value, spec = tensor._life.value, tensor._spec
-    if value is None or value.dtype != spec.dtype:
-        return None
-    with no_dispatch():
-        content: torch.Tensor = value.as_strided(spec.size, spec.stride, spec.offset)
-    return content
-
-
 class Values:
     """Keeps the content of storages in step with the operators."""
 
@@ -157,7 +145,7 @@ class Values:
         """The content of a tensor as a CPU tensor, or ``None`` if unknown."""
         if type(tensor) is not SimulatedTensor:
             return tensor if isinstance(tensor, torch.Tensor) and not tensor.is_meta else None
-        return content_of(tensor)
+        return tensor._content()
 
     def write(self, tensor: SimulatedTensor, content: torch.Tensor) -> None:
         """Give a tensor that owns its storage this content."""
