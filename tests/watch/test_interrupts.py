@@ -40,6 +40,19 @@ def test_a_second_interrupt_leaves_the_commands_own_error(monkeypatch: pytest.Mo
     assert printed == [error]
 
 
+def test_an_interrupt_while_an_error_is_printed_shows_no_frame_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python would tell of it as an "Error in sys.excepthook", in this hook."""
+    monkeypatch.setattr(process, "_failed", None)
+    monkeypatch.setattr(process, "_active", None)
+
+    def prints(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    process._noting(prints)(ValueError, ValueError(), None)
+
+
 def test_estimated_steps_are_a_share_of_the_recorded_ones() -> None:
     made = run_on_cpu(flags=tables.LIGHT, header={"light_steps": 1_000_000})
     (note,) = [each for each in judge(made).notes if "estimated" in each]

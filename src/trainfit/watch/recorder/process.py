@@ -7,6 +7,7 @@ imports next to nothing itself.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -186,7 +187,10 @@ def _noting(
             pass  # a second Ctrl-C: the command's own error is printed, without our frames
         except Exception as mine:
             _note_again(error, mine)
-        hook(kind, error, trace)
+        # Python's own hook prints without running Python code: a Ctrl-C meanwhile comes out of the
+        # call in this frame, and would be told of as an error in it.
+        with contextlib.suppress(KeyboardInterrupt):
+            hook(kind, error, trace)
 
     return excepthook
 
