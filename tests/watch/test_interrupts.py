@@ -47,10 +47,15 @@ def test_an_interrupt_while_an_error_is_printed_shows_no_frame_of_ours(
     monkeypatch.setattr(process, "_failed", None)
     monkeypatch.setattr(process, "_active", None)
 
-    def prints(*_: Any) -> None:
+    printed: list[BaseException] = []
+
+    def prints(_: Any, error: BaseException, __: Any) -> None:
+        printed.append(error)
         raise KeyboardInterrupt
 
-    process._noting(prints)(ValueError, ValueError(), None)
+    error = ValueError()
+    process._noting(prints)(ValueError, error, None)
+    assert printed == [error]
 
 
 def test_estimated_steps_are_a_share_of_the_recorded_ones() -> None:

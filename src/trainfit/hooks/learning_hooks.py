@@ -366,9 +366,9 @@ def _restored(observer: LearningObserver, _: Any) -> None:
 
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
-    observer.misuse.labels.given(tensors_of_batch(batch))
-    observer.misuse.targets.given(tensors_of_batch(batch))
-    observer.misuse.inputs.given(tensors_of_batch(batch))
+    tensors = list(tensors_of_batch(batch))
+    for room in (observer.misuse.labels, observer.misuse.targets, observer.misuse.inputs):
+        room.given(tensors)
     observer.misuse.loaders.given(batch)
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import tensor_rate
 from trainfit.results.runs.recording import IntArray
-from trainfit.results.runs.steps import DTYPES, KINDS, MARKS, TRANSFERS
+from trainfit.results.runs.steps import DTYPES, HOST_COPIES, KINDS, MARKS, TRANSFERS
 from trainfit.speed.efficiency import Efficiency
 from trainfit.speed.products import (
     INLINE_ECC,
@@ -239,8 +239,7 @@ _ALIGNED_FLOPS: Final = {1: 640.0, 2: 1130.0, 4: 1600.0}
 _SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
 _OTHER_SHADER_SHARE: Final = 0.88
 
-_COPIES: Final = ("upload", "upload_pinned", "download", "download_pinned")
-_ELSEWHERE: Final = (*_COPIES, *MARKS, *TRANSFERS)
+_ELSEWHERE: Final = (*HOST_COPIES, *MARKS, *TRANSFERS)
 _TILED: Final = tuple(
     name for name in KINDS if name.startswith(("convolution", "grouped", "recurrent"))
 )

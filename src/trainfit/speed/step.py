@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from trainfit.hardware import GpuSpec
 from trainfit.results.runs.recording import PHASES, IntArray, Recording
-from trainfit.results.runs.steps import DTYPES, KINDS
+from trainfit.results.runs.steps import DTYPES, KINDS, PAGEABLE_COPIES, PINNED_COPIES
 from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.speed.collectives import SLOWED_BY, collective_seconds, slowest_of
@@ -302,9 +302,8 @@ class TimedWork:
 
 def _copy_seconds(work: Work, machine: Machine) -> Floats:
     moved = work.column("read").astype(np.float64)
-    pageable = work.is_kind("upload", "download")
+    pageable, pinned = work.is_kind(*PAGEABLE_COPIES), work.is_kind(*PINNED_COPIES)
     rate = np.where(pageable, machine.pageable_bytes_per_s, machine.pinned_bytes_per_s)
-    pinned = work.is_kind("upload_pinned", "download_pinned")
     return np.where(pageable | pinned, moved / rate, 0.0)
 
 

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 
 from trainfit.results.runs.recording import gpu_of
-from trainfit.results.runs.steps import LAUNCH_QUEUE, MARKS, TRANSFERS
+from trainfit.results.runs.steps import LAUNCH_QUEUE, MARKS, PAGEABLE_COPIES, TRANSFERS
 from trainfit.speed.work import CODES, Floats, Work
 
 #: Kinds after which the CPU goes on when the GPU has come to a point.
-WAITS: Final = ("upload", "download", "wait", "stream_wait", "event_synchronize")
+WAITS: Final = (*PAGEABLE_COPIES, "wait", "stream_wait", "event_synchronize")
 _ALL, _EVENT, _EVENT_WAIT = CODES["wait"], CODES["event"], CODES["event_wait"]
 _SYNCHRONIZE: Final = CODES["event_synchronize"]
 _MARKS: Final = frozenset(CODES[name] for name in MARKS)

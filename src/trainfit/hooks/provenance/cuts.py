@@ -2,7 +2,7 @@
 
 argmax, a comparison, a cast to whole numbers, ``.data`` and ``detach()`` give tensors without a
 graph. They and what comes of them carry a mark, by which a term of a loss is known that trains
-nothing.
+nothing. And what all rooms here do alike: marks of tensors, notes of what was seen.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
+
+from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.tensors import version
 
 #: What gives a tensor without a graph by its nature.
 _NEVER: Final = {"grad"}
@@ -48,6 +51,42 @@ class Marks(Generic[_T]):
         """Mark a tensor."""
         key, known = id(tensor), self._known
         known[key] = weakref.ref(tensor, lambda _: known.pop(key, None)), mark
+
+
+class NumberMarks(Generic[_T]):
+    """What is known of tensors' numbers: it holds until somebody changes them."""
+
+    def __init__(self) -> None:
+        self._marks: Marks[tuple[_T, int]] = Marks()
+
+    def __bool__(self) -> bool:
+        return bool(self._marks)
+
+    def of(self, tensor: torch.Tensor) -> _T | None:
+        """What a tensor was marked with, if its numbers are those of then."""
+        known = self._marks.of(tensor)
+        return known[0] if known is not None and known[1] == version(tensor) else None
+
+    def put(self, tensor: torch.Tensor, mark: _T) -> None:
+        """Mark a tensor, with the numbers that it has now."""
+        self._marks.put(tensor, (mark, version(tensor)))
+
+
+class FirstOfKind:
+    """Notes what is seen, the first of each kind; ``place`` gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        self._found: dict[str, Misuse] = {}
+
+    def found(self) -> tuple[Misuse, ...]:
+        """What was seen, the first of each kind."""
+        return tuple(self._found.values())
+
+    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
+        if kind not in self._found:
+            at = self._place() if place is None else place
+            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
 
 
 def follow(

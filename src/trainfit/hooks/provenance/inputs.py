@@ -9,10 +9,9 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.losses import shape_of
-from trainfit.hooks.provenance.cuts import Marks, tensors_among
-from trainfit.results.runs.learning import Misuse
+from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, NumberMarks, tensors_among
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_dimension, sizes_of, version
+from trainfit.torch_private.tensors import saved_dimension, sizes_of
 
 #: What leaves the numbers of images as they are.
 _AS_THEY_ARE: Final = {
@@ -41,37 +40,26 @@ _OF_SCORES: Final = ("Div", "Mul", "MaskedFill", "Add", "Sub", "Where", "ToCopy"
 _DEPTH: Final = 6
 
 
-class Inputs:
+class Inputs(FirstOfKind):
     """Follows what layers are given; ``place`` gives the line that is running."""
 
     def __init__(self, place: Callable[[], str | None]) -> None:
-        self._place = place
-        self._found: dict[str, Misuse] = {}
+        super().__init__(place)
         #: Are functions told of? In a real run they are not: nothing is followed.
         self._is_told = False
-        #: Images as they were read, with the version of the tensor then; what a first layer made
-        #: of some, and its line.
-        self._raw: Marks[int] = Marks()
+        #: Images as they were read; what a first layer made of some, and its line.
+        self._raw: NumberMarks[bool] = NumberMarks()
         self._of_raw: Marks[str | None] = Marks()
         self._batches = 0
         #: Outputs of layers that go in both directions: the dimension of their steps.
         self._both_ways: Marks[int] = Marks()
         self._steps_at: int | None = None
 
-    def found(self) -> tuple[Misuse, ...]:
-        """What was seen, the first of each kind."""
-        return tuple(self._found.values())
-
-    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
-        if kind not in self._found:
-            at = self._place() if place is None else place
-            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
-
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
         for each in tensors if self._is_told else ():
             if _is_as_read(each):
-                self._raw.put(each, version(each))
+                self._raw.put(each, True)
 
     def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch with this name gave a tensor."""
@@ -95,10 +83,10 @@ class Inputs:
                 if self._batches >= _BATCHES:
                     self._note("images_unscaled", place=at)
             return
-        if self._raw.of(given) != version(given) or "images_unscaled" in self._found:
+        if not self._raw.of(given) or "images_unscaled" in self._found:
             return
         if name in _AS_THEY_ARE:
-            self._raw.put(result, version(result))
+            self._raw.put(result, True)
         elif name in _LAYERS and result.grad_fn is not None:
             self._of_raw.put(result, self._place() or "")
 

@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
+from trainfit.hooks.provenance.cuts import NumberMarks, name_of, tensors_among
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import version
 
 #: What leaves tokens as they are.
 _AS_THEY_ARE: Final = {
@@ -37,7 +36,7 @@ class Labels:
 
     def __init__(self) -> None:
         #: What they are, with the version of the tensor then.
-        self._known: Marks[tuple[_Tokens, int]] = Marks()
+        self._known: NumberMarks[_Tokens] = NumberMarks()
         self._paddings: set[int] = set()
         self.at_padding: tuple[int, int, int] | None = None
         """Of a loss: labels of padding, all labels, and the token that is padding."""
@@ -53,20 +52,15 @@ class Labels:
             rows, columns = numbers.shape
             filled = _filled(numbers), _filled(numbers.T)
             labels = rows * (columns - 1), (rows - 1) * columns
-            self._known.put(each, (_Tokens(filled, labels), version(each)))
+            self._known.put(each, _Tokens(filled, labels))
 
     def gave(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch gave a tensor."""
         if result.dtype != torch.int64 or name_of(func).strip("_") not in _AS_THEY_ARE:
             return
         given = tensors_among(args[:1])
-        if given and (known := self._tokens(given[0])) is not None:
-            self._known.put(result, (known, version(result)))
-
-    def _tokens(self, tensor: torch.Tensor) -> _Tokens | None:
-        """Of a tensor that nobody has changed since."""
-        tokens, before = self._known.of(tensor) or (None, 0)
-        return tokens if version(tensor) == before else None
+        if given and (known := self._known.of(given[0])) is not None:
+            self._known.put(result, known)
 
     def embedded(self, tokens: Any, padding: Any) -> None:
         """An embedding is computed, which leaves one token out."""
@@ -77,7 +71,7 @@ class Labels:
         """A loss over classes of these targets is called."""
         if not isinstance(target, torch.Tensor) or weight is not None or self.at_padding:
             return
-        tokens = self._tokens(target)
+        tokens = self._known.of(target)
         if tokens is None:
             return
         for filled, labels in zip(tokens.filled, tokens.labels, strict=True):

@@ -10,10 +10,8 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, gives_layer, shape_of
-from trainfit.hooks.provenance.cuts import Marks, tensors_among
-from trainfit.results.runs.learning import Misuse
+from trainfit.hooks.provenance.cuts import FirstOfKind, NumberMarks, tensors_among
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import version
 
 #: What leaves the numbers of targets as they are.
 _AS_THEY_ARE: Final = {
@@ -47,32 +45,21 @@ class _Seen(NamedTuple):
     place: str | None
 
 
-class Targets:
+class Targets(FirstOfKind):
     """Follows the targets of losses; ``place`` gives the line that is running."""
 
     def __init__(self, place: Callable[[], str | None]) -> None:
-        self._place = place
-        self._found: dict[str, Misuse] = {}
+        super().__init__(place)
         #: Are functions told of? In a real run they are not: nothing is followed.
         self._is_told = False
-        #: Batches of a DataLoader that have several classes in one row, how many at most, and
-        #: their version then.
-        self._several: Marks[tuple[int, int]] = Marks()
-        #: Those of large numbers: their mean, and their version then.
-        self._large: Marks[tuple[float, int]] = Marks()
+        #: Batches of a DataLoader that have several classes in one row: how many at most.
+        self._several: NumberMarks[int] = NumberMarks()
+        #: Those of large numbers: their mean.
+        self._large: NumberMarks[float] = NumberMarks()
         #: Of the pass that goes on: tokens that were attended to with no mask, and whether others
         #: had one.
         self._unmasked: list[_Seen] = []
         self._is_masked = False
-
-    def found(self) -> tuple[Misuse, ...]:
-        """What was seen, the first of each kind."""
-        return tuple(self._found.values())
-
-    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
-        if kind not in self._found:
-            at = self._place() if place is None else place
-            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
@@ -83,7 +70,7 @@ class Targets:
                 with no_dispatch():
                     mean = float(each.abs().mean())
                 if mean >= _LARGE:
-                    self._large.put(each, (mean, version(each)))
+                    self._large.put(each, mean)
             if each.dim() != _DIMENSIONS or min(each.shape) < 2:
                 continue
             with no_dispatch():
@@ -91,7 +78,7 @@ class Targets:
                 most = int(ones.sum(1).max())
                 is_of_both = most > 1 and bool((ones | (each == 0)).all())
             if is_of_both:
-                self._several.put(each, (most, version(each)))
+                self._several.put(each, most)
 
     def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch with this name gave a tensor."""
@@ -107,12 +94,11 @@ class Targets:
                 node.metadata[_MARK] = whole[0]
         if not self._several and not self._large:
             return
-        most, then = (self._several.of(given[0]) if given else None) or (0, 0)
-        if most and then == version(given[0]):
-            self._several.put(result, (most, version(result)))
-        mean, then = (self._large.of(given[0]) if given else None) or (0, 0)
-        if mean and then == version(given[0]):
-            self._large.put(result, (mean, version(result)))
+        for each in given[:1]:
+            if (most := self._several.of(each)) is not None:
+                self._several.put(result, most)
+            if (mean := self._large.of(each)) is not None:
+                self._large.put(result, mean)
 
     def attends(self, query: Any, key: Any, mask: Any, *, is_causal: bool) -> None:
         """Attention is about to be computed."""
@@ -148,15 +134,14 @@ class Targets:
             return
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
             self._note("arguments_swapped", name)
-        mean, then = self._large.of(target) or (0, 0)
-        is_large = mean > 0 and then == version(target) and name in ELEMENTWISE
-        if is_large and output.requires_grad and gives_layer(output):
+        mean = self._large.of(target) if name in ELEMENTWISE else None
+        if mean is not None and output.requires_grad and gives_layer(output):
             self._note("targets_large", name, f"{mean:,.0f}")
         if name != "cross_entropy" or not output.requires_grad:
             return
         if target.is_floating_point():
-            most, then = self._several.of(target) or (0, 0)
-            if most and then == version(target) and target.shape == output.shape:
+            most = self._several.of(target)
+            if most is not None and target.shape == output.shape:
                 self._note("several_classes", most, shape_of(target))
             return
         labels = _numbers_of(target)

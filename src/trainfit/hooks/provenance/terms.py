@@ -11,8 +11,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, nodes_of, number_of, parameters_of, shape_of
-from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
-from trainfit.results.runs.learning import Misuse
+from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, name_of, tensors_among
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import is_mean, saved_other, sizes_of
 
@@ -50,24 +49,14 @@ _LARGEST_WEIGHT: Final = 250
 _OF_DIVERGENCE: Final = 16
 
 
-class Terms:
+class Terms(FirstOfKind):
     """Follows what losses are computed of; ``place`` gives the line that is running."""
 
     def __init__(self, place: Callable[[], str | None]) -> None:
-        self._place = place
+        super().__init__(place)
         self._kinds: Marks[str] = Marks()
-        self._found: dict[str, Misuse] = {}
         self.derives = False
         """Are derivatives of what models give part of a loss, as those of an equation?"""
-
-    def found(self) -> tuple[Misuse, ...]:
-        """What was seen, the first of each kind."""
-        return tuple(self._found.values())
-
-    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
-        if kind not in self._found:
-            at = self._place() if place is None else place
-            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
 
     def gave(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """A function of PyTorch gave a tensor."""

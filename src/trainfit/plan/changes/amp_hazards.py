@@ -21,7 +21,7 @@ from trainfit.plan.sizing.costing import has_rates
 from trainfit.results.configuration import amp_hazard
 from trainfit.results.findings import Finding, Place
 from trainfit.results.runs.recording import KINDS, PHASES, IntArray, Recording
-from trainfit.results.runs.steps import DTYPES
+from trainfit.results.runs.steps import DTYPES, HOST_COPIES
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.results.text import percent
 from trainfit.simgpu.operators.autocast_lists import policies
@@ -145,7 +145,7 @@ def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
     for name, each in zip(names, seconds[kept].tolist(), strict=True):
         by_name[name] = by_name.get(name, 0.0) + each
     # Copies from the host are no casts and have no time here.
-    on_gpu = cast & ~work.is_kind("upload", "upload_pinned", "download", "download_pinned")
+    on_gpu = cast & ~work.is_kind(*HOST_COPIES)
     return StepParts(
         float(seconds.sum()),
         float(seconds[in_optimizer].sum()),

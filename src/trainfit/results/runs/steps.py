@@ -180,6 +180,11 @@ PEER_COPY: Final = "peer_copy"
 #: All that passes between GPUs.
 TRANSFERS: Final = (*COLLECTIVES, PEER_COPY)
 
+#: Copies between host and device that the host waits for, and those of pinned memory.
+PAGEABLE_COPIES: Final = ("upload", "download")
+PINNED_COPIES: Final = ("upload_pinned", "download_pinned")
+HOST_COPIES: Final = (*PAGEABLE_COPIES, *PINNED_COPIES)
+
 #: What a kernel does, in the order of the codes of ``Recording.kernel_kind``.
 #: "matmul": matrix multiplications. "convolution…": as implicit matmuls, by cuDNN;
 #: "convolution_3x3…": by filters that Winograd's algorithm is for, in steps of 1 and planes apart;
