@@ -27,7 +27,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ("plan", "--gpu", "custom:1GiB", "--no-loader", "--output", "plan.json", "--")
     with brief_plans(both_precisions=True):
         done = run_trainfit(*words, *COMMAND, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, f"the GPU will be full: {done.stderr}"
     (folder / "screen.txt").write_text(done.stdout)
     return folder / "plan.json"
 

@@ -23,7 +23,13 @@ from trainfit.report.sections.plan_ranks import ranks_facts
 from trainfit.report.steps import pattern_lines
 from trainfit.results.configuration import BatchCheck, Configuration
 from trainfit.results.files.command_line import quote
-from trainfit.results.findings import Finding
+from trainfit.results.findings import (
+    EPOCH_GROWTH,
+    FAILS_LATER,
+    LAST_BATCH,
+    SCHEDULE_ENDS,
+    Finding,
+)
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.memory import MemoryFigures, RecordingSummary
 from trainfit.results.plan import PlanResult
@@ -78,6 +84,23 @@ def section(text: str, title: str) -> str:
     found = [part for part in text.split("\n\n") if part.startswith(title)]
     assert len(found) == 1, text
     return found[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "ends"),
+    [
+        (FAILS_LATER, "after 12 steps", True),
+        (SCHEDULE_ENDS, "after 12 steps", True),
+        (SCHEDULE_ENDS, "", False),  # its rate only falls below 0
+        (EPOCH_GROWTH, "3 epochs", True),
+        (LAST_BATCH, "24", True),
+        (LAST_BATCH, "8", False),  # the present size, which the launch line does not have
+    ],
+)
+def test_a_run_that_ends_early(kind: str, subject: str, *, ends: bool) -> None:
+    finding = Finding(kind, "critical", "", subject=subject)
+    assert not PLAN.ends_early
+    assert dataclasses.replace(PLAN, findings=(finding,)).ends_early == ends
 
 
 # -- a plan ----------------------------------------------------------------------------------

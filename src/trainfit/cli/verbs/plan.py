@@ -59,7 +59,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     name_report(output, json=options.json)
     if planned.interrupt is not None:
         raise planned.interrupt
-    return gated(options, planned.result, 0 if planned.result.fits else 1)
+    succeeds = planned.result.fits and not planned.result.ends_early
+    return gated(options, planned.result, 0 if succeeds else 1)
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -70,14 +70,14 @@ def _fits(result: PlanResult) -> str:
         at += f" (rank {now.rank}, which needs more than rank 0)"
     end = result.epoch_end
     # How many epochs there are until then tells more than what the last one needs.
-    grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)
+    grows_until = end is not None and end.later and result.when(EPOCH_GROWTH)
     if now.fits and end is not None and end.fits is False and not grows_until:
         need = size(end.device_bytes or 0)
         verb = "need" if " and " in end.title or end.title.endswith("s") else "needs"
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}{_without_graph(end)}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
-    if now.fits and (until := _subject(result, EPOCH_GROWTH)):
+    if now.fits and (until := result.when(EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
         return f"Fits at first: {need} of {there}{at}, but {grows}."
     if now.fits and (growth := until_bound(result)) > (ALIKE - 1) * now.memory.device_bytes:
@@ -85,7 +85,7 @@ def _fits(result: PlanResult) -> str:
         is_freed = result.pattern is not None and result.pattern.freed_every
         when = "at the end of an epoch" if is_freed else "once its buffer is full"
         there += f" at first, {most} {when}"
-    later = _subject(result, FAILS_LATER) or _subject(result, SCHEDULE_ENDS)
+    later = result.when(FAILS_LATER) or result.when(SCHEDULE_ENDS)
     if now.fits and later:
         return f"Fits: {need} of {there}{at}, but the script fails {later}."
     if now.fits and (last := _last_batch(result)):
@@ -115,11 +115,6 @@ def _released(memory: MemoryFigures | None) -> str:
     if memory is None or not memory.retries:
         return ""
     return ", PyTorch releases the blocks it keeps when that is full"
-
-
-def _subject(result: PlanResult, kind: str) -> str:
-    """Of the finding of a kind; empty where there is none."""
-    return next((each.subject for each in result.findings if each.kind == kind), "")
 
 
 def _last_batch(result: PlanResult) -> str:
@@ -193,13 +188,10 @@ def until_bound(result: PlanResult) -> int:
 
 def full_after(result: PlanResult) -> str | None:
     """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
-    pattern = result.pattern
-    if pattern is None or pattern.course != "growing" or pattern.unit == "model call":
+    steps, pattern = result.steps_until_full, result.pattern
+    if steps is None or pattern is None:
         return None
-    if result.chosen.recommended_batch or pattern.steps_until_full is None:
-        return None
-    steps, epoch = pattern.steps_until_full, _steps_of_epoch(result)
-    until = count(steps, pattern.unit)
+    until, epoch = count(steps, pattern.unit), _steps_of_epoch(result)
     return f"{until}, unless an epoch's end ({count(epoch, 'step')}) frees it" if epoch else until
 
 
