@@ -20,6 +20,7 @@ from trainfit.plan.runs.batches import varying_shapes
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
+from trainfit.scripts.samples import scan as scanning
 from trainfit.scripts.samples.scan import repeated, scan_samples
 from trainfit.scripts.samples.sizes import shapes_of
 
@@ -162,6 +163,35 @@ def test_what_varies_and_is_left_out_of_batches() -> None:
         data, 4, collate_fn=lambda each: torch.stack([one["image"] for one in each])
     )
     assert scan(loader).varying == ()
+
+
+@pytest.mark.parametrize("seconds", [60, 600])
+def test_the_largest_of_many_batches_of_a_number_of_tokens(
+    seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data set that is slow is not looked at whole: the batches are, that seem the largest."""
+    lengths = sorted(random.Random(1).choices(range(20, 200), k=500))
+    made: list[int] = []
+    batches, at_once = [], 2000
+    keys = list(range(500))
+    while keys:
+        count = sum(1 for at, key in enumerate(keys) if lengths[key] * (at + 1) <= at_once)
+        batches.append([keys.pop(0) for _ in range(count)])
+    batches[7].append(499)  # one that exceeds all others
+
+    def sample(index: int) -> torch.Tensor:
+        made.append(index)
+        return torch.ones(lengths[index])
+
+    monkeypatch.setattr(scanning, "stopwatch", lambda: lambda: float(len(made)))
+    loader = DataLoader(Samples(sample, 500), batch_sampler=batches, collate_fn=padded)
+    found = scan(loader, seconds)
+    assert found.whole and not found.reason
+    assert found.looked_at < 70 if seconds == 60 else found.looked_at == 500
+    needs = [len(batch) * max(lengths[key] for key in batch) for batch in batches]
+    rows = len(found.largest) * max(lengths[key] for key in found.largest)
+    assert rows == max(needs) if seconds == 600 else rows >= 0.95 * at_once
+    assert abs(found.typical_elements - 110) < 40, "the median is of those drawn by chance"
 
 
 def slow(index: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ image of 500, the longest text, the densest point cloud.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import dataclasses
@@ -40,6 +41,9 @@ _NEAR, _FEW = 1.25, 8
 #: Samples with far larger files that are looked at first, how many times those of most they have,
 #: and the share of the time for a look at all files' sizes.
 _SOUGHT, _FAR, _FILES = 4, 2, 0.2
+#: The share of the time for samples drawn by chance, where batches have different numbers of them;
+#: the rest is for whole batches.
+_BY_CHANCE: Final = 0.5
 #: Ways in which a sample is cut to see whether the collate function minds.
 _CUTS: Final = 8
 
@@ -72,9 +76,11 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
     error: Exception | None = None
     passed = stopwatch()
     is_stacked = False
+    by_batches = is_whole and _batch_size(loader) is None and private.makes_batches(loader)
+    until = _BY_CHANCE * seconds if by_batches else seconds
     with _own_randomness():
         for key in looked_at:
-            if (found or error) and passed() > seconds:
+            if (found or error) and passed() > until:
                 break
             try:
                 shapes.append(shapes_of(_sample(loader, int(key))))
@@ -90,15 +96,25 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
         if loader.collate_fn is default_collate and (loader.batch_size or 1) > 1:
             return SampleScan(is_stacked=True)
         return SampleScan(reason=cannot_look(error))
-    sizes = SampleSizes.of(found, shapes)
     if not is_stacked:
         with _own_randomness():
             is_stacked = _stacks(loader, _sample(loader, found[0]))
+    drawn = len(found)
+    if by_batches and not is_stacked and drawn < len(keys):
+        with _own_randomness():
+            for key in _of_largest_batches(SampleSizes.of(found, shapes), batches):
+                if passed() > seconds:
+                    break
+                with contextlib.suppress(Exception):  # as above
+                    shapes.append(shapes_of(_sample(loader, key)))
+                    found.append(key)
+    sizes = dataclasses.replace(SampleSizes.of(found, shapes), drawn=drawn)
     scan = SampleScan(looked_at=len(found), samples=count, is_stacked=is_stacked)
     if not sizes.parts or not _reaches_batches(loader, sizes):
         elements = sum(map(math.prod, shapes[0].values()))
         return dataclasses.replace(scan, typical_elements=elements, longest_elements=elements)
-    if scan.looked_at != scan.samples:  # what was sought says nothing of how many there are
+    # What was sought says nothing of how many there are.
+    if scan.looked_at != scan.samples and not by_batches:
         batches = [[key for key in batch if key not in sought] for batch in batches]
     return _of_sizes(loader, scan, sizes, batches)
 
@@ -186,16 +202,45 @@ def _whole(order: Sequence[int] | np.ndarray, at_once: int) -> Iterator[Any]:
 def _of_batches(
     scan: SampleScan, sizes: SampleSizes, batches: list[list[int]], *, pads: bool
 ) -> SampleScan:
-    """The largest batch of a sampler whose batches have different numbers of samples."""
+    """The largest batch of a sampler whose batches have different numbers of samples, of those
+    whose samples were all looked at."""
+    size: dict[int, float] = dict(zip(sizes.keys, sizes.relative.tolist(), strict=True))
+    seen = batches
     if scan.looked_at != scan.samples:
+        seen = [batch for batch in batches if all(key in size for key in batch)]
+    if not seen:
         why = f"its sampler's batches have different numbers of samples, of which {scan.looked_at}"
         return dataclasses.replace(scan, reason=f"{why} of {scan.samples} were looked at")
-    size: dict[int, float] = dict(zip(sizes.keys, sizes.relative.tolist(), strict=True))
-
-    each = [[size.get(key, 0.0) for key in batch] for batch in batches]
+    each = [[size.get(key, 0.0) for key in batch] for batch in seen]
     total = [len(batch) * max(batch) if pads else sum(batch) for batch in each]
-    largest = batches[total.index(max(total))]
+    largest = seen[total.index(max(total))]
     return dataclasses.replace(scan, largest=tuple(largest), whole=True)
+
+
+def _of_largest_batches(sizes: SampleSizes, batches: list[list[int]]) -> Iterator[int]:
+    """The samples that were not looked at yet, batch by batch, the largest batch first.
+
+    A batch is taken to be as many samples as it has, each as large as the largest that is known
+    of it; one of which none is known is like the batch next to it in the number of samples.
+    """
+    size: dict[int, float] = dict(zip(sizes.keys, sizes.relative.tolist(), strict=True))
+    most = [max((size.get(key, 0.0) for key in batch), default=0.0) for batch in batches]
+    known = sorted((len(batch), at) for batch, at in zip(batches, most, strict=True) if at)
+    counts = [count for count, _ in known]
+
+    def total(place: int) -> float:
+        count, at = len(batches[place]), most[place]
+        if at or not known:
+            return count * at
+        near = known[max(bisect.bisect_right(counts, count) - 1, 0)]
+        return count * near[1]
+
+    looked_at = set(size)
+    for place in sorted(range(len(batches)), key=total, reverse=True):
+        for key in batches[place]:
+            if key not in looked_at:
+                looked_at.add(key)
+                yield key
 
 
 def _of_stream(loader: DataLoader[Any]) -> SampleScan:

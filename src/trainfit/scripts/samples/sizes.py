@@ -78,14 +78,16 @@ def _of_list(
 
 @dataclasses.dataclass(frozen=True)
 class SampleSizes:
-    """Sizes of samples of a data set: ``keys`` in random order, and the ``elements`` of each in
-    the parts that vary, ``parts``, a row a sample. ``largest`` are keys of samples that are the
-    largest in a part or one of its dimensions, first that which is the largest in all."""
+    """Sizes of samples of a data set: ``keys``, of which the first ``drawn`` are in random order
+    (``None``: all), and the ``elements`` of each in the parts that vary, ``parts``, a row a sample.
+    ``largest`` are keys of samples that are the largest in a part or one of its dimensions, first
+    that which is the largest in all."""
 
     keys: list[int]
     parts: tuple[str, ...]
     elements: np.ndarray
     largest: tuple[int, ...] = ()
+    drawn: int | None = None
 
     @classmethod
     def of(cls, keys: list[int], shapes: list[Shapes]) -> SampleSizes:
@@ -127,8 +129,9 @@ class SampleSizes:
 
     @property
     def typical(self) -> int:
-        """The row of the median."""
-        return int(np.argsort(self.relative, kind="stable")[len(self.keys) // 2])
+        """The row of the median of those that were drawn by chance."""
+        drawn = self.relative[: self.drawn]
+        return int(np.argsort(drawn, kind="stable")[len(drawn) // 2])
 
     def total(self, row: int) -> int:
         """Elements in the parts that vary."""
