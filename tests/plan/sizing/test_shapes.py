@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainfit.plan.runs.batches import VaryingShapes, varying_shapes
+from trainfit.plan.runs.batches import VaryingShapes, unknown_batch, varying_shapes
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.spec import AS_WRITTEN
@@ -67,3 +67,16 @@ def test_batches_that_differ_without_a_sample_that_tells() -> None:
     gone, alike = shapes(scan=None), shapes(scan=SampleScan(100, 100))
     assert gone is not None and gone.matter and "no longer existed" in gone.reason
     assert alike is not None and "differ only after that" in alike.reason
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "fed", "why"),
+    [
+        (None, (36, 17, 21), "the sampler decides how many samples a batch has (17 to 36 in"),
+        (None, (32, 32), "no DataLoader with a batch size fed the first step"),
+        (None, (), "no DataLoader with a batch size fed the first step"),
+    ],
+)
+def test_why_there_is_no_batch_size(batch_size: int | None, fed: tuple[int, ...], why: str) -> None:
+    info = LoaderInfo(0, batch_size, 100, 3, LoaderSettings(0), "list", None, fed=fed)
+    assert why in unknown_batch(Trace(TraceOutcome("finished", 3, 1.0, loader=info), None, ""))

@@ -214,6 +214,21 @@ def _typical(scan: SampleScan, longest: SampleOverride) -> SampleOverride | None
     return dataclasses.replace(longest, key=scan.padded, largest=())
 
 
+def unknown_batch(present: Trace) -> str:
+    """Why a run has no batch size that could be another, and what to do."""
+    loader = present.outcome.loader
+    if loader is not None and loader.batch_size is None and len(set(loader.fed)) > 1:
+        return (
+            f"the sampler decides how many samples a batch has ({min(loader.fed)} to "
+            f"{max(loader.fed)} in those seen); --solve NAME finds the largest value of the option "
+            "that limits them"
+        )
+    return (
+        "the batch size is not known: no DataLoader with a batch size fed the first step; write "
+        "{batch_size:N} into the command"
+    )
+
+
 # ---
 # The last batch of an epoch: the samples that are left over, with which some scripts fail.
 #

@@ -11,7 +11,14 @@ from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.runs.batches import VaryingShapes, data_set_of, drops_last, half_epoch, is_full
+from trainfit.plan.runs.batches import (
+    VaryingShapes,
+    data_set_of,
+    drops_last,
+    half_epoch,
+    is_full,
+    unknown_batch,
+)
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import Notes
 from trainfit.plan.runs.runs import Runs
@@ -128,11 +135,7 @@ class BatchSizes:
                     "varies it)"
                 )
                 return self._only_present(present, batch, why)
-            why = (
-                "the batch size is not known: no DataLoader with a batch size fed the first "
-                "step; write {batch_size:N} into the command"
-            )
-            return self._only_present(present, batch, why)
+            return self._only_present(present, batch, unknown_batch(present))
         timing = spec
         if self._shapes is not None and self._shapes.matter:
             timing = self._shapes.timed(spec)
