@@ -472,3 +472,16 @@ def test_a_seed_that_is_kept_apart(tmp_path: Path) -> None:
             sample(model)
     """
     assert not _kinds(tmp_path, text)
+
+
+def test_a_long_call_in_a_title_is_its_function(tmp_path: Path) -> None:
+    text = """
+    try:
+        train(model=model, epochs=arguments.epochs, batch_size=arguments.batch_size, rate=rate)
+    except torch.cuda.OutOfMemoryError:
+        train(model=model, epochs=arguments.epochs, batch_size=arguments.batch_size,
+              rate=rate)
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    (found,) = mistakes_in(tmp_path / "train.py")
+    assert found.title.startswith("train(…) is tried while the memory of the failed step")

@@ -22,6 +22,8 @@ from trainfit.results.files.errors import TrainfitError
 
 #: A larger file is no script: a notebook's data or a generated table.
 MAX_BYTES: Final = 16 << 20
+#: Characters of code in a title; a longer call or assignment is shortened.
+_LONG: Final = 60
 
 
 class UnreadableScriptError(TrainfitError):
@@ -75,6 +77,17 @@ class Source:
             return unparsed(node)
         line = self.line(node.lineno)
         return line[_characters(line, node.col_offset) : _characters(line, node.end_col_offset)]
+
+    def short(self, node: ast.expr | ast.stmt) -> str:
+        """The same for a title: of a long call its function, of a long assignment its target."""
+        text = self.text(node)
+        if len(text) <= _LONG:
+            return text
+        if isinstance(node, ast.Call):
+            return f"{self.text(node.func)}(…)"
+        if isinstance(node, ast.Assign):
+            return f"{self.text(node.targets[0])} = …"
+        return text
 
     def method_at(self, call: ast.Call) -> tuple[int, int]:
         """Line and column of a called method's name: in a chain over lines not where it begins."""

@@ -186,13 +186,12 @@ def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
             continue
         if any(_reads(each, name) for each in (*loop.body[number + 1 :], *loop.orelse)):
             continue  # a name for what comes next
-        text = source.text(line)
         yield line_finding(
             source,
             line,
             "parameter-rebound",
-            f"{text} changes no parameter: the name stands for a new tensor from then on, and the "
-            "loop goes on to the next",
+            f"{source.short(line)} changes no parameter: the name stands for a new tensor from "
+            "then on, and the loop goes on to the next",
             "= gives a name another tensor; the model has the old one.",
             f"under torch.no_grad(): {name}.copy_({source.text(line.value)}), or an operator in "
             f"place ({name} -= …, {name}.mul_(…))",
@@ -258,7 +257,7 @@ def _shared(source: Source) -> Iterator[Finding]:
             source,
             node,
             "transform-shared",
-            f"{source.text(node)} is for {others} as well: the parts of random_split are indices "
+            f"{source.short(node)} is for {others} as well: the parts of random_split are indices "
             "into one and the same data set",
             "what is set last holds for all parts.",
             "a data set for each, with its own transform, and the same indices: "

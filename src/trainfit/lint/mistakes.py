@@ -183,7 +183,7 @@ def _seeded(source: Source) -> Iterator[Finding]:
                     source,
                     call,
                     SAME_NUMBERS,
-                    f"{source.text(call)} in {owner.name}: every sample gets the same random "
+                    f"{source.short(call)} in {owner.name}: every sample gets the same random "
                     "numbers, in every epoch",
                     "what is drawn after it (crops, noise, masks) is the same for all samples.",
                     "seed once at the start of the script (workers get seeds of their own); for "
@@ -438,7 +438,7 @@ def _retried(source: Source) -> Iterator[Finding]:
                     source,
                     again[0],
                     _RETRIED,
-                    f"{source.text(again[0])} is tried while the memory of the failed step is "
+                    f"{source.short(again[0])} is tried while the memory of the failed step is "
                     "still in use",
                     "in an except block the exception holds the frames that failed, with their "
                     "outputs and graphs; torch.cuda.empty_cache() cannot free those.",
