@@ -247,7 +247,7 @@ def largest_text(shapes: BatchShapes | None) -> str:
     if shapes.reason:
         return f" with the batches seen; cannot tell for larger ones: {shapes.reason}"
     part = _looked_at(shapes)
-    if shapes.longest is None:
+    if shapes.longest is None and not _differ(shapes):
         return f" with samples like {part} looked at"
     return f" with the largest batch of {part}" if part else " with the data set's largest batch"
 
@@ -260,7 +260,10 @@ def shapes_text(shapes: BatchShapes | None) -> str:
         return f"sized by the batches seen; larger ones not known: {shapes.reason}"
     part = _looked_at(shapes)
     if shapes.longest is None:
-        return f"one size in the {part} looked at (--thorough looks at more)"
+        more = "--thorough looks at more"
+        if _differ(shapes):
+            return f"the largest batch of {part} looked at needs no more than those seen ({more})"
+        return f"one size in the {part} looked at ({more})"
     text = "batches differ"
     median, longest = shapes.median_elements, shapes.longest_elements
     if median is not None and longest is not None:
@@ -271,6 +274,11 @@ def shapes_text(shapes: BatchShapes | None) -> str:
     if shapes.longest_step_s is not None:
         text += f", {duration(shapes.longest_step_s)}"
     return text
+
+
+def _differ(shapes: BatchShapes) -> bool:
+    """Do its samples, whether that matters to memory or not?"""
+    return shapes.median_elements != shapes.longest_elements
 
 
 def _looked_at(shapes: BatchShapes) -> str:

@@ -80,3 +80,18 @@ def test_batches_that_differ_without_a_sample_that_tells() -> None:
 def test_why_there_is_no_batch_size(batch_size: int | None, fed: tuple[int, ...], why: str) -> None:
     info = LoaderInfo(0, batch_size, 100, 3, LoaderSettings(0), "list", None, fed=fed)
     assert why in unknown_batch(Trace(TraceOutcome("finished", 3, 1.0, loader=info), None, ""))
+
+
+@pytest.mark.parametrize(
+    ("status", "fed", "why"),
+    [
+        ("finished", (36, 17), "the DataLoader no longer existed"),
+        ("interrupted", (36, 17), "the run stopped before the samples were looked at"),
+        ("interrupted", (32, 32), None),
+    ],
+)
+def test_samples_that_nobody_looked_at(status: Any, fed: tuple[int, ...], why: str | None) -> None:
+    info = LoaderInfo(0, None, 100, 3, LoaderSettings(0), "list", None, fed=fed)
+    found = varying_shapes(Trace(TraceOutcome(status, 3, 1.0, loader=info), None, ""))
+    assert (found is None) == (why is None)
+    assert found is None or (why or "") in found.reason

@@ -282,6 +282,10 @@ def test_micro_batches_and_shapes() -> None:
             "GiB with the largest batch of 250 of 118,287 samples.",
         ),
         (
+            BatchShapes(250, 118_287, 60, 5120),  # whose sampler bounds what batches need
+            "GiB with the largest batch of 250 of 118,287 samples.",
+        ),
+        (
             BatchShapes(250, 118_287, 60, 60),
             "GiB with samples like 250 of 118,287 samples looked at.",
         ),

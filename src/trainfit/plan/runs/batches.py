@@ -12,7 +12,7 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.results.findings import LAST_BATCH, Finding, Fix, Place
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import RunSpec
-from trainfit.results.runs.trace import SampleOverride, SampleScan
+from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan
 from trainfit.results.text import count
 from trainfit.simgpu.device.settling import LEAST_STEPS
 
@@ -189,7 +189,10 @@ def varying_shapes(first: Trace) -> VaryingShapes | None:
     scan, is_seen = loader.scan, loader.varies
     if scan is None:
         gone = "the DataLoader no longer existed at the end of the run"
-        return VaryingShapes(SampleScan(reason=gone), reason=gone) if is_seen else None
+        if first.outcome.status not in ("finished", "ended"):
+            gone = "the run stopped before the samples were looked at"
+        varies = is_seen or _has_own_sizes(loader)
+        return VaryingShapes(SampleScan(reason=gone), reason=gone) if varies else None
     if scan.reason or loader.index is None:
         reason = scan.reason or "its DataLoader is not known"
         return VaryingShapes(scan, reason=reason, is_seen=is_seen)
@@ -214,10 +217,15 @@ def _typical(scan: SampleScan, longest: SampleOverride) -> SampleOverride | None
     return dataclasses.replace(longest, key=scan.padded, largest=())
 
 
+def _has_own_sizes(loader: LoaderInfo) -> bool:
+    """Does its sampler decide how many samples a batch has?"""
+    return loader.batch_size is None and len(set(loader.fed)) > 1
+
+
 def unknown_batch(present: Trace) -> str:
     """Why a run has no batch size that could be another, and what to do."""
     loader = present.outcome.loader
-    if loader is not None and loader.batch_size is None and len(set(loader.fed)) > 1:
+    if loader is not None and _has_own_sizes(loader):
         return (
             f"the sampler decides how many samples a batch has ({min(loader.fed)} to "
             f"{max(loader.fed)} in those seen); --solve NAME finds the largest value of the option "
