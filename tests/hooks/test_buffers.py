@@ -19,7 +19,7 @@ from torch import nn
 
 import trainfit
 from trainfit.findings.training.learning import of_learning
-from trainfit.hooks.limits import Buffer, largest_buffer
+from trainfit.hooks.limits import Buffer, bounded_buffers
 from trainfit.memory.explanation import summarize
 from trainfit.memory.growth import step_pattern
 from trainfit.plan.growth_findings import of_steps, with_growth
@@ -50,11 +50,10 @@ def _trained_with_buffer(maxlen: int | None) -> Any:
             optimizer.zero_grad()
             model(torch.rand(8, 16, device="cuda")).mean().backward()
             optimizer.step()
-        found = largest_buffer()
+        found = bounded_buffers()
         recording = simulation.recording
-        if found is not None:
-            recording.header["buffer"] = list(found)
-        return found, recording
+        recording.header["buffers"] = [list(each) for each in found]
+        return next(iter(found), None), recording
 
 
 def test_looking_for_the_limit_of_a_list_keeps_nothing_of_the_functions_that_run() -> None:
@@ -64,7 +63,7 @@ def test_looking_for_the_limit_of_a_list_keeps_nothing_of_the_functions_that_run
         kept = [torch.rand(250, device="cuda") for _ in range(3)]
         batch = torch.rand(1000, device="cuda")
         gone = weakref.ref(batch)
-        assert largest_buffer() is None and len(kept) == 3
+        assert not bounded_buffers() and len(kept) == 3
         del batch
         assert gone() is None
 
@@ -78,6 +77,35 @@ def test_a_buffer_ends_the_growth() -> None:
     assert "it ends with 994 KiB more" in " ".join(
         note.text for note in recording_subject(summarize(recording, "run")).notes
     )
+
+
+def test_two_pools_that_grow_together() -> None:
+    """CycleGAN keeps images of both generators, 50 of each; here one has room for fewer."""
+    with trainfit.simulate("T4") as simulation:
+        small: deque[Any] = deque(maxlen=20)
+        large: deque[Any] = deque(maxlen=50)
+        model = nn.Linear(16, 4).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            image = torch.rand(250, device="cuda")
+            small.append(image)
+            large.extend([torch.rand(250, device="cuda"), image])
+            optimizer.zero_grad()
+            model(torch.rand(8, 16, device="cuda")).mean().backward()
+            optimizer.step()
+        (found,) = bounded_buffers()
+        assert found == Buffer(12 * 1024, 12, 38), "the image that both have counts once"
+        large.clear()
+        for _ in range(6):
+            large.extend(torch.rand(250, device="cuda") for _ in range(2))
+        recording = simulation.recording
+        recording.header["buffers"] = [list(each) for each in bounded_buffers()]
+    assert recording.header["buffers"] == [[12 * 1024, 12, 38], [6 * 1024, 6, 14]]
+    pattern = step_pattern(recording, reserved_bytes=0)
+    assert (pattern.course, pattern.growth_bytes_per_step) == ("growing", 2048)
+    recording.header["buffers"] = [[6 * 1024, 6, 38], [6 * 1024, 6, 14]]
+    pattern = step_pattern(recording, reserved_bytes=0)
+    assert pattern.grows_by_bytes == (38 + 14) * 1024 and pattern.steps_until_full is None
 
 
 def test_a_buffer_that_is_too_large() -> None:
@@ -176,8 +204,8 @@ def test_a_list_that_the_script_keeps_short(
     monkeypatch.syspath_prepend(tmp_path)
     with trainfit.simulate("T4"):
         memory = importlib.import_module("short_list").memory
-        found = largest_buffer()
-        assert (found.left if found is not None else None) == left and memory
+        found = [each.left for each in bounded_buffers()]
+        assert found == ([] if left is None else [left]) and memory
     del sys.modules["short_list"]
 
 
@@ -188,7 +216,7 @@ def test_a_list_of_a_function_that_runs(tmp_path: Path) -> None:
             history.append(torch.zeros(250, device="cuda"))
             if len(history) > most:
                 history.pop(0)
-        assert largest_buffer() == Buffer(4 * 1024, 4, most - 4)
+        assert bounded_buffers() == (Buffer(4 * 1024, 4, most - 4),)
 
 
 def test_parameter_lists_leave_room_for_a_buffer() -> None:
@@ -200,7 +228,7 @@ def test_parameter_lists_leave_room_for_a_buffer() -> None:
             kept.append(torch.zeros(250, device="cuda"))
             if len(kept) > capacity:
                 kept.pop(0)
-        assert largest_buffer() == Buffer(4 * 1024, 4, capacity - 4)
+        assert bounded_buffers() == (Buffer(4 * 1024, 4, capacity - 4),)
         assert len(parameters) == 8
 
 
@@ -210,4 +238,4 @@ def test_elements_that_raise_hold_nothing_that_is_known() -> None:
             raise RuntimeError("closed")
 
     kept = deque([Odd()], maxlen=4)
-    assert largest_buffer() is None and len(kept) == 1
+    assert not bounded_buffers() and len(kept) == 1

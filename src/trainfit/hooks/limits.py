@@ -32,7 +32,7 @@ _ELEMENTS: Final = 4096
 _DEEPEST: Final = 3
 _ATTRIBUTES: Final = 32
 #: Lists without a bound of their own whose code is read.
-_LISTS: Final = 4
+_LISTS: Final = 8
 _NO_ELEMENTS: Final = (str, bytes, int, float, type, torch.nn.Module, torch.optim.Optimizer)
 #: Calls that make a list longer by one, by more, and shorter.
 _ONE_MORE: Final = ("append", "insert", "appendleft")
@@ -272,25 +272,31 @@ class Buffer(NamedTuple):
     left: int
 
 
-def largest_buffer() -> Buffer | None:
-    """The container with a bound that holds most of the GPU's memory and is not full: a deque with
-    a ``maxlen``, or a list that the script's code keeps short."""
-    bounded, others = [], []
+def bounded_buffers() -> tuple[Buffer, ...]:
+    """The containers with a bound that hold memory of the GPU and are not full, the largest first:
+    deques with a ``maxlen``, and lists that the script's code keeps short. A tensor counts to the
+    first that has it."""
+    bounded: list[tuple[dict[int, int], Any, int]] = []
+    others: list[tuple[dict[int, int], Any]] = []
     for each in gc.get_objects():
         if type(each) is deque and each.maxlen:
-            if 0 < len(each) < each.maxlen and (nbytes := _device_bytes(each)):
-                left = each.maxlen - len(each)
-                bounded.append(Buffer(nbytes, min(len(each), _ELEMENTS), left))
+            if 0 < len(each) < each.maxlen and (held := _device_bytes(each)):
+                bounded.append((held, each, each.maxlen - len(each)))
         elif type(each) in (list, deque) and len(each) > 1 and _holds_tensors(each):
             others.append((_device_bytes(each), each))
-    others.sort(key=lambda pair: -pair[0])
-    for nbytes, each in others[:_LISTS]:
-        if max(bounded, default=(0,))[0] >= nbytes:
-            break
-        if room := room_left(each):
+    others.sort(key=lambda pair: -sum(pair[0].values()))
+    for held, each in others[:_LISTS]:
+        if held and (room := room_left(each)):
+            bounded.append((held, each, room))
+    bounded.sort(key=lambda found: -sum(found[0].values()))
+    counted: set[int] = set()
+    buffers = []
+    for held, each, left in bounded:
+        if counted.isdisjoint(held):
+            counted.update(held)
             elements = sum(one is not None for one in itertools.islice(each, _ELEMENTS))
-            bounded.append(Buffer(nbytes, elements, room))
-    return max(bounded, default=None)
+            buffers.append(Buffer(sum(held.values()), elements, left))
+    return tuple(buffers)
 
 
 def _holds_tensors(elements: list[Any] | deque[Any]) -> bool:
@@ -307,7 +313,8 @@ def _holds_tensors(elements: list[Any] | deque[Any]) -> bool:
     return False
 
 
-def _device_bytes(elements: Iterable[Any]) -> int:
+def _device_bytes(elements: Iterable[Any]) -> dict[int, int]:
+    """The bytes of each tensor on the GPU, by its identity."""
     tensors: dict[int, torch.Tensor] = {}
     with contextlib.suppress(Exception):
         tensors = {
@@ -316,7 +323,7 @@ def _device_bytes(elements: Iterable[Any]) -> int:
             for each in _tensors(element, _DEEPEST)
             if each.is_cuda
         }
-    return sum(-(-each.nbytes // MIN_BLOCK) * MIN_BLOCK for each in tensors.values())
+    return {key: -(-each.nbytes // MIN_BLOCK) * MIN_BLOCK for key, each in tensors.items()}
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

@@ -184,16 +184,17 @@ def _source(recording: Recording, group: _Group, nbytes: int) -> GrowthSource:
 
 
 def _until_bound(recording: Recording, steps: int, judgement: CourseFinding) -> int | None:
-    """What memory grows by until the container that keeps it is full; ``None``: none with a bound
-    has all of it."""
-    growth, buffer = judgement.growth_bytes, recording.header.get("buffer")
-    if not growth or buffer is None:
+    """What memory grows by until the containers that keep it are full; ``None``: those with a bound
+    have not all of it."""
+    growth, buffers = judgement.growth_bytes, recording.header.get("buffers", ())
+    held = sum(nbytes for nbytes, _, _ in buffers)
+    if not growth or held < _MOST_OF * growth * (steps - 1):
         return None
-    nbytes, elements, left = buffer
-    if nbytes < _MOST_OF * growth * (steps - 1):
-        return None
-    a_step = max(1, round(growth * elements / nbytes))
-    return growth * left // a_step
+    more = 0
+    for nbytes, elements, left in buffers:
+        a_step = max(1, round(growth * elements / held))
+        more += growth * nbytes * left // (held * a_step)
+    return more
 
 
 def _until_full(

@@ -24,7 +24,7 @@ import torch
 
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.limits import largest_buffer
+from trainfit.hooks.limits import bounded_buffers
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import Coverage, StepMakeup
@@ -570,8 +570,8 @@ class Runner:
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
                 recording.header["evaluations"] = self._coverage.evaluations()
-                if (buffer := largest_buffer()) is not None:
-                    recording.header["buffer"] = list(buffer)
+                if buffers := bounded_buffers():
+                    recording.header["buffers"] = [list(each) for each in buffers]
                 recording.check()
             except (IndexError, ValueError, RuntimeError):
                 continue
