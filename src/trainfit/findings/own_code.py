@@ -127,6 +127,18 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(
+            r"linalg\.(?:svd\w*|eig\w*|qr|inv\w*|pinv|cholesky\w*|matrix_\w+|cond|s?l?o?g?det)$"
+            r"|(?:^|\.)torch\.(?:svd\w*|pinverse|matrix_exp)$|(?:^|\.)(?:svd|svdvals|eigh|sqrtm)$"
+        ),
+        Habit(
+            "decomposes matrices",
+            "do it every few steps; for the largest singular value one power iteration a step "
+            "(torch.nn.utils.parametrizations.spectral_norm), for orthogonal weights "
+            "(W @ W.T - I).square().sum(), for a norm matmuls alone",
+        ),
+    ),
+    (
         re.compile(r"gc\.collect|empty_cache"),
         Habit("cleans up memory", "leave it to Python and PyTorch: not in each step"),
     ),
@@ -438,6 +450,13 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
 )
 
 
+#: What a sample waits in while it is made; where it is a retry, nobody sees the error.
+_SLEEPS: Final = re.compile(r"(?:^|\.)(?:time|asyncio)\.sleep$")
+_SLEEPING: Final = Habit(
+    "sleeps",
+    "remove the sleep; where it comes before another try, log the error that is caught there and "
+    "fix why the first try fails",
+)
 #: Of whole arrays: in a loop over elements the loop is what costs.
 _DRAWS: Final = re.compile(
     r"random\.\w*(?:normal|uniform|gauss\w*|poisson|rand|randn|random|standard_\w+)$"
@@ -455,6 +474,8 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
     for pattern, habit in _OF_SAMPLES:
         if any(pattern.search(name) for name in names):
             return habit
+    if any(map(_SLEEPS.search, names)):
+        return _SLEEPING
     if over:
         return Habit(
             f"goes over `{over}` in Python",
