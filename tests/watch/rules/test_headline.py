@@ -11,9 +11,10 @@ from helpers_watch import kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.findings.ranking import gain
 from trainfit.report.watch import answer, nothing_found
 from trainfit.results.findings import Finding
-from trainfit.results.runs.learning import LearningFacts, ScheduleFades
+from trainfit.results.runs.learning import LearningFacts, Misuse, ScheduleFades
 from trainfit.results.runs.tables import CHECKPOINT, EVALUATION, LOSS_NOT_FINITE
-from trainfit.results.runs.watched import Event
+from trainfit.results.runs.watched import CodeLine, Event, StackLooks
+from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
 
@@ -75,6 +76,34 @@ def test_a_schedule_in_epochs_that_each_batch_steps(
     if severity:
         assert answer(result).startswith("StepLR is stepped with each optimizer step")
         assert f"after {step} steps" in answer(result) and "train.py:12" in answer(result)
+
+
+def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None:
+    def judged(optimizer_s: float, numbers: int) -> WatchResult:
+        rows = Misuse("rows_untouched", ("512", "1500000", "24000000"), "model.py:11")
+        learning = LearningFacts(steps=8, misuses=(rows,), trained_numbers=numbers)
+        return judge(run_on_cpu(optimizer_s=optimizer_s, header={"learning": learning}))
+
+    found = judged(0.3, 24_000_000).findings[0]
+    assert found.kind == "rows_untouched" and found.is_critical and found.share > 0.5
+    assert "512 of the 1,500,000 rows" in answer(judged(0.3, 24_000_000))
+    for result in (judged(0.001, 24_000_000), judged(0.3, 2_400_000_000)):
+        assert all(each.severity == "info" for each in result.findings)
+
+
+def test_what_follows_all_python_code_comes_before_the_line_that_it_slows_down() -> None:
+    def judged(other_s: float) -> WatchResult:
+        learning = LearningFacts(
+            steps=8, misuses=(Misuse("tracing_on", ("tracemalloc", "25"), "train.py:6"),)
+        )
+        looks = StackLooks(80, (CodeLine("env.py:9", 78, (), "env.step", "env.step"),))
+        header = {"learning": learning, "other_code": looks}
+        return judge(run_on_cpu(other_s=other_s, header=header))
+
+    result = judged(0.2)
+    assert kinds(result)[:2] == ["tracing_on", "other_code"]
+    assert "tracemalloc is on" in answer(result) and "train.py:6" in answer(result)
+    assert judged(0.0).findings[-1].severity == "info"
 
 
 def test_other_programs_are_no_headline_where_the_run_itself_has_a_cause() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -16,6 +17,7 @@ from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
+from trainfit.watch.rules.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
 
@@ -114,9 +116,37 @@ def _learning(run: RunView) -> Iterator[Finding | Unknown]:
     """Of the first rank that looked: all have the same model."""
     for view in run.ranks:
         if view.header.learning.steps:
-            yield from of_learning(view.header.learning)
+            yield from (_costs(view, each) for each in of_learning(view.header.learning))
             yield from _fading(view)
             return
+
+
+def _costs(view: RankView, finding: Finding) -> Finding:
+    """A finding with the share of the time that it costs, where the phases tell it."""
+    if finding.kind == "tracing_on" and not checks.are_few(view):
+        return _of_python(view, finding)
+    told = next((e.told for e in view.header.learning.misuses if e.kind == finding.kind), ())
+    if finding.kind != "rows_untouched" or checks.are_few(view):
+        return finding
+    part = float(told[-1]) / max(1.0, view.header.learning.trained_numbers)
+    share = min(1.0, part) * (view.share("optimizer") or 0.0)
+    if share < thresholds.NOTICEABLE:
+        return finding
+    title = f"{finding.title}: {checks.in_percent(share)} of the time"
+    return dataclasses.replace(finding, severity=severity(share), share=share, title=title)
+
+
+def _of_python(view: RankView, finding: Finding) -> Finding:
+    """What slows Python down, with the share of the time that the training is in the script's."""
+    loader = checks.training_loader(view.header)
+    makes_batches = loader is not None and not loader.num_workers
+    share = (MainThread(view).other or 0.0) + makes_batches * (view.share("input") or 0.0)
+    if checks.has_gpu(view):
+        share = min(share, MainThread(view).unexplained_idle or 0.0)
+    if share < thresholds.NOTICEABLE:
+        return dataclasses.replace(finding, severity="info", share=share)
+    title = f"{finding.title}: {checks.in_percent(share)} of the time are in it"
+    return dataclasses.replace(finding, severity=severity(share), share=share, title=title)
 
 
 #: Epochs within which a rate that falls to nothing is not meant to: one, or where it falls in few
