@@ -22,6 +22,7 @@ from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.watch.recorder.job import short_place
+from trainfit.watch.recorder.looks.risky_lines import risky
 
 #: Functions of the script that are looked at, from the one that computes the loss outwards.
 _FRAMES: Final = 4
@@ -78,6 +79,10 @@ class Origins:
                     return None
                 found = known or found
         return found
+
+    def may_be_made_by(self) -> Misuse | None:
+        """… of weights that are not finite: the line that may have made them so, by its source."""
+        return risky(_frames(), _function)
 
     def _in_function(self, frame: FrameType) -> Misuse | None:
         code, names = frame.f_code, locals_of(frame)
