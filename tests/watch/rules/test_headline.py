@@ -78,6 +78,27 @@ def test_a_schedule_in_epochs_that_each_batch_steps(
         assert f"after {step} steps" in answer(result) and "train.py:12" in answer(result)
 
 
+def test_what_a_checkpoint_s_function_does_next_to_it_is_of_the_checkpoint() -> None:
+    """A hash and a copy; and not what the loop does near the line that saves."""
+    often = np.arange(200) % 10 == 0
+    columns = {"checkpoint_s": np.where(often, 0.15, 0.0), "flags": np.where(often, CHECKPOINT, 0)}
+    events = [Event(6.0, "checkpoint", 0, 0.15, "train.py:10")]
+
+    def judged(line: int, *callers: str) -> str:
+        hashes = CodeLine(
+            f"train.py:{line}", 60, callers, "hashlib.sha256", "hashlib.sha256", "", "", "save"
+        )
+        header = {"other_code": StackLooks(300, (hashes,))}
+        return answer(judge(run_on_cpu(events=events, other_s=0.03, header=header, **columns)))
+
+    assert judged(11, "train.py:30").startswith("Writing checkpoints costs 3")
+    assert "for what the script does next to it: train.py:11 `hashlib.sha256`" in judged(
+        11, "train.py:30"
+    )
+    assert "Writing checkpoints" not in judged(11)
+    assert "Writing checkpoints" not in judged(40, "train.py:30")
+
+
 def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None:
     def judged(optimizer_s: float, numbers: int) -> WatchResult:
         rows = Misuse("rows_untouched", ("512", "1500000", "24000000"), "model.py:11")

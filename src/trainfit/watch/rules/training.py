@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -266,8 +267,10 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
     if few:
         return
     lost = checks.column(rank, "checkpoint_s")
-    share = checks.share_of(rank, lost)
     places = np.flatnonzero(lost > 0)
+    at, share = checks.event_place(rank, "checkpoint"), checks.share_of(rank, lost)
+    beside, line = _next_to_saving(rank, at) if share else (0.0, None)
+    share += beside
     if share < thresholds.NOTICEABLE:
         return
     if len(places) < thresholds.LEAST_EVENTS:
@@ -286,7 +289,12 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         _CHECKPOINT_STALLS_KIND,
         severity(share),
-        f"Writing checkpoints costs {checks.in_percent(share)} of the time",
+        f"Writing checkpoints costs {checks.in_percent(share)} of the time"
+        + (
+            f" ({checks.in_percent(beside)} for what the script does next to it: {line})"
+            if line
+            else ""
+        ),
         (
             Evidence("a checkpoint", seconds, "s"),
             Evidence("checkpoints", float(len(places))),
@@ -303,8 +311,39 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "certain",
         share,
-        checks.event_place(rank, "checkpoint"),
+        at,
     )
+
+
+#: Lines of a function around its torch.save that are of the same checkpoint: a hash, a copy, an
+#: upload, the list of those that are deleted.
+_NEAR_SAVING: Final = 12
+
+
+def _next_to_saving(rank: RankView, at: Place | None) -> tuple[float, str | None]:
+    """Of the time, what a function that saves does else, and the line where most of that is."""
+    looks, main = rank.header.other_code, MainThread(rank)
+    near = [
+        each
+        for each in looks.lines
+        if at is not None and (found := Place.parse(each.place)) is not None
+        if found.file == at.file and abs(found.line - at.line) <= _NEAR_SAVING
+        if each.function not in ("", "<module>") and each.callers
+    ]
+    counts: Counter[str] = Counter()
+    for each in near:
+        name = each.calls or each.inner
+        counts[f"{each.place} `{name}`" if name else each.place] += each.count
+    every = sum(each.count for each in looks.lines)
+    if not near or sum(counts.values()) < thresholds.LOOKS_AT_LINE:
+        return 0.0, None
+    # What the loop itself has near the line that saves is none of it.
+    share = (main.other or 0.0) * sum(counts.values()) / every
+    if checks.has_gpu(rank):
+        share = min(share, main.unexplained_idle or 0.0)
+    if share < thresholds.NOTICEABLE:
+        return 0.0, None
+    return share, counts.most_common(1)[0][0]
 
 
 CHECKPOINT_STALLS: Final = Rule((_CHECKPOINT_STALLS_KIND,), _find_checkpoint_stalls, each_rank=True)
