@@ -176,3 +176,17 @@ def test_weights_that_a_batch_broke_unseen_are_told_by_the_source(
         assert str(found.place).endswith(f"{Path(__file__).name}:{line_of(mark)}")
         why = not_finite(found)
         assert why is not None and "may have made so" in why[0] and "softmax" in why[1]
+
+
+def test_the_line_within_a_model_that_made_it() -> None:
+    numbers, net, model = StepNumbers(), nn.Linear(2, 1), _Attends()
+    for masked in (False, True):
+        pad = torch.full((4, 4), masked)
+        out = model(torch.ones(4, 2), pad)  # the call
+        loss = net(out).square().mean()
+        numbers.note_loss(loss, None, None)
+    found = numbers.made_by
+    assert found is not None and str(found.place).endswith(line_of("the call"))
+    assert found.told[:2] == ("out", "mask") and found.told[3].endswith(line_of("the mask"))
+    why = not_finite(found)
+    assert why is not None and "may have made it so" in why[0] and "softmax" in why[1]

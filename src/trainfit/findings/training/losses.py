@@ -234,6 +234,15 @@ def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
                 "clean the data before the training (torch.nan_to_num, or leave it out)"
             ),
         )
+    if found.kind == "made_not_finite" and len(found.told) > 1:
+        name, kind, source, place = found.told
+        what, action = _AT_BORDER[kind]
+        return (
+            f": `{name}` is the first that is not, and what it is made of is finite; "
+            f"`{short(source, 60)}` at {place} may have made it so",
+            f"in what this line calls: {what}",
+            Fix(action),
+        )
     if found.kind == "made_not_finite":
         return (
             f": `{found.told[0]}` is the first that is not, and what it is made of is finite",

@@ -39,47 +39,72 @@ _MODULES: Final = 200
 _TOLD: Final = 2
 
 
-def risky(
-    frames: Sequence[FrameType], function: Callable[[CodeType], ast.AST | None]
-) -> Misuse | None:
+_Function = Callable[[CodeType], ast.AST | None]
+
+
+def risky(frames: Sequence[FrameType], function: _Function) -> Misuse | None:
     """Of the script's functions that compute a loss, the innermost first, and of what they call:
     the kind of the risk, the source and the place of one such line or two; ``None``: there is none,
     or there are more. ``function`` gives the syntax of a function's code."""
-    found: dict[str, tuple[str, str]] = {}
     with contextlib.suppress(Exception):  # sources and objects may be of any kind
-        for code, line in _codes(frames):
-            tree = function(code)
-            if tree is None:
-                continue
-            for node in _parts(tree, line):
-                for at, kind in _risks(node):
-                    source = linecache.getline(code.co_filename, at).strip()
-                    found.setdefault(short_place(f"{code.co_filename}:{at}"), (kind, source))
+        own = {frame.f_code: (frame.f_lineno, frame.f_globals) for frame in frames}
+        values = [
+            each
+            for frame in frames
+            for each in (*locals_of(frame).values(), *frame.f_globals.values())
+        ]
+        return _only(_with_called(own | _forwards(values)), function)
+    return None
+
+
+def risky_in(called: Iterable[Any], function: _Function) -> Misuse | None:
+    """The same of modules and functions of the script that one line calls."""
+    with contextlib.suppress(Exception):
+        values = list(called)
+        own = {e.__code__: (0, e.__globals__) for e in values if isinstance(e, FunctionType)}
+        return _only(_with_called(own | _forwards(values)), function)
+    return None
+
+
+#: Functions with the line that runs (0: any may), and what their names stand for.
+_Codes = dict[CodeType, tuple[int, dict[str, Any]]]
+
+
+def _only(codes: _Codes, function: _Function) -> Misuse | None:
+    found: dict[str, tuple[str, str]] = {}
+    own = [(code, at) for code, (at, _) in codes.items() if not is_library(code.co_filename)]
+    for code, line in own[:_MOST]:
+        tree = function(code)
+        for node in () if tree is None else _parts(tree, line):
+            for at, kind in _risks(node):
+                source = linecache.getline(code.co_filename, at).strip()
+                found.setdefault(short_place(f"{code.co_filename}:{at}"), (kind, source))
     if not 0 < len(found) <= _TOLD:
         return None
     place, (kind, source) = next(iter(found.items()))
     return Misuse("may_be_made", (kind, source, *list(found)[1:]), place)
 
 
-def _codes(frames: Sequence[FrameType]) -> Iterator[tuple[CodeType, int]]:
-    """The functions of frames with the line that runs, then (0: any line may) the forward passes
-    of the script's modules that these know, and functions that all of these call by name."""
-    known: dict[CodeType, int] = {frame.f_code: frame.f_lineno for frame in frames}
-    spaces: dict[CodeType, dict[str, Any]] = {frame.f_code: frame.f_globals for frame in frames}
-    for frame in frames:
-        values = [*locals_of(frame).values(), *frame.f_globals.values()]
-        for model in [each for each in values if isinstance(each, torch.nn.Module)]:
-            for part, _ in zip(model.modules(), range(_MODULES), strict=False):
-                forward = getattr(type(part), "forward", None)
-                if isinstance(forward, FunctionType) and forward.__code__ not in known:
-                    known[forward.__code__], spaces[forward.__code__] = 0, forward.__globals__
-    for code, space in list(spaces.items()):
+def _forwards(values: Iterable[Any]) -> _Codes:
+    """The forward passes of modules."""
+    found: _Codes = {}
+    for model in [each for each in values if isinstance(each, torch.nn.Module)]:
+        for part, _ in zip(model.modules(), range(_MODULES), strict=False):
+            forward = getattr(type(part), "forward", None)
+            if isinstance(forward, FunctionType):
+                found[forward.__code__] = 0, forward.__globals__
+    return found
+
+
+def _with_called(codes: _Codes) -> _Codes:
+    """And the functions that these call by name."""
+    called: _Codes = {}
+    for code, (_, space) in codes.items():
         for name in code.co_names:
-            called = space.get(name)
-            if isinstance(called, FunctionType) and called.__code__ not in known:
-                known[called.__code__] = 0
-    own = [(code, at) for code, at in known.items() if not is_library(code.co_filename)]
-    yield from own[:_MOST]
+            value = space.get(name)
+            if isinstance(value, FunctionType):
+                called[value.__code__] = 0, value.__globals__
+    return {**codes, **{code: each for code, each in called.items() if code not in codes}}
 
 
 def _parts(tree: ast.AST, line: int) -> Iterable[ast.AST]:
