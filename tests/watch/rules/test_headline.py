@@ -99,6 +99,25 @@ def test_what_a_checkpoint_s_function_does_next_to_it_is_of_the_checkpoint() -> 
     assert "Writing checkpoints" not in judged(40, "train.py:30")
 
 
+def test_an_evaluation_in_small_batches_is_told_their_size() -> None:
+    hit = np.arange(400) % 50 == 49
+    made = {"evaluation_s": np.where(hit, 2.0, 0.0), "flags": np.where(hit, EVALUATION, 0)}
+
+    def judged(size: int) -> Finding:
+        (training,) = loader()
+        valid = dataclasses.replace(
+            training, role="evaluation", place="train.py:50", batch_size=size
+        )
+        result = judge(run_on_cpu(400, header={"loaders": (training, valid)}, **made))
+        return next(each for each in result.findings if each.kind == "evaluation_share")
+
+    found = judged(1)
+    assert found.title.endswith("in batches of 1") and "train.py:50" in found.fix.action
+    (training,) = loader()
+    assert training.batch_size is not None
+    assert "in batches" not in judged(training.batch_size).title
+
+
 def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None:
     def judged(optimizer_s: float, numbers: int) -> WatchResult:
         rows = Misuse("rows_untouched", ("512", "1500000", "24000000"), "model.py:11")

@@ -408,7 +408,8 @@ class Fetching:
         if self.slow_line is None:
             return ""
         if self.habit is None:
-            return f"{self.slow_line} compute most of a batch" if self.slow_line.is_several else ""
+            verb = "compute" if self.slow_line.is_several else "computes"
+            return f"{self.slow_line} {verb} most of a batch"
         name = "" if self.slow_line.is_several else self.slow_line.most.calls
         return f"{self.slow_line} {self.habit.what}{f' (`{name}`)' if name else ''}"
 

@@ -16,6 +16,7 @@ from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
+from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.main_thread import MainThread
@@ -427,10 +428,12 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     if between <= _NEARLY_EACH:
         yield _within_training(share, spent[places], between)
         return
+    small = _small_batches(rank)
     yield Finding(
         _EVALUATION_SHARE_KIND,
         "warning",
-        f"Evaluation uses {checks.in_percent(share)} of the time",
+        f"Evaluation uses {checks.in_percent(share)} of the time"
+        + ("" if small is None else f", in batches of {small[0].batch_size}"),
         (
             Evidence("an evaluation", float(np.median(spent[places])), "s"),
             Evidence("evaluations", float(len(places))),
@@ -441,12 +444,35 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
             Fix(
                 "evaluate less often or on fewer samples, if that is more than you want, and under "
                 "torch.no_grad(), where a larger batch fits"
+            )
+            if small is None
+            else Fix(
+                f"batch_size={small[1]} as in the training, or more, for the DataLoader at "
+                f"{small[0].place}: without gradients at least as many samples fit, and a call "
+                "costs little more for them"
             ),
         ),
         "certain",
         share,
         checks.event_place(rank, "evaluation"),
     )
+
+
+#: Of the training's batch size, what an evaluation's is at most that was not chosen: a DataLoader's
+#: own is 1.
+_SMALL_BATCH: Final = 0.25
+
+
+def _small_batches(rank: RankView) -> tuple[WatchedLoader, int] | None:
+    """The DataLoader of the evaluation, where its batches are much smaller than the training's, and
+    the size of these."""
+    training = checks.training_loader(rank.header)
+    size = None if training is None else training.batch_size
+    for each in rank.header.loaders:
+        own = each.batch_size
+        if each.role == "evaluation" and own and size and own <= _SMALL_BATCH * size:
+            return each, size
+    return None
 
 
 def _within_training(share: float, seconds: checks.Seconds, between: float) -> Finding:
