@@ -55,6 +55,15 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         Habit("writes a file", f"{_LESS_OFTEN}; what is written often should be small"),
     ),
     (
+        re.compile(r"\.(?:commit|execute|executemany|executescript)$|^sqlite3\."),
+        Habit(
+            "writes to a database",
+            "collect rows and write them every 100 steps, with one executemany() and one commit() "
+            "(each commit waits until the disk has written); SQLite with PRAGMA journal_mode=WAL "
+            "and synchronous=NORMAL waits for less",
+        ),
+    ),
+    (
         re.compile(r"fsync|fdatasync"),
         Habit(
             "waits until a disk has written",

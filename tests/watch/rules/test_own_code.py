@@ -175,6 +175,20 @@ def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     assert habit is not None and words in habit.what
 
 
+def test_a_commit_for_each_parameter_is_the_database_s_cost() -> None:
+    call = CodeLine(
+        "log.py:13",
+        70,
+        ("train.py:9",),
+        "self.db.commit",
+        "self.db.commit",
+        "",
+        "named_parameters()",
+    )
+    found = finding(judge(other(call)), "other_code")
+    assert "writes to a database" in found.title and "one commit()" in found.fix.action
+
+
 def test_a_decomposition_in_each_step_has_cheaper_ones() -> None:
     svd = CodeLine("train.py:9", 70, (), "torch.linalg.svd", "torch.linalg.svd")
     found = finding(judge(other(svd)), "other_code")
