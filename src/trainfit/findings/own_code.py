@@ -272,6 +272,17 @@ def habit_of(
 _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(
+            r"(?:^|\.)(?:from_(?:file|pretrained|str)|load_model|load_from_checkpoint)$"
+            r"|^(?:spacy|torch\.hub|whisper|joblib)\.load$"
+        ),
+        Habit(
+            "loads a model or a tokenizer for each sample",
+            "load it once: in __init__, or at the first sample of each worker (if self.tokenizer "
+            "is None: self.tokenizer = …)",
+        ),
+    ),
+    (
+        re.compile(
             r"h5py\.File|h5py\._hl\.files|make_fid|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile"
             r"|TarFile|lmdb\.open|sqlite3\.connect|netCDF4|open_dataset|open_group|zarr\.open"
         ),

@@ -3,6 +3,7 @@ script's own that keep their own result. And a profiler that records all steps."
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -216,6 +217,8 @@ class Profiling:
             yield Misuse("profiler_on", (str(self.all_steps[0]),), self.all_steps[1])
         if self._followed is not None and self._looks_followed >= _LOOKS:
             file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+            inside = os.path.relpath(file) if os.path.isabs(file) else file
+            file = file if inside.startswith("..") else inside  # as other lines are told
             told = self._followed[0], str(self._followed[1])
             yield Misuse("tracing_on", told, only_line(file, _SWITCHES))
 

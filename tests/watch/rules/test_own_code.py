@@ -153,6 +153,8 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
     [
         (("np.load", "numpy.lib._npyio_impl.load"), "reads a whole file"),
         (("self.db.execute",), "asks a database"),
+        (("Tokenizer.from_file",), "loads a model or a tokenizer"),
+        (("AutoTokenizer.from_pretrained", "json.load"), "loads a model or a tokenizer"),
         (("re.sub", "re._compile"), "makes tokens"),
         (("PATTERN.findall",), "makes tokens"),
         (("self.cache[]", "multiprocessing.connection._recv"), "from another process"),
