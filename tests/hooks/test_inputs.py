@@ -367,10 +367,9 @@ def test_targets_of_a_loss_of_probabilities_are_such(kinds: Kinds) -> None:
 
     def of(targets: Tensor, **options: Any) -> dict[str, Finding]:
         def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
-            given = {"weight": (y >= 0).float()} if options.get("weighted") else {}
-            reduction = options.get("reduction", "mean")
+            weight = (y >= 0).float() if options.get("weighted") else None
             found: Tensor = F.binary_cross_entropy_with_logits(
-                model(x), y, reduction=reduction, **given
+                model(x), y, weight, reduction=options.get("reduction", "mean")
             )
             return found.mean()
 

@@ -125,7 +125,7 @@ def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None
         return judge(run_on_cpu(optimizer_s=optimizer_s, header={"learning": learning}))
 
     found = judged(0.3, 24_000_000).findings[0]
-    assert found.kind == "rows_untouched" and found.is_critical and found.share > 0.5
+    assert found.kind == "rows_untouched" and found.is_critical and (found.share or 0.0) > 0.5
     assert "512 of the 1,500,000 rows" in answer(judged(0.3, 24_000_000))
     for result in (judged(0.001, 24_000_000), judged(0.3, 2_400_000_000)):
         assert all(each.severity == "info" for each in result.findings)
