@@ -134,6 +134,19 @@ def test_pickling_and_copying_elsewhere_is_not_explained() -> None:
     assert cause(lambda: torch.save(lambda: None, io.BytesIO())) is None
 
 
+def test_files_that_the_script_keeps_open_are_told_by_its_line() -> None:
+    """And not by what workers hold open, where there are any."""
+    text = "OSError: [Errno 24] Too many open files: 'out/trace_2.txt'"
+    script = f'Traceback (most recent call last):\n  File "train.py", line 12, in write\n{text}'
+    fault = of_exception(script)
+    assert fault is not None and fault.kind == "open_files" and str(fault.place) == "train.py:12"
+    assert "with open(" in fault.fix.action
+    seen = FailureContext()
+    failure = Failure("OSError", text.partition(": ")[2], script)
+    of_workers = of_failure(failure, LoaderSettings(2), seen)
+    assert of_workers is not None and "set_sharing_strategy" in of_workers.fix.action
+
+
 def test_a_class_that_a_checkpoint_misses_is_no_spawned_worker() -> None:
     text = "AttributeError: Can't get attribute 'Net' on <module '__main__' from 'train.py'>"
     loading = f'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n{text}'

@@ -361,6 +361,54 @@ def test_targets_that_a_layer_does_not_get_to(kinds: Kinds) -> None:
     assert of(prices, lambda x: 200_000 + 50_000 * x) == {}
 
 
+def test_targets_of_a_loss_of_probabilities_are_such(kinds: Kinds) -> None:
+    """Masks as image files have them; a number that is left out has a weight of 0."""
+    ones = (torch.arange(32) % 2).float()[:, None]
+
+    def of(targets: Tensor, **options: Any) -> dict[str, Finding]:
+        def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+            weight = (y >= 0).float() if options.get("weighted") else None
+            found: Tensor = F.binary_cross_entropy_with_logits(
+                model(x), y, weight, reduction=options.get("reduction", "mean")
+            )
+            return found.mean()
+
+        return kinds(loss, ROWS, targets, model=net(1))
+
+    told = of(255 * ones)["targets_outside"]
+    assert "from 0 to 255" in told.title and "target / 255" in told.fix.action
+    assert told.is_critical and "reduction='none'" in of(2 * ones - 1)["targets_outside"].fix.action
+    assert of(ones) == of(0.9 * ones + 0.05) == of(1.001 * ones) == {}
+    assert of(2 * ones - 1, weighted=True) == of(2 * ones - 1, reduction="none") == {}
+
+
+class _Table(nn.Module):
+    """Rows of a table, and the whole table as output layer where it is ``tied``."""
+
+    def __init__(self, *, sparse: bool = False, tied: bool = False) -> None:
+        super().__init__()
+        self.rows, self.tied = nn.Embedding(70_000, 128, sparse=sparse), tied
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.rows(x)
+        return F.linear(found, self.rows.weight) if self.tied else found
+
+
+def test_a_large_table_of_which_a_batch_needs_few_rows(kinds: Kinds) -> None:
+    """34 MiB: and few are enough, a sparse gradient, or an output layer that needs all."""
+    words = torch.arange(32)[:, None]
+
+    def of(tokens: Tensor = words, **options: bool) -> dict[str, Finding]:
+        model = _Table(**options)
+        return kinds(lambda m, x, _: m(x).square().mean(), tokens, CLASSES, model=model)
+
+    told = of()["rows_untouched"]
+    assert "8 of the 70,000 rows" in told.title and "sparse=True" in told.fix.action
+    assert told.severity == "info"  # what it costs, a watched run knows
+    assert of(tied=True) == of(words.expand(32, 100)) == {}
+    assert of(sparse=True) == {}
+
+
 def test_a_scaler_is_for_float16(kinds: Kinds) -> None:
     def of(*, cast: bool, enabled: bool = True) -> dict[str, Finding]:
         scaler = torch.amp.GradScaler("cuda", enabled=enabled)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -267,6 +269,35 @@ def test_a_profiler_that_records_all_steps() -> None:
     assert not run(steps=32)
     assert not run(after=64)  # it was of the beginning
     assert not run(schedule=schedule(wait=1, warmup=1, active=2, repeat=1))
+
+
+def test_what_follows_all_python_code() -> None:
+    """And not what was switched off, or is trainfit's own."""
+    model = net()
+
+    def run(on: Callable[[], Any], off: Callable[[], Any], after: int = 0) -> dict[str, Finding]:
+        def training(observer: LearningObserver) -> None:
+            optimizer = sgd(model)
+            before = sys.gettrace()
+            on()
+            try:
+                train(observer, model, optimizer, steps=16)
+            finally:
+                off()
+                sys.settrace(before)
+            train(observer, model, optimizer, steps=after)
+
+        return found(training)
+
+    def trace(*_: Any) -> None:
+        pass
+
+    told = run(lambda: tracemalloc.start(5), tracemalloc.stop)["tracing_on"]
+    assert "tracemalloc is on" in told.title and "5 frames" in told.title
+    assert "sys.settrace is on" in run(lambda: sys.settrace(trace), trace)["tracing_on"].title
+    assert not run(lambda: tracemalloc.start(1), tracemalloc.stop, after=16)
+    trace.__module__ = "trainfit.scripts.phases"
+    assert not run(lambda: sys.settrace(trace), trace) and not run(trace, trace)
 
 
 def test_one_batch_for_all_steps() -> None:

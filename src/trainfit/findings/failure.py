@@ -96,6 +96,8 @@ _SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchron
 #: "unable to open shared memory object </torch_1_2_3> in read-write mode[: Too many open …]"
 #: (`aten/src/ATen/MapAllocator.cpp`; before 1.12 without the reason: files, most often).
 _SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
+#: Where it is a file of the script's that is named.
+_OPENED: Final = re.compile(r"Too many open files: '(?!/dev/shm|/torch_)")
 #: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
 _FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
 #: What a worker's own handler and the loader say of a bus error is a guess ("might be caused by
@@ -232,6 +234,10 @@ def _resources(
     text = _text(failure, seen)
     said = short(raised.message or failure.message) or spoken(failure, seen)
     if _FILES.search(text):
+        if _OPENED.search(raised.message) and not (settings is not None and settings.num_workers):
+            summary = "Too many open files: what the script opened before is not closed"
+            fix = fixes.CLOSE_FILES
+            return failure_finding("open_files", summary, said, fix, settings, raised.place)
         return _open_files(settings, said, seen)
     if (_SHM.search(text) and not _SHM_OF_GPU.search(text)) or (
         _NO_SPACE.search(text) and _SHM_PLACES.search(text)

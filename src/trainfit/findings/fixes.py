@@ -54,6 +54,11 @@ LOST: Final = (
     "check stderr: a worker's queue thread prints there why it could not send a batch; "
     "then raise ulimit -n, or return only tensors, arrays, numbers and strings"
 )
+CLOSE_FILES: Final = (
+    "close each file that is opened (with open(…) as file:), also those of PIL.Image.open, h5py, "
+    "np.load of an .npz and subprocess.Popen; what a list or a dictionary keeps stays open. Where "
+    "so many are needed at once, raise the limit (ulimit -n 65536 before the command)"
+)
 OPEN_FILES: Final = (
     "raise the limit (ulimit -n 65536 before the command), or call "
     'torch.multiprocessing.set_sharing_strategy("file_system") at the top of the script; fewer '

@@ -55,6 +55,15 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         Habit("writes a file", f"{_LESS_OFTEN}; what is written often should be small"),
     ),
     (
+        re.compile(r"\.(?:commit|execute|executemany|executescript)$|^sqlite3\."),
+        Habit(
+            "writes to a database",
+            "collect rows and write them every 100 steps, with one executemany() and one commit() "
+            "(each commit waits until the disk has written); SQLite with PRAGMA journal_mode=WAL "
+            "and synchronous=NORMAL waits for less",
+        ),
+    ),
+    (
         re.compile(r"fsync|fdatasync"),
         Habit(
             "waits until a disk has written",
@@ -124,6 +133,18 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         Habit(
             "asks for the state of the machine",
             "ask every few hundred steps, or from a thread of its own",
+        ),
+    ),
+    (
+        re.compile(
+            r"linalg\.(?:svd\w*|eig\w*|qr|inv\w*|pinv|cholesky\w*|matrix_\w+|cond|s?l?o?g?det)$"
+            r"|(?:^|\.)torch\.(?:svd\w*|pinverse|matrix_exp)$|(?:^|\.)(?:svd|svdvals|eigh|sqrtm)$"
+        ),
+        Habit(
+            "decomposes matrices",
+            "do it every few steps; for the largest singular value one power iteration a step "
+            "(torch.nn.utils.parametrizations.spectral_norm), for orthogonal weights "
+            "(W @ W.T - I).square().sum(), for a norm matmuls alone",
         ),
     ),
     (
@@ -249,6 +270,17 @@ def habit_of(
 
 
 _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
+    (
+        re.compile(
+            r"(?:^|\.)(?:from_(?:file|pretrained|str)|load_model|load_from_checkpoint)$"
+            r"|^(?:spacy|torch\.hub|whisper|joblib)\.load$"
+        ),
+        Habit(
+            "loads a model or a tokenizer for each sample",
+            "load it once: in __init__, or at the first sample of each worker (if self.tokenizer "
+            "is None: self.tokenizer = …)",
+        ),
+    ),
     (
         re.compile(
             r"h5py\.File|h5py\._hl\.files|make_fid|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile"
@@ -438,6 +470,13 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
 )
 
 
+#: What a sample waits in while it is made; where it is a retry, nobody sees the error.
+_SLEEPS: Final = re.compile(r"(?:^|\.)(?:time|asyncio)\.sleep$")
+_SLEEPING: Final = Habit(
+    "sleeps",
+    "remove the sleep; where it comes before another try, log the error that is caught there and "
+    "fix why the first try fails",
+)
 #: Of whole arrays: in a loop over elements the loop is what costs.
 _DRAWS: Final = re.compile(
     r"random\.\w*(?:normal|uniform|gauss\w*|poisson|rand|randn|random|standard_\w+)$"
@@ -455,6 +494,8 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
     for pattern, habit in _OF_SAMPLES:
         if any(pattern.search(name) for name in names):
             return habit
+    if any(map(_SLEEPS.search, names)):
+        return _SLEEPING
     if over:
         return Habit(
             f"goes over `{over}` in Python",

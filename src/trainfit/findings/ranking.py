@@ -21,14 +21,15 @@ _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
 _ALTERS: Final = frozenset(("generator_copied", "one_batch", "units_dead"))
 #: Each operator costs more, by how much was not measured.
 _SLOWS_ALL: Final = frozenset(("anomaly_mode", "profiler_on"))
-#: Of what costs the same time, the cause of the other: threads that make batches late.
-_CAUSES: Final = frozenset(("thread_oversubscription",))
+#: Of what costs the same time, the cause of the other: threads that make batches late, what slows
+#: down the lines that cost most.
+_CAUSES: Final = frozenset(("thread_oversubscription", "tracing_on"))
 #: What no change of the job mends comes after what one does.
 _OUTSIDE: Final = frozenset(("cpu_contention",))
 #: Wanted work, whose share is not all a loss.
 _WANTED: Final = frozenset(("evaluation_share", "loop_over_elements"))
 #: Of whose share some is work that stays: how much was not measured.
-_PARTLY_WANTED: Final = frozenset(("thread_oversubscription",))
+_PARTLY_WANTED: Final = frozenset(("thread_oversubscription", "tracing_on"))
 #: Rates above this many times the present one are not told apart.
 _MOST_GAIN: Final = 20.0
 

@@ -3,14 +3,18 @@ script's own that keep their own result. And a profiler that records all steps."
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerAction
 
 from trainfit.hooks.losses import parameters_of
+from trainfit.hooks.values import only_line
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import forward_of
 
 #: Numbers of a model that is worth a word.
@@ -166,10 +170,36 @@ class ScaledLosses:
         self._is_scaled, self._plain = False, []
 
 
+#: How a script switches on what follows its Python code.
+_SWITCHES: Final = (
+    r"\btracemalloc\.start\(",
+    r"\bsys\.set(?:trace|profile)\((?!\s*None)",
+    r"\b(?:[cC]?[pP]rofiler?|pr|prof)\.enable\(",
+)
+
+
+def follower() -> tuple[str, int] | None:
+    """What follows each call, line or allocation of this thread's Python code, by its name, and the
+    frames that it keeps of each (0: none); ``None``: nothing does."""
+    memory = sys.modules.get("tracemalloc")
+    if memory is not None and memory.is_tracing():
+        return "tracemalloc", int(memory.get_traceback_limit())
+    for name, found in (("sys.settrace", sys.gettrace()), ("sys.setprofile", sys.getprofile())):
+        if found is None or str(getattr(found, "__module__", "")).startswith("trainfit."):
+            continue  # a simulated run's own
+        return ("cProfile" if type(found).__module__ in ("cProfile", "_lsprof") else name), 0
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 and newer
+    named = None if monitoring is None else monitoring.get_tool(monitoring.PROFILER_ID)
+    return None if not named else (str(named), 0)
+
+
 class Profiling:
     """Follows a profiler of the script."""
 
     def __init__(self) -> None:
+        #: What follows its Python code at the last looks, and how many these are.
+        self._followed: tuple[str, int] | None = None
+        self._looks_followed = 0
         self._began: tuple[weakref.ref[Any], str | None] | None = None
         self._looks = 0
         self.all_steps: tuple[int, str | None] | None = None
@@ -180,12 +210,26 @@ class Profiling:
         if getattr(profiler, "enabled", True):
             self._began, self._looks = (weakref.ref(profiler), place), 0
 
+    def found(self) -> Iterator[Misuse]:
+        """A profiler that records all steps; what follows the script's Python code, the frames that
+        it keeps of each, and the line that switched it on, where the main script has it."""
+        if self.all_steps is not None:
+            yield Misuse("profiler_on", (str(self.all_steps[0]),), self.all_steps[1])
+        if self._followed is not None and self._looks_followed >= _LOOKS:
+            file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+            inside = os.path.relpath(file) if os.path.isabs(file) else file
+            file = file if inside.startswith("..") else inside  # as other lines are told
+            told = self._followed[0], str(self._followed[1])
+            yield Misuse("tracing_on", told, only_line(file, _SWITCHES))
+
     def ends(self) -> None:
         """… and ends."""
         self._began = None
 
     def look(self, steps: int) -> None:
         """At a step: does it record?"""
+        self._followed = follower()
+        self._looks_followed = self._looks_followed + 1 if self._followed is not None else 0
         profiler = self._began[0]() if self._began is not None else None
         # The older one (torch.autograd.profiler) records as long as it is on.
         does = getattr(profiler, "current_action", ProfilerAction.RECORD)

@@ -308,11 +308,14 @@ def _embedding(
     input: Any = None,
     weight: Any = None,
     padding_idx: Any = None,
-    *_: Any,
-    **__: Any,
+    max_norm: Any = None,
+    norm_type: Any = 2.0,
+    scale_grad_by_freq: Any = False,
+    sparse: Any = False,
 ) -> None:
     observer.misuse.batches.embedded(input)
     observer.misuse.labels.embedded(input, padding_idx)
+    observer.misuse.inputs.embedded(input, weight, is_sparse=bool(sparse))
 
 
 def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:
@@ -403,6 +406,8 @@ def _comparing(
     observer.misuse.terms.comparing(name, input, target)
     averages = reduction == "mean"
     observer.misuse.targets.comparing(name, input, target, ignore_index, averages=averages)
+    if reduction != "none" and weight is None:  # what is left out may have any number
+        observer.misuse.targets.probable(name, input, target)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it
         observer.misuse.compares(target, weight, ignore_index)
 

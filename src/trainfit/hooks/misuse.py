@@ -121,7 +121,6 @@ class MisuseObserver:
         self.bystanders = Bystanders()
         self.restored = Restored(place)
         self.plateaus = Plateaus(place)
-        self._begun = False
         self.passes = Passes()
         self.labels = Labels()
         self.hooked = Hooked()
@@ -134,7 +133,7 @@ class MisuseObserver:
         self._tied_at = ""
         self._labels_at: str | None = None
         #: Has the first step begun, and are all steps looked at, or was that so at the last look?
-        self._is_early = False
+        self._begun = self._is_early = False
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
@@ -149,8 +148,6 @@ class MisuseObserver:
             self._note("double", place="")
         if (unused := self.second_order.unused()) is not None:
             self._note("second_order_unused", place=unused)
-        if (profiled := self.profiling.all_steps) is not None:
-            self._note("profiler_on", str(profiled[0]), place=profiled[1] or "")
         if (grown := self.grown.found) is not None:
             self._note("parameters_added", *map(str, grown[:3]), place=grown[3] or "")
         if (only := self.batches.only_one()) is not None:
@@ -160,6 +157,7 @@ class MisuseObserver:
         followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
         followed = *followed, *self.targets.found(), *self.inputs.found(), *self.restored.found()
         followed = *followed, *self.bystanders.found(trains=self._begun)
+        followed = *followed, *self.profiling.found()
         followed = *followed, *self.plateaus.found(self._steps(), self.batches.of_epoch)
         if not leaves:
             return (*self._found.values(), *followed)
@@ -298,6 +296,7 @@ class MisuseObserver:
         self.scaled.backward(everything, self._place())
         self.terms.backward(node, everything)
         self.passes.backward(everything, self._place())
+        self.inputs.backward(everything)
         self.weights.backward(everything)
         self.scores.backward()
         if self._repeats and "one_layer" not in self._found:

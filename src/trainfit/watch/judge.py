@@ -212,9 +212,12 @@ def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     # Looks at the main thread found that line because of them.
     of_others = (*growth.FILES.kinds, *ranking.STANDSTILL)
     told = {str(each.at) for each in findings if each.kind in of_others and each.place}
+    started = {str(each.at) for each in findings if each.kind == "epoch_start" and each.place}
     for each in findings:
         if each.kind == KIND and str(each.at) in told:
             continue
+        if each.kind == "iterator_restarted" and str(each.at) in started and not each.is_critical:
+            continue  # what it costs says the other one
         by = max((shares.get(kind, 0.0) for kind in _SAID_BY.get(each.kind, ())), default=0.0)
         if not by or each.share is None or by < 0.5 * each.share:
             yield each

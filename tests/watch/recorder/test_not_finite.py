@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from trainfit.findings.training.losses import not_finite
 from trainfit.results.runs.learning import Misuse
 from trainfit.watch.recorder.gpu_step import StepNumbers
 
@@ -125,3 +126,67 @@ def test_weights_that_a_gradient_broke_are_told_by_the_slope_in_the_loss(
     numbers.note_loss(loss, None, None)
     found = numbers.made_by
     assert (found and (found.kind, found.told)) == (told and ("slope_infinite", told))
+
+
+class _Attends(nn.Module):
+    def forward(self, x: Tensor, pad: Tensor) -> Tensor:
+        scores = x @ x.transpose(0, 1) / 2**0.5
+        scores = scores.masked_fill(pad, float("-inf"))  # the mask
+        return scores.softmax(-1) @ x
+
+
+class _Looks(nn.Module):
+    def forward(self, x: Tensor, _: Tensor) -> Tensor:
+        self.log("x", x.mean())
+        causal = torch.triu(torch.full((4, 4), float("-inf")), 1)
+        return (x @ x.transpose(0, 1) + causal).softmax(-1) @ x / x.shape[0]
+
+    def log(self, name: str, value: Tensor) -> None:
+        pass
+
+
+def attends(numbers: StepNumbers, net: nn.Module, model: nn.Module, losses: list[float]) -> None:
+    psnr = 10 * torch.log10(1 / torch.ones(1))  # no part of the loss
+    for each in losses:
+        numbers.note_loss(psnr + each, None, None)
+    out = net(model(torch.ones(4, 2), torch.zeros(4, 4, dtype=torch.bool)))
+    loss = out.square().mean()
+    numbers.note_loss(loss, None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "losses", "mark"),
+    [
+        (_Attends(), [3.0, 2.0, 1.0], "the mask"),
+        (_Attends(), [1.0, 4.0, 90.0], ""),
+        (_Looks(), [3.0, 2.0, 1.0], ""),
+    ],
+)
+def test_weights_that_a_batch_broke_unseen_are_told_by_the_source(
+    model: nn.Module, losses: list[float], mark: str
+) -> None:
+    numbers, net = StepNumbers(), nn.Linear(2, 1)
+    with torch.no_grad():
+        net.weight.fill_(math.nan)
+    attends(numbers, net, model, losses)
+    found = numbers.made_by
+    assert (found is not None) == bool(mark)
+    if found is not None:
+        assert found.kind == "may_be_made" and found.told[0] == "mask"
+        assert str(found.place).endswith(f"{Path(__file__).name}:{line_of(mark)}")
+        why = not_finite(found)
+        assert why is not None and "may have made so" in why[0] and "softmax" in why[1]
+
+
+def test_the_line_within_a_model_that_made_it() -> None:
+    numbers, net, model = StepNumbers(), nn.Linear(2, 1), _Attends()
+    for masked in (False, True):
+        pad = torch.full((4, 4), masked)
+        out = model(torch.ones(4, 2), pad)  # the call
+        loss = net(out).square().mean()
+        numbers.note_loss(loss, None, None)
+    found = numbers.made_by
+    assert found is not None and str(found.place).endswith(line_of("the call"))
+    assert found.told[:2] == ("out", "mask") and found.told[3].endswith(line_of("the mask"))
+    why = not_finite(found)
+    assert why is not None and "may have made it so" in why[0] and "softmax" in why[1]

@@ -11,9 +11,10 @@ from helpers_watch import kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.findings.ranking import gain
 from trainfit.report.watch import answer, nothing_found
 from trainfit.results.findings import Finding
-from trainfit.results.runs.learning import LearningFacts, ScheduleFades
+from trainfit.results.runs.learning import LearningFacts, Misuse, ScheduleFades
 from trainfit.results.runs.tables import CHECKPOINT, EVALUATION, LOSS_NOT_FINITE
-from trainfit.results.runs.watched import Event
+from trainfit.results.runs.watched import CodeLine, Event, StackLooks
+from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
 
@@ -75,6 +76,74 @@ def test_a_schedule_in_epochs_that_each_batch_steps(
     if severity:
         assert answer(result).startswith("StepLR is stepped with each optimizer step")
         assert f"after {step} steps" in answer(result) and "train.py:12" in answer(result)
+
+
+def test_what_a_checkpoint_s_function_does_next_to_it_is_of_the_checkpoint() -> None:
+    """A hash and a copy; and not what the loop does near the line that saves."""
+    often = np.arange(200) % 10 == 0
+    columns = {"checkpoint_s": np.where(often, 0.15, 0.0), "flags": np.where(often, CHECKPOINT, 0)}
+    events = [Event(6.0, "checkpoint", 0, 0.15, "train.py:10")]
+
+    def judged(line: int, *callers: str) -> str:
+        hashes = CodeLine(
+            f"train.py:{line}", 60, callers, "hashlib.sha256", "hashlib.sha256", "", "", "save"
+        )
+        header = {"other_code": StackLooks(300, (hashes,))}
+        return answer(judge(run_on_cpu(events=events, other_s=0.03, header=header, **columns)))
+
+    assert judged(11, "train.py:30").startswith("Writing checkpoints costs 3")
+    assert "for what the script does next to it: train.py:11 `hashlib.sha256`" in judged(
+        11, "train.py:30"
+    )
+    assert "Writing checkpoints" not in judged(11)
+    assert "Writing checkpoints" not in judged(40, "train.py:30")
+
+
+def test_an_evaluation_in_small_batches_is_told_their_size() -> None:
+    hit = np.arange(400) % 50 == 49
+    made = {"evaluation_s": np.where(hit, 2.0, 0.0), "flags": np.where(hit, EVALUATION, 0)}
+
+    def judged(size: int) -> Finding:
+        (training,) = loader()
+        valid = dataclasses.replace(
+            training, role="evaluation", place="train.py:50", batch_size=size
+        )
+        result = judge(run_on_cpu(400, header={"loaders": (training, valid)}, **made))
+        return next(each for each in result.findings if each.kind == "evaluation_share")
+
+    found = judged(1)
+    assert found.title.endswith("in batches of 1") and "train.py:50" in found.fix.action
+    (training,) = loader()
+    assert training.batch_size is not None
+    assert "in batches" not in judged(training.batch_size).title
+
+
+def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None:
+    def judged(optimizer_s: float, numbers: int) -> WatchResult:
+        rows = Misuse("rows_untouched", ("512", "1500000", "24000000"), "model.py:11")
+        learning = LearningFacts(steps=8, misuses=(rows,), trained_numbers=numbers)
+        return judge(run_on_cpu(optimizer_s=optimizer_s, header={"learning": learning}))
+
+    found = judged(0.3, 24_000_000).findings[0]
+    assert found.kind == "rows_untouched" and found.is_critical and (found.share or 0.0) > 0.5
+    assert "512 of the 1,500,000 rows" in answer(judged(0.3, 24_000_000))
+    for result in (judged(0.001, 24_000_000), judged(0.3, 2_400_000_000)):
+        assert all(each.severity == "info" for each in result.findings)
+
+
+def test_what_follows_all_python_code_comes_before_the_line_that_it_slows_down() -> None:
+    def judged(other_s: float) -> WatchResult:
+        learning = LearningFacts(
+            steps=8, misuses=(Misuse("tracing_on", ("tracemalloc", "25"), "train.py:6"),)
+        )
+        looks = StackLooks(80, (CodeLine("env.py:9", 78, (), "env.step", "env.step"),))
+        header = {"learning": learning, "other_code": looks}
+        return judge(run_on_cpu(other_s=other_s, header=header))
+
+    result = judged(0.2)
+    assert kinds(result)[:2] == ["tracing_on", "other_code"]
+    assert "tracemalloc is on" in answer(result) and "train.py:6" in answer(result)
+    assert judged(0.0).findings[-1].severity == "info"
 
 
 def test_other_programs_are_no_headline_where_the_run_itself_has_a_cause() -> None:

@@ -22,6 +22,7 @@ from helpers_watch import (
     unknown_kinds,
 )
 from helpers_watch_random import runs
+from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
@@ -359,12 +360,16 @@ def test_a_slow_worker_that_nobody_waits_for_is_no_fault() -> None:
 
 
 # --- Epochs ---------------------------------------------------------------------------------------
-def epochs(persistent: bool, made: int = 1) -> WatchResult:
-    starts = np.arange(200) % 20 == 0
+def epochs(
+    persistent: bool, made: int = 1, every: int = 20, restarted: str | None = None
+) -> WatchResult:
+    starts = np.arange(200) % every == 0
     waited = np.where(starts, 1.5, 0.001)
     flags = np.where(starts, EPOCH_START, 0)
     loaders = loader(persistent_workers=persistent, made=made)
-    return judge(run(input_s=waited, flags=flags, header={"loaders": loaders}))
+    learning = LearningFacts(steps=8, restarted=restarted)
+    header = {"loaders": loaders, "learning": learning}
+    return judge(run(input_s=waited, flags=flags, header=header))
 
 
 def test_the_start_of_epochs_is_told_apart() -> None:
@@ -384,6 +389,18 @@ def test_a_loader_that_is_made_for_each_epoch_cannot_keep_its_workers() -> None:
     found = finding(epochs(persistent=False, made=10), "epoch_start")
     assert not found.fix.settings and "make the DataLoader once" in found.fix.action
     assert finding(epochs(persistent=False, made=3), "epoch_start").fix.settings
+
+
+def test_a_pass_over_the_data_for_each_step_is_no_epoch() -> None:
+    """next(iter(loader)): to keep the workers would leave their batches unused all the same."""
+    result = epochs(persistent=False, every=1, restarted="train.py:19")
+    assert kinds(result) == ["epoch_start"] and str(result.findings[0].place) == "train.py:19"
+    found = result.findings[0]
+    assert found.title.startswith("Each step starts a new pass") and not found.fix.settings
+    assert "batches = iter(loader)" in found.fix.action
+    some = epochs(persistent=False, restarted="train.py:19")  # a line that is not of most steps
+    assert finding(some, "epoch_start").fix.settings
+    assert "iterator_restarted" in kinds(some)
 
 
 def test_one_start_alone_is_not_enough() -> None:

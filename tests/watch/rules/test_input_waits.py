@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,18 @@ def test_a_sleep_in_the_main_process_wants_a_worker_on_busy_cores() -> None:
     fetches = {"fetch_s": 0.3, "cpu_s": 0.004}
     found = finding(waiting(SLEEP, workers=0, fetches=fetches), "no_workers")
     assert int(found.fix.settings["num_workers"]) >= 1 and str(found.place) == "data.py:7"
+
+
+def test_a_pause_before_another_try_is_told_with_the_error_that_is_caught() -> None:
+    """And half of the batches have one: their median tells nothing of what all cost."""
+    pause = dataclasses.replace(SLEEP, count=90, over="range(tries)")
+    times = np.where(np.arange(200) % 9 < 4, 0.8, 0.006)
+    fetches = {"fetch_s": times, "cpu_s": 0.002}
+    result = waiting(pause, input_s=0.15, fetches=fetches)
+    found = finding(result, "input_bound")
+    assert "data.py:7 sleeps (`time.sleep`)" in answer(result)
+    assert "log the error that is caught" in found.fix.action
+    assert "2 of 2 needed" not in found.cause and int(found.fix.settings["num_workers"]) > 2
 
 
 def test_few_slow_samples_are_asked_before_cores_and_hand_off() -> None:

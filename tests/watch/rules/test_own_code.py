@@ -70,8 +70,15 @@ def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
     waits = CodeLine("train.py:22", 60, (), "list", "waiter.acquire", "lock")
     decode = StackLooks(80, (CodeLine("train.py:11", 50, ("thread.py:58",), "append"),))
 
-    def judged(threads: ThreadLooks) -> WatchResult:
-        record = run_on_cpu(other_s=0.1, cpu_s=0.02)
+    def judged(threads: ThreadLooks, ready: float = 0.0) -> WatchResult:
+        """``ready``: of the time, that in which the main thread has no core for other programs."""
+        busy = {"cores_busy": 8.0, "cores_ours": 0.8, "runnable": 20.0} if ready else {}
+        record = run_on_cpu(other_s=0.1, cpu_s=0.02, machine=busy)
+        times = np.arange(0.0, 60.0, 0.5)
+        row = {"time_s": times, "rank": 0, "role": 0, "pid": 100, "cpu_cores": 0.3}
+        lacks = row | {"main_thread": ready, "threads": ready}
+        rows = table(tables.CORE_WAITS, lacks, len(times))
+        record = dataclasses.replace(record, core_waits=rows)
         looks = StackLooks(80, (waits,))
         first = record.ranks[0]
         header = dataclasses.replace(first.header, other_code=looks, other_threads=threads)
@@ -83,6 +90,9 @@ def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
     found = finding(result, "other_code")
     assert "waits for 8 threads of the script, busy at train.py:11" in found.title
     assert "one thread at a time" in found.cause and "processes instead" in found.fix.action
+    few = ThreadLooks(decode, 0.12, 8, 0.18)
+    assert "waits for a lock" in finding(judged(few), "other_code").title
+    assert "waits for 8 threads" in finding(judged(few, ready=0.8), "other_code").title
     side_by_side = finding(judged(ThreadLooks(decode, 0.9, 4, 3.4)), "other_code")
     assert "processes instead" not in side_by_side.fix.action
     for idle in (ThreadLooks(), ThreadLooks(decode, 0.02, 8, 0.1)):
@@ -143,6 +153,8 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
     [
         (("np.load", "numpy.lib._npyio_impl.load"), "reads a whole file"),
         (("self.db.execute",), "asks a database"),
+        (("Tokenizer.from_file",), "loads a model or a tokenizer"),
+        (("AutoTokenizer.from_pretrained", "json.load"), "loads a model or a tokenizer"),
         (("re.sub", "re._compile"), "makes tokens"),
         (("PATTERN.findall",), "makes tokens"),
         (("self.cache[]", "multiprocessing.connection._recv"), "from another process"),
@@ -163,6 +175,27 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
 def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     habit = habit_of_samples(names)
     assert habit is not None and words in habit.what
+
+
+def test_a_commit_for_each_parameter_is_the_database_s_cost() -> None:
+    call = CodeLine(
+        "log.py:13",
+        70,
+        ("train.py:9",),
+        "self.db.commit",
+        "self.db.commit",
+        "",
+        "named_parameters()",
+    )
+    found = finding(judge(other(call)), "other_code")
+    assert "writes to a database" in found.title and "one commit()" in found.fix.action
+
+
+def test_a_decomposition_in_each_step_has_cheaper_ones() -> None:
+    svd = CodeLine("train.py:9", 70, (), "torch.linalg.svd", "torch.linalg.svd")
+    found = finding(judge(other(svd)), "other_code")
+    assert "decomposes matrices" in found.title and "spectral_norm" in found.fix.action
+    assert "decomposes" not in habit_of(("model.svd_loss",), "", has_loader=True).what
 
 
 def test_a_loop_that_draws_for_each_element_is_the_loop_s_fault() -> None:

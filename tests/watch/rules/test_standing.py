@@ -98,6 +98,27 @@ def test_a_main_thread_that_waits_is_named_with_its_line() -> None:
     assert str(found.place) == "train.py:14" and "the main thread is at train.py:14" in found.title
 
 
+def test_two_threads_that_wait_for_each_others_lock_are_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not a thread that waits for something else."""
+    monkeypatch.chdir(tmp_path)
+    lines = ["with model_lock:", "with metrics_lock:", "time.sleep(60)"]
+    Path("train.py").write_text("\n".join(lines), encoding="utf-8")
+
+    def stack(line: int, function: str) -> str:
+        return f'{HEAD}\n  File "{tmp_path}/train.py", line {line} in {function}'
+
+    def judged(other: int) -> Any:
+        text = f"pid 8\n\n{stack(1, '<module>')}\n\n{stack(other, 'report')}"
+        return judge(still(text, loaders=loader(num_workers=0))).findings[0]
+
+    found = judged(2)
+    assert "train.py:1" in found.title and "another thread waits at train.py:2" in found.title
+    assert "same order" in found.fix.action
+    assert "another thread" not in judged(3).title and "who holds the lock" in judged(3).fix.action
+
+
 def test_a_profiler_that_puts_together_what_it_recorded_is_named() -> None:
     """It keeps the interpreter's lock meanwhile: no stack is seen."""
     on = LearningFacts(steps=10, misuses=(Misuse("profiler_on", ("4096",), "train.py:7"),))

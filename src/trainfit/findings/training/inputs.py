@@ -205,6 +205,47 @@ def _large_targets(found: Misuse) -> Finding:
     )
 
 
+def _outside(found: Misuse) -> Finding:
+    name, least, largest = found.told
+    of_bytes = float(least) >= 0 and float(largest) > 1
+    return Finding(
+        "targets_outside",
+        "critical",
+        f"{name} gets targets from {least} to {largest}, and wants probabilities, 0 to 1",
+        (Evidence("least target", least), Evidence("largest target", largest)),
+        "outside of 0 to 1 the loss has no least value: it falls below 0 without end, and the "
+        "outputs grow",
+        (
+            Fix(
+                f"target / {largest}, or (target > 0).float() of a mask of two values"
+                if of_bytes
+                else "(target > 0).float() of targets of -1 and 1; what is to be ignored is left "
+                "out by weight=…, or by a mask of the loss with reduction='none'"
+            ),
+        ),
+    )
+
+
+def _untouched(found: Misuse) -> Finding:
+    rows, every, _ = found.told
+    return Finding(
+        "rows_untouched",
+        "info",
+        f"A batch needs at most {int(rows):,} of the {int(every):,} rows of its embeddings, and "
+        "each step computes all of them",
+        (Evidence("rows of a batch", rows), Evidence("rows", every)),
+        "the gradient of an embedding has a row for each of the table, nearly all of them 0, and "
+        "the optimizer goes over all",
+        (
+            Fix(
+                "nn.Embedding(…, sparse=True) with an optimizer of its own for these tables: "
+                "torch.optim.SparseAdam, SGD or Adagrad (rows that a batch does not need stay as "
+                "they are; no weight decay)"
+            ),
+        ),
+    )
+
+
 def _predicts(found: Misuse) -> Finding:
     model, layer = found.told
     return Finding(
@@ -268,6 +309,8 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "teacher_in_training": _teacher,
     "rate_restored": _restored,
     "targets_large": _large_targets,
+    "targets_outside": _outside,
+    "rows_untouched": _untouched,
     PREDICTS: _predicts,
     "plateau_by_batch": _by_batch,
     "scaler_in_vain": _scaler,

@@ -7,6 +7,7 @@ from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import LEAST_HALF, LossMisfit, Misuse
+from trainfit.results.text import short
 
 
 def of_misfit(found: LossMisfit) -> Finding:
@@ -185,6 +186,31 @@ _APPLIES: Final = {
 }
 
 
+#: What a line may have been given, and what to write there.
+_AT_BORDER: Final = {
+    "logarithm": (
+        "a logarithm of 0 is -inf, of a negative number NaN",
+        "keep its input above 0 (x.clamp(min=1e-6).log()), or clean the data: assert "
+        "torch.isfinite(result).all() after that line finds the batch",
+    ),
+    "root": (
+        "a square root, acos or asin beyond its border is NaN, and at it has an infinite slope",
+        "keep its input within (x.clamp(min=1e-12).sqrt()): assert torch.isfinite(result).all() "
+        "after that line finds the batch",
+    ),
+    "division": (
+        "a sum, a norm or a deviation of 0 as divisor gives NaN",
+        "keep the divisor from 0 (.clamp(min=1e-6), or + 1e-6): assert "
+        "torch.isfinite(result).all() after that line finds the batch",
+    ),
+    "mask": (
+        "a row that is all -inf is NaN after a softmax (a sample of padding alone)",
+        "leave such samples out, let one position of each row unmasked, or fill with "
+        "torch.finfo(x.dtype).min instead of -inf",
+    ),
+}
+
+
 def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
     """Of a loss that is not finite: what to add to its title, the cause, the fix."""
     if found is None:
@@ -208,6 +234,15 @@ def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
                 "clean the data before the training (torch.nan_to_num, or leave it out)"
             ),
         )
+    if found.kind == "made_not_finite" and len(found.told) > 1:
+        name, kind, source, place = found.told
+        what, action = _AT_BORDER[kind]
+        return (
+            f": `{name}` is the first that is not, and what it is made of is finite; "
+            f"`{short(source, 60)}` at {place} may have made it so",
+            f"in what this line calls: {what}",
+            Fix(action),
+        )
     if found.kind == "made_not_finite":
         return (
             f": `{found.told[0]}` is the first that is not, and what it is made of is finite",
@@ -218,6 +253,16 @@ def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
                 "them where it is defined (x.clamp(min=1e-6) before log, sqrt or a division), or "
                 "clean the data"
             ),
+        )
+    if found.kind == "may_be_made":
+        kind, source, *others = found.told
+        what, action = _AT_BORDER[kind]
+        more = f" or {others[0]}" if others else ""
+        return (
+            f": weights are not finite since then, which `{short(source, 60)}`{more} may have made "
+            "so",
+            f"the losses before were finite and did not grow, so that one batch did it: {what}",
+            Fix(action),
         )
     names = " or ".join(found.told)
     return (

@@ -204,11 +204,38 @@ def _alike(found: Misuse) -> Finding:
     )
 
 
+def _traced(found: Misuse) -> Finding:
+    name, frames = found.told
+    what, off = _TRACERS.get(name, ("each call", f"end what {name} runs for"))
+    keeps = f" and keeps {count(int(frames), 'frame')} of each" if int(frames) else ""
+    return Finding(
+        "tracing_on",
+        "warning",
+        f"{name} is on: it follows {what}{keeps}, which slows down all Python code",
+        (Evidence("on at each step looked at", name),),
+        "a profiler, a debugger or a search for a leak was left on",
+        (Fix(f"{off}; or switch it on for a few steps only"),),
+    )
+
+
+#: What each of them follows, and what ends it.
+_TRACERS: Final = {
+    "tracemalloc": (
+        "each allocation of Python",
+        "no tracemalloc.start() (and no PYTHONTRACEMALLOC, no -X tracemalloc); start(1) costs a "
+        "sixth of start(25)",
+    ),
+    "cProfile": ("each call", "leave cProfile out, or disable() it after some steps"),
+    "sys.settrace": ("each line", "run it without the debugger, or without coverage"),
+}
+
+
 STALLED: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "clipped_to_nothing": _to_nothing,
     "parameters_added": _added,
     "parameters_twice": _twice,
     "profiler_on": _profiled,
+    "tracing_on": _traced,
     "one_batch": _one_batch,
     "rate_times_rate": _times_rate,
     "gradients_zero": _without_slope,

@@ -1,5 +1,6 @@
 """What layers are given: images with the numbers of their files, weights of an attention that add
-up to one over the wrong dimension, the last step of a layer that goes in both directions."""
+up to one over the wrong dimension, the last step of a layer that goes in both directions, a large
+table of which a batch needs few rows."""
 
 from __future__ import annotations
 
@@ -38,6 +39,11 @@ _FOLLOWED: Final = _PRODUCTS | _LAYERS | _AS_THEY_ARE
 _BETWEEN: Final = ("NativeDropout", "FusedDropout", "ToCopy", "View", "Expand", "UnsafeView", "Mul")
 _OF_SCORES: Final = ("Div", "Mul", "MaskedFill", "Add", "Sub", "Where", "ToCopy", "View")
 _DEPTH: Final = 6
+#: Bytes of a table whose gradient costs an optimizer's step some 10 ms on a CPU (Adam reads and
+#: writes four such tensors, at 10 GB/s), and of its rows the share that a batch needs at most: then
+#: the gradient's other rows, which are 0, are all that costs.
+_TABLE: Final = 32 << 20
+_FEW_ROWS: Final = 0.01
 
 
 class Inputs(FirstOfKind):
@@ -54,6 +60,9 @@ class Inputs(FirstOfKind):
         #: Outputs of layers that go in both directions: the dimension of their steps.
         self._both_ways: Marks[int] = Marks()
         self._steps_at: int | None = None
+        #: By the identity of large tables, the most rows that a lookup since the last backward pass
+        #: has asked for, and its line.
+        self._rows: dict[int, tuple[int, str | None]] = {}
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
@@ -118,6 +127,44 @@ class Inputs(FirstOfKind):
             return  # packed steps have no last one in common
         if output.requires_grad and output.dim() > 2:
             self._both_ways.put(output, self._steps_at)
+
+    def embedded(self, indices: Any, table: Any, *, is_sparse: bool) -> None:
+        """Rows of a table are about to be looked up, whose gradient is sparse or has all rows."""
+        if is_sparse or not isinstance(table, torch.nn.Parameter) or not torch.is_grad_enabled():
+            return
+        if not table.requires_grad or table.nbytes < _TABLE:
+            return
+        rows = indices.numel()
+        if rows > self._rows.get(id(table), (0, None))[0]:
+            self._rows[id(table)] = rows, self._place()
+
+    def backward(self, nodes: Sequence[Any]) -> None:
+        """A backward pass goes through these nodes."""
+        asked, self._rows = self._rows, {}
+        if not asked or "rows_untouched" in self._found:
+            return
+        used: dict[int, list[str]] = {}
+        tables: dict[int, Any] = {}
+        for node in nodes:
+            for each, _ in node.next_functions:
+                table = getattr(each, "variable", None)
+                if id(table) in asked:
+                    tables[id(table)] = table
+                    used.setdefault(id(table), []).append(node.name())
+        rows = {key: asked[key][0] * len(names) for key, names in used.items()}
+        # Of a table that is the output layer's weight, too, each row has a gradient.
+        found = [
+            key
+            for key, table in tables.items()
+            if rows[key] <= _FEW_ROWS * len(table)
+            and all(name.startswith("Embedding") for name in used[key])
+        ]
+        if found:
+            every = sum(len(tables[key]) for key in found)
+            numbers = sum(tables[key].numel() for key in found)
+            largest = max(found, key=lambda key: int(tables[key].numel()))
+            told = sum(rows[key] for key in found), every, numbers
+            self._note("rows_untouched", *told, place=asked[largest][1])
 
 
 def _back(node: Any, through: Sequence[str]) -> Any:

@@ -29,6 +29,10 @@ _NODES: Final = 64
 #: and a step of Adam moves a bias by the learning rate, 0.001 as a rule, a million times for this.
 _LARGE: Final = 1000
 _MOST_TARGETS: Final = 1 << 16
+#: Numbers of targets that are looked at (some ms on a core), and how far above 1 rounding and
+#: interpolation leave a probability.
+_MOST_NUMBERS: Final = 1 << 22
+_ROUNDED: Final = 0.01
 #: Tokens of a row from which it is told that labels are the tokens moved by one, and how many
 #: different ones there must be: a row of one token is like itself in any case.
 _LEAST_TOKENS: Final = 8
@@ -123,6 +127,20 @@ class Targets(FirstOfKind):
         own = output.numel() // max(1, output.shape[0])
         if output.requires_grad and own >= _LEAST_CLASSES:
             self._note("divergence_averaged", shape_of(output), own)
+
+    def probable(self, name: str, output: Any, target: Any) -> None:
+        """A loss of probabilities is called, of all numbers alike: are the targets such?"""
+        if name not in _OF_PROBABILITIES or "targets_outside" in self._found:
+            return
+        if not isinstance(output, torch.Tensor) or not isinstance(target, torch.Tensor):
+            return
+        numbers = _numbers_of(target) if output.requires_grad and not target.requires_grad else None
+        if numbers is None or not 0 < numbers.numel() <= _MOST_NUMBERS:
+            return
+        with no_dispatch():
+            least, largest = (float(each) for each in numbers.aminmax())
+        if least < 0 or largest > 1 + _ROUNDED:
+            self._note("targets_outside", name, f"{least:.4g}", f"{largest:.4g}")
 
     def comparing(
         self, name: str, output: Any, target: Any, ignored: Any, *, averages: bool

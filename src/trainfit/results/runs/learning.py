@@ -157,7 +157,8 @@ class LearningFacts:
     misfit: The first loss function that gets something else than it is for.
     not_finite: Of a loss that is not finite, or of gradients, where that comes from: a function
         with an infinite slope ("slope_infinite"), the data ("data_not_finite"), the batch
-        ("batch_not_finite") or a line ("made_not_finite", and its variable); on a CPU only.
+        ("batch_not_finite"), a line ("made_not_finite", and its variable), or lines that may have
+        made it ("may_be_made", by their source); on a CPU only.
     misuses: What has no effect, or another than it is meant to have, the first of each kind.
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.

@@ -322,7 +322,8 @@ class StepNumbers:
         if self._last > self._first:
             return None
         with contextlib.suppress(Exception):  # a graph may be of any kind
-            return steep_in(nodes_of(root.grad_fn) or (), script_place())
+            steep = steep_in(nodes_of(root.grad_fn) or (), script_place())
+            return steep or self._origins.may_be_made_by()
         return None
 
 

@@ -277,13 +277,14 @@ class RankFiles:
     def close(self) -> None:
         """Write what is left."""
         self._writer.stop()
+        # First, so that events and header have a file descriptor where the script has all others.
+        for ring in (self.steps, self.fetches):
+            ring.close()
         self.is_stale = True
         self.write()
         if self.is_stale:  # no room for a new file next to it
             with contextlib.suppress(OSError):
                 self._rewrite_header()
-        for ring in (self.steps, self.fetches):
-            ring.close()
 
     def write(self) -> None:
         """Rows, events and the header, as far as there is something new."""
@@ -303,12 +304,14 @@ class RankFiles:
         return self.stem.with_name(f"{self.stem.name}.{ending}")
 
     def _write_events(self) -> None:
-        lines = []
-        while self.events:
-            lines.append(as_json(self.events.popleft()) + "\n")
-        if lines:
-            with self._file("events.jsonl").open("a", encoding="utf-8") as file:
-                file.write("".join(lines))
+        if not self.events:
+            return
+        # Where no file can be opened they stay for the next time.
+        with self._file("events.jsonl").open("a", encoding="utf-8") as file:
+            lines = []
+            while self.events:
+                lines.append(as_json(self.events.popleft()) + "\n")
+            file.write("".join(lines))
 
     def _write_header(self) -> None:
         path, temporary = self._file("json"), self._file(f"json.{os.getpid()}")

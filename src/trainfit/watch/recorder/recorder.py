@@ -446,10 +446,11 @@ class Recorder:
         if self._files is None and _is_explained(traceback):
             self._claim()
         if self._files is not None:
-            for stack in worker_hooks.deaths(self._files.stem):
-                self.event("worker_stack", text=stack[:_LONGEST_TRACEBACK])
-            for stack in worker_hooks.hanging(self._files.stem):
-                self.event("worker_hangs", text=stack[:_LONGEST_TRACEBACK])
+            with contextlib.suppress(OSError):  # no file can be opened: what ended it is told
+                for stack in worker_hooks.deaths(self._files.stem):
+                    self.event("worker_stack", text=stack[:_LONGEST_TRACEBACK])
+                for stack in worker_hooks.hanging(self._files.stem):
+                    self.event("worker_hangs", text=stack[:_LONGEST_TRACEBACK])
         self.event("exception", text=traceback[-_LONGEST_TRACEBACK:])
 
     @property

@@ -56,6 +56,8 @@ _FAIR: Final = 0.5
 _NOTICED_S: Final = 0.01
 #: Of the time of all batches, what few slow ones, or few lines, take that are the cause.
 _MOSTLY_SLOW: Final = 0.5
+#: Of batches, the percentile above which a few are no measure of what all of them cost.
+_MOST_OF_THEM: Final = 90
 #: Of the looks at one line, those in a function that is known, from which they tell what it does.
 _PART_OF_LINE: Final = 0.2
 #: Idle cores are medians; a worker more is not lost to their noise.
@@ -227,7 +229,18 @@ class Fetching:
         cost = self.cost_s
         if not cost or not self.batch_every_s:
             return None
+        if self.waits and not self.is_uneven:
+            cost = max(cost, self._mean_s)
         return max(1, math.ceil((1 - thresholds.NOTICEABLE) * cost / self.batch_every_s))
+
+    @property
+    def _mean_s(self) -> float:
+        """Seconds of a batch on average, the slowest tenth as the fastest of them: where many wait
+        and many do not, the median is that of either."""
+        times = self.own_times
+        if len(times) < thresholds.LEAST_STEPS:
+            return 0.0
+        return float(np.mean(np.minimum(times, np.percentile(times, _MOST_OF_THEM))))
 
     @functools.cached_property
     def most_workers(self) -> int | None:
@@ -395,7 +408,8 @@ class Fetching:
         if self.slow_line is None:
             return ""
         if self.habit is None:
-            return f"{self.slow_line} compute most of a batch" if self.slow_line.is_several else ""
+            verb = "compute" if self.slow_line.is_several else "computes"
+            return f"{self.slow_line} {verb} most of a batch"
         name = "" if self.slow_line.is_several else self.slow_line.most.calls
         return f"{self.slow_line} {self.habit.what}{f' (`{name}`)' if name else ''}"
 

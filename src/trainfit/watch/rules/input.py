@@ -310,6 +310,8 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Why:
         action += f" (more would need more idle cores), and {_less_work(fetching)}"
     elif part == "disk":
         action += f"; if the disk is the limit, {_less_work(fetching)}"
+    elif fetching.waits_for[0] == "sleep":
+        action += f"; or {_less_work(fetching)}"
     sure: Confidence = "possible" if part == "disk" or most is None else "likely"
     return (cause, Fix(action, settings={"num_workers": str(value)}), sure)
 
@@ -335,6 +337,8 @@ def _uneven(fetching: Fetching) -> _Why:
         value = max(value, 1 << math.ceil(math.log2(slow / every / workers + 1)))
     value = min(value, _MOST_PREFETCHED)
     less = f"; make {which.removeprefix(': ')} cheaper" if which else ""
+    if fetching.waits_for[0] == "sleep":
+        less += f"; {_less_work(fetching)}"
     if not fetching.keeps_up:
         less += "; the slow ones alone need more workers than there are, or less work"
     return (

@@ -144,8 +144,11 @@ def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
     at = costliest(threads.code)
     if line.most.waits_for != "lock" or at is None or at.count < thresholds.LOOKS_AT_LINE:
         return None
-    computes = threads.cores >= max(_AT_WORK, MainThread(rank).cpu or 0.0)
-    return at if computes else None
+    if threads.cores < (MainThread(rank).cpu or 0.0):
+        return None
+    # Next to other programs they get as little of a core as the training does.
+    alone = threads.cores * (CoreWaits(rank).training_stretch or 1.0)
+    return at if alone >= _AT_WORK else None
 
 
 def _waits_for_threads(rank: RankView, line: CostlyLine, at: CostlyLine, share: float) -> Finding:

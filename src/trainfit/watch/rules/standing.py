@@ -33,6 +33,8 @@ _CONSEQUENCE: Final = re.compile(
 #: Seconds without a sample of a process from which it is gone: every two seconds there is one, more
 #: rarely on a busy machine.
 _GONE_S: Final = 5.0
+#: A line that asks for a lock.
+_LOCK: Final = re.compile(r"\.acquire\s*\(|\bwith\b.*lock", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,15 @@ class _Still:
         return next((each for each in self.threads if each.role != "worker"), None)
 
     @property
+    def locked_out(self) -> ThreadStack | None:
+        """Where the main thread waits for a lock, a thread of the script that waits for one, too:
+        each may have what the other wants."""
+        own = [each for each in self.threads if each.role != "worker"]
+        if not own or not _waits_for_lock(own[0]):
+            return None
+        return next((e for e in own[1:] if e.role == "other" and _waits_for_lock(e)), None)
+
+    @property
     def waits_for_ranks(self) -> bool:
         if self.view.header.world_size < 2 or self.main is None:
             return False
@@ -59,6 +70,11 @@ class _Still:
             frame.function == _BACKWARD or any(each in frame.path for each in _OF_RANKS)
             for frame in self.main.frames
         )
+
+
+def _waits_for_lock(thread: ThreadStack) -> bool:
+    """Is it at a line of the script that asks for a lock?"""
+    return thread.where is not None and _LOCK.search(thread.where.code) is not None
 
 
 def _still(view: RankView) -> _Still | None:
@@ -91,6 +107,10 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     usual = median(first.view.steps["step_s"])
     at = f"at {where} in {function}" if where is not None else f"in {function}"
     title = f"No step for {duration(first.seconds)}: {who} is {at}"
+    other = first.locked_out
+    if other is not None and other.where is not None:
+        at = f"{_short(other.where.path)}:{other.where.line}"
+        title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
     died = _died_before(first)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
@@ -100,6 +120,7 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         names = ", ".join(str(each.view.header.rank) for each in others)
         evidence.append(Evidence("ranks that wait for it", names))
     evidence += [Evidence("stack", _stack(each)) for each in _busy(first)]
+    evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
     cause, fix = _cause_and_fix(first)
     # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
     profiled = of_kind("profiler_on", first.view.header.learning.misuses)
@@ -210,6 +231,15 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
                 "training raises it, or let get(timeout=60) end the wait"
             ),
         )
+    if still.locked_out is not None:
+        return (
+            "Two threads wait for a lock: each may hold the one that the other wants",
+            Fix(
+                "take both locks in the same order in both threads, or hold one at a time (copy "
+                "what is needed under the first, let it go, then take the second); "
+                "acquire(timeout=60) makes such a wait an error"
+            ),
+        )
     frame = next(iter(_busy(still)), None)
     code = frame.where.code if frame is not None and frame.where is not None else ""
     fix = next((fix for said, fix in _WAITS if said.search(code)), "fix what it waits for")
@@ -234,12 +264,18 @@ _WAITS: Final = (
         "in its own output); get(timeout=60) makes such a wait an error",
     ),
     (
+        re.compile(r"\.wait\s*\(\s*\)"),
+        "see what the thread or process that it waits for does; a program whose output is a pipe "
+        "stands still when that is full: communicate() or subprocess.run(…, capture_output=True) "
+        "read it meanwhile; a timeout makes such a wait an error",
+    ),
+    (
         re.compile(r"\.join\s*\(|\.result\s*\(|\.wait\s*\("),
         "see what the thread or process that it waits for does; a timeout makes such a wait an "
         "error",
     ),
     (
-        re.compile(r"\.acquire\s*\(|\bwith\b.*lock", re.IGNORECASE),
+        _LOCK,
         "see who holds the lock and waits for this thread; take locks in one order, and let them "
         "go with `with`",
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,8 +16,10 @@ from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
+from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
+from trainfit.watch.rules.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
 
@@ -114,9 +118,37 @@ def _learning(run: RunView) -> Iterator[Finding | Unknown]:
     """Of the first rank that looked: all have the same model."""
     for view in run.ranks:
         if view.header.learning.steps:
-            yield from of_learning(view.header.learning)
+            yield from (_costs(view, each) for each in of_learning(view.header.learning))
             yield from _fading(view)
             return
+
+
+def _costs(view: RankView, finding: Finding) -> Finding:
+    """A finding with the share of the time that it costs, where the phases tell it."""
+    if finding.kind == "tracing_on" and not checks.are_few(view):
+        return _of_python(view, finding)
+    told = next((e.told for e in view.header.learning.misuses if e.kind == finding.kind), ())
+    if finding.kind != "rows_untouched" or checks.are_few(view):
+        return finding
+    part = float(told[-1]) / max(1.0, view.header.learning.trained_numbers)
+    share = min(1.0, part) * (view.share("optimizer") or 0.0)
+    if share < thresholds.NOTICEABLE:
+        return finding
+    title = f"{finding.title}: {checks.in_percent(share)} of the time"
+    return dataclasses.replace(finding, severity=severity(share), share=share, title=title)
+
+
+def _of_python(view: RankView, finding: Finding) -> Finding:
+    """What slows Python down, with the share of the time that the training is in the script's."""
+    loader = checks.training_loader(view.header)
+    makes_batches = loader is not None and not loader.num_workers
+    share = (MainThread(view).other or 0.0) + makes_batches * (view.share("input") or 0.0)
+    if checks.has_gpu(view):
+        share = min(share, MainThread(view).unexplained_idle or 0.0)
+    if share < thresholds.NOTICEABLE:
+        return dataclasses.replace(finding, severity="info", share=share)
+    title = f"{finding.title}: {checks.in_percent(share)} of the time are in it"
+    return dataclasses.replace(finding, severity=severity(share), share=share, title=title)
 
 
 #: Epochs within which a rate that falls to nothing is not meant to: one, or where it falls in few
@@ -236,8 +268,10 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
     if few:
         return
     lost = checks.column(rank, "checkpoint_s")
-    share = checks.share_of(rank, lost)
     places = np.flatnonzero(lost > 0)
+    at, share = checks.event_place(rank, "checkpoint"), checks.share_of(rank, lost)
+    beside, line = _next_to_saving(rank, at) if share else (0.0, None)
+    share += beside
     if share < thresholds.NOTICEABLE:
         return
     if len(places) < thresholds.LEAST_EVENTS:
@@ -256,7 +290,12 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
     yield Finding(
         _CHECKPOINT_STALLS_KIND,
         severity(share),
-        f"Writing checkpoints costs {checks.in_percent(share)} of the time",
+        f"Writing checkpoints costs {checks.in_percent(share)} of the time"
+        + (
+            f" ({checks.in_percent(beside)} for what the script does next to it: {line})"
+            if line
+            else ""
+        ),
         (
             Evidence("a checkpoint", seconds, "s"),
             Evidence("checkpoints", float(len(places))),
@@ -273,8 +312,39 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "certain",
         share,
-        checks.event_place(rank, "checkpoint"),
+        at,
     )
+
+
+#: Lines of a function around its torch.save that are of the same checkpoint: a hash, a copy, an
+#: upload, the list of those that are deleted.
+_NEAR_SAVING: Final = 12
+
+
+def _next_to_saving(rank: RankView, at: Place | None) -> tuple[float, str | None]:
+    """Of the time, what a function that saves does else, and the line where most of that is."""
+    looks, main = rank.header.other_code, MainThread(rank)
+    near = [
+        each
+        for each in looks.lines
+        if at is not None and (found := Place.parse(each.place)) is not None
+        if found.file == at.file and abs(found.line - at.line) <= _NEAR_SAVING
+        if each.function not in ("", "<module>") and each.callers
+    ]
+    counts: Counter[str] = Counter()
+    for each in near:
+        name = each.calls or each.inner
+        counts[f"{each.place} `{name}`" if name else each.place] += each.count
+    every = sum(each.count for each in looks.lines)
+    if not near or sum(counts.values()) < thresholds.LOOKS_AT_LINE:
+        return 0.0, None
+    # What the loop itself has near the line that saves is none of it.
+    share = (main.other or 0.0) * sum(counts.values()) / every
+    if checks.has_gpu(rank):
+        share = min(share, main.unexplained_idle or 0.0)
+    if share < thresholds.NOTICEABLE:
+        return 0.0, None
+    return share, counts.most_common(1)[0][0]
 
 
 CHECKPOINT_STALLS: Final = Rule((_CHECKPOINT_STALLS_KIND,), _find_checkpoint_stalls, each_rank=True)
@@ -358,10 +428,12 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     if between <= _NEARLY_EACH:
         yield _within_training(share, spent[places], between)
         return
+    small = _small_batches(rank)
     yield Finding(
         _EVALUATION_SHARE_KIND,
         "warning",
-        f"Evaluation uses {checks.in_percent(share)} of the time",
+        f"Evaluation uses {checks.in_percent(share)} of the time"
+        + ("" if small is None else f", in batches of {small[0].batch_size}"),
         (
             Evidence("an evaluation", float(np.median(spent[places])), "s"),
             Evidence("evaluations", float(len(places))),
@@ -372,12 +444,35 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
             Fix(
                 "evaluate less often or on fewer samples, if that is more than you want, and under "
                 "torch.no_grad(), where a larger batch fits"
+            )
+            if small is None
+            else Fix(
+                f"batch_size={small[1]} as in the training, or more, for the DataLoader at "
+                f"{small[0].place}: without gradients at least as many samples fit, and a call "
+                "costs little more for them"
             ),
         ),
         "certain",
         share,
         checks.event_place(rank, "evaluation"),
     )
+
+
+#: Of the training's batch size, what an evaluation's is at most that was not chosen: a DataLoader's
+#: own is 1.
+_SMALL_BATCH: Final = 0.25
+
+
+def _small_batches(rank: RankView) -> tuple[WatchedLoader, int] | None:
+    """The DataLoader of the evaluation, where its batches are much smaller than the training's, and
+    the size of these."""
+    training = checks.training_loader(rank.header)
+    size = None if training is None else training.batch_size
+    for each in rank.header.loaders:
+        own = each.batch_size
+        if each.role == "evaluation" and own and size and own <= _SMALL_BATCH * size:
+            return each, size
+    return None
 
 
 def _within_training(share: float, seconds: checks.Seconds, between: float) -> Finding:

@@ -9,10 +9,16 @@ from typing import Final
 import numpy as np
 
 from trainfit.findings import worker_copies
-from trainfit.findings.habits import LOADED_IN_TRAINING, MADE_AGAIN, restarted_workers
-from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
+from trainfit.findings.habits import (
+    LOADED_IN_TRAINING,
+    MADE_AGAIN,
+    RESTARTED_ITERATOR,
+    restarted_workers,
+)
+from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
+from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
@@ -331,11 +337,19 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
         )
         return
     wait = float(np.median(lost[starts]))
+    place = _begun_for_a_batch(rank, len(rank.steps) / count)
+    title = f"The start of an epoch costs {wait:.2g} s, {checks.in_percent(share)} of the time"
     cause, fix = _why_and_fix(loader, count)
+    if place is not None:
+        title = "Each step starts a new pass over the data for one batch, "
+        title += f"{checks.in_percent(share)} of the time"
+        cause, fix = RESTARTED_ITERATOR.cause, Fix(RESTARTED_ITERATOR.action)
+        if loader is not None and _starts_workers(loader):
+            cause = f"{cause}; each pass starts {plural(loader.num_workers, 'worker process')}"
     yield Finding(
         _EPOCH_START_KIND,
         severity(share),
-        f"The start of an epoch costs {wait:.2g} s, {checks.in_percent(share)} of the time",
+        title,
         (
             Evidence("wait at the start of an epoch", wait, "s"),
             Evidence("epochs that began", float(count)),
@@ -345,8 +359,20 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         _confidence(loader),
         share,
-        checks.loader_place(rank.header),
+        place or checks.loader_place(rank.header),
     )
+
+
+#: Steps from one start of the DataLoader to the next, on average, below which most steps have one.
+_HARDLY_TWO: Final = 1.5
+
+
+def _begun_for_a_batch(rank: RankView, between: float) -> Place | None:
+    """The line that starts a pass over the data for each step; ``None``: passes have more than one
+    batch."""
+    if between >= _HARDLY_TWO or rank.header.learning.restarted is None:
+        return None
+    return Place.parse(rank.header.learning.restarted)
 
 
 #: Of the epochs, those before which the script must have made the DataLoader.

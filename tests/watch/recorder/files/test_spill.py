@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers_watch import HEADER
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import missing_rows
+from trainfit.results.runs.watched import Event, missing_rows
 from trainfit.watch.recorder import rank_files
-from trainfit.watch.recorder.rank_files import Ring
+from trainfit.watch.recorder.rank_files import RankFiles, Ring
 
 KIND = np.dtype([("number", "i8"), ("value", "f4"), ("flags", "u2")])
 
@@ -110,3 +113,26 @@ def test_every_table_has_a_packer() -> None:
 def test_why_rows_are_missing(refused: int | None, why: str) -> None:
     expected = f"3 rows of the recording are missing, from step 7 on: {why}"
     assert missing_rows(3, refused, 7) == expected
+
+
+def test_what_ended_the_run_is_written_where_no_file_can_be_opened(tmp_path: Path) -> None:
+    """ "Too many open files": what the tables hold open is enough for it."""
+    files = RankFiles(tmp_path, 0, lambda _: HEADER, lambda *_: None)
+    files.steps.append((0,) * len(tables.STEPS.names or ()))
+    files.write()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    kept = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(os.open(os.devnull, os.O_RDONLY))
+        files.events.append(Event(1.0, "exception", 5, None, "OSError: Too many open files"))
+        files.write()  # it cannot yet
+        files.close()
+    finally:
+        for each in kept:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    told = (tmp_path / "rank0.events.jsonl").read_text(encoding="utf-8")
+    assert "Too many open files" in told and not files.is_stale

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.looks.element_loops import ElementLoops
-from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks
+from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks_of_script
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
@@ -256,4 +256,4 @@ class MainThreadLooks:
         for path in sorted(self._stem.parent.glob(f"{self._stem.name}.stack.*")):
             with contextlib.suppress(OSError):
                 found.append(path.read_text(encoding="utf-8"))
-        return found
+        return found if thread is None else found + stacks_of_script(thread)

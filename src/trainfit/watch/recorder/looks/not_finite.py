@@ -22,6 +22,7 @@ from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.watch.recorder.job import short_place
+from trainfit.watch.recorder.looks.risky_lines import risky, risky_in
 
 #: Functions of the script that are looked at, from the one that computes the loss outwards.
 _FRAMES: Final = 4
@@ -79,6 +80,10 @@ class Origins:
                 found = known or found
         return found
 
+    def may_be_made_by(self) -> Misuse | None:
+        """… of weights that are not finite: the line that may have made them so, by its source."""
+        return risky(_frames(), _function)
+
     def _in_function(self, frame: FrameType) -> Misuse | None:
         code, names = frame.f_code, locals_of(frame)
         tree = _function(code)
@@ -92,8 +97,13 @@ class Origins:
             if any(finite.is_broken(each) for each in read):
                 return _BROKEN
             if all(finite.is_so(each) for each in read):
-                kind = "batch_not_finite" if given else "made_not_finite"
-                return Misuse(kind, (name,), short_place(f"{code.co_filename}:{line}"))
+                place = short_place(f"{code.co_filename}:{line}")
+                if given:
+                    return Misuse("batch_not_finite", (name,), place)
+                values = (names.get(each, frame.f_globals.get(each)) for each in read)
+                within = risky_in(values, _function)
+                told = () if within is None else (*within.told[:2], within.place or "")
+                return Misuse("made_not_finite", (name, *told), place)
         return None
 
 

@@ -12,7 +12,8 @@ import threading
 from typing import Final
 
 from trainfit.results.runs.watched import ThreadLooks
-from trainfit.watch.recorder.looks.stacks import StackCounts, users_stack
+from trainfit.simgpu.device.user_location import is_library
+from trainfit.watch.recorder.looks.stacks import StackCounts, stack_text, users_stack
 
 #: Nanoseconds that a thread was on a core, and that it waited for one, of the kernel.
 _SCHEDULED: Final = "/proc/self/task/{}/schedstat"
@@ -65,6 +66,15 @@ class OtherThreadLooks:
         cores = [each / seconds for each in list(self._cpu_s.values())] if seconds > 0 else []
         code = self._counts.summary()
         return ThreadLooks(code, max(cores, default=0.0), len(cores), sum(cores))
+
+
+def stacks_of_script(training: int) -> list[str]:
+    """What threads of the script stand at next to the one that trains, as :mod:`faulthandler`
+    writes it."""
+    others = [each.ident for each in threading.enumerate() if each.ident not in (training, None)]
+    stacks = [users_stack(each) for each in others[:_OF] if each is not None]
+    own = [each for each in stacks if not all(is_library(code.co_filename) for code, _, _ in each)]
+    return [stack_text(each) for each in own[:_MOST]]
 
 
 def _cpu_s(thread: int | None) -> float | None:
