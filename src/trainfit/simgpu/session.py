@@ -224,7 +224,8 @@ class Simulation:
         self.engine.on_view = callback
 
     def on_result(self, callback: Callable[[Any, Any, Any, Any], None]) -> None:
-        """Call it with a function, its arguments and the tensor on the device that it gave."""
+        """Call it with a function, its arguments and the tensor on the device that it gave,
+        or with one that changes all tensors of a list."""
         self.engine.on_result = callback
 
     def on_step(self, callback: Callable[[int], None]) -> None:
