@@ -39,17 +39,17 @@ def unreached(files: Sequence[File], words: Collection[str] = ()) -> dict[str, l
         for node in file.source.tree.body:
             if isinstance(node, _NAMED):
                 defined[node.name].append(node)
-                for each in node.decorator_list:
-                    mentioned |= _mentions(ast.walk(each))
+                for decorator in node.decorator_list:
+                    mentioned |= _mentions(ast.walk(decorator))
             elif not isinstance(node, ast.Import | ast.ImportFrom) and not _exports(node):
                 mentioned |= _mentions(ast.walk(node))
     left = list(mentioned)
     while left:
-        for node in defined.pop(left.pop(), ()):
-            new = _mentions(ast.walk(node)) - mentioned
+        for each in defined.pop(left.pop(), ()):
+            new = _mentions(ast.walk(each)) - mentioned
             mentioned |= new
             left += new
-    found = {id(node) for nodes in defined.values() for node in nodes}
+    found = {id(each) for nodes in defined.values() for each in nodes}
     return {
         file.source.name: [
             range(node.lineno, (node.end_lineno or node.lineno) + 1)
