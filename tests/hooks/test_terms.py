@@ -622,6 +622,43 @@ def test_statistics_of_a_frozen_norm_that_move(kinds: Kinds) -> None:
     assert "norm_of_frozen" not in kinds(_fine_tuned(freezes=False))
 
 
+def _by_foreach(ema: nn.Module, model: nn.Module) -> None:
+    own, new = ([each.detach() for each in it.parameters()] for it in (ema, model))
+    torch._foreach_lerp_(own, new, 0.1)
+
+
+def _assigned(ema: nn.Module, model: nn.Module) -> None:
+    for own, new in zip(ema.parameters(), model.parameters(), strict=True):
+        own.data = own.data * 0.9 + new.data * 0.1
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_an_encoder_that_follows_another_is_not_frozen(kinds: Kinds, moves: bool) -> None:
+    """MoCo's, BYOL's: the script moves its weights, and its BatchNorm is to see each batch."""
+
+    def train(update: Callable[[nn.Module, nn.Module], Any]) -> Any:
+        def run(observer: LearningObserver) -> Any:
+            model = nn.ModuleDict({"query": nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))})
+            model["key"] = copy.deepcopy(model["query"]).requires_grad_(False)
+            model.cuda()
+            optimizer = torch.optim.SGD(model["query"].parameters(), 0.1)
+            for _ in range(_STEPS):
+                observer.called(model)
+                with torch.no_grad():
+                    if moves:
+                        update(model["key"], model["query"])
+                    key = model["key"](rows())
+                optimizer.zero_grad()
+                F.mse_loss(model["query"](rows()), key).backward()
+                optimizer.step()
+            return model
+
+        return run
+
+    for update in (_parameters_alone, _assigned, _by_data, _by_foreach, _whole_state):
+        assert ("norm_of_frozen" in kinds(train(update))) is not moves
+
+
 def test_a_critic_that_is_frozen_in_turns_is_trained(kinds: Kinds) -> None:
     def train(observer: LearningObserver) -> Any:
         generator = net(8)

@@ -32,6 +32,29 @@ def test_files_that_the_run_did_not_import_are_another_commands(tmp_path: Path) 
     assert mistakes_in(script, [str(script)]) == ()
 
 
+def test_what_nothing_calls_of_a_library_spoils_no_run(tmp_path: Path) -> None:
+    """As timm's train.py comes with timm: of the functions in it a run calls few."""
+    script, library = tmp_path / "train.py", tmp_path / "models"
+    library.mkdir()
+    for name, text in {
+        "__init__.py": "from models.old import old\n__all__ = ['resized', 'old']\n",
+        "layers.py": "def resized(x, optimizer):\n    optimizer.step\n    return x\n",
+        "old.py": "from models.layers import resized\n"
+        "def register(f):\n    return f\n"
+        "@register\ndef old():\n    return resized(torch.rand(3))\n",
+    }.items():
+        (library / name).write_text(text)
+    script.write_text("from models import old\nfrom models.layers import resized\n")
+    assert len(mistakes_in(script)) == 1  # a script's own folder: it may call it as it likes
+    (tmp_path / "pyproject.toml").write_text("")
+    assert mistakes_in(script) == ()
+    assert len(mistakes_in(script, words=["old"])) == 1  # a registry finds it
+    script.write_text("from models import old\nbuild = old\n")
+    assert len(mistakes_in(script)) == 1
+    script.write_text("import models.layers\nmodels.layers.resized(x)\n")
+    assert len(mistakes_in(script)) == 1
+
+
 def test_a_run_waits_for_the_files_nearest_to_its_script_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

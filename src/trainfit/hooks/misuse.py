@@ -248,6 +248,9 @@ class MisuseObserver:
 
     def gave(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a result."""
+        name = name_of(func)
+        if self._steps():
+            self.averages.gave(name, args, result)
         if not isinstance(result, torch.Tensor):
             return
         if func is torch.Tensor.scatter_ and args[3:] == (1,):
@@ -259,11 +262,8 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
-        name = name_of(func)
         self.targets.gave(name, args, result)
         self.inputs.gave(name, args, result)
-        if self._steps():
-            self.averages.gave(func, args)
         self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place)
         if not torch.is_grad_enabled():
@@ -540,7 +540,7 @@ class MisuseObserver:
         if norms := forgetful_norms(models):
             name, momentum = norms[0]
             self._note("norm_forgets", str(len(norms)), name, f"{momentum:g}", place="")
-        if norms_moving := frozen_norms(models, had, self.freezing.ever):
+        if norms_moving := frozen_norms(models, had, self.freezing.ever, self.averages.changed):
             self._note("norm_of_frozen", str(len(norms_moving)), norms_moving[0], place="")
         if (idle := idle_checkpointing(models, had)) is not None:
             self._note("checkpointing_idle", idle[0], str(idle[1]), place="")

@@ -42,10 +42,14 @@ def forgetful_norms(models: Iterable[Any]) -> list[tuple[str, float]]:
 
 
 def frozen_norms(
-    models: Iterable[Any], had: Mapping[int, bool], ever: Collection[int]
+    models: Iterable[Any],
+    had: Mapping[int, bool],
+    ever: Collection[int],
+    changed: Callable[[Any], Any],
 ) -> list[str]:
     """Names of BatchNorm layers whose statistics follow the batches, though their weights are
-    frozen (none of those that ``ever`` needed a gradient), in models that are trained."""
+    frozen (none of those that ``ever`` needed a gradient), in models that are trained. What the
+    script has ``changed`` itself is not frozen: an encoder that follows another (MoCo, BYOL)."""
     return [
         name or type(part).__name__
         for model in models
@@ -55,7 +59,7 @@ def frozen_norms(
         and part.training
         and part.track_running_stats
         and part.affine
-        and not any(id(each) in ever for each in part.parameters())
+        and not any(id(each) in ever or changed(each) for each in part.parameters())
     ]
 
 

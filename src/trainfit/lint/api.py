@@ -28,6 +28,7 @@ from trainfit.lint.imports import (
 )
 from trainfit.lint.mistakes import mistakes
 from trainfit.lint.project import Project
+from trainfit.lint.reach import unreached
 from trainfit.lint.workers import worker_pools
 from trainfit.results.doctor import ScriptReport, WorkerPools
 from trainfit.results.findings import Finding
@@ -66,10 +67,13 @@ _BY_VALUES: Final[
 )
 
 
-def mistakes_in(path: Path, ran: Collection[str] = ()) -> tuple[Finding, ...]:
+def mistakes_in(
+    path: Path, ran: Collection[str] = (), words: Collection[str] = ()
+) -> tuple[Finding, ...]:
     """Lines of a script, or of a file of its own that it imports, that cannot do what they are for;
     none where it cannot be read. Where the files that a run ``ran`` are known, of these alone: an
-    import in a branch may be another command's."""
+    import in a branch may be another command's. Of a library that the script comes with, only what
+    it may call: ``words`` of the command may name that."""
     try:
         files, unread = read_files(path, NEAREST_CHARACTERS)
         found = [each for file in files for each in mistakes(file.source)]
@@ -84,7 +88,16 @@ def mistakes_in(path: Path, ran: Collection[str] = ()) -> tuple[Finding, ...]:
         for file in files[1:]
         if ran and os.path.realpath(file.source.path) not in ran
     }
-    return tuple(each for each in found if each.at is None or each.at.file not in other)
+    apart = unreached(files, words) if found else {}
+    return tuple(
+        each
+        for each in found
+        if each.at is None
+        or (
+            each.at.file not in other
+            and not any(each.at.line in lines for lines in apart.get(each.at.file, ()))
+        )
+    )
 
 
 def read_script(path: Path) -> ScriptReport:

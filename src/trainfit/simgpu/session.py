@@ -224,7 +224,8 @@ class Simulation:
         self.engine.on_view = callback
 
     def on_result(self, callback: Callable[[Any, Any, Any, Any], None]) -> None:
-        """Call it with a function, its arguments and the tensor on the device that it gave."""
+        """Call it with a function, its arguments and the tensor on the device that it gave,
+        or with one that changes all tensors of a list."""
         self.engine.on_result = callback
 
     def on_step(self, callback: Callable[[int], None]) -> None:
@@ -439,9 +440,29 @@ class Simulation:
         self._ownership.meet(module, name)
         self.engine.forward_seen = True
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> Any:
         with self._time.simulating():
             self._begin_step(optimizer, sys._getframe(1))
+        kwargs = kwargs or {}
+        if callable(closure := kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._of_script(closure)}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._of_script(args[1]), *args[2:]), kwargs
+        return None
+
+    def _of_script(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that an optimizer's step calls, as Lightning gives each: in it the model and
+        its loss are computed, and gradients, which are no part of what the optimizer does."""
+
+        @functools.wraps(closure)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            within, self.engine.in_optimizer = self.engine.in_optimizer, 0
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self.engine.in_optimizer = within
+
+        return called
 
     def _begin_step(self, optimizer: Any, frame: FrameType) -> None:
         if (on_host := _numbers_on_host(optimizer)) >= _MANY:

@@ -18,6 +18,12 @@ with needed():
     #: How ``scaled_dot_product_attention`` prefers its backends.
     attention_order: Callable[[], list[Any]] = torch._C._get_sdp_priority_order
     foreach_norms: Callable[..., Any] = torch._foreach_norm
+    #: Those that change the tensors of a list in place.
+    foreach_in_place: frozenset[Any] = frozenset(
+        getattr(torch, name)
+        for name in dir(torch)
+        if name.startswith("_foreach_") and name.endswith("_")
+    )
     #: Operators that are written in Python, by name.
     python_operators: Any = custom_ops.OPDEFS
     PythonOperator: Any = custom_ops.CustomOpDef

@@ -511,6 +511,23 @@ def test_shapes_that_depend_on_known_data_are_exact(sim: Simulation) -> None:
     assert not sim.recording.header["assumptions"]
 
 
+def test_of_places_no_more_differ_than_there_are(sim: Simulation) -> None:
+    """torchmetrics refuses predictions of more classes than it was told of."""
+    scores = random(64, 5)
+    for predicted in (
+        scores.argmax(1),
+        scores.max(1).indices.view(8, 8).clone(),
+        torch.cat([scores.argmax(-1), scores.argmin(1)]).to(torch.int32).flatten()[4:],
+    ):
+        assert torch.unique(predicted, dim=None).numel() == 5
+    assert torch.unique(scores > 0).numel() == 2
+    assert torch.unique(scores.argmax()).numel() == 1
+    assert torch.unique(scores[:, 0]).numel() == 64
+    places = scores.argmax(1)
+    places += random(64).long()
+    assert torch.unique(places).numel() == 64
+
+
 @pytest.mark.parametrize(
     ("decide", "answer"),
     [

@@ -160,6 +160,39 @@ def test_phases(recording: Recording) -> None:
     assert set(recording.op_step.tolist()) == {0, 1}
 
 
+def _trained(train: Callable[[Any, Callable[[], Any]], Any]) -> list[Any]:
+    """Operators of each phase, and bytes of activations."""
+    with trainfit.simulate("A100 80GB") as simulation:
+        model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        x = torch.randn(512, 64).cuda()
+
+        def computed() -> Any:
+            optimizer.zero_grad()
+            loss = model(x).pow(2).mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            train(optimizer, computed)
+    recording = simulation.recording
+    phases = recording.op_phase.tolist()
+    counts = [(PHASES[phase], phases.count(phase)) for phase in sorted(set(phases))]
+    return [*counts, rounded(recording, "activation")]
+
+
+def test_what_a_closure_computes_is_no_part_of_the_optimizers_step() -> None:
+    """Lightning computes model, loss and gradients in the closure of each step."""
+
+    def apart(optimizer: Any, computed: Callable[[], Any]) -> None:
+        computed()
+        optimizer.step()
+
+    found = _trained(apart)
+    assert _trained(lambda optimizer, computed: optimizer.step(closure=computed)) == found
+    assert _trained(lambda optimizer, computed: optimizer.step(computed)) == found
+
+
 def test_operators_know_their_module_in_both_directions(recording: Recording) -> None:
     owners: dict[str, set[str]] = {}
     for name, module in zip(recording.op_name, recording.op_module, strict=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.provenance.cuts import Marks, name_of
+from trainfit.hooks.provenance.cuts import Marks
 from trainfit.torch_private.modules import BatchNorm
 from trainfit.torch_private.tensors import version
 
@@ -23,16 +24,31 @@ class Averages:
         #: Tensors that were changed in place since the first step, or whose data were asked for,
         #: which may be changed without a new version.
         self._changed: Marks[bool] = Marks()
+        #: What detach() gave since then, of which tensor: it has the numbers of that one.
+        self._same: Marks[weakref.ref[torch.Tensor]] = Marks()
         self.left: tuple[int, str] | None = None
         """BatchNorm layers of such a copy whose statistics are those of the day it was made, and
         the name of one."""
 
-    def gave(self, func: Any, args: Sequence[Any]) -> None:
-        """A function of PyTorch gave a tensor, after the first step began."""
-        name = name_of(func)
+    def gave(self, name: str, args: Sequence[Any], result: Any) -> None:
+        """A function of PyTorch, by its name, gave something, after the first step began."""
+        first = args[0] if args else None
+        if name == "detach" and isinstance(first, torch.Tensor):
+            self._same.put(result, weakref.ref(first))
+            return
         is_in_place = name == "data" or (name.endswith("_") and not name.startswith("__"))
-        if (is_in_place or name in _IN_PLACE) and args and isinstance(args[0], torch.Tensor):
-            self._changed.put(args[0], True)
+        if not (is_in_place or name in _IN_PLACE):
+            return
+        for each in first if name.startswith("_foreach_") else (first,):
+            if isinstance(each, torch.Tensor):
+                self._changed.put(each, True)
+                same = self._same.of(each)
+                if same is not None and (own := same()) is not None:
+                    self._changed.put(own, True)
+
+    def changed(self, tensor: torch.Tensor) -> bool:
+        """Was it changed in place since the first step, or were its data asked for?"""
+        return bool(self._changed.of(tensor))
 
     def calling(self, model: Any, trained: Collection[int], others: Iterable[Any]) -> None:
         """An outermost module is about to be called; the optimizers have the tensors ``trained``,

@@ -216,7 +216,10 @@ def mistakes_of(command: Command, outcome: TraceOutcome | None = None) -> tuple[
     """Lines of the script that cannot do what they are for (``optimizer.step`` without
     parentheses), in the files that a run of it has imported."""
     ran = outcome.files if outcome is not None else ()
-    return mistakes_in(Path(command.name), ran) if command.kind == "script" else ()
+    if command.kind != "script":
+        return ()
+    said = {word.rpartition("=")[2] for word in command.target().args}
+    return mistakes_in(Path(command.name), ran, said)
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

@@ -32,12 +32,16 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     tensors that came from the host, scalars), else ``None``. ``fill`` is a single value
     that every element is *assumed* to have (the result of ``isnan``, say), else ``None``.
     ``nonzeros`` is how many elements are not zero at most, where that is all that is known (a mask
-    of zeros with ones written at so many unknown places), else ``None``. ``told`` makes what the
+    of zeros with ones written at so many unknown places), else ``None``. ``below`` is what all
+    elements, whole numbers from 0 on, are below, where that is all that is known (the places that
+    argmax gives), else ``None``. ``told`` makes what the
     host is told of an unknown content where zeros cannot be (places are different), laid out as
     the storage is, else ``None``. ``gpu`` is the number of the GPU that it is on.
     """
 
-    __slots__ = ("block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "told", "value")
+    __slots__ = (
+        *("below", "block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "told", "value"),
+    )
 
     block: Block | None
     gpu: int
@@ -47,6 +51,7 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     value: torch.Tensor | None
     fill: bool | float | None
     nonzeros: int | None
+    below: int | None
     told: Callable[[], torch.Tensor] | None
 
 
@@ -177,7 +182,7 @@ class DeviceMemory:
         life.gpu = self._current.gpu
         life.value = None
         life.fill = None
-        life.nonzeros = None
+        life.nonzeros = life.below = None
         life.told = None
         life.nbytes = storage.nbytes()
         life.block = None
@@ -220,6 +225,7 @@ class DeviceMemory:
         """The storage was resized: the new block is allocated before the old one is freed."""
         old, number = life.block, life.number
         life.nbytes, life.block, life.value, life.nonzeros = nbytes, None, None, None
+        life.below = None
         if nbytes:
             self._malloc(life)
         if old is not None:

@@ -136,7 +136,7 @@ class FunctionMode(TorchFunctionMode):
         entered = _any_on_device(types) and self._engine.enter()
         try:
             result = self._call(func, args, kwargs)
-            if isinstance(result, DeviceTensor):
+            if isinstance(result, DeviceTensor) or func in private.foreach_in_place:
                 self._engine.on_result(func, args, kwargs, result)
             return result
         finally:

@@ -182,7 +182,8 @@ class Hooks:
         self.on_arithmetic: Callable[[Any, Any, Any], None] = lambda *_: None
         #: … and of a tensor that the script itself makes a view of, and that.
         self.on_view: Callable[[Any, Any], None] = lambda *_: None
-        #: … and of a function of PyTorch, what it got, and the tensor on the device that it gave.
+        #: … and of a function of PyTorch, what it got, and the tensor on the device that it gave;
+        #: of one that changes all tensors of a list, too.
         self.on_result: Callable[[Any, Any, Any, Any], None] = lambda *_: None
         #: Is told when random numbers are drawn on the device.
         self.on_random: Callable[[], None] = lambda: None

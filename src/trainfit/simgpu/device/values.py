@@ -71,9 +71,29 @@ _IS_BELOW = {
     aten.lt.Tensor: True, aten.le.Tensor: True, aten.gt.Tensor: False, aten.ge.Tensor: False,
 }  # fmt: skip
 
+#: What gives places along a dimension (of all elements without one), as the only result or as the
+#: second; by which argument the dimension is.
+_PLACES = {
+    aten.argmax.default: 1, aten.argmin.default: 1, aten.max.dim: 1, aten.min.dim: 1,
+}  # fmt: skip
+#: Of whose elements each is one of an operand's.
+_ELEMENTS_OF = {private.to_copy.default, aten.clone.default, aten.cat.default}
+#: How many values there are of a type.
+_VALUES_OF: Final = {torch.bool: 2, torch.uint8: 256, torch.int8: 256}
+
 #: What is looked at though not every operand is known.
 PARTLY_KNOWN = frozenset(
-    {*DECIDED, *_IS_BELOW, *_SET_IN_ALL, *_SET_BEFORE, *_SET_IF_NOT_ZERO, *_FILLED, *_FILLED_WITH}
+    {
+        *DECIDED,
+        *_PLACES,
+        *_ELEMENTS_OF,
+        *_IS_BELOW,
+        *_SET_IN_ALL,
+        *_SET_BEFORE,
+        *_SET_IF_NOT_ZERO,
+        *_FILLED,
+        *_FILLED_WITH,
+    }
 )
 
 #: Of what floats that are masks are made: constants, arithmetic and selection. With these as many
@@ -170,7 +190,13 @@ class Values:
         life.value = None
         life.fill = None
         life.nonzeros = None
+        life.below = None
         life.told = None
+
+    def different(self, tensor: SimulatedTensor) -> int:
+        """How many different values there are in a tensor that nobody knows, at most."""
+        counts = (tensor.numel(), tensor._life.below, _VALUES_OF.get(tensor._spec.dtype))
+        return min(count for count in counts if count is not None)
 
     def nonzeros(self, tensor: Any) -> int | None:
         """How many of a tensor's elements are not zero, at most; ``None``: nobody knows."""
@@ -208,6 +234,14 @@ class Values:
 
     def decide(self, func: Any, args: Any, out: Any) -> None:
         """Follow one of ``PARTLY_KNOWN`` of which not every operand is known."""
+        if func in _PLACES:
+            places = out if type(out) is SimulatedTensor else out[1]
+            dimension = args[1] if len(args) > _PLACES[func] else None
+            size = args[0].numel() if dimension is None else 1
+            if dimension is not None and args[0].dim():
+                size = args[0].shape[dimension]
+            places._life.below = size
+            return
         if type(out) is not SimulatedTensor:
             return
         if func in _FILLED or func in _FILLED_WITH:
@@ -217,6 +251,11 @@ class Values:
             self._decide(func, args, out)
         if func in _IS_BELOW and out.numel() == 1:
             self._compare_with_infinity(func, args, out)
+        if func in _ELEMENTS_OF:
+            given = args[0] if func is aten.cat.default else args[:1]
+            bounds = [each._life.below for each in given if type(each) is SimulatedTensor]
+            if len(bounds) == len(given) and None not in bounds:
+                out._life.below = max(bounds, default=None)
         if out._life.value is None and not out._spec.dtype.is_floating_point:
             out._life.nonzeros = self._set_after(func, args, out.numel())
 
@@ -289,7 +328,7 @@ class Values:
             whole = type(target) is SimulatedTensor and target._spec.nbytes == target._life.nbytes
             if info.func in _OVERWRITES and whole and worth_keeping(target._meta, info.func):
                 self.write(target, torch.zeros((), dtype=target._spec.dtype))
-            elif all(life.nonzeros is None for life in lives.values()):
+            elif all(life.nonzeros is None and life.below is None for life in lives.values()):
                 return
         operands = None if info.random or kwargs else self._operands(args)
         if operands is None:

@@ -160,7 +160,8 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
 
 @handles(private.unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
 def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """Unique values; without content all are assumed to differ."""
+    """Unique values; without content as many are assumed to differ as can: of places that argmax
+    gave no more than there are classes."""
     engine.wait_for_device()
     contents = contents_of(engine, args[0])
     if contents is not None:
@@ -169,10 +170,11 @@ def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         return tuple(_known_result(engine, func, each) for each in real)
     tensor = args[0]
     along = args[1] if func is aten.unique_dim.default else None
-    count = tensor.numel() if along is None else tensor.shape[along]
+    count = engine.values.different(tensor) if along is None else tensor.shape[along]
     inverts = any(flag is True for flag in args[1:])
     engine.workspace(("unique", (tensor.numel(), tensor.dtype.itemsize, int(inverts))))
-    engine.assume(f"unique() of unknown data was assumed to keep all {count} values")
+    all_of = "all " if count == tensor.numel() or along is not None else ""
+    engine.assume(f"unique() of unknown data was assumed to keep {all_of}{count} values")
     shape = (count,) if along is None else tuple(tensor.shape)
     inverse = tuple(tensor.shape) if along is None else (count,)
     return (
