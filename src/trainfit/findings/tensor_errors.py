@@ -524,7 +524,7 @@ _KNOWN: Final = (
 #: The sizes of a loss's weights, which it multiplies its terms by; a gradient that is None.
 _WEIGHTS_OF_LOSS: Final = "sizes_of_weights"
 _NO_GRADIENT_YET: Final = "gradient_none"
-_BINARY: Final = re.compile(r"^binary_cross_entropy\w*$")
+_BINARY: Final = re.compile(r"\bbinary_cross_entropy\w*\(")
 _OF_NONE: Final = re.compile(
     r"'NoneType' object has no attribute|unsupported operand type\(s\).*'NoneType'"
     r"|must be (?:a )?Tensor, not NoneType|bad operand type for unary \S+ 'NoneType'"
@@ -562,4 +562,7 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _in_binary_loss(raised: ParsedException) -> bool:
     """Does the loss fail itself? It has compared its input with the targets by then."""
-    return bool(raised.frames) and _BINARY.match(raised.frames[-1].function) is not None
+    last = raised.frames[-1] if raised.frames else None
+    if last is None or last.package != "torch":
+        return False
+    return _BINARY.search(f"{last.function}(") is not None or _BINARY.search(last.code) is not None

@@ -56,6 +56,17 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     return storage_key(tensor.untyped_storage()), int(tensor.storage_offset())
 
 
+def is_own(module: Any, state: Mapping[str, Any]) -> bool:
+    """Are all tensors of a state those that the module has already?"""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+    return bool(tensors) and all(
+        name in own and own[name].shape == each.shape and storage_of(own[name]) == storage_of(each)
+        for name, each in tensors.items()
+        if each.numel()
+    )
+
+
 class _Loader(NamedTuple):
     """A DataLoader, the line that goes over it, its data set, which its iterators keep, and the
     batches of an epoch (0: not known)."""

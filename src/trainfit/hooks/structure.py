@@ -23,7 +23,40 @@ _LARGEST_RATES: Final = {
     **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"), 1.0),
     "SGD": 100.0,
 }
+#: Bytes of an embedding's table, its share of what an optimizer has, and the share of its rows that
+#: a batch uses, from which a gradient of all rows is worth a word.
+_LARGE_TABLE: Final = 256 << 20
+_MOST_OF_ALL: Final = 0.5
+_FEW_ROWS: Final = 0.01
 Names = Mapping[int, str]
+
+
+class Tables:
+    """Follows embeddings whose gradients have rows that no batch uses."""
+
+    def __init__(self) -> None:
+        #: By identity: the most tokens that one call asked for.
+        self._asked: dict[int, int] = {}
+
+    def embedded(self, weight: Any, tokens: Any, is_sparse: Any) -> None:
+        """An embedding is computed."""
+        if is_sparse or not isinstance(weight, torch.nn.Parameter) or not weight.requires_grad:
+            return
+        if isinstance(tokens, torch.Tensor) and weight.nbytes >= _LARGE_TABLE:
+            self._asked[id(weight)] = max(self._asked.get(id(weight), 0), tokens.numel())
+
+    def dense(self, optimizer: Any, names: Names) -> tuple[str, int, int, int, float] | None:
+        """Of the first such table that is most of an optimizer: its name, its rows, the most of
+        them that a batch uses, its bytes and its share; ``None``: there is none."""
+        tensors = tensors_of(optimizer) if self._asked else []
+        whole = sum(each.nbytes for each in tensors)
+        for each in tensors:
+            used = self._asked.get(id(each))
+            is_most = each.nbytes >= _MOST_OF_ALL * whole
+            if used is not None and is_most and used <= _FEW_ROWS * len(each):
+                name = names.get(id(each), "the embedding")
+                return name, len(each), used, each.nbytes, each.nbytes / whole
+        return None
 
 
 def forgetful_norms(models: Iterable[Any]) -> list[tuple[str, float]]:

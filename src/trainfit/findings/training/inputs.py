@@ -8,6 +8,7 @@ from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import size
 
 #: Of a run that trains nothing.
 PREDICTS: Final = "predicts_in_training"
@@ -257,6 +258,71 @@ def _scaler(_: Misuse) -> Finding:
     )
 
 
+def _opposite(found: Misuse) -> Finding:
+    name, zeros, of_all = found.told
+    return Finding(
+        "targets_of_zero",
+        "critical",
+        f"{name} gets targets of 0, for which it has no term: {zeros} of {of_all} samples of a "
+        "batch train nothing",
+        (Evidence("targets of 0", f"{zeros} of {of_all}"),),
+        "its targets are 1 (alike, the first is to be larger) and -1 (not alike, the second is)",
+        (Fix("2 * y - 1 of labels 0 and 1", line="2 * y - 1"),),
+    )
+
+
+def _validation(found: Misuse) -> Finding:
+    part, whole = found.told
+    return Finding(
+        "validation_trained",
+        "critical",
+        f"The training goes over the whole data set, {int(part):,} samples of the validation "
+        f"included ({int(whole):,} in all)",
+        (Evidence("samples of both", int(part)),),
+        "random_split gave two parts, and the DataLoader of the training has what was split: the "
+        "validation measures what was learned by heart",
+        (Fix("DataLoader(train_set, …) of the part", line="DataLoader(train_set, …)"),),
+        confidence="likely",
+    )
+
+
+def _of_cpu(_: Misuse) -> Finding:
+    return Finding(
+        "autocast_of_cpu",
+        "warning",
+        'autocast("cpu") has no effect on layers on a GPU: all of the model computes in float32',
+        (),
+        "autocast changes the operators of the device that it names",
+        (
+            Fix(
+                'torch.autocast("cuda", dtype=torch.bfloat16)',
+                line='torch.autocast("cuda", dtype=torch.bfloat16)',
+            ),
+        ),
+    )
+
+
+def _dense(found: Misuse) -> Finding:
+    name, rows, used, nbytes, share = found.told
+    return Finding(
+        "table_dense",
+        "warning",
+        f"A batch uses {int(used):,} of the {int(rows):,} rows of {name}, and each step computes "
+        f"with all of them: the gradient alone is {size(int(nbytes))}",
+        (Evidence("gradient", int(nbytes), "bytes"), Evidence("of all parameters", float(share))),
+        "an embedding's gradient has all rows, most of them 0; the optimizer reads and writes them "
+        "with its averages in each step (Adam's have twice their size)",
+        (
+            Fix(
+                "nn.Embedding(…, sparse=True) and an optimizer of its own for it: "
+                "torch.optim.SparseAdam(list(embedding.parameters()))",
+                line="sparse=True",
+            ),
+            Fix("a smaller table: rare ids as one, or hashed ids"),
+        ),
+    )
+
+
 INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "arguments_swapped": _swapped,
     "labels_ignored": _ignored,
@@ -273,4 +339,8 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "scaler_in_vain": _scaler,
     "divergence_averaged": _averaged,
     "dropout_of_one_layer": _one_layer,
+    "targets_of_zero": _opposite,
+    "autocast_of_cpu": _of_cpu,
+    "validation_trained": _validation,
+    "table_dense": _dense,
 }

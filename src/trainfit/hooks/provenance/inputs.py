@@ -73,7 +73,7 @@ class Inputs(FirstOfKind):
         if name in _PRODUCTS and result.grad_fn is not None:
             self._look_at_weights(given[0])
         steps = self._both_ways.of(given[0]) if name == "__getitem__" and len(args) > 1 else None
-        if steps is not None and _is_last_step(args[1], steps) and given[0].shape[steps] > 1:
+        if steps is not None and is_last_step(args[1], steps) and given[0].shape[steps] > 1:
             self._note("backward_at_its_start", shape_of(given[0]))
 
     def _follow_images(self, name: str, given: torch.Tensor, result: torch.Tensor) -> None:
@@ -145,7 +145,7 @@ def _is_as_read(tensor: torch.Tensor) -> bool:
         return is_bright and (not one.is_floating_point() or bool((one == one.round()).all()))
 
 
-def _is_last_step(index: Any, steps: int) -> bool:
+def is_last_step(index: Any, steps: int) -> bool:
     """Is it ``[:, -1]``, ``[:, -1, :]`` (of ``steps`` in dimension 1) or ``[-1]``, with all
     features?"""
     parts = index if isinstance(index, tuple) else (index,)

@@ -1,6 +1,6 @@
 """What losses over classes are given as targets: none that counts, several classes at once, the
-tokens that the model was given, moved by one, while its attention sees all of them. And a
-divergence that is averaged over what it is the sum of."""
+tokens that the model was given, moved by one, while its attention sees all of them, or as they are.
+And a divergence that is averaged over what it is the sum of."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ _AS_THEY_ARE: Final = {
 }
 #: Losses of probabilities, whose gradient goes to what they are given first.
 _OF_PROBABILITIES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+#: Losses whose targets are 1 and -1, and which have no term, or a constant one, for 0.
+OF_PAIRS: Final = (
+    *("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss"),
+    "soft_margin_loss",
+)
 #: Where the node of an embedding keeps the tokens that it is of; it goes with the node.
 _MARK: Final = "trainfit_tokens"
 #: Nodes between an embedding and the first attention: sums with positions, norms, a dropout, views,
@@ -60,6 +65,8 @@ class Targets(FirstOfKind):
         #: had one.
         self._unmasked: list[_Seen] = []
         self._is_masked = False
+        #: … and tokens that were attended to with a mask for those that follow.
+        self._causal: list[torch.Tensor] = []
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
@@ -106,9 +113,15 @@ class Targets(FirstOfKind):
             return
         if mask is not None or is_causal:
             self._is_masked = True
+            is_square = (
+                isinstance(mask, torch.Tensor) and mask.dim() == 2 and len({*mask.shape}) == 1
+            )
+            known = tokens_of(query) if is_causal or is_square else None
+            if known is not None and all(each is not known for each in self._causal):
+                self._causal.append(known)
             return
-        tokens = _tokens_of(query)
-        is_to_itself = query is key or _tokens_of(key) is tokens
+        tokens = tokens_of(query)
+        is_to_itself = query is key or tokens_of(key) is tokens
         if (
             tokens is not None
             and is_to_itself
@@ -124,12 +137,39 @@ class Targets(FirstOfKind):
         if output.requires_grad and own >= _LEAST_CLASSES:
             self._note("divergence_averaged", shape_of(output), own)
 
+    def pairing(self, name: str, target: Any) -> None:
+        """A loss of :data:`OF_PAIRS` is called with these targets, of 1 and -1."""
+        known = _numbers_of(target) if isinstance(target, torch.Tensor) else None
+        if known is None or not 1 < known.numel() <= _MOST_TARGETS or not torch.is_grad_enabled():
+            return
+        with no_dispatch():
+            zeros, ones = int((known == 0).sum()), int((known == 1).sum())
+        if zeros and zeros + ones == known.numel():
+            self._note("targets_of_zero", name, zeros, known.numel())
+
+    def transcribing(self, targets: Any, lengths: Any, blank: Any) -> None:
+        """``ctc_loss`` is called with these labels, as many of each row as its length says."""
+        labels = _numbers_of(targets) if isinstance(targets, torch.Tensor) else None
+        counts = _numbers_of(lengths) if isinstance(lengths, torch.Tensor) else None
+        if counts is None and isinstance(lengths, list | tuple):
+            counts = torch.tensor(lengths)
+        if labels is None or counts is None or not counts.numel() or not isinstance(blank, int):
+            return
+        with no_dispatch():
+            if labels.dim() == _DIMENSIONS and len(counts) == len(labels):
+                used = torch.arange(labels.shape[1])[None, :] < counts[:, None]
+                labels = labels[used]
+            blanks = int((labels == blank).sum())
+        if blanks:
+            self._note("blank_in_labels", blank, blanks, labels.numel())
+
     def comparing(
         self, name: str, output: Any, target: Any, ignored: Any, *, averages: bool
     ) -> None:
         """A loss function of torch.nn.functional is called, which leaves ``ignored`` out."""
         unmasked, self._unmasked = self._unmasked, []
         is_masked, self._is_masked = self._is_masked, False
+        causal, self._causal = self._causal, []
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
@@ -150,6 +190,8 @@ class Targets(FirstOfKind):
         with no_dispatch():
             if averages and isinstance(ignored, int) and bool((labels == ignored).all()):
                 self._note("labels_ignored", ignored, shape_of(target))
+            elif causal and all(_are_same(labels, each) for each in causal):
+                self._note("labels_not_shifted", shape_of(target))
             elif not is_masked:
                 for each in unmasked:
                     if _are_next(labels, each.tokens):
@@ -164,7 +206,7 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if content is None else content()
 
 
-def _tokens_of(query: Any) -> torch.Tensor | None:
+def tokens_of(query: Any) -> torch.Tensor | None:
     """The tokens whose embedding is attended to, at the first layer; ``None``: not known."""
     waiting: list[Any] = [getattr(query, "grad_fn", None)]
     known: set[Any] = set()
@@ -196,3 +238,12 @@ def _are_next(labels: torch.Tensor, tokens: torch.Tensor) -> bool:
     same = given == following
     is_out = given < 0
     return bool((same | is_out).all()) and int(same.sum()) >= _LEAST_TOKENS
+
+
+def _are_same(labels: torch.Tensor, tokens: torch.Tensor) -> bool:
+    """Is each label the token at its own place?"""
+    if labels.numel() != tokens.numel() or len(tokens[0].unique()) < _LEAST_KINDS:
+        return False
+    given = labels.reshape(tokens.shape)
+    same = given == tokens
+    return bool((same | (given < 0)).all()) and int(same.sum()) >= _LEAST_TOKENS
