@@ -287,6 +287,10 @@ SAID = (
     ("batch_squeezed", "size mismatch (got input: [10], target: [1])"),
     ("two_devices", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) "
                     "should be the same"),
+    ("two_devices", "Input and hidden tensors are not at the same device, found input tensor at "
+     "cuda:0 and hidden tensor at cpu"),
+    ("two_devices", "Input and parameter tensors are not at the same device, found input tensor at "
+     "cpu and parameter tensor at cuda:0"),
     ("two_devices", "indices should be either on cpu or on the same device as the indexed tensor "
                     "(cpu)"),
     ("whole_numbers", "Input type (torch.cuda.ByteTensor) and weight type (torch.cuda.FloatTensor) "

@@ -271,3 +271,88 @@ def test_the_line_that_cuts_a_graph_off_is_told(kinds: Kinds) -> None:
     found = kinds(loss, model=model)["no_gradient"]
     assert found.place is not None and "detach" in found.cause and "4 of 8" in found.title
     assert "no_gradient" not in kinds(lambda m, x, y: loss(m, x, y, False), model=model)
+
+
+@pytest.mark.parametrize(
+    ("right", "told"),
+    [
+        (lambda out: out > 0.5, ["threshold_on_logits"]),
+        (lambda out: out.squeeze(1).detach() >= 0.5, ["threshold_on_logits"]),
+        (lambda out: out > 0, []),
+        (lambda out: torch.sigmoid(out) > 0.5, []),
+        (lambda out: out.argmax(1), ["one_output_chosen"]),
+        (lambda out: torch.max(out.sigmoid(), 1)[1], ["one_output_chosen"]),
+        (lambda out: torch.cat([-out, out], 1).argmax(1), []),
+    ],
+)
+def test_one_output_for_yes_or_no(
+    kinds: Kinds, right: Callable[[Tensor], Tensor], told: list[str]
+) -> None:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        found = F.binary_cross_entropy_with_logits(out, (y[:, None] % 2).float())
+        right(out)
+        return found
+
+    assert [each for each in kinds(loss, model=net(1)) if each in NUMBERS] == told
+
+
+def test_a_number_may_be_any_limit_of_other_outputs(kinds: Kinds) -> None:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        assert (out > 0.5).shape == out.shape
+        return F.mse_loss(out, y[:, None].float())
+
+    assert "threshold_on_logits" not in kinds(loss, model=net(1))
+
+
+def dice(p: Tensor, t: Tensor) -> Tensor:
+    return (2 * (p * t).sum() + 1) / (p.sum() + t.sum() + 1)
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (dice, True),
+        (lambda p, t: F.binary_cross_entropy(p, t) + 0.5 * dice(p, t), True),
+        (lambda p, t: 2.0 * (p * t).sum(1) / (p.sum(1) + t.sum(1)), True),
+        (lambda p, t: 1 - dice(p, t), False),
+        (lambda p, t: -dice(p, t), False),
+        (lambda p, t: F.binary_cross_entropy(p, t) - dice(p, t), False),
+        (lambda p, t: 1 - (1 - dice(p, t)), False),
+        (lambda p, t: F.binary_cross_entropy(p, t) + dice(p, t).detach(), False),
+        (lambda p, t: (p * t).sum() / t.sum(), False),
+    ],
+)
+def test_an_overlap_is_to_grow(
+    kinds: Kinds, of: Callable[[Tensor, Tensor], Tensor], *, told: bool
+) -> None:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        return of(torch.sigmoid(model(x)), F.one_hot(y, 4).float()).mean()
+
+    assert ("overlap_minimized" in kinds(loss)) == told
+
+
+@pytest.mark.parametrize(
+    ("options", "labels", "told"),
+    [
+        (lambda: {"shuffle": True}, CLASSES, True),
+        (dict, CLASSES, False),
+        (lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(0)}, CLASSES, False),
+        # Two kinds of images, of which none belongs to another.
+        (lambda: {"shuffle": True}, torch.rand(32, 8), False),
+        (lambda: {"shuffle": True}, CLASSES[:24], False),
+    ],
+)
+def test_inputs_and_labels_are_shuffled_together(
+    kinds: Kinds, options: Callable[[], dict[str, Any]], labels: Tensor, *, told: bool
+) -> None:
+    def data() -> tuple[Any, ...]:
+        sides = [DataLoader(each, _BATCH, **options()) for each in (ROWS, labels)]  # type: ignore[arg-type]
+        return zip(*sides, strict=False), sides
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        return F.mse_loss(out, y[:, :4]) if y.dim() > 1 else F.cross_entropy(out, y)
+
+    assert ("shuffled_apart" in kinds(loss, data)) == told

@@ -223,6 +223,39 @@ def test_a_causal_model_gives_the_next_token(
     assert kinds(Encoder(masks), loss, texts(padded=False)) == ["labels_not_shifted"] * told
 
 
+class Decoder(nn.Module):
+    """``steps`` makes what the head is for of a recurrent layer's outputs and its state."""
+
+    def __init__(self, steps: Callable[[Tensor, Tensor], Tensor], *, both: bool = False) -> None:
+        super().__init__()
+        self.steps = steps
+        self.embedding = nn.Embedding(100, _WIDTH)
+        width = _WIDTH // 2 if both else _WIDTH
+        self.layer = nn.GRU(_WIDTH, width, batch_first=True, bidirectional=both)
+        self.drop, self.head = nn.Dropout(0.1), nn.Linear(_WIDTH, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, h = self.layer(self.embedding(x))
+        return self.head(self.drop(self.steps(out, h)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "told"),
+    [
+        (Decoder(lambda out, h: out), same, True),
+        (Decoder(lambda out, h: out), shifted, False),
+        (Decoder(lambda out, h: out, both=True), same, False),
+        # An autoencoder: all steps of one state.
+        (Decoder(lambda out, h: h[-1][:, None].expand(-1, _STEPS, -1)), same, False),
+        (Decoder(lambda out, h: out + h[-1][:, None]), same, False),
+    ],
+)
+def test_a_recurrent_model_gives_the_next_token(
+    kinds: Kinds, model: nn.Module, loss: Callable[..., Tensor], *, told: bool
+) -> None:
+    assert kinds(model, loss, texts(padded=False)) == ["labels_not_shifted"] * told
+
+
 @pytest.mark.parametrize(("first", "blank", "told"), [(0, 0, True), (1, 0, False), (0, 99, False)])
 def test_a_blank_is_no_letter(kinds: Kinds, first: int, blank: int, *, told: bool) -> None:
     letters = torch.tensor([[0, 1, 2, 0]] * _BATCH) + first

@@ -238,6 +238,7 @@ def _recurring(
     observer.misuse.recurring(module, input)
     observer.misuse.inputs.recurs(module)
     observer.misuse.sequences.recurs(module, input)
+    observer.misuse.targets.recurs(module, input)
 
 
 def _recurred(observer: LearningObserver, result: Any) -> None:
@@ -434,6 +435,7 @@ def _comparing(
 ) -> None:
     observer.comparing(name, input, target)
     observer.misuse.terms.comparing(name, input, target)
+    observer.misuse.predictions.comparing(name, input)
     averages = reduction == "mean"
     observer.misuse.targets.comparing(name, input, target, ignore_index, averages=averages)
     if name in OF_CLASSES and reduction != "none":  # a mask may come after it

@@ -211,6 +211,8 @@ class MisuseObserver:
             self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
         if (labelled := self.labels.at_padding) is not None:
             self._note("padding_learned", *map(str, labelled), place=self._labels_at or "")
+        if (apart := self.batches.apart) is not None:
+            self._note("shuffled_apart", str(apart[0]), place=apart[1] or "")
         if (hooked := self.hooked.found) is not None:
             self._note("hooks_added", str(hooked[0]), place=hooked[1])
         if (flat := self.batches.flat()) is not None:

@@ -286,6 +286,24 @@ def _validation(found: Misuse) -> Finding:
     )
 
 
+def _apart(found: Misuse) -> Finding:
+    (samples,) = found.told
+    return Finding(
+        "shuffled_apart",
+        "critical",
+        f"Inputs and labels come from two DataLoaders, and each shuffles its {int(samples):,} "
+        "samples by itself: labels are those of other inputs",
+        (Evidence("samples", int(samples)),),
+        "each draws an order of its own: nothing can be learned but how many there are of a class",
+        (
+            Fix(
+                "one DataLoader of both: DataLoader(TensorDataset(x, y), batch_size, shuffle=True)",
+                line="TensorDataset(x, y)",
+            ),
+        ),
+    )
+
+
 def _of_cpu(_: Misuse) -> Finding:
     return Finding(
         "autocast_of_cpu",
@@ -343,4 +361,5 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "autocast_of_cpu": _of_cpu,
     "validation_trained": _validation,
     "table_dense": _dense,
+    "shuffled_apart": _apart,
 }

@@ -3,6 +3,7 @@ infinite, bytes that wrap, outputs that are compared with classes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -118,6 +119,52 @@ def _columns(found: Misuse) -> Finding:
     )
 
 
+def _threshold(found: Misuse) -> Finding:
+    (limit,) = found.told
+    chance = 1 / (1 + math.exp(-float(limit)))
+    return Finding(
+        "threshold_on_logits",
+        "warning",
+        f"A layer's output is compared with {limit}, as if it was a probability: the loss has the "
+        "sigmoid in it",
+        (),
+        f"binary_cross_entropy_with_logits gets logits, of which {limit} is a probability of "
+        f"{percent(chance)}: samples between are counted as wrong",
+        (
+            Fix("output > 0, which is a probability above 50%", line="output > 0"),
+            Fix("torch.sigmoid(output) > 0.5"),
+        ),
+        confidence="likely",
+    )
+
+
+def _one(found: Misuse) -> Finding:
+    (shape,) = found.told
+    return Finding(
+        "one_output_chosen",
+        "warning",
+        f"argmax goes over a single output ({shape}): the prediction is 0 for all samples",
+        (Evidence("outputs", shape),),
+        "of one output for yes or no there is no largest",
+        (
+            Fix("output > 0 of logits", line="output > 0"),
+            Fix("torch.sigmoid(output) > 0.5; or two outputs and cross_entropy"),
+        ),
+    )
+
+
+def _minimized(_: Misuse) -> Finding:
+    return Finding(
+        "overlap_minimized",
+        "critical",
+        "The overlap itself (Dice, IoU) is the loss: the training makes it smaller",
+        (),
+        "an overlap is 1 where the output is as its target, and a loss is to be smallest there",
+        (Fix("return 1 - dice", line="1 - dice"),),
+        confidence="likely",
+    )
+
+
 NUMBERS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "root_of_output": _of_output,
     "root_at_zero": _at_zero,
@@ -125,6 +172,11 @@ NUMBERS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "bytes_wrap": _wraps,
     "values_as_classes": _values,
     "classes_over_samples": _columns,
+    "threshold_on_logits": _threshold,
+    "one_output_chosen": _one,
+    "overlap_minimized": _minimized,
 }
 #: Those that an evaluation may be the first to show.
-LATER: Final = ("values_as_classes", "classes_over_samples")
+LATER: Final = (
+    *("values_as_classes", "classes_over_samples", "threshold_on_logits", "one_output_chosen"),
+)

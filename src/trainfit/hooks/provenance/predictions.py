@@ -1,5 +1,6 @@
 """What is compared with classes: the largest outputs themselves where their positions are meant,
-positions of the largest sample where those of the largest class are."""
+positions of the largest sample where those of the largest class are, logits as if they were
+probabilities."""
 
 from __future__ import annotations
 
@@ -15,15 +16,18 @@ from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, tensors_among
 _LARGEST: Final = {"max", "min"}
 _POSITIONS: Final = {"argmax", "argmin"}
 #: Layers whose second operand is their weight, and what leaves a prediction as it is.
-_LAYERS: Final = {"linear"}
+_LAYERS: Final = {"linear", "conv2d", "conv1d"}
 _AS_THEY_ARE: Final = {
     *("detach", "clone", "squeeze", "unsqueeze", "view", "reshape", "flatten", "view_as"),
     *("data", "to", "cuda", "contiguous", "float"),
 }
 #: … and an order of classes.
-_IN_ORDER: Final = _AS_THEY_ARE | {"softmax", "log_softmax", "sigmoid"}
+_TURNED: Final = {"softmax", "log_softmax", "sigmoid"}
+_IN_ORDER: Final = _AS_THEY_ARE | _TURNED
+_ABOVE: Final = {"gt", "ge"}
+_OF_LOGITS: Final = "binary_cross_entropy_with_logits"
 _COMPARE: Final = {"eq", "ne"}
-_FOLLOWED: Final = _LARGEST | _POSITIONS | _LAYERS | _IN_ORDER | _COMPARE
+_FOLLOWED: Final = _LARGEST | _POSITIONS | _LAYERS | _IN_ORDER | _COMPARE | _ABOVE
 
 
 class Predictions(FirstOfKind):
@@ -32,9 +36,11 @@ class Predictions(FirstOfKind):
 
     def __init__(self, place: Callable[[], str | None]) -> None:
         super().__init__(place)
-        #: Outputs of a layer, a row for each sample; largest outputs, and positions of the largest
-        #: of each column, with the line that asks for them.
+        #: Outputs of a layer, and whether they are as the layer gave them; numbers of a sample that
+        #: a loss of logits is given; largest outputs, and positions of the largest of each column,
+        #: with the line that asks for them.
         self._outputs: Marks[bool] = Marks()
+        self._logits: set[int] = set()
         self._values: Marks[str | None] = Marks()
         self._columns: Marks[tuple[str, str | None]] = Marks()
 
@@ -53,15 +59,27 @@ class Predictions(FirstOfKind):
             self._choose(source, args, kwargs, result)
         elif not isinstance(result, torch.Tensor):
             return
+        elif name in _ABOVE:
+            self._look_at_threshold(source, args)
         elif name in _POSITIONS:
             self._note_columns(source, _dimension(args, kwargs), result)
         elif name in _LAYERS:
-            weight = given[1] if len(given) > 1 else None
-            is_row = result.dim() == 2 and result.shape[1] > 1
-            if is_row and isinstance(weight, torch.nn.Parameter):
+            if len(given) > 1 and isinstance(given[1], torch.nn.Parameter):
                 self._outputs.put(result, True)
         else:
             self._pass_on(name, source, result)
+
+    def comparing(self, name: str, output: Any) -> None:
+        """A loss function is given this output."""
+        if name == _OF_LOGITS and isinstance(output, torch.Tensor) and self._outputs.of(output):
+            self._logits.add(_of_sample(output))
+
+    def _look_at_threshold(self, source: torch.Tensor, args: Sequence[Any]) -> None:
+        limit = args[1] if len(args) > 1 else None
+        if not isinstance(limit, float) or not 0 < limit < 1 or not self._outputs.of(source):
+            return
+        if _of_sample(source) in self._logits:
+            self._note("threshold_on_logits", f"{limit:g}")
 
     def _choose(
         self, source: torch.Tensor, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
@@ -75,12 +93,17 @@ class Predictions(FirstOfKind):
         self._note_columns(source, dim, positions)
 
     def _note_columns(self, source: torch.Tensor, dim: int | None, positions: torch.Tensor) -> None:
-        if dim in (0, -source.dim()) and self._outputs.of(source):
+        if dim is None or self._outputs.of(source) is None or source.dim() < 2:
+            return
+        if source.shape[dim] == 1 and source.shape[0] > 1:
+            self._note("one_output_chosen", shape_of(source))
+        elif source.dim() == 2 and dim in (0, -2):
             self._columns.put(positions, (shape_of(source), self._place()))
 
     def _pass_on(self, name: str, source: torch.Tensor, result: torch.Tensor) -> None:
-        if self._outputs.of(source) and result.shape == source.shape:
-            self._outputs.put(result, True)
+        is_raw = self._outputs.of(source)
+        if is_raw is not None and result.numel() == source.numel():
+            self._outputs.put(result, is_raw and name not in _TURNED)
         if name not in _AS_THEY_ARE or result.numel() != source.numel():
             return
         if (at := self._values.of(source)) is not None and result.is_floating_point():
@@ -98,6 +121,11 @@ class Predictions(FirstOfKind):
                 self._note("values_as_classes", place=at or "")
             if (column := self._columns.of(one)) is not None and not self._columns.of(other):
                 self._note("classes_over_samples", column[0], place=column[1] or "")
+
+
+def _of_sample(output: torch.Tensor) -> int:
+    """Numbers of each sample."""
+    return output.numel() // max(1, len(output)) if output.dim() else 0
 
 
 def _dimension(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:

@@ -25,6 +25,13 @@ OF_PAIRS: Final = (
     *("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss"),
     "soft_margin_loss",
 )
+#: Nodes that compute something of each step for itself, and those of a layer's weights.
+_BY_STEP: Final = (
+    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Clone", "ToCopy", "Addmm"),
+    *("Mm", "Add", "NativeDropout", "FusedDropout", "NativeLayerNorm", "Relu", "Gelu", "Tanh"),
+    *("LogSoftmax", "Linear"),
+)
+_OF_WEIGHTS: Final = ("torch::autograd::AccumulateGrad", "TBackward", "ExpandBackward")
 #: Where the node of an embedding keeps the tokens that it is of; it goes with the node.
 _MARK: Final = "trainfit_tokens"
 #: Nodes between an embedding and the first attention: sums with positions, norms, a dropout, views,
@@ -67,6 +74,8 @@ class Targets(FirstOfKind):
         self._is_masked = False
         #: … and tokens that were attended to with a mask for those that follow.
         self._causal: list[torch.Tensor] = []
+        #: … and those that a recurrent layer went over.
+        self._recurring: list[torch.Tensor] = []
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
@@ -129,6 +138,13 @@ class Targets(FirstOfKind):
         ):
             self._unmasked.append(_Seen(tokens, self._place()))
 
+    def recurs(self, module: Any, x: Any) -> None:
+        """A recurrent layer is about to be called."""
+        if module.bidirectional or not torch.is_grad_enabled() or not isinstance(x, torch.Tensor):
+            return
+        if (known := tokens_of(x)) is not None:
+            self._recurring.append(known)
+
     def diverging(self, output: Any, *, averages: bool) -> None:
         """``kl_div`` is called: does it average over all numbers, those of one sample, too?"""
         if not averages or not isinstance(output, torch.Tensor) or output.dim() < _DIMENSIONS:
@@ -170,6 +186,7 @@ class Targets(FirstOfKind):
         unmasked, self._unmasked = self._unmasked, []
         is_masked, self._is_masked = self._is_masked, False
         causal, self._causal = self._causal, []
+        recurring, self._recurring = self._recurring, []
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
@@ -187,6 +204,7 @@ class Targets(FirstOfKind):
         labels = _numbers_of(target)
         if labels is None or not labels.numel():
             return
+        causal += recurring if recurring and _is_of_steps(output.grad_fn) else []
         with no_dispatch():
             if averages and isinstance(ignored, int) and bool((labels == ignored).all()):
                 self._note("labels_ignored", ignored, shape_of(target))
@@ -238,6 +256,21 @@ def _are_next(labels: torch.Tensor, tokens: torch.Tensor) -> bool:
     same = given == following
     is_out = given < 0
     return bool((same | is_out).all()) and int(same.sum()) >= _LEAST_TOKENS
+
+
+def _is_of_steps(node: Any) -> bool:
+    """Is it made of a recurrent layer's outputs, each step's of its own, not of its last state?"""
+    for _ in range(_NODES):
+        if node is None or not node.name().startswith(_BY_STEP):
+            return False
+        edges = [each for each in node.next_functions if each[0] is not None]
+        of_tensors = [each for each in edges if not each[0].name().startswith(_OF_WEIGHTS)]
+        if len(of_tensors) != 1:
+            return False
+        node, output = of_tensors[0]
+        if "Rnn" in node.name():
+            return bool(output == 0)
+    return False
 
 
 def _are_same(labels: torch.Tensor, tokens: torch.Tensor) -> bool:

@@ -32,6 +32,7 @@ _PASS_ON: Final = {
 _LOGARITHMS: Final = {"log", "log2", "log10"}
 _ROOTS: Final = {"sqrt", "rsqrt"}
 _POWERS: Final = {"pow"}
+_QUOTIENTS: Final = {"div", "truediv"}
 _ANGLES: Final = {"acos", "arccos", "asin", "arcsin"}
 #: Nodes that put dimensions in or in another order, and those of what is 0 where it was below.
 _VIEWS: Final = (
@@ -46,6 +47,7 @@ _SHRINKS: Final = (0.9, 1.0)
 _DEVIATIONS: Final = {"std", "var", "std_mean", "var_mean"}
 #: Where a node is marked that spoils a loss which it is part of; it goes with the node.
 _MARK: Final = "trainfit_term"
+_OVERLAP: Final = "trainfit_overlap"
 #: Nodes that pass numbers on, single ones of them, or them in another order.
 _SAME: Final = (
     *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias"),
@@ -75,6 +77,8 @@ class Terms(FirstOfKind):
     def __init__(self, place: Callable[[], str | None]) -> None:
         super().__init__(place)
         self._kinds: Marks[str] = Marks()
+        #: Was an overlap of what a model gives and its targets computed?
+        self._has_overlap = False
         self.derives = False
         """Are derivatives of what models give part of a loss, as those of an equation?"""
 
@@ -96,6 +100,9 @@ class Terms(FirstOfKind):
             self._mark(node, "log_of_output", name)
         elif name in _ROOTS or (name in _POWERS and args[1:2] == (0.5,)):
             self._look_at_root(node, given[0].grad_fn, name)
+        elif name in _QUOTIENTS and _is_overlap(node):
+            self._has_overlap = True
+            node.metadata[_OVERLAP] = self._place() or ""
         elif name in _ANGLES and (how := _beyond(given[0].grad_fn)) is not None:
             self._mark(node, "angle_beyond", name, how)
         elif name in _DEVIATIONS and _is_of_one(given[0], args, kwargs, result):
@@ -137,6 +144,9 @@ class Terms(FirstOfKind):
             if (marked := node.metadata.get(_MARK)) is not None:
                 kind, told, place = marked
                 self._note(kind, *told, place=place or "")
+        for term in _added(root) if self._has_overlap else ():
+            if (at := term.metadata.get(_OVERLAP)) is not None:
+                self._note("overlap_minimized", place=at)
         if "divergence_dominates" not in self._found and (times := _divergence(root)) is not None:
             self._note("divergence_dominates", f"{times:.3g}")
 
@@ -398,6 +408,57 @@ def _terms_of(root: Any) -> Iterator[tuple[float, Any]]:
             waiting.append((weight, _only(node)))
         else:
             yield weight, node
+
+
+def _added(root: Any) -> Iterator[Any]:
+    """The terms of a loss that are added to it, none that is subtracted."""
+    waiting = [root]
+    for _ in range(_TERMS):
+        if not waiting:
+            return
+        node = waiting.pop()
+        if node is None:
+            continue
+        name = _operator(node)
+        if name.startswith("Sub") and len(node.next_functions) == 2:
+            waiting.append(node.next_functions[0][0])
+        elif name.startswith("Add"):
+            waiting += [each for each, _ in node.next_functions]
+        elif name.startswith("Mean") or _is_scaled_up(node):
+            waiting.append(_only(node))
+        else:
+            yield node
+
+
+def _is_scaled_up(node: Any) -> bool:
+    """Is it a product with, or a quotient by, a number above 0?"""
+    value = number_of(saved_other(node)) if _operator(node).startswith(("Mul", "Div")) else None
+    return value is not None and value > 0
+
+
+def _is_overlap(ratio: Any) -> bool:
+    """Is it ``2 * (p * t).sum() / (p.sum() + t.sum())``?"""
+    if _operator(ratio) != "Div" or len(ratio.next_functions) != 2:
+        return False
+    above, below = (each for each, _ in ratio.next_functions)
+    above = _only(above) if above is not None and _operator(above).startswith("Add") else above
+    if above is None or not _operator(above).startswith("Mul"):
+        return False
+    both = _only(above)
+    product = _only(both) if both is not None and _operator(both).startswith("Sum") else None
+    is_twice = number_of(saved_other(above)) == 2
+    if not is_twice or product is None or not _operator(product).startswith("Mul"):
+        return False
+    output, waiting = _only(product), [below]
+    for _ in range(_OF_DIVERGENCE):
+        node = waiting.pop() if waiting else None
+        if node is None:
+            return False
+        if node is output and output is not None:
+            return True
+        if _operator(node).startswith((*_ADDS, "Sum", "Pow", "Mul")):
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    return False
 
 
 def _is_of_normals(total: Any) -> bool:
