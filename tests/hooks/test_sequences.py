@@ -204,6 +204,14 @@ def hidden(model: Any, x: Tensor, _: Tensor) -> Tensor:
     return F.cross_entropy(model(x * 0 + 5).flatten(0, 1), x.flatten())
 
 
+def moved(x: Tensor, _: Tensor) -> Tensor:
+    return torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], 1)
+
+
+def test_a_model_may_shift_its_tokens_by_itself(kinds: Kinds) -> None:
+    assert kinds(Encoder(causal, moved), same, texts(padded=False)) == []
+
+
 @pytest.mark.parametrize(
     ("loss", "masks", "told"),
     [

@@ -505,6 +505,8 @@ def test_samples_over_batches_are_no_accuracy(
     assert _kinds(tmp_path, text) == ["samples-over-batches"] * found
     assert _kinds(tmp_path, text.replace("loader", "batches")) == ["samples-over-batches"] * found
     assert not _kinds(tmp_path, text.replace("loader", "samples"))
+    assert not _kinds(tmp_path, text.replace("DataLoader(data, 32)", "DataLoader(data)"))
+    assert not _kinds(tmp_path, text.replace("data, 32", "data, batch_size=1"))
 
 
 @pytest.mark.parametrize(

@@ -219,15 +219,22 @@ def _seeded(source: Source) -> Iterator[Finding]:
 def _hits_over_batches(source: Source) -> Iterator[Finding]:
     """``right += (predicted == y).sum()`` of each batch, and then ``right / len(loader)``."""
     around = {child: node for node in source.nodes for child in ast.iter_child_nodes(node)}
-    loaders = {
-        target.id
+    made = [
+        (line, line.value)
         for line in source.nodes
         if isinstance(line, ast.Assign)
         and isinstance(line.value, ast.Call)
         and ast.unparse(line.value.func).rpartition(".")[2] == "DataLoader"
+    ]
+    several = {
+        target.id
+        for line, call in made
+        if _makes_batches(call)
         for target in line.targets
         if isinstance(target, ast.Name)
     }
+    # Of a function's own argument it is not known which of them it is.
+    all_do = all(_makes_batches(call) for _, call in made)
     hits: set[tuple[ast.AST, str, str]] = set()
     for line in source.nodes:
         if not isinstance(line, ast.AugAssign) or not isinstance(line.op, ast.Add):
@@ -236,7 +243,7 @@ def _hits_over_batches(source: Source) -> Iterator[Finding]:
         over = _gone_over(loops[0]) if loops else None
         if over is None or not isinstance(line.target, ast.Name) or not _counts_hits(line.value):
             continue
-        if over in loaders or _LOADER.search(over):
+        if over in several or (all_do and _LOADER.search(over)):
             hits.add((scope, line.target.id, over))
     for share in source.nodes:
         if not isinstance(share, ast.BinOp) or not isinstance(share.op, ast.Div):
@@ -257,6 +264,15 @@ def _hits_over_batches(source: Source) -> Iterator[Finding]:
                 "batch size.",
                 f"{ast.unparse(share.left)} / len({over}.dataset)",
             )
+
+
+def _makes_batches(call: ast.Call) -> bool:
+    """Is a DataLoader told to give more than one sample at once?"""
+    named = {each.arg: each.value for each in call.keywords}
+    if None in named or {"batch_sampler", "sampler"} & named.keys():
+        return False
+    size = named.get("batch_size", call.args[1] if len(call.args) > 1 else None)
+    return size is not None and not (isinstance(size, ast.Constant) and size.value in (1, None))
 
 
 def _gone_over(loop: ast.AST) -> str | None:

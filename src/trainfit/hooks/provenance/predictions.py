@@ -37,12 +37,12 @@ class Predictions(FirstOfKind):
     def __init__(self, place: Callable[[], str | None]) -> None:
         super().__init__(place)
         #: Outputs of a layer, and whether they are as the layer gave them; numbers of a sample that
-        #: a loss of logits is given; largest outputs, and positions of the largest of each column,
-        #: with the line that asks for them.
+        #: a loss of logits is given; largest outputs; positions that are of no class, what they
+        #: are of, the shape there, and the line that asks for them.
         self._outputs: Marks[bool] = Marks()
         self._logits: set[int] = set()
         self._values: Marks[str | None] = Marks()
-        self._columns: Marks[tuple[str, str | None]] = Marks()
+        self._columns: Marks[tuple[str, str, str | None]] = Marks()
 
     def gave(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """A function of PyTorch with this name gave a tensor, or two."""
@@ -96,9 +96,11 @@ class Predictions(FirstOfKind):
         if dim is None or self._outputs.of(source) is None or source.dim() < 2:
             return
         if source.shape[dim] == 1 and source.shape[0] > 1:
-            self._note("one_output_chosen", shape_of(source))
+            known = "one_output_chosen", shape_of(source), self._place()
+            self._columns.put(positions, known)
         elif source.dim() == 2 and dim in (0, -2):
-            self._columns.put(positions, (shape_of(source), self._place()))
+            known = "classes_over_samples", shape_of(source), self._place()
+            self._columns.put(positions, known)
 
     def _pass_on(self, name: str, source: torch.Tensor, result: torch.Tensor) -> None:
         is_raw = self._outputs.of(source)
@@ -115,12 +117,13 @@ class Predictions(FirstOfKind):
         if len(given) != 2:
             return
         for one, other in (given, given[::-1]):
+            column = self._columns.of(one)
+            if column is not None and not self._columns.of(other) and one.numel() == other.numel():
+                self._note(column[0], column[1], place=column[2] or "")
             if other.dtype not in (torch.int64, torch.int32) or one.numel() != other.numel():
                 continue
             if (at := self._values.of(one)) is not None:
                 self._note("values_as_classes", place=at or "")
-            if (column := self._columns.of(one)) is not None and not self._columns.of(other):
-                self._note("classes_over_samples", column[0], place=column[1] or "")
 
 
 def _of_sample(output: torch.Tensor) -> int:

@@ -31,6 +31,7 @@ _BY_STEP: Final = (
     *("Mm", "Add", "NativeDropout", "FusedDropout", "NativeLayerNorm", "Relu", "Gelu", "Tanh"),
     *("LogSoftmax", "Linear"),
 )
+_MOVES: Final = ("Cat", "ConstantPadNd", "Roll", "Flip", "Index", "Gather")
 _OF_WEIGHTS: Final = ("torch::autograd::AccumulateGrad", "TBackward", "ExpandBackward")
 #: Where the node of an embedding keeps the tokens that it is of; it goes with the node.
 _MARK: Final = "trainfit_tokens"
@@ -125,7 +126,7 @@ class Targets(FirstOfKind):
             is_square = (
                 isinstance(mask, torch.Tensor) and mask.dim() == 2 and len({*mask.shape}) == 1
             )
-            known = tokens_of(query) if is_causal or is_square else None
+            known = tokens_of(query, in_place=True) if is_causal or is_square else None
             if known is not None and all(each is not known for each in self._causal):
                 self._causal.append(known)
             return
@@ -142,7 +143,7 @@ class Targets(FirstOfKind):
         """A recurrent layer is about to be called."""
         if module.bidirectional or not torch.is_grad_enabled() or not isinstance(x, torch.Tensor):
             return
-        if (known := tokens_of(x)) is not None:
+        if (known := tokens_of(x, in_place=True)) is not None:
             self._recurring.append(known)
 
     def diverging(self, output: Any, *, averages: bool) -> None:
@@ -224,8 +225,9 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if content is None else content()
 
 
-def tokens_of(query: Any) -> torch.Tensor | None:
-    """The tokens whose embedding is attended to, at the first layer; ``None``: not known."""
+def tokens_of(query: Any, *, in_place: bool = False) -> torch.Tensor | None:
+    """The tokens whose embedding is attended to, at the first layer; ``None``: not known. With
+    ``in_place`` those that nothing moves to another place (a model may shift them by itself)."""
     waiting: list[Any] = [getattr(query, "grad_fn", None)]
     known: set[Any] = set()
     while waiting and len(known) < _NODES:
@@ -236,7 +238,8 @@ def tokens_of(query: Any) -> torch.Tensor | None:
         tokens: torch.Tensor | None = node.metadata.get(_MARK)
         if tokens is not None and tokens.shape[-1] in query.shape[:-1]:
             return tokens
-        waiting += [each for each, _ in node.next_functions]
+        if not in_place or not node.name().startswith(_MOVES):
+            waiting += [each for each, _ in node.next_functions]
     return None
 
 
