@@ -51,7 +51,7 @@ class Loaders:
             used = [each for each in alive if each is not None and self._is_loaded(each)]
             if trained is not None and whole() is trained and 0 < len(used) < len(parts):
                 place = self._loaded[id(trained)][1] if self._is_loaded(trained) else None
-                sizes = sum(map(len, used)), len(trained)
+                sizes = sum(length_of(each) or 0 for each in used), length_of(trained) or 0
                 self._note("validation_trained", *sizes, place=place)
         return tuple(self._found.values())
 

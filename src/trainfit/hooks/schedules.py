@@ -110,8 +110,8 @@ def schedule_unused(
         if id(each) not in within and (more := _made_for_more(each, steps, ahead)) is not None:
             return ScheduleUnused(type(each).__name__, more, ahead, place, is_stepped=True)
         if id(each) not in within and (share := _still_rising(each, steps, ahead)) is not None:
-            length = round(ahead / share)
-            return ScheduleUnused(type(each).__name__, length, ahead, place, True, share)
+            warm_up = round(ahead / share)
+            return ScheduleUnused(type(each).__name__, warm_up, ahead, place, True, share)
         is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
         if not is_idle or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue
