@@ -350,7 +350,8 @@ def test_inputs_and_labels_are_shuffled_together(
     kinds: Kinds, options: Callable[[], dict[str, Any]], labels: Tensor, *, told: bool
 ) -> None:
     def data() -> tuple[Any, ...]:
-        sides = [DataLoader(each, _BATCH, **options()) for each in (ROWS, labels)]  # type: ignore[arg-type]
+        both: Any = (ROWS, labels)
+        sides: list[Any] = [DataLoader(each, _BATCH, **options()) for each in both]
         return zip(*sides, strict=False), sides
 
     def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
