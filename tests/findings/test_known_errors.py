@@ -57,6 +57,12 @@ def classes(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.long)
 
 
+def of_two_classes(output: torch.Tensor) -> torch.Tensor:
+    return F.binary_cross_entropy_with_logits(
+        output, torch.zeros_like(output), pos_weight=torch.tensor([1.0, 4.0])
+    )
+
+
 def whole_checkpoint() -> None:
     nn.Linear(2, 2).load_state_dict({"epoch": 1, "state_dict": {}})
 
@@ -130,6 +136,14 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("bool_of_tensor", lambda: nn.CrossEntropyLoss(torch.zeros(2, 3), torch.zeros(2))),  # type: ignore[arg-type]
     ("sizes_to_join", lambda: torch.cat([torch.zeros(1, 2, 101), torch.zeros(1, 2, 100)], 1)),
     ("sizes_differ", lambda: torch.zeros(1, 600) + torch.zeros(1, 512)),
+    ("dimensions_to_join", lambda: torch.cat([torch.zeros(2, 3, 4, 4), torch.zeros(2, 3)], 1)),
+    ("steps_first", lambda: F.ctc_loss(torch.zeros(4, 9, 5), classes(4, 2), [9] * 4, [2] * 4)),
+    ("steps_first", lambda: F.ctc_loss(torch.zeros(9, 4, 5), classes(4, 2), [18] * 4, [2] * 4)),
+    ("sizes_of_weights", lambda: of_two_classes(torch.zeros(8))),
+    ("gradient_none", lambda: nn.Linear(2, 2).weight.grad.clamp_(-1, 1)),  # type: ignore[union-attr]
+    ("gradient_none", lambda: 0.1 * nn.Linear(2, 2).weight.grad),  # type: ignore[operator]
+    ("state_as_model", lambda: LINEAR.state_dict().eval()),  # type: ignore[attr-defined]
+    ("state_as_model", lambda: LINEAR.state_dict()(torch.zeros(4))),  # type: ignore[operator]
     ("sizes_differ", lambda: torch.zeros(1, 4, 4).sub_(torch.zeros(3, 1, 1))),
     ("input_too_small", lambda: nn.Conv2d(1, 1, 3)(torch.zeros(1, 1, 2, 2))),
     ("input_too_small", lambda: F.max_pool2d(torch.zeros(1, 1, 1, 1), 2)),
@@ -273,6 +287,10 @@ SAID = (
     ("batch_squeezed", "size mismatch (got input: [10], target: [1])"),
     ("two_devices", "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) "
                     "should be the same"),
+    ("two_devices", "Input and hidden tensors are not at the same device, found input tensor at "
+     "cuda:0 and hidden tensor at cpu"),
+    ("two_devices", "Input and parameter tensors are not at the same device, found input tensor at "
+     "cpu and parameter tensor at cuda:0"),
     ("two_devices", "indices should be either on cpu or on the same device as the indexed tensor "
                     "(cpu)"),
     ("whole_numbers", "Input type (torch.cuda.ByteTensor) and weight type (torch.cuda.FloatTensor) "

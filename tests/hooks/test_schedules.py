@@ -239,3 +239,31 @@ def test_a_schedule_of_epochs_is_stepped_with_them() -> None:
         made.step()
         made.step()
         assert schedule_unused([Schedule(weakref.ref(made), None)], 640, 0, [optimizer]) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "reached"),
+    [
+        (lambda it: schedules.LambdaLR(it, lambda step: min(1.0, step / 10_000)), 0.006),
+        (lambda it: schedules.LinearLR(it, 0.01, total_iters=1000), 0.069),
+        (lambda it: schedules.LambdaLR(it, lambda step: min(1.0, step / 50)), None),
+        (lambda it: schedules.LinearLR(it, 0.1, total_iters=5), None),
+        (lambda it: schedules.LambdaLR(it, lambda step: 0.1), None),
+        (lambda it: schedules.OneCycleLR(it, 1.0, total_steps=60), None),
+        (lambda it: schedules.ExponentialLR(it, 0.5), None),
+    ],
+)
+def test_a_warm_up_is_part_of_its_training(make: Make, reached: float | None) -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+    scheduler = make(optimizer)
+    for _ in range(4):
+        optimizer.step()
+        scheduler.step()
+    made = [Schedule(weakref.ref(scheduler), "train.py:7")]
+    found = schedule_unused(made, 4, 60, [optimizer])
+
+    assert (found is not None) == (reached is not None)
+    if found is not None:
+        assert reached is not None and found.reached == pytest.approx(reached, rel=0.01)
+        (told,) = of_learning(LearningFacts(steps=4, schedule_unused=found))
+        assert told.kind == "schedule_unused" and "warm-up is longer" in told.title

@@ -508,3 +508,52 @@ def test_a_long_call_in_a_title_is_its_function(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(textwrap.dedent(text))
     (found,) = mistakes_in(tmp_path / "train.py")
     assert found.title.startswith("train(…) is tried while the memory of the failed step")
+
+
+_HITS = """
+    from torch.utils.data import DataLoader
+    batches = DataLoader(data, 32)
+    def evaluate(model, loader):
+        right = total = 0
+        for i, (x, y) in enumerate({over}):
+            right += {count}
+            total += len(y)
+        return 100 * right / {by}
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "by", "found"),
+    [
+        ("(model(x).argmax(1) == y).sum().item()", "len(loader)", True),
+        ("model(x).argmax(1).eq(y).sum()", "len(loader)", True),
+        ("(model(x).argmax(1) == y).sum().item()", "len(loader.dataset)", False),
+        ("(model(x).argmax(1) == y).sum().item()", "total", False),
+        ("(model(x).argmax(1) == y).sum().item() / len(y)", "len(loader)", False),
+        ("(model(x).argmax(1) == y).float().mean()", "len(loader)", False),
+        ("criterion(model(x), y).sum()", "len(loader)", False),
+    ],
+)
+def test_samples_over_batches_are_no_accuracy(
+    tmp_path: Path, count: str, by: str, found: bool
+) -> None:
+    text = _HITS.format(over="loader", count=count, by=by)
+    assert _kinds(tmp_path, text) == ["samples-over-batches"] * found
+    assert _kinds(tmp_path, text.replace("loader", "batches")) == ["samples-over-batches"] * found
+    assert not _kinds(tmp_path, text.replace("loader", "samples"))
+    assert not _kinds(tmp_path, text.replace("DataLoader(data, 32)", "DataLoader(data)"))
+    assert not _kinds(tmp_path, text.replace("data, 32", "data, batch_size=1"))
+
+
+@pytest.mark.parametrize(
+    ("seed", "found"),
+    [("0", True), ("torch.initial_seed() % 2**32", False), ("worker", False)],
+)
+def test_workers_that_all_begin_with_one_seed(tmp_path: Path, seed: str, found: bool) -> None:
+    text = f"""
+        def begin(worker):
+            np.random.seed({seed})
+        loader = DataLoader(data, 32, num_workers=2, worker_init_fn=begin)
+    """
+    assert _kinds(tmp_path, text) == ["same-random-numbers"] * found
+    assert not _kinds(tmp_path, text.replace("worker_init_fn=begin", "pin_memory=True"))

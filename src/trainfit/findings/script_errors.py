@@ -48,6 +48,17 @@ _KNOWN: Final = (
         "The file is a whole checkpoint, with the model's state as one part of it",
         'model.load_state_dict(checkpoint["state_dict"]), by the name that the message lists',
     ),
+    # torch.load gives what was saved, a dictionary of tensors.
+    KnownError(
+        "state_as_model",
+        re.compile(
+            r"'(?:collections\.)?OrderedDict' object (?:has no attribute '\w+'|is not callable)"
+            r"|'dict' object has no attribute '(?:eval|train|parameters|load_state_dict|forward)'"
+        ),
+        "A state_dict, the model's weights by name, is used as if it was the model",
+        "model = Net(…), as it was made before; model.load_state_dict(torch.load(path)) (of a "
+        "whole checkpoint its part: torch.load(path)['model']); and then model.to(device)",
+    ),
     KnownError(
         "assigned_parameter",
         re.compile(r"cannot assign '[^']+' as (?:parameter|child module)"),

@@ -99,6 +99,26 @@ _KNOWN: Final = (
         "criterion(output, y) (its constructor has options); of conditions .any(), .all() or "
         "torch.where; x is not None instead of if x",
     ),
+    # aten/src/ATen/native/TensorShape.h
+    KnownError(
+        "dimensions_to_join",
+        re.compile(r"Tensors must have same number of dimensions: got \d+ and \d+"),
+        "torch.cat joins tensors with as many dimensions each, and these have not",
+        "x.flatten(1) of what a convolution gives (N, C, H, W), before it is joined with (N, F); "
+        "x.unsqueeze(dim) of the one that lacks a dimension, expanded to the other's size",
+    ),
+    # aten/src/ATen/native/LossCTC.cpp
+    KnownError(
+        "steps_first",
+        re.compile(
+            r"(?:input|target)_lengths must be of size batch_size"
+            r"|Expected input_lengths to have value at most \d+"
+        ),
+        "ctc_loss gets its input with the batch first, or lengths that are not of its steps",
+        "ctc_loss wants (steps, batch, classes): log_probs.transpose(0, 1) of (batch, steps, "
+        "classes); one length for each sample, in steps of the model's output (a convolution with "
+        "a stride gives fewer than the input has)",
+    ),
     KnownError(
         "sizes_to_join",
         re.compile(r"Sizes of tensors must match except in dimension \d+"),
@@ -501,11 +521,48 @@ _KNOWN: Final = (
         "tokenizer",
     ),
 )
+#: The sizes of a loss's weights, which it multiplies its terms by; a gradient that is None.
+_WEIGHTS_OF_LOSS: Final = "sizes_of_weights"
+_NO_GRADIENT_YET: Final = "gradient_none"
+_BINARY: Final = re.compile(r"\bbinary_cross_entropy\w*\(")
+_OF_NONE: Final = re.compile(
+    r"'NoneType' object has no attribute|unsupported operand type\(s\).*'NoneType'"
+    r"|must be (?:a )?Tensor, not NoneType|bad operand type for unary \S+ 'NoneType'"
+)
+_GRADIENT: Final = re.compile(r"\.grad\b(?!_)")
 #: Their kinds.
-KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
+KINDS: Final = (
+    *dict.fromkeys(each.kind for each in _KNOWN),
+    *(_WEIGHTS_OF_LOSS, _NO_GRADIENT_YET),
+)
 
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:
     """What an operator that refuses its tensors means."""
+    if _OF_NONE.search(raised.message) and _GRADIENT.search(raised.code):
+        return failure_finding(
+            _NO_GRADIENT_YET,
+            "A parameter's .grad is None where the line uses it: no backward pass has given it one",
+            "",
+            "if p.grad is not None: around it (frozen and unused parameters have none), after "
+            "backward(); torch.nn.utils.clip_grad_value_ and clip_grad_norm_ leave those out",
+        )
     met = first_met(_KNOWN, raised.message)
+    if met is not None and met[0].kind == "sizes_differ" and _in_binary_loss(raised):
+        return failure_finding(
+            _WEIGHTS_OF_LOSS,
+            "The weights of the loss (pos_weight, weight) do not fit its output",
+            "",
+            "pos_weight has one number for each output of a sample: torch.tensor([4.0]) of a yes "
+            "or no, as many as labels of several; negatives / positives is usual, and two classes "
+            "need no two (that is cross_entropy's weight)",
+        )
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
+
+
+def _in_binary_loss(raised: ParsedException) -> bool:
+    """Does the loss fail itself? It has compared its input with the targets by then."""
+    last = raised.frames[-1] if raised.frames else None
+    if last is None or last.package != "torch":
+        return False
+    return _BINARY.search(f"{last.function}(") is not None or _BINARY.search(last.code) is not None

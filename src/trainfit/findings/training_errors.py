@@ -229,11 +229,20 @@ _KNOWN: Final = (
         "The loss function's class weights, or the targets, are not where the model's output is",
         "criterion = criterion.to(device) (or weight=weights.to(device)); y.to(device) for targets",
     ),
+    # aten/src/ATen/native/RNN.cpp
+    KnownError(
+        "two_devices",
+        re.compile(r"Input and hidden tensors are not at the same device"),
+        "A recurrent layer gets a first state that is not where its input is",
+        "torch.zeros(layers, batch, hidden, device=x.device) where the state is made (and "
+        "state.to(x.device) of one that is kept); without a state the layer begins with zeros",
+    ),
     # torch/_C, aten/src/ATen/native/Convolution.cpp
     KnownError(
         "two_devices",
         re.compile(
             r"Expected all tensors to be on the same device"
+            r"|Input and parameter tensors are not at the same device"
             r"|[Ii]nput type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.\w+\)"
             r"|[Ii]nput type \(torch\.\w+\) and (?:weight|bias) type \(torch\.cuda\.\w+\)"
             r"|indices should be either on \w+ or on the same device as the indexed tensor"

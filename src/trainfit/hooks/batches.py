@@ -16,12 +16,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import SequentialSampler, Subset
+from torch.utils.data import RandomSampler, SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
 from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.torch_private.data_loading import dataset_of
 from trainfit.torch_private.modules import outermost_call
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import storage_key, version
@@ -42,6 +43,8 @@ _OF_8_BITS: Final = 768
 _BATCHES: Final = 2
 #: Embeddings of one model that are remembered: of tokens, positions, types of tokens.
 _EMBEDDINGS: Final = 4
+#: DataLoaders of inputs and of labels.
+_PAIR: Final = 2
 #: Tensors of one batch that are looked at.
 _TENSORS: Final = 8
 #: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
@@ -54,6 +57,17 @@ _STEPS: Final = 64
 def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
     """The storage of a tensor, and where in it the tensor begins."""
     return storage_key(tensor.untyped_storage()), int(tensor.storage_offset())
+
+
+def is_own(module: Any, state: Mapping[str, Any]) -> bool:
+    """Are all tensors of a state those that the module has already?"""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+    return bool(tensors) and all(
+        name in own and own[name].shape == each.shape and storage_of(own[name]) == storage_of(each)
+        for name, each in tensors.items()
+        if each.numel()
+    )
 
 
 class _Loader(NamedTuple):
@@ -70,9 +84,10 @@ class Batches:
     """Follows the batches of a training's first steps."""
 
     def __init__(self) -> None:
-        #: What was gone over last and has given nothing yet; the DataLoader of each iterator, by
-        #: identity; those that gave batches since the last backward pass; that of the training.
-        self._begun: _Loader | None = None
+        #: What was gone over last and has given nothing yet, two at most; the DataLoader of each
+        #: iterator, by identity; those that gave batches since the last backward pass; that of the
+        #: training.
+        self._begun: deque[_Loader] = deque(maxlen=_PAIR)
         self._of: dict[int, _Loader] = {}
         self._current: list[_Loader] = []
         self._training: _Loader | None = None
@@ -102,6 +117,11 @@ class Batches:
         self._targets: tuple[weakref.ref[Any], int] | None = None
         self._same = self._taken = self._steps = 0
         self._others = False
+        #: DataLoaders that give single tensors, by identity: whether these are labels.
+        self._single: dict[int, bool] = {}
+        self.apart: tuple[int, str | None] | None = None
+        """Samples of two data sets, inputs and their labels, that two DataLoaders shuffle, and the
+        line that goes over one of them."""
 
     @property
     def place(self) -> str | None:
@@ -147,12 +167,15 @@ class Batches:
         """A DataLoader begins to be gone over."""
         data = getattr(loader, "dataset", None)
         known = weakref.ref(data) if hasattr(data, "__weakref__") else None
-        self._begun = _Loader(weakref.ref(loader), place, known, length_of(loader) or 0)
+        self._begun.append(_Loader(weakref.ref(loader), place, known, length_of(loader) or 0))
 
     def asked(self, iterator: Any) -> None:
         """The iterator of a DataLoader is asked for a batch."""
-        if self._begun is not None:
-            self._of[id(iterator)], self._begun = self._begun, None
+        for each in reversed(self._begun):  # of two that are begun together, by zip()
+            if getattr(each.loader(), "dataset", None) is dataset_of(iterator):
+                self._of[id(iterator)] = each
+                self._begun.remove(each)
+                break
         self._current += [each for each in [self._of.get(id(iterator))] if each is not None]
         self._taken += 1
 
@@ -160,7 +183,21 @@ class Batches:
         """A backward pass begins. Where an evaluation had batches, too, it tells nothing."""
         if self._current and all(each is self._current[0] for each in self._current):
             self._training = self._current[0]
+        if self.apart is None and len(self._current) == _PAIR:
+            self._look_at_pair(*self._current)
         self._current = []
+
+    def _look_at_pair(self, one: _Loader, other: _Loader) -> None:
+        """Do two DataLoaders give the inputs and the labels, each shuffled by itself?"""
+        loaders = [each.loader() for each in (one, other)]
+        kinds = {self._single.get(id(each)) for each in loaders}
+        samples = {length_of(getattr(each, "dataset", None)) for each in loaders}
+        is_shuffled = all(
+            type(sampler) is RandomSampler and sampler.generator is None
+            for sampler in (getattr(each, "sampler", None) for each in loaders)
+        )
+        if kinds == {True, False} and len(samples) == 1 and is_shuffled:
+            self.apart = samples.pop() or 0, one.place
 
     def looked(self, steps: int) -> None:
         """A step that is looked at, of so many, is about to use its gradients."""
@@ -178,6 +215,9 @@ class Batches:
 
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
+        if isinstance(batch, torch.Tensor) and self._current:
+            is_labels = batch.dtype == torch.int64 and batch.dim() == 1
+            self._single[id(self._current[-1].loader())] = is_labels
         self._labels_at_padding = _padding_labelled(batch) if isinstance(batch, Mapping) else None
         for tensor in tensors_of_batch(batch):
             if len(self._spreads) < _LOOKS and _is_image(tensor):

@@ -38,6 +38,9 @@ class Graphs:
     def __init__(self) -> None:
         #: The line that entered autocast, and whether a layer's weights were cast by it.
         self._autocast_at: str | None = None
+        #: … autocast of the CPU; whether layers are on a GPU.
+        self._of_cpu_at: str | None = None
+        self._is_on_gpu = False
         self._passes = 0
         self._is_cast = self._is_inside = False
         self.is_double = False
@@ -57,12 +60,17 @@ class Graphs:
         self._is_cast = self._is_cast or self._is_inside
         self._autocast_at = self._autocast_at or place or ""
 
+    def entered_for_cpu(self, place: str | None) -> None:
+        """Autocast of the CPU's operators begins."""
+        self._of_cpu_at = self._of_cpu_at or place or ""
+
     def look(self, nodes: Sequence[Any]) -> None:
         """At the nodes of a loss."""
         parameters = parameters_of(nodes)
         weights = [each for each in parameters if each.dim() > 1]
         if weights and all(each.dtype == torch.float64 for each in parameters):
             self.is_double = sum(each.numel() for each in parameters) >= _LARGE
+        self._is_on_gpu = bool(weights) and all(each.is_cuda for each in weights)
         if not weights or any(each.dtype != torch.float32 for each in weights):
             self._is_cast = True  # by the script itself
         self._is_cast = self._is_cast or any(
@@ -73,7 +81,14 @@ class Graphs:
     @property
     def is_whole(self) -> bool:
         """Do all layers compute in float32, and no line enters autocast?"""
-        return self._passes > 1 and not self._is_cast and self._autocast_at is None
+        is_entered = self._autocast_at is not None or self._of_cpu_at is not None
+        return self._passes > 1 and not self._is_cast and not is_entered
+
+    def autocast_of_cpu(self) -> str | None:
+        """The line that enters autocast of the CPU for layers that are on a GPU, and compute in
+        float32; ``None``: none does."""
+        is_seen = self._passes > 1 and self._is_on_gpu and not self._is_cast
+        return self._of_cpu_at if is_seen and self._autocast_at is None else None
 
     def autocast_in_vain(self) -> str | None:
         """The line that enters autocast, where no layer ran within it; ``None``: one did."""

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampl
 from trainfit.hooks.batches import tensors_of_batch
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.losses import LOOKED_AT, OF_CLASSES
+from trainfit.hooks.provenance.targets import OF_PAIRS
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
@@ -46,6 +47,8 @@ _ADD_HOOKS = (
     *("register_forward_hook", "register_forward_pre_hook"),
     *("register_full_backward_hook", "register_full_backward_pre_hook"),
 )
+#: Modules that have ``random_split``.
+_OF_DATA = torch.utils.data, torch.utils.data.dataset
 _RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
 
 
@@ -74,6 +77,7 @@ def install(
         *((functional, name, functools.partial(_comparing, name), False) for name in LOOKED_AT),
         (functional, "kl_div", _diverging, False),
         (functional, "ctc_loss", _transcribing, False),
+        *((functional, name, functools.partial(_pairing, name), False) for name in OF_PAIRS),
         (optim.Optimizer, "zero_grad", _zeroing, False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (optim.Optimizer, "add_param_group", lambda it, of, *_, **__: it.grouped(of), True),
@@ -84,6 +88,7 @@ def install(
         (older_profiler.profile, "__exit__", lambda it, *_: it.misuse.profiling.ends(), True),
         (torch.nn.Module, "zero_grad", _zeroing, False),
         (DataLoader, "__iter__", LearningObserver.iterated, True),
+        (DataLoader, "__init__", _serving, True),
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         (functional, "scaled_dot_product_attention", _attends, False),
         (WeightedRandomSampler, "__init__", _sampling, True),
@@ -112,6 +117,7 @@ def install(
         *((kind, "forward", _recurring, _recurred, False) for kind in _RECURRENT),
         (optim.Optimizer, "load_state_dict", _restoring, _restored, True),
         (scaler, "scale", _scaling, _scaled, False),
+        *((module, "random_split", _nothing, _parted, True) for module in _OF_DATA),
         (torch.autograd, "grad", _asking, lambda it, found: it.misuse.answered(found), True),
         *((torch.nn.Module, name, _nothing, _hooked, True) for name in _ADD_HOOKS),
         *((kind, "log_prob", _asked, _log_probabilities, False) for kind in _POLICIES),
@@ -121,7 +127,7 @@ def install(
 
     def computed(*tensors: Any) -> None:
         if observed().awake:
-            tell(LearningObserver.computed, *tensors)
+            tell(_computed, *tensors)
 
     def viewed(*tensors: Any) -> None:
         if observed().awake:
@@ -211,6 +217,11 @@ def _profiling(observer: LearningObserver, it: Any) -> None:
     observer.profiling(it)
 
 
+def _computed(observer: LearningObserver, left: Any, right: Any, result: Any) -> None:
+    observer.misuse.terms.wraps(left, right, result)
+    observer.computed(left, right, result)
+
+
 def _gave(observer: LearningObserver, func: Any, args: Any, kwargs: Any, result: Any) -> None:
     observer.misuse.gave(func, args, kwargs or {}, result)
 
@@ -226,10 +237,13 @@ def _recurring(
 ) -> None:
     observer.misuse.recurring(module, input)
     observer.misuse.inputs.recurs(module)
+    observer.misuse.sequences.recurs(module, input)
+    observer.misuse.targets.recurs(module, input)
 
 
 def _recurred(observer: LearningObserver, result: Any) -> None:
     observer.misuse.inputs.recurred(result)
+    observer.misuse.sequences.recurred(result)
 
 
 def _attending(
@@ -248,6 +262,10 @@ def _attending(
         observer.misuse.recurring(module, query)
     observer.misuse.attending(module, need_weights, attn_mask, key_padding_mask)
     observer.misuse.targets.attends(query, key, attn_mask, is_causal=is_causal)
+    is_masked = attn_mask is not None or key_padding_mask is not None or is_causal
+    observer.misuse.sequences.attends(
+        query, key, is_masked=is_masked, batch_first=module.batch_first
+    )
 
 
 def _attended(observer: LearningObserver, result: Any) -> None:
@@ -266,10 +284,22 @@ def _attends(
 ) -> None:
     observer.misuse.attends(attn_mask)
     observer.misuse.targets.attends(query, key, attn_mask, is_causal=is_causal)
+    is_masked = attn_mask is not None or is_causal
+    observer.misuse.sequences.attends(query, key, is_masked=is_masked, batch_first=True)
 
 
 def _sampling(observer: LearningObserver, sampler: Any, *_: Any, **__: Any) -> None:
     observer.misuse.loaders.sampling(sampler)
+
+
+def _serving(
+    observer: LearningObserver, loader: Any, dataset: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.loaders.made(dataset)
+
+
+def _parted(observer: LearningObserver, parts: Any) -> None:
+    observer.misuse.loaders.parted(parts)
 
 
 def _moving(observer: LearningObserver, module: Any, *_: Any, **__: Any) -> None:
@@ -316,12 +346,13 @@ def _embedding(
     observer.misuse.batches.embedded(input)
     observer.misuse.labels.embedded(input, padding_idx)
     observer.misuse.inputs.embedded(input, weight, is_sparse=bool(sparse))
+    observer.misuse.sequences.embedded(padding_idx)
 
 
 def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:
     is_half = region.fast_dtype in (torch.float16, torch.bfloat16)
-    if is_half and region.device == "cuda" and autocast_is_on(region):
-        observer.misuse.autocasting()
+    if is_half and region.device in ("cuda", "cpu") and autocast_is_on(region):
+        observer.misuse.autocasting(of_cpu=region.device == "cpu")
 
 
 def _sampled(observer: LearningObserver, distribution: Any, *_: Any, **__: Any) -> None:
@@ -404,6 +435,7 @@ def _comparing(
 ) -> None:
     observer.comparing(name, input, target)
     observer.misuse.terms.comparing(name, input, target)
+    observer.misuse.predictions.comparing(name, input)
     averages = reduction == "mean"
     observer.misuse.targets.comparing(name, input, target, ignore_index, averages=averages)
     if reduction != "none" and weight is None:  # what is left out may have any number
@@ -436,6 +468,14 @@ def _transcribing(
     zero_infinity: Any = False,
 ) -> None:
     observer.misuse.terms.transcribing(input_lengths, target_lengths, zero_infinity)
+    observer.misuse.targets.transcribing(targets, target_lengths, blank)
+
+
+def _pairing(name: str, observer: LearningObserver, *given: Any, **named: Any) -> None:
+    """A loss of pairs, or of one sign for each sample: its targets are last of its tensors."""
+    tensors = [each for each in (*given, *named.values()) if isinstance(each, torch.Tensor)]
+    if tensors:
+        observer.misuse.targets.pairing(name, named.get("target", tensors[-1]))
 
 
 def _wrapped(observer: LearningObserver, wrapper: Any, *_: Any, **__: Any) -> None:

@@ -19,6 +19,8 @@ from trainfit.simgpu.device.user_location import is_library
 
 #: Samples of a batch from which it is worth a word that each of them costs kernels.
 _MANY: Final = 32
+#: Splits that are remembered.
+_SPLITS: Final = 8
 #: What is compared of a data set: plain values, which each process has of its own.
 _PLAIN: Final = (int, float, str, bool, type(None))
 #: Methods that workers run.
@@ -37,10 +39,36 @@ class Loaders:
         #: Plain values of data sets when their workers were started.
         self._started: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._last: tuple[weakref.ref[Any], str | None] | None = None
+        #: Data sets that were split, with their parts; those that DataLoaders have, by identity,
+        #: and the lines that made these.
+        self._split: list[tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = []
+        self._loaded: dict[int, tuple[weakref.ref[Any], str | None]] = {}
 
-    def found(self) -> tuple[Misuse, ...]:
-        """What was seen, the first of each kind."""
+    def found(self, trained: Any) -> tuple[Misuse, ...]:
+        """What was seen, the first of each kind; ``trained``: the data set that is trained on."""
+        for whole, parts in self._split:
+            alive = [each() for each in parts]
+            used = [each for each in alive if each is not None and self._is_loaded(each)]
+            if trained is not None and whole() is trained and 0 < len(used) < len(parts):
+                place = self._loaded[id(trained)][1] if self._is_loaded(trained) else None
+                sizes = sum(length_of(each) or 0 for each in used), length_of(trained) or 0
+                self._note("validation_trained", *sizes, place=place)
         return tuple(self._found.values())
+
+    def _is_loaded(self, data: Any) -> bool:
+        known = self._loaded.get(id(data))
+        return known is not None and known[0]() is data
+
+    def made(self, data: Any) -> None:
+        """A DataLoader of these is about to be made."""
+        if hasattr(data, "__weakref__"):
+            self._loaded[id(data)] = weakref.ref(data), self._place()
+
+    def parted(self, parts: Any) -> None:
+        """``random_split`` gave these."""
+        data = getattr(parts[0], "dataset", None) if parts else None
+        if hasattr(data, "__weakref__") and len(self._split) < _SPLITS:
+            self._split.append((weakref.ref(data), [weakref.ref(each) for each in parts]))
 
     def _note(self, kind: str, *told: object, place: str | None) -> None:
         self._found.setdefault(kind, Misuse(kind, tuple(map(str, told)), place))

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from trainfit.hooks.batches import Batches, storage_of
+from trainfit.hooks.batches import Batches, is_own
 from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
@@ -23,12 +23,24 @@ from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
-from trainfit.hooks.provenance.cuts import Cut, Marks, follow, name_of, steps_back, tensors_among
+from trainfit.hooks.provenance.cuts import (
+    OF_TERM,
+    Cut,
+    Lost,
+    Marks,
+    cut_in,
+    follow,
+    name_of,
+    steps_back,
+    tensors_among,
+)
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
 from trainfit.hooks.provenance.passes import Passes
+from trainfit.hooks.provenance.predictions import Predictions
+from trainfit.hooks.provenance.sequences import Sequences
 from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import goes_over_host
@@ -51,11 +63,6 @@ from trainfit.torch_private.modules import in_shards
 
 #: Names that are told.
 _NAMES: Final = 3
-#: Where a node keeps what was cut off from a term that it adds; it goes with the node.
-_MARK: Final = "trainfit_cut"
-#: Nodes of a loss that pass its terms on.
-_TERMS: Final = ("Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "View", "Squeeze", "ToCopy")
-_MOST_TERMS: Final = 100
 #: Nodes of loss functions that give one number for all samples.
 _LOSSES: Final = ("NllLoss", "MseLoss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
 #: Nodes whose derivative is 0 everywhere.
@@ -99,6 +106,7 @@ class MisuseObserver:
         #: Lines that gave all numbers of weights one value, by the weights' identity.
         self._initialized: dict[int, str | None] = {}
         self._batch_sizes: set[int] = set()
+        self.sequences = Sequences(place, self._batch_sizes)
         self._over_samples = 0
         #: Leaves that each backward pass so far reaches by flat nodes only: parameters by identity.
         self._flat: dict[int, Any] | None = None
@@ -113,6 +121,8 @@ class MisuseObserver:
         self.loaders = Loaders(place)
         self.masks = Masks(place)
         self.outputs = Outputs(place)
+        self.lost = Lost()
+        self.predictions = Predictions(place)
         self.weights = Weights()
         self.scores = Scores()
         self.terms = Terms(place)
@@ -142,6 +152,8 @@ class MisuseObserver:
             self._note("padding_everywhere", padded[0], str(padded[1]), place=self.batches.place)
         if (place := self.graphs.autocast_in_vain()) is not None:
             self._note("autocast_in_vain", place=place)
+        if (place := self.graphs.autocast_of_cpu()) is not None:
+            self._note("autocast_of_cpu", place=place)
         if self.scaled.at is not None and self.graphs.is_whole:
             self._note("scaler_in_vain", place=self.scaled.at)
         if self.graphs.is_double:
@@ -154,11 +166,17 @@ class MisuseObserver:
             self._note("one_batch", str(only[0]), str(only[1]), place=only[2] or "")
         self._note_stalled(names)
         self._note_wiring()
-        followed = *self.loaders.found(), *self.terms.found(), *self.passes.found(names)
+        followed = (
+            *self.loaders.found(self.batches.data),
+            *self.terms.found(),
+            *self.passes.found(names),
+        )
         followed = *followed, *self.targets.found(), *self.inputs.found(), *self.restored.found()
         followed = *followed, *self.bystanders.found(trains=self._begun)
         followed = *followed, *self.profiling.found()
         followed = *followed, *self.plateaus.found(self._steps(), self.batches.of_epoch)
+        followed = *followed, *self.predictions.found(), *self.sequences.found()
+        followed = *followed, *self.lost.found(names)
         if not leaves:
             return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
@@ -189,6 +207,8 @@ class MisuseObserver:
             self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
         if (labelled := self.labels.at_padding) is not None:
             self._note("padding_learned", *map(str, labelled), place=self._labels_at or "")
+        if (apart := self.batches.apart) is not None:
+            self._note("shuffled_apart", str(apart[0]), place=apart[1] or "")
         if (hooked := self.hooked.found) is not None:
             self._note("hooks_added", str(hooked[0]), place=hooked[1])
         if (flat := self.batches.flat()) is not None:
@@ -244,11 +264,11 @@ class MisuseObserver:
             cut = self._cuts.of(other)
             # What a library adds is as it means it: the density of a point in Pyro's ELBO.
             if cut is not None and not cut.is_meant and called_by_user():
-                node.metadata[_MARK] = cut.operator, cut.place, self._place()
+                node.metadata[OF_TERM] = cut.operator, cut.place, self._place()
 
     def gave(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a result."""
-        name = name_of(func)
+        self.predictions.gave(name := name_of(func), args, kwargs, result)
         if self._steps():
             self.averages.gave(name, args, result)
         if not isinstance(result, torch.Tensor):
@@ -262,10 +282,11 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
+        self.sequences.gave(name, args, result)
         self.targets.gave(name, args, result)
         self.inputs.gave(name, args, result)
         self.masks.gave(func, args, kwargs, result)
-        follow(self._cuts, func, given, result, self._place)
+        follow(self._cuts, func, given, result, self._place, self.lost)
         if not torch.is_grad_enabled():
             return
         if steps_back(self._made, given, result, self._steps()) >= _STEPS_BACK:
@@ -286,7 +307,7 @@ class MisuseObserver:
     def backward(self, root: Any) -> None:
         """A backward pass begins from a tensor."""
         node = getattr(root, "grad_fn", None)
-        if "term_cut_off" not in self._found and (cut := _cut_in(node)) is not None:
+        if "term_cut_off" not in self._found and (cut := cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
         self.batches.trained()
@@ -416,9 +437,9 @@ class MisuseObserver:
         if self.batches.wants_given:
             self.batches.used(given, self._place)
 
-    def autocasting(self) -> None:
+    def autocasting(self, *, of_cpu: bool) -> None:
         """A region of autocast to 16 bits is about to begin."""
-        self.graphs.entered(self._place())
+        (self.graphs.entered_for_cpu if of_cpu else self.graphs.entered)(self._place())
 
     def log_probabilities(self, result: Any) -> None:
         """A distribution gave log-probabilities."""
@@ -434,7 +455,7 @@ class MisuseObserver:
 
     def loading(self, module: Any, state: Any) -> None:
         """``module.load_state_dict(state)`` is called."""
-        if isinstance(state, Mapping) and state and _is_own(module, state):
+        if isinstance(state, Mapping) and state and is_own(module, state):
             self._note("own_state", type(module).__name__)
 
     def loaded(self, module: Any, missing: Sequence[str], unexpected: Sequence[str]) -> None:
@@ -556,34 +577,6 @@ class MisuseObserver:
         if vain and "freeze_ignored" not in self._found:
             told = str(len(vain)), *vain[:_NAMES]
             self._found["freeze_ignored"] = Misuse("freeze_ignored", told)
-
-
-def _is_own(module: Any, state: Mapping[str, Any]) -> bool:
-    """Are all tensors of a state those that the module has already?"""
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
-    return bool(tensors) and all(
-        name in own and own[name].shape == each.shape and storage_of(own[name]) == storage_of(each)
-        for name, each in tensors.items()
-        if each.numel()
-    )
-
-
-def _cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
-    """What was cut off from the first term of a loss that has no graph though it was computed of
-    what has one."""
-    waiting, known = [node], {node}
-    while waiting and len(known) <= _MOST_TERMS:
-        node = waiting.pop()
-        if node is None or not node.name().startswith(_TERMS):
-            continue
-        marked: tuple[str, str | None, str | None] | None = node.metadata.get(_MARK)
-        if marked is not None:
-            return marked
-        following = [each for each, _ in node.next_functions if each not in known]
-        known.update(following)
-        waiting += following
-    return None
 
 
 def _operator(node: Any) -> str:

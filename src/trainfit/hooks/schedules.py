@@ -48,6 +48,8 @@ _MOSTLY_UNUSED: Final = 0.5
 #: steps ("should be called after each batch", says its page); pretraining by a cosine has up to
 #: 1600 epochs (masked autoencoders: He et al., 2022).
 _LENGTHS_IN_STEPS: Final = {OneCycleLR: 1000, CosineAnnealingLR: 5000}
+#: Of its rate, what a warm-up that is over has got to, at least.
+_WARM: Final = 0.5
 #: Below this share of its largest, a learning rate changes no float32 weight any more (2^-24 of it
 #: and less); schedules end above it, or at 0, but for the last of their steps only.
 VANISHED: Final = 1e-8
@@ -107,6 +109,9 @@ def schedule_unused(
     for each, place in known:
         if id(each) not in within and (more := _made_for_more(each, steps, ahead)) is not None:
             return ScheduleUnused(type(each).__name__, more, ahead, place, is_stepped=True)
+        if id(each) not in within and (share := _still_rising(each, steps, ahead)) is not None:
+            warm_up = round(ahead / share)
+            return ScheduleUnused(type(each).__name__, warm_up, ahead, place, True, share)
         is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
         if not is_idle or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue
@@ -180,6 +185,33 @@ def _made_for_more(scheduler: Any, steps: int, ahead: int) -> int | None:
     return length if ahead <= _MOSTLY_UNUSED * length else None
 
 
+def _still_rising(scheduler: Any, steps: int, ahead: int) -> float | None:
+    """Of a warm-up that is stepped with each of the optimizer's steps and is not over when the run
+    is, the share of its rate that it has got to; ``None``: there is none."""
+    groups, calls = scheduler.optimizer.param_groups, getattr(scheduler, "last_epoch", 0)
+    full = max((float(group.get("initial_lr", 0)) for group in groups), default=0.0)
+    is_low = 0 <= _rate(groups) <= _WARM * full
+    if not is_low or abs(calls - steps) > 1 or _is_led(scheduler):
+        return None
+    with contextlib.suppress(Exception):  # the script's own functions
+        own, until = _own_copy(scheduler), time.thread_time() + _LONGEST_S
+        rate = first = _rate(own.optimizer.param_groups)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(ahead - calls):
+                own.step()
+                before, rate = rate, _rate(own.optimizer.param_groups)
+                if rate < before or time.thread_time() > until:
+                    return None
+        return rate / full if first < rate <= _WARM * full and before < rate else None
+    return None
+
+
+def _own_copy(scheduler: Any) -> Any:
+    """A schedule with settings of its own, to be stepped ahead."""
+    return copy.deepcopy(scheduler, {id(scheduler.optimizer): _stand_in(scheduler.optimizer)})
+
+
 def _length(scheduler: Any, ahead: int) -> int | None:
     """Steps that a schedule is made for: as it was told, or until it is over."""
     for name in ("total_steps", "T_max", "total_iters"):
@@ -232,7 +264,7 @@ def _half_wave(scheduler: Any) -> int | None:
 def _stepped(scheduler: Any, calls: int, unused: int = 0) -> tuple[int, ScheduleEnd] | None:
     """The call from now at which it raises, goes below 0 (the last ``unused`` ones left out), or at
     which the rates vanish for good."""
-    own = copy.deepcopy(scheduler, {id(scheduler.optimizer): _stand_in(scheduler.optimizer)})
+    own = _own_copy(scheduler)
     groups = own.optimizer.param_groups
     largest, until = _rate(groups), time.thread_time() + _LONGEST_S
     low: tuple[int, ScheduleEnd] | None = None

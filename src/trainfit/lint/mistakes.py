@@ -30,6 +30,9 @@ _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
 #: Functions of libraries that seed torch, too.
 _ALL_SEEDS: Final = {"seed_everything", "set_seed"}
 _SEEDED_AGAIN: Final = "seeded-each-pass"
+#: Samples over batches, and how a DataLoader is named that a function is given.
+_PER_BATCH: Final = "samples-over-batches"
+_LOADER: Final = re.compile(r"(?i)loader$|^loader|_dl$|^dl$")
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 #: Kinds of mistakes with which a training does not learn what it is meant to.
 SPOILS: Final = frozenset(
@@ -54,7 +57,7 @@ _TURNED_PLATEAU: Final = "plateau-turned"
 _RETRIED: Final = "retried-in-except"
 _WARNINGS: Final = (
     *(SAME_NUMBERS, _ALWAYS_DROPS, "launches-blocked", "cudnn-off", _TURNED_PLATEAU, _RETRIED),
-    *(_IDLE_SCHEDULE, _SEEDED_AGAIN),
+    *(_IDLE_SCHEDULE, _SEEDED_AGAIN, _PER_BATCH),
 )
 _BUILTINS: Final = frozenset(dir(builtins))
 #: Words of what is to rise, and of what is to fall.
@@ -71,6 +74,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _used_up(source)
     yield from _seeded(source)
     yield from _seeded_each_pass(source)
+    yield from _hits_over_batches(source)
     yield from _dropped(source)
     yield from _without_result(source)
     yield from _debugging(source)
@@ -169,16 +173,37 @@ def _is_iterator(node: ast.AST) -> bool:
 
 
 def _seeded(source: Source) -> Iterator[Finding]:
-    """``np.random.seed(42)`` in the ``__getitem__`` of a data set."""
+    """``np.random.seed(42)`` in the ``__getitem__`` of a data set, or in a ``worker_init_fn``."""
+    begins = {
+        each.value.id
+        for each in source.nodes
+        if isinstance(each, ast.keyword)
+        and each.arg == "worker_init_fn"
+        and isinstance(each.value, ast.Name)
+    }
     for owner in source.nodes:
-        if not isinstance(owner, ast.FunctionDef) or owner.name not in _PER_SAMPLE:
+        if not isinstance(owner, ast.FunctionDef) or owner.name not in {*_PER_SAMPLE, *begins}:
             continue
         for call in ast.walk(owner):
             if not isinstance(call, ast.Call) or len(call.args) != 1:
                 continue
             name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
             seed = call.args[0]
-            if name in _SEEDS and isinstance(seed, ast.Constant) and type(seed.value) is int:
+            if name not in _SEEDS or not isinstance(seed, ast.Constant):
+                continue
+            if type(seed.value) is int and owner.name in begins:
+                yield _finding(
+                    source,
+                    call,
+                    SAME_NUMBERS,
+                    f"{source.text(call)} in {owner.name}: all workers draw the same random "
+                    "numbers, and the same in every epoch",
+                    "workers have seeds of their own, which the line replaces by one for all.",
+                    "without the line: PyTorch seeds torch, random and NumPy in each worker, from "
+                    "torch.manual_seed() of the script; for other libraries "
+                    "torch.initial_seed() % 2**32",
+                )
+            elif type(seed.value) is int:
                 yield _finding(
                     source,
                     call,
@@ -189,6 +214,86 @@ def _seeded(source: Source) -> Iterator[Finding]:
                     "seed once at the start of the script (workers get seeds of their own); for "
                     "numbers that are a sample's own: np.random.default_rng([seed, index])",
                 )
+
+
+def _hits_over_batches(source: Source) -> Iterator[Finding]:
+    """``right += (predicted == y).sum()`` of each batch, and then ``right / len(loader)``."""
+    around = {child: node for node in source.nodes for child in ast.iter_child_nodes(node)}
+    made = [
+        (line, line.value)
+        for line in source.nodes
+        if isinstance(line, ast.Assign)
+        and isinstance(line.value, ast.Call)
+        and ast.unparse(line.value.func).rpartition(".")[2] == "DataLoader"
+    ]
+    several = {
+        target.id
+        for line, call in made
+        if _makes_batches(call)
+        for target in line.targets
+        if isinstance(target, ast.Name)
+    }
+    # Of a function's own argument it is not known which of them it is.
+    all_do = all(_makes_batches(call) for _, call in made)
+    hits: set[tuple[ast.AST, str, str]] = set()
+    for line in source.nodes:
+        if not isinstance(line, ast.AugAssign) or not isinstance(line.op, ast.Add):
+            continue
+        scope, loops = _surroundings(line, around)
+        over = _gone_over(loops[0]) if loops else None
+        if over is None or not isinstance(line.target, ast.Name) or not _counts_hits(line.value):
+            continue
+        if over in several or (all_do and _LOADER.search(over)):
+            hits.add((scope, line.target.id, over))
+    for share in source.nodes:
+        if not isinstance(share, ast.BinOp) or not isinstance(share.op, ast.Div):
+            continue
+        scope, _ = _surroundings(share, around)
+        by = share.right
+        if not isinstance(by, ast.Call) or ast.unparse(by.func) != "len" or len(by.args) != 1:
+            continue
+        names = {each.id for each in ast.walk(share.left) if isinstance(each, ast.Name)}
+        over = ast.unparse(by.args[0])
+        if len(names) == 1 and (scope, name := names.pop(), over) in hits:
+            yield _finding(
+                source,
+                share,
+                _PER_BATCH,
+                f"{source.text(share)}: samples are divided by the number of batches",
+                f"{name} counts samples, len({over}) batches: an accuracy above 1, by up to the "
+                "batch size.",
+                f"{ast.unparse(share.left)} / len({over}.dataset)",
+            )
+
+
+def _makes_batches(call: ast.Call) -> bool:
+    """Is a DataLoader told to give more than one sample at once?"""
+    named = {each.arg: each.value for each in call.keywords}
+    if None in named or {"batch_sampler", "sampler"} & named.keys():
+        return False
+    size = named.get("batch_size", call.args[1] if len(call.args) > 1 else None)
+    return size is not None and not (isinstance(size, ast.Constant) and size.value in (1, None))
+
+
+def _gone_over(loop: ast.AST) -> str | None:
+    """The name of what a loop goes over, also through ``enumerate``; ``None``: it has none."""
+    over = loop.iter if isinstance(loop, ast.For) else None
+    while isinstance(over, ast.Call) and over.args:
+        over = over.args[0]
+    return over.id if isinstance(over, ast.Name) else None
+
+
+def _counts_hits(value: ast.expr) -> bool:
+    """Is it the number of elements that are equal?"""
+    nodes = list(ast.walk(value))
+    is_equal = any(
+        (isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Eq))
+        or (isinstance(each, ast.Attribute) and each.attr == "eq")
+        for each in nodes
+    )
+    is_sum = any(isinstance(each, ast.Attribute) and each.attr == "sum" for each in nodes)
+    is_share = any(isinstance(each, ast.BinOp | ast.IfExp) for each in nodes)
+    return is_equal and is_sum and not is_share
 
 
 def _seeded_each_pass(source: Source) -> Iterator[Finding]:

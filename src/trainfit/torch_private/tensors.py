@@ -144,6 +144,14 @@ def saved_exponent(node: Any) -> float | None:
     return float(exponent) if isinstance(exponent, int | float) else None
 
 
+def saved_limits(node: Any) -> tuple[float | None, float | None]:
+    """The least and the largest number that a node of a clamp lets pass; ``None``: no limit, or it
+    is not told."""
+    found = (getattr(node, f"_saved_{name}", None) for name in ("min", "max"))
+    least, largest = (float(each) if isinstance(each, int | float) else None for each in found)
+    return least, largest
+
+
 def is_mean(node: Any) -> bool | None:
     """Does a node of a loss function average (no sum, no numbers one by one)? ``None``: it is not
     told."""

@@ -52,6 +52,27 @@ def test_a_step_between_two_backward_passes_of_a_recurrent_network() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_network_has_all_on_one_device(kind: Any) -> None:
+    state = torch.zeros(1, 2, 4)
+    states = (state, state) if kind is nn.LSTM else state
+    here, there = torch.rand(3, 2, 4), torch.rand(3, 2, 4, device="cuda")
+    with pytest.raises(RuntimeError, match="Input and hidden tensors are not at the same device"):
+        kind(4, 4).cuda()(there, states)
+    with pytest.raises(RuntimeError, match="tensor at cpu and parameter tensor at cuda:0"):
+        kind(4, 4).cuda()(here)
+    with pytest.raises(RuntimeError, match="tensor at cuda:0 and parameter tensor at cpu"):
+        kind(4, 4)(there)
+
+
+def test_ctc_loss_has_one_length_for_each_sample() -> None:
+    steps, labels = torch.rand(9, 4, 5, device="cuda"), torch.ones(4, 2, dtype=torch.long)
+    with pytest.raises(RuntimeError, match="input_lengths must be of size batch_size"):
+        functional.ctc_loss(steps.transpose(0, 1), labels.cuda(), (9,) * 4, (2,) * 4)
+    with pytest.raises(RuntimeError, match="Expected input_lengths to have value at most 9"):
+        functional.ctc_loss(steps, labels.cuda(), (18,) * 4, (2,) * 4)
+
+
 def _made(dtype: torch.dtype) -> torch.Tensor:
     return torch.rand(1, 8, 8, 8, device="cuda", dtype=dtype)
 

@@ -119,15 +119,16 @@ def test_an_evaluation_in_small_batches_is_told_their_size() -> None:
 
 
 def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None:
-    def judged(optimizer_s: float, numbers: int) -> WatchResult:
-        rows = Misuse("rows_untouched", ("512", "1500000", "24000000"), "model.py:11")
-        learning = LearningFacts(steps=8, misuses=(rows,), trained_numbers=numbers)
+    def judged(optimizer_s: float, share: str) -> WatchResult:
+        told = ("512", "1500000", "24000000", "96000000", share)
+        rows = Misuse("rows_untouched", told, "model.py:11")
+        learning = LearningFacts(steps=8, misuses=(rows,))
         return judge(run_on_cpu(optimizer_s=optimizer_s, header={"learning": learning}))
 
-    found = judged(0.3, 24_000_000).findings[0]
+    found = judged(0.3, "0.990").findings[0]
     assert found.kind == "rows_untouched" and found.is_critical and (found.share or 0.0) > 0.5
-    assert "512 of the 1,500,000 rows" in answer(judged(0.3, 24_000_000))
-    for result in (judged(0.001, 24_000_000), judged(0.3, 2_400_000_000)):
+    assert "512 of the 1,500,000 rows" in answer(judged(0.3, "0.990"))
+    for result in (judged(0.001, "0.990"), judged(0.3, "0.010")):
         assert all(each.severity == "info" for each in result.findings)
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import size
 
 #: Of a run that trains nothing.
 PREDICTS: Final = "predicts_in_training"
@@ -226,22 +227,29 @@ def _outside(found: Misuse) -> Finding:
     )
 
 
+#: The share of a job's trained numbers from which such tables are most of an optimizer's step, and
+#: the bytes from which that costs a GPU some ms (Adam moves seven times as many, at 1 TB/s).
+_MOST, _LARGE_TABLE = 0.5, 256 << 20
+
+
 def _untouched(found: Misuse) -> Finding:
-    rows, every, _ = found.told
+    rows, every, _, nbytes, share = found.told
     return Finding(
         "rows_untouched",
-        "info",
+        "warning" if float(share) >= _MOST and int(nbytes) >= _LARGE_TABLE else "info",
         f"A batch needs at most {int(rows):,} of the {int(every):,} rows of its embeddings, and "
-        "each step computes all of them",
+        f"each step computes all of them: the gradient alone is {size(int(nbytes))}",
         (Evidence("rows of a batch", rows), Evidence("rows", every)),
         "the gradient of an embedding has a row for each of the table, nearly all of them 0, and "
-        "the optimizer goes over all",
+        "the optimizer reads and writes them with its averages (Adam's have twice their size)",
         (
             Fix(
                 "nn.Embedding(…, sparse=True) with an optimizer of its own for these tables: "
                 "torch.optim.SparseAdam, SGD or Adagrad (rows that a batch does not need stay as "
-                "they are; no weight decay)"
+                "they are; no weight decay)",
+                line="sparse=True",
             ),
+            Fix("a smaller table: rare ids as one, or hashed ids"),
         ),
     )
 
@@ -298,6 +306,68 @@ def _scaler(_: Misuse) -> Finding:
     )
 
 
+def _opposite(found: Misuse) -> Finding:
+    name, zeros, of_all = found.told
+    return Finding(
+        "targets_of_zero",
+        "critical",
+        f"{name} gets targets of 0, for which it has no term: {zeros} of {of_all} samples of a "
+        "batch train nothing",
+        (Evidence("targets of 0", f"{zeros} of {of_all}"),),
+        "its targets are 1 (alike, the first is to be larger) and -1 (not alike, the second is)",
+        (Fix("2 * y - 1 of labels 0 and 1", line="2 * y - 1"),),
+    )
+
+
+def _validation(found: Misuse) -> Finding:
+    part, whole = found.told
+    return Finding(
+        "validation_trained",
+        "critical",
+        f"The training goes over the whole data set, {int(part):,} samples of the validation "
+        f"included ({int(whole):,} in all)",
+        (Evidence("samples of both", int(part)),),
+        "random_split gave two parts, and the DataLoader of the training has what was split: the "
+        "validation measures what was learned by heart",
+        (Fix("DataLoader(train_set, …) of the part", line="DataLoader(train_set, …)"),),
+        confidence="likely",
+    )
+
+
+def _apart(found: Misuse) -> Finding:
+    (samples,) = found.told
+    return Finding(
+        "shuffled_apart",
+        "critical",
+        f"Inputs and labels come from two DataLoaders, and each shuffles its {int(samples):,} "
+        "samples by itself: labels are those of other inputs",
+        (Evidence("samples", int(samples)),),
+        "each draws an order of its own: nothing can be learned but how many there are of a class",
+        (
+            Fix(
+                "one DataLoader of both: DataLoader(TensorDataset(x, y), batch_size, shuffle=True)",
+                line="TensorDataset(x, y)",
+            ),
+        ),
+    )
+
+
+def _of_cpu(_: Misuse) -> Finding:
+    return Finding(
+        "autocast_of_cpu",
+        "warning",
+        'autocast("cpu") has no effect on layers on a GPU: all of the model computes in float32',
+        (),
+        "autocast changes the operators of the device that it names",
+        (
+            Fix(
+                'torch.autocast("cuda", dtype=torch.bfloat16)',
+                line='torch.autocast("cuda", dtype=torch.bfloat16)',
+            ),
+        ),
+    )
+
+
 INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "arguments_swapped": _swapped,
     "labels_ignored": _ignored,
@@ -316,4 +386,8 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "scaler_in_vain": _scaler,
     "divergence_averaged": _averaged,
     "dropout_of_one_layer": _one_layer,
+    "targets_of_zero": _opposite,
+    "autocast_of_cpu": _of_cpu,
+    "validation_trained": _validation,
+    "shuffled_apart": _apart,
 }

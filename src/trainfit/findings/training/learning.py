@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import habits
-from trainfit.findings.training import inputs, losses, misuse, rates, terms, wiring
+from trainfit.findings.training import inputs, losses, misuse, numbers, rates, terms, wiring
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
-from trainfit.results.runs.learning import LEAST_HALF, LearningFacts
+from trainfit.results.runs.learning import CUT_OFF, LEAST_HALF, LearningFacts, Misuse
 from trainfit.results.text import count, percent, size
 
 #: Steps with gradients that were used before: one in so many is no accident.
@@ -46,6 +46,7 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
     if _is_replaced(facts):
         return  # :func:`_replaced` says it
     checkpoint = facts.checkpoint_without_gradient
+    cut: Misuse | None = None
     share = facts.without_gradient / needing
     names = ", ".join(facts.without_names)
     more = "" if facts.without_gradient <= len(facts.without_names) else ", …"
@@ -77,6 +78,20 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
                 "parameters of the model that is called"
             ),
         )
+    elif (cut := _cut(facts)) is not None:
+        cause = (
+            f"{cut.told[0]} at this line cuts them off from the loss: what is computed of its "
+            "result has no graph back to them"
+        )
+        fixes = (
+            Fix(
+                f"give the loss what the model gave, as it is, without {cut.told[0]} (of a GAN: "
+                "detach() is for the discriminator's loss, not for the generator's)"
+                if cut.told[0] == "detach"
+                else f"no {cut.told[0]} between the model and its loss"
+            ),
+            Fix("leave them out of the optimizer if that is meant"),
+        )
     else:
         cause = "their modules did not run, or the loss does not depend on what they computed"
         fixes = (
@@ -85,6 +100,7 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         )
     place = checkpoint or (facts.loss_without_graph if share == 1 else None)
     is_certain = checkpoint is not None or place is not None
+    place = place or (None if cut is None else cut.place)
     nothing = "Nothing is learned: " if share == 1 else ""
     serious = is_certain or share >= _UNUSED
     yield Finding(
@@ -98,6 +114,16 @@ def _gradients(facts: LearningFacts) -> Iterator[Finding]:
         confidence="certain" if is_certain else "likely",
         place=Place.parse(place),
     )
+
+
+def _cut(facts: LearningFacts) -> Misuse | None:
+    """Where all that has no gradient was cut off from the loss, if one line did that."""
+    for each in facts.misuses:
+        behind = set(each.told[1:])
+        is_all = facts.without_gradient <= len(behind) and behind.issuperset(facts.without_names)
+        if each.kind == CUT_OFF and is_all:
+            return each
+    return None
 
 
 def _is_replaced(facts: LearningFacts) -> bool:
@@ -278,7 +304,7 @@ def _loss(facts: LearningFacts) -> Iterator[Finding]:
         yield losses.of_misfit(facts.misfit)
     if facts.eps_lost is not None:
         yield losses.of_lost_eps(*facts.eps_lost)
-    yield from map(misuse.of_misuse, facts.misuses)
+    yield from (misuse.of_misuse(each) for each in facts.misuses if each.kind != CUT_OFF)
 
 
 def _restarted(facts: LearningFacts) -> Iterator[Finding]:
@@ -532,7 +558,7 @@ KINDS: Final = (
 BETWEEN_EPOCHS: Final = (
     *("evaluation_mode", "same_order", "own_state", "state_not_loaded", "schedule_left_behind"),
     *("part_replaced", "freeze_ignored", "parameters_twice", *wiring.LATER),
-    *terms.LATER,
+    *(*terms.LATER, *numbers.LATER),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),

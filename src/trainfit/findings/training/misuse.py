@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from trainfit.findings.training.inputs import INPUTS
+from trainfit.findings.training.numbers import NUMBERS
+from trainfit.findings.training.sequences import SEQUENCES
 from trainfit.findings.training.stalled import STALLED
 from trainfit.findings.training.terms import TERMS
 from trainfit.findings.training.wiring import WIRING
@@ -478,6 +480,8 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "result_on_context": _on_context,
     "advantage_with_graph": _advantage,
     **INPUTS,
+    **NUMBERS,
+    **SEQUENCES,
     **STALLED,
     **WIRING,
     **TERMS,

@@ -134,6 +134,25 @@ def unused_schedule(facts: LearningFacts) -> Iterator[Finding]:
     unused = facts.schedule_unused
     if unused is None:
         return
+    if unused.reached < 1:
+        yield Finding(
+            "schedule_unused",
+            "warning",
+            f"The warm-up is longer than the training: after its {count(unused.of_steps, 'step')} "
+            f"the learning rate is {percent(unused.reached, decimals=1)} of what was given, and "
+            "rising",
+            (Evidence("warm-up", f"about {count(unused.made_for_steps, 'step')}"),),
+            "its length is that of another training (10,000 steps are usual in pretraining)",
+            (
+                Fix(
+                    "a part of this one, as 5%: warmup = max(1, int(0.05 * epochs * len(loader)))",
+                    line="warmup = max(1, int(0.05 * epochs * len(loader)))",
+                ),
+            ),
+            confidence="likely",
+            place=Place.parse(unused.place),
+        )
+        return
     if unused.is_stepped:
         yield Finding(
             "schedule_unused",

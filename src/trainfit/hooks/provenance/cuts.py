@@ -8,16 +8,25 @@ nothing. And what all rooms here do alike: marks of tensors, notes of what was s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from trainfit.results.runs.learning import Misuse
+from trainfit.hooks.losses import nodes_of, parameters_of
+from trainfit.results.runs.learning import CUT_OFF, Misuse
 from trainfit.torch_private.tensors import version
 
 #: What gives a tensor without a graph by its nature.
 _NEVER: Final = {"grad"}
+#: Where a node keeps what was cut off from a term that it adds; it goes with the node.
+OF_TERM: Final = "trainfit_cut"
+#: Nodes of a loss that pass its terms on.
+_TERMS: Final = ("Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "View", "Squeeze", "ToCopy")
+_MOST_TERMS: Final = 100
+#: Lines that cut a graph off, and parameters behind one, that are remembered.
+_LINES: Final = 4
+_BEHIND: Final = 64
 #: What is written where no graph is wanted.
 _MEANT: Final = {"detach", "data"}
 _T = TypeVar("_T")
@@ -95,6 +104,7 @@ def follow(
     given: Sequence[torch.Tensor],
     result: torch.Tensor,
     place: Callable[[], str | None],
+    lost: Lost,
 ) -> None:
     """Mark what a function of PyTorch gave, if it was cut off or computed of what was."""
     if result.requires_grad:
@@ -105,8 +115,49 @@ def follow(
             cuts.put(result, known)
             return
         if each.requires_grad and torch.is_grad_enabled() and (name := name_of(func)) not in _NEVER:
-            cuts.put(result, Cut(name, place(), name in _MEANT and not result.dim()))
+            at = place()
+            cuts.put(result, Cut(name, at, name in _MEANT and not result.dim()))
+            lost.cut(each, name, at)
             return
+
+
+class Lost:
+    """Parameters whose gradients end where a line of the script cuts a graph off."""
+
+    def __init__(self) -> None:
+        #: By line: what cuts, and the parameters behind it, by identity.
+        self._behind: dict[str, tuple[str, frozenset[int]]] = {}
+
+    def cut(self, tensor: torch.Tensor, operator: str, place: str | None) -> None:
+        """Something without a graph was made of a tensor that has one."""
+        if tensor.numel() < 2 or not place or place in self._behind or len(self._behind) >= _LINES:
+            return
+        parameters = parameters_of(nodes_of(tensor.grad_fn) or ())
+        self._behind[place] = operator, frozenset(map(id, parameters[: _BEHIND + 1]))
+
+    def found(self, names: Mapping[int, str]) -> Iterator[Misuse]:
+        """Of each line what cuts, and the names of all parameters behind it, if they are few."""
+        for place, (operator, behind) in self._behind.items():
+            if behind and len(behind) <= _BEHIND:
+                known = (names.get(each, "") for each in behind)
+                yield Misuse(CUT_OFF, (operator, *sorted(filter(None, known))), place)
+
+
+def cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
+    """What was cut off from the first term of a loss that has no graph though it was computed of
+    what has one."""
+    waiting, known = [node], {node}
+    while waiting and len(known) <= _MOST_TERMS:
+        node = waiting.pop()
+        if node is None or not node.name().startswith(_TERMS):
+            continue
+        marked: tuple[str, str | None, str | None] | None = node.metadata.get(OF_TERM)
+        if marked is not None:
+            return marked
+        following = [each for each, _ in node.next_functions if each not in known]
+        known.update(following)
+        waiting += following
+    return None
 
 
 def tensors_among(args: Any) -> list[torch.Tensor]:

@@ -82,7 +82,7 @@ class Inputs(FirstOfKind):
         if name in _PRODUCTS and result.grad_fn is not None:
             self._look_at_weights(given[0])
         steps = self._both_ways.of(given[0]) if name == "__getitem__" and len(args) > 1 else None
-        if steps is not None and _is_last_step(args[1], steps) and given[0].shape[steps] > 1:
+        if steps is not None and is_last_step(args[1], steps) and given[0].shape[steps] > 1:
             self._note("backward_at_its_start", shape_of(given[0]))
 
     def _follow_images(self, name: str, given: torch.Tensor, result: torch.Tensor) -> None:
@@ -144,13 +144,15 @@ class Inputs(FirstOfKind):
         if not asked or "rows_untouched" in self._found:
             return
         used: dict[int, list[str]] = {}
-        tables: dict[int, Any] = {}
+        trained: dict[int, Any] = {}
         for node in nodes:
             for each, _ in node.next_functions:
-                table = getattr(each, "variable", None)
-                if id(table) in asked:
-                    tables[id(table)] = table
-                    used.setdefault(id(table), []).append(node.name())
+                if (leaf := getattr(each, "variable", None)) is None:
+                    continue
+                trained[id(leaf)] = leaf
+                if id(leaf) in asked:
+                    used.setdefault(id(leaf), []).append(node.name())
+        tables = {key: trained[key] for key in used}
         rows = {key: asked[key][0] * len(names) for key, names in used.items()}
         # Of a table that is the output layer's weight, too, each row has a gradient.
         found = [
@@ -162,8 +164,10 @@ class Inputs(FirstOfKind):
         if found:
             every = sum(len(tables[key]) for key in found)
             numbers = sum(tables[key].numel() for key in found)
+            nbytes = sum(tables[key].nbytes for key in found)
+            share = numbers / sum(each.numel() for each in trained.values())
             largest = max(found, key=lambda key: int(tables[key].numel()))
-            told = sum(rows[key] for key in found), every, numbers
+            told = sum(rows[key] for key in found), every, numbers, nbytes, f"{share:.3f}"
             self._note("rows_untouched", *told, place=asked[largest][1])
 
 
@@ -192,7 +196,7 @@ def _is_as_read(tensor: torch.Tensor) -> bool:
         return is_bright and (not one.is_floating_point() or bool((one == one.round()).all()))
 
 
-def _is_last_step(index: Any, steps: int) -> bool:
+def is_last_step(index: Any, steps: int) -> bool:
     """Is it ``[:, -1]``, ``[:, -1, :]`` (of ``steps`` in dimension 1) or ``[-1]``, with all
     features?"""
     parts = index if isinstance(index, tuple) else (index,)

@@ -1,6 +1,6 @@
 """What losses over classes are given as targets: none that counts, several classes at once, the
-tokens that the model was given, moved by one, while its attention sees all of them. And a
-divergence that is averaged over what it is the sum of."""
+tokens that the model was given, moved by one, while its attention sees all of them, or as they are.
+And a divergence that is averaged over what it is the sum of."""
 
 from __future__ import annotations
 
@@ -20,6 +20,19 @@ _AS_THEY_ARE: Final = {
 }
 #: Losses of probabilities, whose gradient goes to what they are given first.
 _OF_PROBABILITIES: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+#: Losses whose targets are 1 and -1, and which have no term, or a constant one, for 0.
+OF_PAIRS: Final = (
+    *("cosine_embedding_loss", "margin_ranking_loss", "hinge_embedding_loss"),
+    "soft_margin_loss",
+)
+#: Nodes that compute something of each step for itself, and those of a layer's weights.
+_BY_STEP: Final = (
+    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Clone", "ToCopy", "Addmm"),
+    *("Mm", "Add", "NativeDropout", "FusedDropout", "NativeLayerNorm", "Relu", "Gelu", "Tanh"),
+    *("LogSoftmax", "Linear"),
+)
+_MOVES: Final = ("Cat", "ConstantPadNd", "Roll", "Flip", "Index", "Gather")
+_OF_WEIGHTS: Final = ("torch::autograd::AccumulateGrad", "TBackward", "ExpandBackward")
 #: Where the node of an embedding keeps the tokens that it is of; it goes with the node.
 _MARK: Final = "trainfit_tokens"
 #: Nodes between an embedding and the first attention: sums with positions, norms, a dropout, views,
@@ -64,6 +77,10 @@ class Targets(FirstOfKind):
         #: had one.
         self._unmasked: list[_Seen] = []
         self._is_masked = False
+        #: … and tokens that were attended to with a mask for those that follow.
+        self._causal: list[torch.Tensor] = []
+        #: … and those that a recurrent layer went over.
+        self._recurring: list[torch.Tensor] = []
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
@@ -110,15 +127,28 @@ class Targets(FirstOfKind):
             return
         if mask is not None or is_causal:
             self._is_masked = True
+            is_square = (
+                isinstance(mask, torch.Tensor) and mask.dim() == 2 and len({*mask.shape}) == 1
+            )
+            known = tokens_of(query, in_place=True) if is_causal or is_square else None
+            if known is not None and all(each is not known for each in self._causal):
+                self._causal.append(known)
             return
-        tokens = _tokens_of(query)
-        is_to_itself = query is key or _tokens_of(key) is tokens
+        tokens = tokens_of(query)
+        is_to_itself = query is key or tokens_of(key) is tokens
         if (
             tokens is not None
             and is_to_itself
             and all(each.tokens is not tokens for each in self._unmasked)
         ):
             self._unmasked.append(_Seen(tokens, self._place()))
+
+    def recurs(self, module: Any, x: Any) -> None:
+        """A recurrent layer is about to be called."""
+        if module.bidirectional or not torch.is_grad_enabled() or not isinstance(x, torch.Tensor):
+            return
+        if (known := tokens_of(x, in_place=True)) is not None:
+            self._recurring.append(known)
 
     def diverging(self, output: Any, *, averages: bool) -> None:
         """``kl_div`` is called: does it average over all numbers, those of one sample, too?"""
@@ -142,12 +172,40 @@ class Targets(FirstOfKind):
         if least < 0 or largest > 1 + _ROUNDED:
             self._note("targets_outside", name, f"{least:.4g}", f"{largest:.4g}")
 
+    def pairing(self, name: str, target: Any) -> None:
+        """A loss of :data:`OF_PAIRS` is called with these targets, of 1 and -1."""
+        known = _numbers_of(target) if isinstance(target, torch.Tensor) else None
+        if known is None or not 1 < known.numel() <= _MOST_TARGETS or not torch.is_grad_enabled():
+            return
+        with no_dispatch():
+            zeros, ones = int((known == 0).sum()), int((known == 1).sum())
+        if zeros and zeros + ones == known.numel():
+            self._note("targets_of_zero", name, zeros, known.numel())
+
+    def transcribing(self, targets: Any, lengths: Any, blank: Any) -> None:
+        """``ctc_loss`` is called with these labels, as many of each row as its length says."""
+        labels = _numbers_of(targets) if isinstance(targets, torch.Tensor) else None
+        counts = _numbers_of(lengths) if isinstance(lengths, torch.Tensor) else None
+        if counts is None and isinstance(lengths, list | tuple):
+            counts = torch.tensor(lengths)
+        if labels is None or counts is None or not counts.numel() or not isinstance(blank, int):
+            return
+        with no_dispatch():
+            if labels.dim() == _DIMENSIONS and len(counts) == len(labels):
+                used = torch.arange(labels.shape[1])[None, :] < counts[:, None]
+                labels = labels[used]
+            blanks = int((labels == blank).sum())
+        if blanks:
+            self._note("blank_in_labels", blank, blanks, labels.numel())
+
     def comparing(
         self, name: str, output: Any, target: Any, ignored: Any, *, averages: bool
     ) -> None:
         """A loss function of torch.nn.functional is called, which leaves ``ignored`` out."""
         unmasked, self._unmasked = self._unmasked, []
         is_masked, self._is_masked = self._is_masked, False
+        causal, self._causal = self._causal, []
+        recurring, self._recurring = self._recurring, []
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
@@ -165,9 +223,12 @@ class Targets(FirstOfKind):
         labels = _numbers_of(target)
         if labels is None or not labels.numel():
             return
+        causal += recurring if recurring and _is_of_steps(output.grad_fn) else []
         with no_dispatch():
             if averages and isinstance(ignored, int) and bool((labels == ignored).all()):
                 self._note("labels_ignored", ignored, shape_of(target))
+            elif causal and all(_are_same(labels, each) for each in causal):
+                self._note("labels_not_shifted", shape_of(target))
             elif not is_masked:
                 for each in unmasked:
                     if _are_next(labels, each.tokens):
@@ -182,8 +243,9 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None if content is None else content()
 
 
-def _tokens_of(query: Any) -> torch.Tensor | None:
-    """The tokens whose embedding is attended to, at the first layer; ``None``: not known."""
+def tokens_of(query: Any, *, in_place: bool = False) -> torch.Tensor | None:
+    """The tokens whose embedding is attended to, at the first layer; ``None``: not known. With
+    ``in_place`` those that nothing moves to another place (a model may shift them by itself)."""
     waiting: list[Any] = [getattr(query, "grad_fn", None)]
     known: set[Any] = set()
     while waiting and len(known) < _NODES:
@@ -194,7 +256,8 @@ def _tokens_of(query: Any) -> torch.Tensor | None:
         tokens: torch.Tensor | None = node.metadata.get(_MARK)
         if tokens is not None and tokens.shape[-1] in query.shape[:-1]:
             return tokens
-        waiting += [each for each, _ in node.next_functions]
+        if not in_place or not node.name().startswith(_MOVES):
+            waiting += [each for each, _ in node.next_functions]
     return None
 
 
@@ -214,3 +277,27 @@ def _are_next(labels: torch.Tensor, tokens: torch.Tensor) -> bool:
     same = given == following
     is_out = given < 0
     return bool((same | is_out).all()) and int(same.sum()) >= _LEAST_TOKENS
+
+
+def _is_of_steps(node: Any) -> bool:
+    """Is it made of a recurrent layer's outputs, each step's of its own, not of its last state?"""
+    for _ in range(_NODES):
+        if node is None or not node.name().startswith(_BY_STEP):
+            return False
+        edges = [each for each in node.next_functions if each[0] is not None]
+        of_tensors = [each for each in edges if not each[0].name().startswith(_OF_WEIGHTS)]
+        if len(of_tensors) != 1:
+            return False
+        node, output = of_tensors[0]
+        if "Rnn" in node.name():
+            return bool(output == 0)
+    return False
+
+
+def _are_same(labels: torch.Tensor, tokens: torch.Tensor) -> bool:
+    """Is each label the token at its own place?"""
+    if labels.numel() != tokens.numel() or len(tokens[0].unique()) < _LEAST_KINDS:
+        return False
+    given = labels.reshape(tokens.shape)
+    same = given == tokens
+    return bool((same | (given < 0)).all()) and int(same.sum()) >= _LEAST_TOKENS

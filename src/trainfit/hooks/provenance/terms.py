@@ -12,8 +12,15 @@ import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, nodes_of, number_of, parameters_of, shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, name_of, tensors_among
+from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import is_mean, saved_other, sizes_of
+from trainfit.torch_private.tensors import (
+    is_mean,
+    saved_exponent,
+    saved_limits,
+    saved_other,
+    sizes_of,
+)
 
 #: What functions give, and those that pass it on.
 _GIVES: Final = {"log_softmax": "logarithms", "log": "logarithms", "logsigmoid": "logarithms"}
@@ -23,9 +30,24 @@ _PASS_ON: Final = {
     *("unsqueeze", "getitem", "permute", "transpose", "cuda", "expand", "repeat", "data"),
 }
 _LOGARITHMS: Final = {"log", "log2", "log10"}
+_ROOTS: Final = {"sqrt", "rsqrt"}
+_POWERS: Final = {"pow"}
+_QUOTIENTS: Final = {"div", "truediv"}
+_ANGLES: Final = {"acos", "arccos", "asin", "arcsin"}
+#: Nodes that put dimensions in or in another order, and those of what is 0 where it was below.
+_VIEWS: Final = (
+    *("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Expand", "Alias", "Transpose"),
+    *("Permute", "ToCopy"),
+)
+_CLIPS: Final = ("Relu", "ClampMin", "Clamp")
+#: Nodes of a computed cosine: products, sums over them, what scales them.
+_COSINES: Final = ("Sum", "Mm", "Bmm", "Mul", "Div", "Sub", "Add", "Dot", "Addmm")
+#: A factor that keeps a cosine within what has an angle.
+_SHRINKS: Final = (0.9, 1.0)
 _DEVIATIONS: Final = {"std", "var", "std_mean", "var_mean"}
 #: Where a node is marked that spoils a loss which it is part of; it goes with the node.
 _MARK: Final = "trainfit_term"
+_OVERLAP: Final = "trainfit_overlap"
 #: Nodes that pass numbers on, single ones of them, or them in another order.
 _SAME: Final = (
     *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias"),
@@ -55,6 +77,8 @@ class Terms(FirstOfKind):
     def __init__(self, place: Callable[[], str | None]) -> None:
         super().__init__(place)
         self._kinds: Marks[str] = Marks()
+        #: Was an overlap of what a model gives and its targets computed?
+        self._has_overlap = False
         self.derives = False
         """Are derivatives of what models give part of a loss, as those of an equation?"""
 
@@ -74,10 +98,41 @@ class Terms(FirstOfKind):
             return
         if name in _LOGARITHMS and may_be_negative(given[0].grad_fn):
             self._mark(node, "log_of_output", name)
+        elif name in _ROOTS or (name in _POWERS and args[1:2] == (0.5,)):
+            self._look_at_root(node, given[0].grad_fn, name)
+        elif name in _QUOTIENTS and _is_overlap(node):
+            self._has_overlap = True
+            node.metadata[_OVERLAP] = self._place() or ""
+        elif name in _ANGLES and (how := _beyond(given[0].grad_fn)) is not None:
+            self._mark(node, "angle_beyond", name, how)
         elif name in _DEVIATIONS and _is_of_one(given[0], args, kwargs, result):
             self._mark(node, "deviation_of_one", name, shape_of(given[0]))
         elif name == "exp" and not result.dim() and _is_of_mean(node):
             self._mark(node, "focal_of_mean")
+
+    def _look_at_root(self, node: Any, made: Any, name: str) -> None:
+        if may_be_negative(made):
+            self._mark(node, "root_of_output", name)
+        elif _is_distance_to_itself(made):
+            self._mark(node, "root_at_zero", name, "itself")
+        elif _is_clipped(made):
+            self._mark(node, "root_at_zero", name, "clipped")
+
+    def wraps(self, left: Any, right: Any, result: Any) -> None:
+        """A sum, a difference or a product was computed: one of bytes, that goes below 0?"""
+        both = left, right
+        if "bytes_wrap" in self._found or getattr(result, "dtype", None) != torch.uint8:
+            return
+        if not all(isinstance(each, torch.Tensor) and each.dtype == torch.uint8 for each in both):
+            return
+        if result.device.type != "cpu" or not result.numel() or not called_by_user():
+            return
+        with no_dispatch():
+            below = left < right
+            is_wrapped = bool(below.any()) and torch.equal(result, left - right)
+            share = float(below.float().mean())
+        if is_wrapped:
+            self._note("bytes_wrap", f"{share:.3g}", shape_of(result))
 
     def _mark(self, node: Any, kind: str, *told: str) -> None:
         if kind not in self._found:
@@ -89,6 +144,9 @@ class Terms(FirstOfKind):
             if (marked := node.metadata.get(_MARK)) is not None:
                 kind, told, place = marked
                 self._note(kind, *told, place=place or "")
+        for term in _added(root) if self._has_overlap else ():
+            if (at := term.metadata.get(_OVERLAP)) is not None:
+                self._note("overlap_minimized", place=at)
         if "divergence_dominates" not in self._found and (times := _divergence(root)) is not None:
             self._note("divergence_dominates", f"{times:.3g}")
 
@@ -160,6 +218,73 @@ def may_be_negative(node: Any) -> bool:
         else:
             return False
     return False
+
+
+def _is_distance_to_itself(node: Any) -> bool:
+    """Is it the sum of ``(x[:, None] - x[None, :]) ** 2`` over features, 0 of a row and itself?"""
+    if node is None or not _operator(node).startswith("Sum"):
+        return False
+    square = node.next_functions[0][0]
+    name = _operator(square) if square is not None else ""
+    if not name.startswith(("Pow", "Mul")):
+        return False
+    operands = {each for each, _ in square.next_functions if each is not None}
+    if len(operands) != 1 or (name == "Pow" and saved_exponent(square) != 2):
+        return False
+    difference = operands.pop()
+    if not _operator(difference).startswith("Sub"):
+        return False
+    sides = [_behind_views(each) for each, _ in difference.next_functions]
+    sizes = [sizes_of(each) for each in (difference, sides[0]) if each is not None]
+    if sides[0] is None or any(side is not sides[0] for side in sides) or len(sizes) != 2:
+        return False
+    return math.prod(sizes[0] or ()) > math.prod(sizes[1] or ())
+
+
+def _behind_views(node: Any) -> Any:
+    """The first node that is no view of all of a tensor's numbers."""
+    for _ in range(_DEPTH):
+        if node is None:
+            return None
+        made = node.next_functions[0][0] if node.next_functions else None
+        name = _operator(node)
+        is_whole = (
+            name.startswith("Slice") and made is not None and sizes_of(made) == sizes_of(node)
+        )
+        if not is_whole and not name.startswith(_VIEWS):
+            return node
+        node = made
+    return node
+
+
+def _is_clipped(node: Any) -> bool:
+    """Is it 0 where what it is of was below 0?"""
+    node = _behind_views(node)
+    if node is None or not _operator(node).startswith(_CLIPS):
+        return False
+    return _operator(node) == "Relu" or saved_limits(node)[0] == 0
+
+
+def _beyond(node: Any) -> str | None:
+    """How the cosine that an angle is computed of may be 1 or more: "unclamped", or "at 1", where
+    the derivative is infinite; ``None``: it may not, or it is none that was computed."""
+    for _ in range(_DEPTH):
+        if node is None:
+            return None
+        name = _operator(node)
+        if name.startswith(("Clamp", "Hardtanh")):
+            least, largest = saved_limits(node)
+            is_at = (least is not None and least <= -1) or (largest is not None and largest >= 1)
+            return "at 1" if is_at else None
+        value = number_of(saved_other(node)) if name.startswith("Mul") else None
+        if value is not None and _SHRINKS[0] <= abs(value) < _SHRINKS[1]:
+            return None
+        if name.startswith(_COSINES):
+            return "unclamped"
+        if not name.startswith((*_SAME, "Abs", "Neg")):
+            return None
+        node = node.next_functions[0][0]
+    return None
 
 
 def _adds_bias(node: Any) -> Any | None:
@@ -283,6 +408,57 @@ def _terms_of(root: Any) -> Iterator[tuple[float, Any]]:
             waiting.append((weight, _only(node)))
         else:
             yield weight, node
+
+
+def _added(root: Any) -> Iterator[Any]:
+    """The terms of a loss that are added to it, none that is subtracted."""
+    waiting = [root]
+    for _ in range(_TERMS):
+        if not waiting:
+            return
+        node = waiting.pop()
+        if node is None:
+            continue
+        name = _operator(node)
+        if name.startswith("Sub") and len(node.next_functions) == 2:
+            waiting.append(node.next_functions[0][0])
+        elif name.startswith("Add"):
+            waiting += [each for each, _ in node.next_functions]
+        elif name.startswith("Mean") or _is_scaled_up(node):
+            waiting.append(_only(node))
+        else:
+            yield node
+
+
+def _is_scaled_up(node: Any) -> bool:
+    """Is it a product with, or a quotient by, a number above 0?"""
+    value = number_of(saved_other(node)) if _operator(node).startswith(("Mul", "Div")) else None
+    return value is not None and value > 0
+
+
+def _is_overlap(ratio: Any) -> bool:
+    """Is it ``2 * (p * t).sum() / (p.sum() + t.sum())``?"""
+    if _operator(ratio) != "Div" or len(ratio.next_functions) != 2:
+        return False
+    above, below = (each for each, _ in ratio.next_functions)
+    above = _only(above) if above is not None and _operator(above).startswith("Add") else above
+    if above is None or not _operator(above).startswith("Mul"):
+        return False
+    both = _only(above)
+    product = _only(both) if both is not None and _operator(both).startswith("Sum") else None
+    is_twice = number_of(saved_other(above)) == 2
+    if not is_twice or product is None or not _operator(product).startswith("Mul"):
+        return False
+    output, waiting = _only(product), [below]
+    for _ in range(_OF_DIVERGENCE):
+        node = waiting.pop() if waiting else None
+        if node is None:
+            return False
+        if node is output and output is not None:
+            return True
+        if _operator(node).startswith((*_ADDS, "Sum", "Pow", "Mul")):
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    return False
 
 
 def _is_of_normals(total: Any) -> bool:

@@ -8,6 +8,8 @@ from typing import Final
 
 #: What cuts off a term of a loss that is computed of gradients.
 WITHOUT_GRAPH: Final = "autograd.grad() without create_graph=True"
+#: The kind of a misuse that says where a graph was cut off, for findings of what is behind it.
+CUT_OFF: Final = "graph_cut_off"
 #: float16's smallest number, half of which rounds to 0.
 LEAST_HALF: Final = 2.0**-24
 
@@ -46,6 +48,8 @@ class ScheduleUnused:
     of_steps: Optimizer steps of the run.
     place: The user's line that made it, "file:line".
     is_stepped: It is stepped with them.
+    reached: Of the rate that it begins from, what it has got to at the run's end, still rising; 1:
+        all of it, or that is not so.
     """
 
     name: str
@@ -53,6 +57,7 @@ class ScheduleUnused:
     of_steps: int
     place: str | None = None
     is_stepped: bool = False
+    reached: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

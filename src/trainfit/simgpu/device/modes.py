@@ -67,6 +67,8 @@ _PLAIN = {
     *(torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), type(...)),
     *(torch.Size, torch.dtype),
 }  # fmt: skip
+#: What gives the largest numbers along a dimension, and where they are.
+_LARGEST = {torch.return_types.max, torch.return_types.min}
 #: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
 #: C++ believes them to be on "meta".
 _DTENSOR = "DTensor"
@@ -136,7 +138,8 @@ class FunctionMode(TorchFunctionMode):
         entered = _any_on_device(types) and self._engine.enter()
         try:
             result = self._call(func, args, kwargs)
-            if isinstance(result, DeviceTensor) or func in private.foreach_in_place:
+            known = isinstance(result, DeviceTensor) or type(result) in _LARGEST
+            if known or func in private.foreach_in_place:
                 self._engine.on_result(func, args, kwargs, result)
             return result
         finally:

@@ -257,7 +257,7 @@ def left_aligned(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
 @handles(private.ctc_loss.default, private.ctc_loss.Tensor)
 def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """PyTorch's own kernel; log_alpha has a row for each blank and label."""
-    log_probs, targets, _, lengths = args[:4]
+    log_probs, targets, inputs, lengths = args[:4]
     longest = targets.shape[-1]
     if isinstance(lengths, torch.Tensor):
         contents = contents_of(engine, lengths)
@@ -266,6 +266,14 @@ def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         longest = max(lengths)
     steps = log_probs.shape[0]
     batch = log_probs.shape[1] if log_probs.dim() == 3 else 1
+    for name, each in (("input", inputs), ("target", lengths)):  # as LossCTC.cpp does
+        if log_probs.dim() == 3 and len(each) != batch:
+            raise RuntimeError(f"{name}_lengths must be of size batch_size")
+    if isinstance(inputs, list | tuple) and (most := max(inputs, default=0)) > steps:
+        raise RuntimeError(
+            f"Expected input_lengths to have value at most {steps}, but got value {most} (while "
+            "checking arguments for ctc_loss_gpu)"
+        )
     loss = new_result(engine, func, (batch,), log_probs.dtype)
     return loss, engine.empty((batch, steps, 2 * longest + 1), loss.dtype)
 

@@ -71,6 +71,7 @@ def _padded(op: Any, mode: int) -> Callable[..., Any]:
         train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
         if not _acceptable(source):
+            _check_devices(source, hx if mode == LSTM else (hx,), params)
             return private.call_for(op)(
                 COMPOSITE, source, hx, params, biases, layers, dropout, train, bidirectional,
                 batch_first,
@@ -87,6 +88,7 @@ def _packed(op: Any, mode: int) -> Callable[..., Any]:
         layers: int, dropout: float, train: bool, bidirectional: bool,
     ) -> Any:  # fmt: skip
         if not _acceptable(data):
+            _check_devices(data, hx if mode == LSTM else (hx,), params)
             return private.call_for(op)(
                 COMPOSITE, data, batch_sizes, hx, params, biases, layers, dropout, train,
                 bidirectional,
@@ -102,6 +104,7 @@ def _cudnn(
 ) -> Any:
     """``_cudnn_impl``"""
     layers, batch_first, dropout, train, bidirectional, batch_sizes = options
+    _check_devices(source, hx if mode == LSTM else (hx,), params)
     hidden, cell = hx if mode == LSTM else (hx, None)
     hidden_size, projection = hidden.shape[2], 0
     if cell is not None and cell.shape[2] != hidden_size:
@@ -115,6 +118,17 @@ def _cudnn(
         projection, layers, batch_first, dropout, train, bidirectional, batch_sizes, None,
     )  # fmt: skip
     return out[:3] if mode == LSTM else out[:2]
+
+
+def _check_devices(source: torch.Tensor, states: Any, params: Any) -> None:
+    """check_attributes of RNN.cpp"""
+    for name, tensors in (("hidden", states), ("parameter", params)):
+        for each in tensors:
+            if each.device != source.device:
+                raise RuntimeError(
+                    f"Input and {name} tensors are not at the same device, found input tensor at "
+                    f"{source.device} and {name} tensor at {each.device}"
+                )
 
 
 def _flat_buffer(params: Any, mode: int) -> torch.Tensor | None:

@@ -127,13 +127,12 @@ def _costs(view: RankView, finding: Finding) -> Finding:
     """A finding with the share of the time that it costs, where the phases tell it."""
     if finding.kind == "tracing_on" and not checks.are_few(view):
         return _of_python(view, finding)
-    told = next((e.told for e in view.header.learning.misuses if e.kind == finding.kind), ())
     if finding.kind != "rows_untouched" or checks.are_few(view):
         return finding
-    part = float(told[-1]) / max(1.0, view.header.learning.trained_numbers)
-    share = min(1.0, part) * (view.share("optimizer") or 0.0)
+    told = next(e.told for e in view.header.learning.misuses if e.kind == finding.kind)
+    share = float(told[-1]) * (view.share("optimizer") or 0.0)
     if share < thresholds.NOTICEABLE:
-        return finding
+        return dataclasses.replace(finding, severity="info")
     title = f"{finding.title}: {checks.in_percent(share)} of the time"
     return dataclasses.replace(finding, severity=severity(share), share=share, title=title)
 

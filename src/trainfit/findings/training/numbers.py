@@ -1,0 +1,182 @@
+"""Numbers that a line makes of others without an error: roots and angles whose derivative is
+infinite, bytes that wrap, outputs that are compared with classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import percent
+
+
+def _of_output(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "root_of_output",
+        "critical",
+        f"The root ({name}) of a layer's output, which may be below 0: NaN, and then all weights "
+        "are",
+        (),
+        "a root of a number below 0 is NaN, and so is its gradient (at 0 it is infinite): "
+        "torch.where or a mask after it does not keep that out, as 0 times NaN is NaN",
+        (
+            Fix("torch.sqrt(x.clamp(min=1e-8)): limit what goes in, also within torch.where"),
+            Fix("F.softplus(x) + 1e-8, where the output is to be above 0"),
+        ),
+    )
+
+
+def _at_zero(found: Misuse) -> Finding:
+    name, how = found.told
+    is_itself = how == "itself"
+    return Finding(
+        "root_at_zero",
+        "critical" if is_itself else "warning",
+        f"The gradient of {name} is NaN: "
+        + (
+            "each row's distance to itself is 0"
+            if is_itself
+            else "what it is of is 0 where it was below 0 (relu, clamp(min=0))"
+        ),
+        (),
+        "the derivative of a root is infinite at 0, and infinite times 0 is NaN: the first step "
+        "with it makes all weights NaN, and no mask after it keeps that out",
+        (
+            Fix("torch.cdist(x, x), whose gradient is 0 there"),
+            Fix("torch.sqrt(squares.sum(-1) + 1e-8)", line="+ 1e-8"),
+        )
+        if is_itself
+        else (Fix("x.clamp(min=1e-8) in place of relu or clamp(min=0)", line="clamp(min=1e-8)"),),
+        confidence="certain" if is_itself else "likely",
+    )
+
+
+def _beyond(found: Misuse) -> Finding:
+    name, how = found.told
+    is_at = how == "at 1"
+    return Finding(
+        "angle_beyond",
+        "warning",
+        f"torch.{name} gets a cosine that is limited to 1, where its derivative is infinite: NaN"
+        if is_at
+        else f"torch.{name} gets a cosine that rounding may bring above 1: NaN, and then all "
+        "weights are",
+        (),
+        "the cosine of vectors that are alike is 1, give or take 1e-7: beyond 1 there is no angle, "
+        "and at 1 the gradient is infinite, or NaN behind a clamp",
+        (
+            Fix("cosine.clamp(-1 + 1e-6, 1 - 1e-6)", line=".clamp(-1 + 1e-6, 1 - 1e-6)"),
+            Fix("2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1)) of unit vectors"),
+        ),
+        confidence="likely",
+    )
+
+
+def _wraps(found: Misuse) -> Finding:
+    share, shape = found.told
+    return Finding(
+        "bytes_wrap",
+        "critical",
+        f"A difference of bytes (uint8) wraps: {percent(float(share))} of the numbers of {shape} "
+        "would be below 0, and are 256 more",
+        (Evidence("numbers that wrap", float(share)),),
+        "uint8 has numbers from 0 to 255 alone: 3 - 5 is 254, without an error",
+        (Fix("a.float() - b.float() (or .to(torch.int16)): another type first, then subtract"),),
+        confidence="likely",
+    )
+
+
+def _values(_: Misuse) -> Finding:
+    return Finding(
+        "values_as_classes",
+        "warning",
+        "The largest outputs themselves are compared with the classes, not where they are: the "
+        "accuracy is about 0",
+        (),
+        "max(dim) gives two tensors, the largest numbers and their positions: the classes are the "
+        "second",
+        (
+            Fix("output.argmax(dim=1)", line=".argmax(dim=1)"),
+            Fix("_, predicted = torch.max(output, 1)"),
+        ),
+    )
+
+
+def _columns(found: Misuse) -> Finding:
+    (shape,) = found.told
+    return Finding(
+        "classes_over_samples",
+        "warning",
+        f"Predictions are the largest over the samples (dimension 0 of {shape}), not over the "
+        "classes: the accuracy is by chance",
+        (Evidence("outputs", shape),),
+        "dimension 0 is the batch, and the error stays unseen as there are as many samples as "
+        "classes",
+        (Fix("output.argmax(dim=1)", line=".argmax(dim=1)"),),
+    )
+
+
+def _threshold(found: Misuse) -> Finding:
+    (limit,) = found.told
+    chance = 1 / (1 + math.exp(-float(limit)))
+    return Finding(
+        "threshold_on_logits",
+        "warning",
+        f"A layer's output is compared with {limit}, as if it was a probability: the loss has the "
+        "sigmoid in it",
+        (),
+        f"binary_cross_entropy_with_logits gets logits, of which {limit} is a probability of "
+        f"{percent(chance)}: samples between are counted as wrong",
+        (
+            Fix("output > 0, which is a probability above 50%", line="output > 0"),
+            Fix("torch.sigmoid(output) > 0.5"),
+        ),
+        confidence="likely",
+    )
+
+
+def _one(found: Misuse) -> Finding:
+    (shape,) = found.told
+    return Finding(
+        "one_output_chosen",
+        "warning",
+        f"argmax goes over a single output ({shape}): the prediction is 0 for all samples",
+        (Evidence("outputs", shape),),
+        "of one output for yes or no there is no largest",
+        (
+            Fix("output > 0 of logits", line="output > 0"),
+            Fix("torch.sigmoid(output) > 0.5; or two outputs and cross_entropy"),
+        ),
+    )
+
+
+def _minimized(_: Misuse) -> Finding:
+    return Finding(
+        "overlap_minimized",
+        "critical",
+        "The overlap itself (Dice, IoU) is the loss: the training makes it smaller",
+        (),
+        "an overlap is 1 where the output is as its target, and a loss is to be smallest there",
+        (Fix("return 1 - dice", line="1 - dice"),),
+        confidence="likely",
+    )
+
+
+NUMBERS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "root_of_output": _of_output,
+    "root_at_zero": _at_zero,
+    "angle_beyond": _beyond,
+    "bytes_wrap": _wraps,
+    "values_as_classes": _values,
+    "classes_over_samples": _columns,
+    "threshold_on_logits": _threshold,
+    "one_output_chosen": _one,
+    "overlap_minimized": _minimized,
+}
+#: Those that an evaluation may be the first to show.
+LATER: Final = (
+    *("values_as_classes", "classes_over_samples", "threshold_on_logits", "one_output_chosen"),
+)

@@ -1,0 +1,124 @@
+"""Sequences that are not what a layer or a loss is for: padding as their last step or in what is
+attended to, positions that are those of samples, labels that are the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import percent
+
+
+def _padded(found: Misuse) -> Finding:
+    rows, of_rows = found.told
+    return Finding(
+        "last_step_padded",
+        "warning",
+        f"The last step of a recurrent layer is used, and in {rows} of {of_rows} rows it is "
+        "padding",
+        (Evidence("rows that end in padding", f"{rows} of {of_rows}"),),
+        "the layer goes on over the padding, and forgets what came before: a short text's result "
+        "depends on how long the others of its batch are",
+        (
+            Fix(
+                "pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False), "
+                "and h[-1] of out, (h, c) = lstm(packed)"
+            ),
+            Fix("out[torch.arange(len(out)), lengths - 1], the last step of each row itself"),
+        ),
+    )
+
+
+def _attended(found: Misuse) -> Finding:
+    padded, positions, shape = found.told
+    share = percent(int(padded) / int(positions))
+    return Finding(
+        "padding_attended",
+        "warning",
+        f"Attention has no mask for padding, which is {share} of a batch's positions ({shape})",
+        (Evidence("padding", f"{padded} of {positions} positions"),),
+        "all tokens attend to padding as well: a sample's result depends on how long the others of "
+        "its batch are",
+        (
+            Fix(
+                "src_key_padding_mask=(tokens == 0), of nn.TransformerEncoder, True where there is "
+                "padding (key_padding_mask of nn.MultiheadAttention)",
+                line="src_key_padding_mask=(tokens == 0)",
+            ),
+            Fix(
+                "attention_mask of the tokenizer for models of Transformers; of "
+                "scaled_dot_product_attention attn_mask=(tokens != 0)[:, None, None, :]"
+            ),
+        ),
+    )
+
+
+def _by_sample(found: Misuse) -> Finding:
+    shape, table = found.told
+    samples = shape.split("×")[0]
+    return Finding(
+        "positions_by_sample",
+        "critical",
+        f"Positions are added by the number of the sample, not of the step: all steps of a sample "
+        f"get the same one ({shape}, of which {samples} is the batch)",
+        (Evidence("of the table", table),),
+        "the table is for inputs with the steps first, and these have the batch first: the model "
+        "knows no order, and a sample's place in the batch changes its result",
+        (
+            Fix(
+                "x + self.pe[: x.size(1)].transpose(0, 1), of a table (length, 1, width)",
+                line="self.pe[: x.size(1)].transpose(0, 1)",
+            ),
+            Fix("a table of (1, length, width), and x + self.pe[:, : x.size(1)]"),
+        ),
+        confidence="likely",
+    )
+
+
+def _not_shifted(found: Misuse) -> Finding:
+    (shape,) = found.told
+    return Finding(
+        "labels_not_shifted",
+        "critical",
+        "The labels are the tokens that the model is given, each at its own place: it learns to "
+        "copy them",
+        (Evidence("labels", shape),),
+        "a causal model sees the token that it is to give: the loss falls to 0, and generated text "
+        "repeats one token",
+        (
+            Fix(
+                "F.cross_entropy(logits[:, :-1].reshape(-1, classes), tokens[:, 1:].reshape(-1))",
+                line="logits[:, :-1], tokens[:, 1:]",
+            ),
+        ),
+    )
+
+
+def _blank(found: Misuse) -> Finding:
+    blank, labels, of_labels = found.told
+    return Finding(
+        "blank_in_labels",
+        "critical",
+        f"ctc_loss gets its blank, {blank}, as a label: {labels} of {of_labels} labels",
+        (Evidence("labels that are the blank", f"{labels} of {of_labels}"),),
+        "the blank says that there is no letter: a letter with its number is never read, and the "
+        "loss stays high",
+        (
+            Fix(
+                "number the letters from 1, with one more output (len(letters) + 1); blank=0 is "
+                "the default"
+            ),
+            Fix("nn.CTCLoss(blank=len(letters)), and as many outputs and one"),
+        ),
+    )
+
+
+SEQUENCES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "last_step_padded": _padded,
+    "padding_attended": _attended,
+    "positions_by_sample": _by_sample,
+    "labels_not_shifted": _not_shifted,
+    "blank_in_labels": _blank,
+}

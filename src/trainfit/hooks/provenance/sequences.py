@@ -1,0 +1,158 @@
+"""What becomes of sequences of tokens that are filled up to one length, and of their positions: a
+last step that is padding, attention to padding, positions by the number of the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from trainfit.hooks.losses import shape_of
+from trainfit.hooks.provenance.cuts import FirstOfKind, Marks
+from trainfit.hooks.provenance.inputs import is_last_step
+from trainfit.hooks.provenance.targets import tokens_of
+from trainfit.torch_private.operators import no_dispatch
+
+#: Of a batch's rows, the share that ends in padding, of two tokens or more, from which it matters;
+#: and of its positions.
+_ROWS: Final = 0.5
+_POSITIONS: Final = 0.1
+_RUN: Final = 2
+#: The token that is padding where no embedding names another, if rows end in runs of it of so many
+#: lengths.
+_USUAL: Final = 0
+_LENGTHS: Final = 3
+#: Dimensions of a batch of sequences with features.
+_BATCH: Final = 3
+_ADDS: Final = {"add", "radd", "iadd"}
+#: What is done with the last state of a layer that uses it as features.
+_USES: Final = {"__getitem__", "squeeze", "linear", "cat"}
+#: Sums that show it.
+_SUMS: Final = 2
+
+
+class Sequences(FirstOfKind):
+    """Follows sequences through layers; ``place`` gives the line that is running, ``batch_sizes``
+    are those of the DataLoaders so far."""
+
+    def __init__(self, place: Callable[[], str | None], batch_sizes: Collection[int]) -> None:
+        super().__init__(place)
+        self._batch_sizes = batch_sizes
+        self._paddings: set[int] = set()
+        #: Of the recurrent layer that is being called: rows that end in padding, all rows, and
+        #: which dimension its steps are.
+        self._padded: tuple[int, int, int] | None = None
+        #: Its outputs and last states.
+        self._outputs: Marks[tuple[int, int, int]] = Marks()
+        self._states: Marks[tuple[int, int, int]] = Marks()
+        #: The first rows of a table of positions.
+        self._rows: Marks[tuple[str, str | None]] = Marks()
+        self._sums = 0
+
+    def embedded(self, padding: Any) -> None:
+        """An embedding is computed, which leaves one token out."""
+        if isinstance(padding, int) and padding >= 0:
+            self._paddings.add(padding)
+
+    def recurs(self, module: Any, x: Any) -> None:
+        """A recurrent layer is about to be called."""
+        self._padded = None
+        if "last_step_padded" in self._found or not isinstance(x, torch.Tensor):
+            return  # packed sequences know their lengths
+        tokens = tokens_of(x)
+        if tokens is None or x.dim() != _BATCH or tokens.shape != x.shape[:2]:
+            return
+        steps = 1 if module.batch_first else 0
+        found = self._padding_in(tokens if steps else tokens.T)
+        if found is not None and found[0] >= _ROWS * found[1]:
+            self._padded = *found[:2], steps
+
+    def recurred(self, result: Any) -> None:
+        """… and gave its outputs and last states."""
+        padded, self._padded = self._padded, None
+        if padded is None or not isinstance(result, tuple) or len(result) != 2:
+            return
+        output, states = result
+        if isinstance(output, torch.Tensor):
+            self._outputs.put(output, padded)
+        for state in states if isinstance(states, tuple) else (states,):
+            if isinstance(state, torch.Tensor):
+                self._states.put(state, padded)
+
+    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A function of PyTorch with this name gave a tensor."""
+        if name in _USES and (self._outputs or self._states):
+            self._look_at_last(name, args)
+        if name == "__getitem__" and len(args) > 1:
+            self._look_at_rows(args[0], args[1], result)
+        elif self._rows and name.strip("_") in _ADDS:
+            self._look_at_sum(args)
+
+    def _look_at_last(self, name: str, args: Sequence[Any]) -> None:
+        given = args[0]
+        for each in given if isinstance(given, list | tuple) else (given,):
+            if not isinstance(each, torch.Tensor) or not torch.is_grad_enabled():
+                continue
+            padded = self._outputs.of(each)
+            if padded is not None and (
+                name != "__getitem__" or not is_last_step(args[1], padded[2])
+            ):
+                padded = None
+            if (padded := padded or self._states.of(each)) is not None:
+                self._note("last_step_padded", *padded[:2])
+
+    def _look_at_rows(self, table: Any, index: Any, result: torch.Tensor) -> None:
+        """``table[:n]`` of positions, with a dimension for the batch between them and features."""
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        if not isinstance(first, slice) or first.step is not None or first.start not in (None, 0):
+            return
+        is_whole = all(each is Ellipsis or each == slice(None) for each in rest)
+        if not isinstance(table, torch.Tensor) or table.grad_fn is not None or not is_whole:
+            return
+        if result.dim() == _BATCH and result.shape[1] == 1 and len(result) < len(table):
+            self._rows.put(result, (shape_of(table), self._place()))
+
+    def _look_at_sum(self, args: Sequence[Any]) -> None:
+        if len(args) < 2 or not all(isinstance(each, torch.Tensor) for each in args[:2]):
+            return
+        for x, rows in (args[:2], args[1::-1]):
+            known = self._rows.of(rows)
+            if known is None or x.dim() != _BATCH or len(x) not in self._batch_sizes:
+                continue
+            steps = x.shape[1]
+            if steps > 1 and all(steps % size for size in self._batch_sizes):
+                self._sums += 1
+                if self._sums >= _SUMS:
+                    self._note("positions_by_sample", shape_of(x), known[0], place=known[1] or "")
+
+    def attends(self, query: Any, key: Any, *, is_masked: bool, batch_first: bool) -> None:
+        """Attention is about to be computed; ``batch_first``: a row of tokens is a sample."""
+        if is_masked or not torch.is_grad_enabled() or "padding_attended" in self._found:
+            return
+        tokens = tokens_of(query)
+        if tokens is None or not (query is key or tokens_of(key) is tokens):
+            return
+        found = self._padding_in(tokens if batch_first else tokens.T)
+        if found is None:
+            return
+        rows, of_rows, positions = found
+        if rows >= _ROWS * of_rows and positions >= _POSITIONS * tokens.numel():
+            self._note("padding_attended", positions, tokens.numel(), shape_of(tokens))
+
+    def _padding_in(self, tokens: torch.Tensor) -> tuple[int, int, int] | None:
+        """Rows that end in padding, all rows, and positions of padding; ``None``: there is none."""
+        with no_dispatch():
+            rows = tokens.numpy()
+        count, columns = rows.shape
+        if count < 2 or columns < 2:
+            return None
+        last = rows[:, -1]
+        differs = rows[:, ::-1] != last[:, None]
+        runs = np.where(differs.any(axis=1), differs.argmax(axis=1), columns)
+        for token in self._paddings or {_USUAL}:
+            own = runs[(last == token) & (runs >= _RUN)]
+            if len(own) and (token in self._paddings or len(np.unique(own)) >= _LENGTHS):
+                return len(own), count, int(own.sum())
+        return None
