@@ -47,8 +47,10 @@ class Communication:
         self.gpu, self.peers = engine.gpu, peers
         #: Processes of the largest group so far; ``None``: there was none.
         self.ranks: int | None = None
-        #: Of those, how many work on the same samples together (tensor parallelism).
+        #: Of those, how many work on the same samples together (tensor, context parallelism), and
+        #: the sets of ranks that do so.
         self.sharing = 1
+        self.sharers: list[frozenset[int]] = []
         self._streams: dict[str, int] = {}
         #: Those that nobody has waited for, by their number, with the step that each is of.
         self._handles: dict[int, tuple[int, Any]] = {}
