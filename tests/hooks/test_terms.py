@@ -4,6 +4,7 @@ is not what is meant, and none of what is."""
 from __future__ import annotations
 
 import copy
+import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -585,13 +586,24 @@ def test_a_class_of_batches_that_is_not_pinned(kinds: Kinds) -> None:
     assert "pinned_in_vain" not in kinds(_loaded(default_collate))
 
 
-def _hooked(*, removes: bool = False, once: bool = False) -> Any:
+#: A function of an installed package.
+_LIBRARY = compile(
+    "def register(module, hook): return module.register_forward_hook(hook)",
+    f"{sysconfig.get_path('purelib')}/library/hooks.py",
+    "exec",
+)
+
+
+def _hooked(*, removes: bool = False, once: bool = False, by_library: bool = False) -> Any:
     model = net()
     kept: list[Any] = []
+    library: dict[str, Any] = {}
+    exec(_LIBRARY, library)
+    register = library["register"] if by_library else torch.nn.Module.register_forward_hook
 
     def loss(_: Any, x: Tensor) -> Tensor:
         if not (once and kept):
-            handle = model[0].register_forward_hook(lambda *it: kept.append(it[2].sum()))
+            handle = register(model[0], lambda *it: kept.append(it[2].sum()))
         output = model(x)
         if removes:
             handle.remove()
@@ -605,6 +617,11 @@ def test_one_more_hook_in_each_step(kinds: Kinds) -> None:
     assert "one more hook" in found.title
     assert "hooks_added" not in kinds(_hooked(removes=True))
     assert "hooks_added" not in kinds(_hooked(once=True))
+
+
+def test_hooks_that_a_library_adds_are_not_the_scripts(kinds: Kinds) -> None:
+    """Transformers adds one whenever checkpointing is turned on, which KTO does in each step."""
+    assert "hooks_added" not in kinds(_hooked(by_library=True))
 
 
 def _fine_tuned(*, evaluates: bool = False, freezes: bool = True) -> Any:
