@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -68,3 +69,17 @@ def test_groups_that_cross_in_one_rank_multiply_and_nested_ones_do_not() -> None
     assert samples_shared([]) == 1
     assert samples_shared([pair, row]) == 8
     assert samples_shared([pair, frozenset({0, 1, 2, 3})]) == 4
+
+
+def test_a_model_of_transformers_that_its_plan_spreads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 128}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=8)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with trainfit.simulate(f"{RANKS}x RTX 4090") as simulation:
+        distributed.init_process_group("nccl")
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path, tp_plan="auto")
+    assert simulation.recording.sharing == RANKS

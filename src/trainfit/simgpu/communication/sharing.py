@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from torch import distributed
+from torch.distributed import device_mesh
 
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.patching import PatchSet
@@ -14,12 +15,19 @@ from trainfit.simgpu.patching import PatchSet
 #: Where modules are spread over ranks, and where samples are.
 _PARALLEL: Final = "torch.distributed.tensor.parallel"
 _CONTEXT: Final = "torch.distributed.tensor.experimental"
+#: Where Transformers spreads a model by its ``tp_plan``: of 5.23, and of 4.50 and later.
+_BY_PLAN: Final = {
+    "transformers.distributed.tensor_parallel": "apply_tensor_parallelism",
+    "transformers.integrations.tensor_parallel": "distribute_model",
+}
 
 
 def install(patches: PatchSet) -> None:
     """Count them while a script makes them."""
     patches.when_imported(_PARALLEL, functools.partial(_of_modules, patches))
     patches.when_imported(_CONTEXT, functools.partial(_of_samples, patches))
+    for module, name in _BY_PLAN.items():
+        patches.when_imported(module, functools.partial(_of_plan, patches, name))
 
 
 def samples_shared(meshes: list[frozenset[int]]) -> int:
@@ -45,13 +53,13 @@ def _of_modules(patches: PatchSet, module: Any) -> None:
             module: Any, device_mesh: Any = None, parallelize_plan: Any = None, **more: Any
         ) -> Any:
             result = original(module, device_mesh, parallelize_plan, **more)
-            if _is_of_torch(module, parallelize_plan):
+            if is_of_torch(parallelize_plan):
                 _share(device_mesh)
             return result
 
         return parallelize_module
 
-    def _is_of_torch(_: Any, plan: Any) -> bool:
+    def is_of_torch(plan: Any) -> bool:
         # A style of a library's own may as well spread experts over ranks of other samples.
         base = module.ParallelStyle
         styles = plan.values() if isinstance(plan, dict) else (plan,)
@@ -63,6 +71,24 @@ def _of_modules(patches: PatchSet, module: Any) -> None:
         )
 
     patches.hook(module, "parallelize_module", hook)
+
+
+def _of_plan(patches: PatchSet, name: str, module: Any) -> None:
+    if not callable(vars(module).get(name)):
+        return
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def spread(*args: Any, **more: Any) -> Any:
+            given = (*args, *more.values())
+            mesh = next((each for each in given if isinstance(each, device_mesh.DeviceMesh)), None)
+            if mesh is not None:
+                _share(mesh)
+            return original(*args, **more)
+
+        return spread
+
+    patches.hook(module, name, hook)
 
 
 def _of_samples(patches: PatchSet, module: Any) -> None:
