@@ -134,6 +134,29 @@ def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
         yield from _device_tensors(value.buffer)
 
 
+def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> ImportHook:
+    """Tell FSDP2's gradients of whole parameters, which micro-batches without a reduction leave,
+    from other memory until ``patches`` is restored; the hook is the caller's to remove."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def keeps(parameter: Any) -> Any:
+            result = original(parameter)
+            kept = local_part(getattr(parameter, modules.WHOLE_GRADIENT, None))
+            if isinstance(kept, DeviceTensor) and (number := allocation_of(kept)) is not None:
+                recorder.mark(number, "gradient")
+            return result
+
+        return keeps
+
+    def seen(module: ModuleType) -> None:
+        kind = getattr(module, "FSDPParam", None)
+        if hasattr(kind, modules.KEEP_WHOLE_GRADIENT):
+            patches.hook(kind, modules.KEEP_WHOLE_GRADIENT, hook)
+
+    return ImportHook(modules.SHARDED_PARAMETERS, seen)
+
+
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # ---
@@ -332,7 +355,8 @@ class Collectives:
         sharing.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
         of_zero = watch_buckets(patches, self._recorder)
-        self._imports = [watch_states(patches), *of_zero]
+        whole = watch_whole_gradients(patches, self._recorder)
+        self._imports = [watch_states(patches), whole, *of_zero]
         for each in self._imports:
             each.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
