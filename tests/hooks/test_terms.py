@@ -422,6 +422,25 @@ def test_gradients_of_an_attack_that_are_not(kinds: Kinds, passes: int, gradient
     assert "attack_in_step" not in kinds(_attacked(passes, gradient))
 
 
+def test_an_interleaved_pipeline_is_no_attack(kinds: Kinds) -> None:
+    """A rank's later stage has gradients of what it received; its first stage has no such."""
+
+    def train(observer: LearningObserver) -> Any:
+        first, later = net(8), net(8)
+        optimizer = torch.optim.SGD([*first.parameters(), *later.parameters()], 0.1)
+        for _ in range(_STEPS):
+            observer.called(first)
+            optimizer.zero_grad()
+            for _ in range(3):
+                received = rows().requires_grad_()
+                later(received).backward(rows())  # its gradient is sent
+                first(rows()).backward(rows())
+            optimizer.step()
+        return first, later
+
+    assert "attack_in_step" not in kinds(train)
+
+
 def _with_target(update: Callable[[nn.Module, nn.Module], Any]) -> Any:
     def train(observer: LearningObserver) -> Any:
         online, target = net(), net()
