@@ -203,8 +203,8 @@ def test_gradients_of_whole_parameters_that_wait_for_a_reduction_are_gradients(g
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model = nn.Linear(1024, 1024, bias=False).cuda()
-    types = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
-    fully_shard(model, mp_policy=MixedPrecisionPolicy(**types))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mp_policy=policy)
     model.set_requires_gradient_sync(False)  # type: ignore[operator]
     model(torch.randn(8, 1024, device="cuda")).sum().backward()
     recording = gpu.recording
