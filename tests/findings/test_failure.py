@@ -720,6 +720,11 @@ def test_what_an_exception_was_raised_from() -> None:
         ('expect_autograd_hooks_ INTERNAL ASSERT FAILED at "…"', "static_graph_unsynced"),
         ("Expected to mark a variable ready only once. This error …", "ready_twice"),
         (
+            "Parameter 'shared.weight' is shared with a parameter already managed by another FSDP "
+            "group. For shared/tied parameters, use fully_shard([module_a, module_b]) to place …",
+            "tied_across_groups",
+        ),
+        (
             "aten._foreach_mul_.Scalar got mixed torch.Tensor and DTensor, need to convert all "
             "torch.Tensor to DTensor before calling distributed operators!",
             "partly_distributed",

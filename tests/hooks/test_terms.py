@@ -4,6 +4,7 @@ is not what is meant, and none of what is."""
 from __future__ import annotations
 
 import copy
+import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -421,6 +422,25 @@ def test_gradients_of_an_attack_that_are_not(kinds: Kinds, passes: int, gradient
     assert "attack_in_step" not in kinds(_attacked(passes, gradient))
 
 
+def test_an_interleaved_pipeline_is_no_attack(kinds: Kinds) -> None:
+    """A rank's later stage has gradients of what it received; its first stage has no such."""
+
+    def train(observer: LearningObserver) -> Any:
+        first, later = net(8), net(8)
+        optimizer = torch.optim.SGD([*first.parameters(), *later.parameters()], 0.1)
+        for _ in range(_STEPS):
+            observer.called(first)
+            optimizer.zero_grad()
+            for _ in range(3):
+                received = rows().requires_grad_()
+                later(received).backward(rows())  # its gradient is sent
+                first(rows()).backward(rows())
+            optimizer.step()
+        return first, later
+
+    assert "attack_in_step" not in kinds(train)
+
+
 def _with_target(update: Callable[[nn.Module, nn.Module], Any]) -> Any:
     def train(observer: LearningObserver) -> Any:
         online, target = net(), net()
@@ -585,13 +605,24 @@ def test_a_class_of_batches_that_is_not_pinned(kinds: Kinds) -> None:
     assert "pinned_in_vain" not in kinds(_loaded(default_collate))
 
 
-def _hooked(*, removes: bool = False, once: bool = False) -> Any:
+#: A function of an installed package.
+_LIBRARY = compile(
+    "def register(module, hook): return module.register_forward_hook(hook)",
+    f"{sysconfig.get_path('purelib')}/library/hooks.py",
+    "exec",
+)
+
+
+def _hooked(*, removes: bool = False, once: bool = False, by_library: bool = False) -> Any:
     model = net()
     kept: list[Any] = []
+    library: dict[str, Any] = {}
+    exec(_LIBRARY, library)
+    register = library["register"] if by_library else torch.nn.Module.register_forward_hook
 
     def loss(_: Any, x: Tensor) -> Tensor:
         if not (once and kept):
-            handle = model[0].register_forward_hook(lambda *it: kept.append(it[2].sum()))
+            handle = register(model[0], lambda *it: kept.append(it[2].sum()))
         output = model(x)
         if removes:
             handle.remove()
@@ -605,6 +636,11 @@ def test_one_more_hook_in_each_step(kinds: Kinds) -> None:
     assert "one more hook" in found.title
     assert "hooks_added" not in kinds(_hooked(removes=True))
     assert "hooks_added" not in kinds(_hooked(once=True))
+
+
+def test_hooks_that_a_library_adds_are_not_the_scripts(kinds: Kinds) -> None:
+    """Transformers adds one whenever checkpointing is turned on, which KTO does in each step."""
+    assert "hooks_added" not in kinds(_hooked(by_library=True))
 
 
 def _fine_tuned(*, evaluates: bool = False, freezes: bool = True) -> Any:

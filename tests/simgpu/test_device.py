@@ -192,6 +192,45 @@ def test_streams(sim: Simulation) -> None:
     assert len(set(streams)) == 2
 
 
+@pytest.mark.parametrize("by_event", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_stream_that_is_done_is_done_with_what_it_waited_for(
+    sim: Simulation, waits: bool, by_event: bool
+) -> None:
+    """FSDP1's gradients on the stream of its reduce-scatters: the host waits for the computing
+    stream alone, which waited for that one; memory grew by a step's gradients in each step."""
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    tensor = torch.zeros(64 * MiB, device="cuda")
+    address = tensor.data_ptr()
+    with torch.cuda.stream(side):
+        tensor.add_(1)
+    tensor.record_stream(side)
+    del tensor
+    if waits:
+        main.wait_stream(side)
+    torch.ones(4, device="cuda")
+    main.record_event().synchronize() if by_event else main.synchronize()
+    assert (torch.zeros(64 * MiB, device="cuda").data_ptr() == address) == waits
+
+
+def test_what_is_used_after_an_event_is_not_done_with_it(sim: Simulation) -> None:
+    main, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    tensor = torch.zeros(64 * MiB, device="cuda")
+    address = tensor.data_ptr()
+    main.wait_stream(side)
+    before = main.record_event()
+    with torch.cuda.stream(side):
+        tensor.add_(1)
+    tensor.record_stream(side)
+    del tensor
+    main.wait_stream(side)
+    before.synchronize()  # came before the other stream's work
+    other = torch.zeros(64 * MiB, device="cuda")
+    assert other.data_ptr() != address
+    main.record_event().synchronize()
+    assert torch.zeros(64 * MiB, device="cuda").data_ptr() == address
+
+
 def test_a_threads_stream_is_its_own(sim: Simulation) -> None:
     def prefetch() -> None:
         torch.cuda.set_stream(torch.cuda.Stream())

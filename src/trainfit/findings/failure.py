@@ -56,6 +56,7 @@ WHATEVER_THE_LENGTH: Final = (
     *("no_graph", "graph_used_twice", "changed_in_place", "leaf_in_place", "unsafe_autocast"),
     *("scaler_unused", "scaler_order", "no_parameters", "optimizer_groups", "state_dict_names"),
     *("state_dict_sizes", "unused_parameters", "ready_twice", "plateau_metric"),
+    "tied_across_groups",
     *("label_out_of_range", "index_out_of_range", "one_number_wanted", "expanded_written"),
     *("lengths_unsorted", "length_of_none", "attention_shapes", "no_closure", "no_numbers"),
 )

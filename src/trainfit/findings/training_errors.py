@@ -214,6 +214,15 @@ _KNOWN: Final = (
         "leave static_graph out where no_sync() accumulates gradients: PyTorch may also stop "
         "reducing them, without an error, when another pass comes first",
     ),
+    # torch/distributed/fsdp/_fully_shard/_fsdp_state.py, since PyTorch 2.13.
+    KnownError(
+        "tied_across_groups",
+        re.compile(r"is shared with a parameter already managed by another FSDP group"),
+        "A weight that modules share (tied embeddings) is in two of fully_shard's groups",
+        "fully_shard([…], …) with a list of all modules that share it, before the model itself; of "
+        "a library that calls fully_shard (accelerate with a tied encoder and decoder): FSDP1, "
+        "there fsdp_version: 1",
+    ),
     KnownError(
         "ready_twice",
         re.compile(r"Expected to mark a variable ready only once"),

@@ -17,7 +17,7 @@ import torch
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.schedules import Schedule, rate_as_factor
 from trainfit.results.runs.learning import Misuse
-from trainfit.simgpu.device.user_location import locals_of
+from trainfit.simgpu.device.user_location import called_by_user, locals_of
 
 #: Optimizers in a row that made one step each.
 _IN_A_ROW: Final = 3
@@ -116,9 +116,13 @@ class Hooked:
         """Hooks of one line that a module has, and the line."""
 
     def added(self, handle: Any, step: int, place: Callable[[], str | None]) -> None:
-        """A line added a hook, in this step."""
+        """A line added a hook, in this step.
+
+        One that a library adds by itself in its own loop is nothing that the script's line can
+        leave out: Transformers' checkpointing, which KTO turns off and on in each step, is one.
+        """
         hooks = handle.hooks_dict_ref()
-        if hooks is None or self.found is not None:
+        if hooks is None or self.found is not None or not called_by_user():
             return
         at = place() or ""
         mine = self._added.setdefault((at, id(hooks)), [])

@@ -23,7 +23,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.recording import Recording, step_ends
+from trainfit.results.runs.recording import Recording, gpu_of, step_ends
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -57,6 +57,7 @@ def summarize(
         outcome = replayed(recording, settings)
     stream = outcome.stream
     others = header.get("other_processes_bytes") or 0
+    notes = (*(header.get("notes") or ()), *_whose(recording, outcome))
     return RecordingSummary(
         file=file,
         gpu=header["gpu"],
@@ -74,13 +75,21 @@ def summarize(
         pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
         other_processes_bytes=others,
         profile=str(header.get("profile", "")),
-        notes=tuple(header.get("notes") or ()),
+        notes=notes,
         step=recording.makeup,
-        structured_notes=tuple(complete((), header.get("notes") or (), assumptions)),
+        structured_notes=tuple(complete((), notes, assumptions)),
         protection=_told(Protection, header.get("protection")),
         coverage=_told(Coverage, header.get("coverage")),
         findings=_told_findings(recording),
     )
+
+
+def _whose(recording: Recording, outcome: Replay) -> tuple[str, ...]:
+    """Which of a process's GPUs the figures are of; nothing where it has one."""
+    used = len(np.unique(gpu_of(recording.alloc_stream)))
+    why = "needs the most" if outcome.fits else "runs out of memory first"
+    note = f"of the {used} GPUs of the process, memory is that of GPU {outcome.gpu}, which {why}"
+    return (note,) if used > 1 else ()
 
 
 def replayed(recording: Recording, settings: AllocatorSettings | None = None) -> Replay:

@@ -177,7 +177,7 @@ def step_lines(makeup: StepMakeup | None) -> list[str]:
         samples = f"= {makeup.effective_batch} samples"
         return [f"{makeup.loader_batches} batches of the DataLoader {samples}"] if several else []
     samples = f"effective batch {makeup.effective_batch}"
-    if makeup.processes > 1:  # of which some may have the same samples
+    if makeup.processes > 1:  # each with samples of its own
         samples = f"{makeup.effective_batch} samples of each of {makeup.processes} processes"
     product = f"micro-batch {makeup.micro_batch} × accumulation {makeup.accumulation}"
     lines = [f"{product} = {samples}"]

@@ -96,7 +96,7 @@ class Ranks:
     them simulated (none: there is no pipeline); memory is that of the one that needs the most then.
     ``bubble_share`` is the part of a step in which their GPUs compute nothing, on average
     (``None``: not known). Of all of them ``sharing`` work on the same samples together (tensor
-    parallelism).
+    parallelism, context parallelism).
     """
 
     count: int

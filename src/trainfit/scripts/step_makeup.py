@@ -69,7 +69,8 @@ def with_makeup(recording: Recording, makeup: StepMakeup | None) -> Recording:
     """``recording``, whose header says what its steps consist of."""
     found = None
     if makeup is not None:
-        found = json.loads(as_json(dataclasses.replace(makeup, processes=recording.ranks)))
+        replicas = max(1, recording.ranks // recording.sharing)
+        found = json.loads(as_json(dataclasses.replace(makeup, processes=replicas)))
     return dataclasses.replace(recording, header={**recording.header, "step": found})
 
 

@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from helpers_cli import trainfit
+from trainfit import simulate
 from trainfit.plan.runs.side_by_side import Post, pipeline_of
-from trainfit.results.runs.communication import Meeting
+from trainfit.plan.runs.tracing import Trace, _of_heaviest
+from trainfit.results.runs.communication import EQUAL, Meeting
+from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import TraceOutcome
+from trainfit.scripts.step_makeup import with_makeup
 from trainfit.simgpu.communication.peers import PeerIsGone, Peers
 
 
@@ -110,3 +115,36 @@ def test_what_rank_0_broadcasts_is_known_to_the_rank_that_is_compared(
     fails_there = [each for each in titles if "rank 1 fails where rank 0 goes on" in each]
     assert bool(fails_there) == fails, titles
     assert all("which has 2" in each for each in fails_there)
+
+
+def test_of_ranks_that_all_ran_none_is_assumed_and_a_batch_goes_through_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pipeline's plan said that its other ranks were taken to do the same, and that each of them
+    had samples of its own."""
+    values = {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
+    for name, value in values.items():
+        monkeypatch.setenv(name, str(value))
+    with simulate("4x RTX 4090") as simulation:
+        torch.distributed.init_process_group("nccl")
+        model = torch.nn.Linear(8, 8).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(3):
+            loss = model(torch.ones(4, 8, device="cuda")).sum()
+            loss.backward()
+            torch.distributed.all_reduce(loss)
+            optimizer.step()
+    makeup = StepMakeup(8, 4, 32, processes=4)
+    recording = with_makeup(simulation.recording, makeup)
+    assert EQUAL in recording.header["assumptions"]
+
+    def heaviest(ranks: int) -> Recording:
+        traces = {rank: Trace(TraceOutcome("finished"), recording, "") for rank in range(ranks)}
+        found = _of_heaviest(traces).recording
+        assert found is not None
+        return found
+
+    assert EQUAL not in heaviest(4).header["assumptions"]
+    assert EQUAL in heaviest(2).header["assumptions"]  # two pipelines: one of them ran
+    assert [heaviest(ranks).header["step"]["processes"] for ranks in (4, 2)] == [1, 2]
+    assert recording.header["step"]["processes"] == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -165,6 +166,10 @@ def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
         torch.save({"a": torch.ones(2)}, io.BytesIO())  # a data set that is kept as it was read
         assert not watched.watch.result().saved
         torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        pickle.dumps(torch.ones(2))  # what goes to another process
+        with (tmp_path / "sent.pt").open("wb") as file:
+            torch.save(torch.ones(2), file)
+        assert not watched.watch.result().saved and not watched.watch.saves
         torch.save({"a": torch.ones(2)}, io.BytesIO())
         assert watched.watch.result().saved and not watched.watch.saves
         with (tmp_path / "open.pt").open("wb") as file:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import trainfit
+from trainfit.memory.explanation import summarize
 from trainfit.memory.replay import Stream, of_each_gpu, replay
 from trainfit.results.runs.recording import Recording, gpu_of
 from trainfit.results.runs.steps import KINDS
@@ -104,6 +105,18 @@ def test_each_has_its_memory(sim: Simulation) -> None:
     assert (fullest.gpu, fullest.peak_allocated) == (1, 8 * MIB)
     del kept
     assert torch.cuda.memory_allocated(1) == 0
+
+
+def test_a_summary_says_which_gpu_its_memory_is_of(sim: Simulation) -> None:
+    """It named none: half of a model that device_map splits was "memory on RTX 4090"."""
+
+    def notes() -> str:
+        return " ".join(summarize(sim.recording, "r").notes)
+
+    kept = [torch.zeros(MIB, device="cuda:0")]
+    assert "GPU" not in notes()
+    kept.append(torch.zeros(2 * MIB, device="cuda:1"))
+    assert "of the 2 GPUs of the process, memory is that of GPU 1, which needs the most" in notes()
 
 
 def test_the_one_that_is_full_is_named(sim: Simulation) -> None:

@@ -198,6 +198,20 @@ def test_fully_shard_keeps_a_share_of_each_parameter(gpu: Any) -> None:
     assert share <= kinds
 
 
+def test_gradients_of_whole_parameters_that_wait_for_a_reduction_are_gradients(gpu: Any) -> None:
+    """Of micro-batches before the last: they were counted as temporaries."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = nn.Linear(1024, 1024, bias=False).cuda()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    fully_shard(model, mp_policy=policy)
+    model.set_requires_gradient_sync(False)  # type: ignore[operator]
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    recording = gpu.recording
+    gradients = recording.alloc_bytes[recording.alloc_kind == MEMORY.index("gradient")]
+    assert 1024 * 1024 * 4 in gradients.tolist()
+
+
 def test_parameters_that_are_gathered_again_are_no_activations(gpu: Any) -> None:
     """A plan of fully_shard said that checkpointing had computed 256 MiB of them again."""
     model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(4))).cuda()

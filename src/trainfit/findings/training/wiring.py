@@ -67,7 +67,13 @@ def _searches(found: Misuse) -> Finding:
         "has a gradient",
         (),
         "it is for models some of whose parameters a step does not use",
-        (Fix("leave find_unused_parameters out, unless other steps use other parts of the model"),),
+        (
+            Fix(
+                "leave find_unused_parameters out, unless other steps use other parts of the model"
+            ),
+            # Its default is True without gradient checkpointing (`Trainer._wrap_model`).
+            Fix("of Transformers' Trainer: TrainingArguments(ddp_find_unused_parameters=False)"),
+        ),
         confidence="likely",
     )
 

@@ -45,8 +45,9 @@ class Passes:
         #: Gradients that a step used: of a shared parameter, by identity.
         self._used: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._twice = 0
-        #: Passes since gradients were last set to zero: did each reach inputs as well?
-        self._to_inputs: list[tuple[bool, str | None]] = []
+        #: Passes since gradients were last set to zero, from the first on that reached inputs as
+        #: well: did each, and which parameters did it reach?
+        self._to_inputs: list[tuple[bool, str | None, set[int]]] = []
         self._attacked = 0
         self.is_chosen = False
         """Are gradients of chosen tensors asked for by the pass that begins?"""
@@ -95,7 +96,9 @@ class Passes:
                 for leaf in leaves
                 if id(leaf) not in self._owners
             )
-            self._to_inputs.append((to_inputs, place))
+            if to_inputs or self._to_inputs:
+                owned = {id(leaf) for leaf in leaves} & self._owners.keys()
+                self._to_inputs.append((to_inputs, place, owned))
         if len(self._optimizers) > 1:
             self._look_beyond(nodes, leaves, place)
 
@@ -138,8 +141,11 @@ class Passes:
                 del self._beyond[mask]
                 self._steps_use.add((mask, at))
         self._look_at_shared(optimizer, own, place)
-        attacks = [at for is_attack, at in self._to_inputs if is_attack]
-        is_attacked = len(attacks) >= _ATTACKS and not self._to_inputs[-1][0]
+        # One that trains other parameters (an earlier stage of an interleaved pipeline, which has
+        # the other's gradient sent) is not what those of the inputs' passes are added to.
+        last = self._to_inputs[-1] if self._to_inputs else (True, None, set())
+        attacks = [at for is_attack, at, owned in self._to_inputs if is_attack and owned & last[2]]
+        is_attacked = len(attacks) >= _ATTACKS and not last[0]
         self._attacked = self._attacked + 1 if is_attacked else 0
         if self._attacked >= _STEPS:
             self._note("attack_in_step", len(attacks), place=attacks[0])

@@ -25,6 +25,7 @@ from trainfit.plan.runs.processes import OwnProcess, Process, WarmProcesses, ava
 from trainfit.plan.runs.side_by_side import Post
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import DeviceConstants
+from trainfit.results.runs.communication import EQUAL
 from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import Protection
@@ -299,11 +300,18 @@ def _of_heaviest(traces: Mapping[int, Trace]) -> Trace:
     header = recording.header.copy()
     header["notes"] = [
         *(header.get("notes") or ()),
-        f"of the {len(traces)} ranks of the pipeline, memory is that of rank {rank}, which needs "
-        "the most",
+        f"of the {len(traces)} ranks that send to each other, memory is that of rank {rank}, which "
+        "needs the most",
     ]
+    if recording.ranks == len(traces):  # all of them ran
+        header["assumptions"] = {
+            text: times for text, times in header["assumptions"].items() if text != EQUAL
+        }
     if first.recording is not None:
-        header["step"] = first.recording.header.get("step")
+        step = first.recording.header.get("step")
+        # A batch goes through all of them.
+        own = {"processes": max(1, recording.ranks // len(traces))}
+        header["step"] = None if step is None else {**step, **own}
     recording = dataclasses.replace(recording, header=header)
     # A pipeline's schedule divides gradients after the losses of micro-batches were added.
     learning = dataclasses.replace(first.outcome.learning, loss_is_known=False)

@@ -25,7 +25,7 @@ def ranks_facts(result: PlanResult) -> Facts | None:
     step = step_at(result, batch) or (result.speed.now if result.speed is not None else None)
     return facts_of(
         ("efficiency", _efficiency(ranks, step), 1),
-        ("stages hold", _held(ranks), 1),
+        ("ranks hold", _held(ranks), 1),
         ("they compute", _computed(ranks, step), 2),
         ("together", _of_all_ranks(result, ranks, step), 2),
         ("a step", _communication(ranks), 12),
@@ -88,7 +88,7 @@ def _efficiency(ranks: Ranks, step: StepSpeed | None) -> str:
         f"{duration(step.slowest_s)} for the slowest rank"
     )
     if ranks.sharing > 1:  # nothing is known of a GPU that has the whole model
-        return f"{ranks.sharing} GPUs share the work of each batch (tensor parallelism): of {lost}"
+        return f"{ranks.sharing} GPUs share the work of each batch: of {lost}"
     return f"{percent(step.efficiency, decimals=1)} of one GPU's throughput each: of {lost}"
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Final, Literal
 
+#: What is assumed where rank 0 alone runs.
+EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientTimes:

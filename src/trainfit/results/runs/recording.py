@@ -263,7 +263,7 @@ class Recording(Displayed):
 
     @property
     def sharing(self) -> int:
-        """How many of them work on the same samples together (tensor parallelism)."""
+        """How many of them work on the same samples together (tensor, context parallelism)."""
         return self.header.get("sharing") or 1
 
     @property

@@ -36,7 +36,8 @@ class StepMakeup:
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
     another batch size the script itself makes as many micro-batches as have the same samples.
-    ``processes`` of a job have such a step each, at once.
+    ``processes`` of a job have such a step each, at once, of samples of their own: ranks that share
+    the same samples, and a pipeline's, count once.
     """
 
     micro_batch: int | None

@@ -32,6 +32,9 @@ from trainfit.torch_private.modules import Dropout
 _COPIED: Final = 0.5
 #: Frames of hooks between a layer and what it calls, at most.
 _HOOKS: Final = 4
+#: What is no checkpoint by itself: pickle writes tensors that go to other processes so, storage by
+#: storage (`torch/storage.py`), as do the ranks that are simulated side by side.
+_ALONE: Final = (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)
 #: What names a file, and how many of them are kept.
 _PATHS: Final = (str, bytes, os.PathLike)
 _MOST_SAVES: Final = 32
@@ -306,6 +309,9 @@ class CoverageWatch:
     def _noting(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            what = args[0] if args else kwargs.get("obj")
+            if isinstance(what, _ALONE):
+                return write(*args, **kwargs)
             # Before there is an optimizer it is data: PyG's data sets write what they read once.
             self._saved = self._saved or bool(self._trained)
             with contextlib.suppress(Exception):  # a path of the user's kind

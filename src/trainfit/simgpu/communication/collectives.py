@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
+from trainfit.results.runs.communication import EQUAL
 from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.communication.peers import Peers, gpu_in
 from trainfit.simgpu.device.engine import Engine
@@ -33,7 +34,6 @@ _FIRST_STREAM: Final = 65
 #: Steps for which handles that nobody has waited for are kept: C++ may wait for one, and holds
 #: nothing of its Python side. A collective is over after that, and NCCL lets its tensors go.
 _STEPS_KEPT: Final = 2
-EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
 
 
 class Communication:
@@ -47,8 +47,10 @@ class Communication:
         self.gpu, self.peers = engine.gpu, peers
         #: Processes of the largest group so far; ``None``: there was none.
         self.ranks: int | None = None
-        #: Of those, how many work on the same samples together (tensor parallelism).
+        #: Of those, how many work on the same samples together (tensor, context parallelism), and
+        #: the sets of ranks that do so.
         self.sharing = 1
+        self.sharers: list[frozenset[int]] = []
         self._streams: dict[str, int] = {}
         #: Those that nobody has waited for, by their number, with the step that each is of.
         self._handles: dict[int, tuple[int, Any]] = {}

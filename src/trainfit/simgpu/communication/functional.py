@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.runs.communication import EQUAL
 from trainfit.simgpu.communication.collectives import (
-    EQUAL,
     Communication,
     bytes_of,
     chunk_of,

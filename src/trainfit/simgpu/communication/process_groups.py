@@ -21,6 +21,7 @@ from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import JOINS, LEAVES
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
 from trainfit.simgpu.communication import functional as _sync  # noqa: F401  (registers)
+from trainfit.simgpu.communication import sharing
 from trainfit.simgpu.communication.collectives import Communication
 from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.communication.started_ranks import StartedRanks
@@ -133,6 +134,29 @@ def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
         yield from _device_tensors(value.buffer)
 
 
+def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> ImportHook:
+    """Tell FSDP2's gradients of whole parameters, which micro-batches without a reduction leave,
+    from other memory until ``patches`` is restored; the hook is the caller's to remove."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def keeps(parameter: Any) -> Any:
+            result = original(parameter)
+            kept = local_part(getattr(parameter, modules.WHOLE_GRADIENT, None))
+            if isinstance(kept, DeviceTensor) and (number := allocation_of(kept)) is not None:
+                recorder.mark(number, "gradient")
+            return result
+
+        return keeps
+
+    def seen(module: ModuleType) -> None:
+        kind = getattr(module, "FSDPParam", None)
+        if hasattr(kind, modules.KEEP_WHOLE_GRADIENT):
+            patches.hook(kind, modules.KEEP_WHOLE_GRADIENT, hook)
+
+    return ImportHook(modules.SHARDED_PARAMETERS, seen)
+
+
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # ---
@@ -146,7 +170,6 @@ _STORE_TIMEOUT: Final = timedelta(seconds=1)
 #: ``torch.cuda.nccl.version()``, as ``torch._C`` packs it: what comes with torch 2.13.
 _NCCL_VERSION: Final = 2 << 32 | 28 << 16 | 9
 
-_PARALLEL: Final = "torch.distributed.tensor.parallel"
 #: Where calls of other processes are made.
 _RPC: Final = "torch.distributed.rpc"
 
@@ -329,10 +352,11 @@ class Collectives:
                 patches.set(owner, name, function)
         _install_dtensor(patches)
         _install_join(patches, self._peers)
-        parallel = ImportHook(_PARALLEL, functools.partial(_count_sharing, patches))
+        sharing.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
         of_zero = watch_buckets(patches, self._recorder)
-        self._imports = [parallel, watch_states(patches), *of_zero]
+        whole = watch_whole_gradients(patches, self._recorder)
+        self._imports = [watch_states(patches), whole, *of_zero]
         for each in self._imports:
             each.install()
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
@@ -374,26 +398,6 @@ class Collectives:
             distributed.destroy_process_group()
         Communication.current = None
         sys.excepthook = self._hook
-
-
-def _count_sharing(patches: PatchSet, module: Any) -> None:
-    """Tell how many ranks a module is spread over, each of which gets the same samples."""
-
-    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def parallelize_module(
-            module: Any, device_mesh: Any = None, *args: Any, **more: Any
-        ) -> Any:
-            result = original(module, device_mesh, *args, **more)
-            communication = Communication.current
-            if communication is not None:
-                whole = distributed.get_world_size() if device_mesh is None else device_mesh.size()
-                communication.sharing = max(communication.sharing, whole)
-            return result
-
-        return parallelize_module
-
-    patches.hook(module, "parallelize_module", hook)
 
 
 def _install_join(patches: PatchSet, peers: Peers) -> None:

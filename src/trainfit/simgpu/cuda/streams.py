@@ -98,12 +98,15 @@ def event_class(memory: DeviceMemory, kernels: KernelLog, script_time: ScriptTim
             self._at: float | None = None
             #: Its number and stream, and how many operators were submitted before.
             self._recorded: tuple[int, int, int] | None = None
+            #: What the stream had waited for by then.
+            self._after: dict[int, int] = {}
 
         def record(self, stream: Any = None) -> None:
             on = memory.stream if stream is None else stream.stream_id
             with script_time.simulating():
                 self._recorded = kernels.event(on), on, memory.recorder.op_count
                 self._at = script_time.now(on) if self.enable_timing else None
+            self._after = memory.after(on)
 
         def query(self) -> bool:
             return True
@@ -113,13 +116,14 @@ def event_class(memory: DeviceMemory, kernels: KernelLog, script_time: ScriptTim
                 number, stream, submitted = self._recorded
                 with script_time.simulating():
                     kernels.host_waits_for_event(number, stream)
-                memory.synchronize(stream, submitted)
+                memory.synchronize(stream, submitted, self._after)
 
         def wait(self, stream: Any = None) -> None:
             if self._recorded is not None:
-                number, recorded_on, _ = self._recorded
+                number, recorded_on, submitted = self._recorded
                 waiting = memory.stream if stream is None else stream.stream_id
                 kernels.stream_waits(waiting, number, recorded_on)
+                memory.comes_after(waiting, {**self._after, recorded_on: submitted})
 
         def elapsed_time(self, end_event: Any) -> float:
             """Milliseconds of simulated device time between the two events."""

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +101,8 @@ class DeviceMemory:
         self._lines: dict[tuple[str, int] | None, int] = {None: -1}
         #: By the time of the free.
         self._waits: deque[_Wait] = deque()
+        #: What each stream comes after: of other streams the operators that were submitted by then.
+        self._after: dict[int, dict[int, int]] = {}
         #: Is told when the host waits for all that was submitted (to a stream).
         self.on_wait: Callable[[int | None], None] = lambda _: None
         #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
@@ -324,10 +326,28 @@ class DeviceMemory:
                 self.recorder.used(life.number)
             self.allocators[life.gpu].record_stream(block, stream)
 
-    def synchronize(self, stream: int | None = None, submitted: int | None = None) -> None:
+    def after(self, stream: int) -> dict[int, int]:
+        """What the work that is submitted to ``stream`` from now on comes after, by the streams
+        whose first so many operators it waits for."""
+        return dict(self._after.get(stream, ()))
+
+    def comes_after(self, stream: int, others: Mapping[int, int]) -> None:
+        """``stream`` waits for the first so many operators of ``others``."""
+        known = self._after.setdefault(stream, {})
+        for other, submitted in others.items():
+            if other != stream:
+                known[other] = max(submitted, known.get(other, 0))
+
+    def synchronize(
+        self,
+        stream: int | None = None,
+        submitted: int | None = None,
+        after: Mapping[int, int] | None = None,
+    ) -> None:
         """The host waits for ``stream`` (``None``: all) to carry out its work.
 
-        Of that the first ``submitted`` operators (``None``: all).
+        Of that the first ``submitted`` operators (``None``: all), and with them what they come
+        ``after`` on other streams (``None``: all that the stream has waited for).
         """
         if self.stream in self.capturing:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
@@ -335,11 +355,20 @@ class DeviceMemory:
             self.on_wait(stream)
         if not self._waits:
             return
+        if after is None:
+            after = self._after.get(stream, {}) if stream is not None else {}
+        farthest = None if submitted is None else max((submitted, *after.values()))
         with self._lock:
             for wait in list(self._waits):
-                if submitted is not None and wait.submitted > submitted:
+                if farthest is not None and wait.submitted > farthest:
                     break
-                wait.streams.intersection_update(() if stream is None else wait.streams - {stream})
+                if stream is None:
+                    wait.streams.clear()
+                elif submitted is None or wait.submitted <= submitted:
+                    wait.streams.discard(stream)
+                wait.streams.difference_update(
+                    [other for other in wait.streams if wait.submitted <= after.get(other, -1)]
+                )
                 if not wait.streams:
                     self._waits.remove(wait)
                     self._complete(wait)

@@ -201,15 +201,48 @@ def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(aten.bincount.default)
 def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """Counts; with weights their sums, which nobody knows."""
     engine.wait_for_device()  # for the largest value
+    named = dict(zip(("self", "weights", "minlength"), args, strict=False)) | kwargs
+    weights, least = named.get("weights"), named.get("minlength", 0)
     contents = contents_of(engine, args[0])
-    if contents is not None:
+    if contents is not None and weights is None:
         with no_dispatch():
-            real = torch.bincount(contents[0], minlength=kwargs.get("minlength", 0))
+            real = torch.bincount(contents[0], minlength=least)
         return _known_result(engine, func, real)
-    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    engine.assume(f"bincount() of unknown data was assumed to have max({least}, 1) bins")
-    return new_result(engine, func, (max(least, 1),), torch.int64)
+    bins = max(least, 1)
+    if contents is not None and contents[0].numel():
+        bins = max(bins, int(contents[0].max()) + 1)
+    if weights is not None:  # SummaryOps.cu: of float32 in float32, else in float64
+        dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
+        return new_result(engine, func, (bins,), dtype)
+    result = new_result(engine, func, (bins,), torch.int64)
+    if least:
+        _count_evenly(engine, "bincount()", args[0], result)
+    else:
+        engine.assume("bincount() of unknown data was assumed to have 1 bin")
+    return result
+
+
+@handles(aten.histc.default)
+def histc(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """As many floats as bins."""
+    result = engine.generic(engine.info(func), args, kwargs)
+    if contents_of(engine, args[0]) is None:
+        _count_evenly(engine, "histc()", args[0], result)
+    return result
+
+
+def _count_evenly(engine: Engine, operation: str, counted: Any, result: Any) -> None:
+    """Of what is counted each bin has as many as the others: of tokens that a router gives to
+    experts, whose numbers say what ranks send each other, all are somewhere."""
+    bins, number = result.numel(), counted.numel()
+    engine.assume(f"{operation} of unknown data was assumed to find as many in each of {bins} bins")
+    with no_dispatch():
+        counts = torch.full((bins,), number // bins, dtype=result.dtype, device=CPU)
+        counts[: number % bins] += 1
+    if worth_keeping(counts):
+        engine.values.write(result, counts)
 
 
 # ---
