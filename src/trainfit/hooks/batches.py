@@ -172,7 +172,9 @@ class Batches:
     def asked(self, iterator: Any) -> None:
         """The iterator of a DataLoader is asked for a batch."""
         for each in reversed(self._begun):  # of two that are begun together, by zip()
-            if getattr(each.loader(), "dataset", None) is dataset_of(iterator):
+            # The loader may be gone by then, as of `for x in DataLoader(data)`; not its data.
+            known = each.data() if each.data is not None else None
+            if known is None or known is dataset_of(iterator):
                 self._of[id(iterator)] = each
                 self._begun.remove(each)
                 break
