@@ -186,7 +186,7 @@ def _source(recording: Recording, group: _Group, nbytes: int) -> GrowthSource:
 def _until_bound(recording: Recording, steps: int, judgement: CourseFinding) -> int | None:
     """What memory grows by until the containers that keep it are full; ``None``: those with a bound
     have not all of it."""
-    growth, buffers = judgement.growth_bytes, recording.header.get("buffers", ())
+    growth, buffers = judgement.growth_bytes, recording.header.get("buffers") or []
     held = sum(nbytes for nbytes, _, _ in buffers)
     if not growth or held < _MOST_OF * growth * (steps - 1):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -147,21 +148,26 @@ class LoaderTracker:
 
     def _watch(self, patches: PatchSet, kind: type) -> None:
         """A class of DataLoaders: PyTorch's, or one that is made without it (torchdata's)."""
-        construct, iterate = kind.__init__, kind.__iter__  # type: ignore[misc, attr-defined]
+        iterate = kind.__iter__  # type: ignore[attr-defined]
         make = getattr(kind, private.GET_ITERATOR.name)
-        signature = inspect.signature(construct)
         tracker = self
 
-        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
-            where, sites = user_frame(), users_calls(sys._getframe())
-            if tracker._override is not None and tracker._override.index == tracker.count:
-                bound = signature.bind(loader, *args, **kwargs)
-                _override(bound.arguments, tracker._override.batch_size)
-                args, kwargs = bound.args[1:], bound.kwargs
-            before = tracker.count
-            construct(loader, *args, **kwargs)
-            if tracker.count == before:  # else by PyTorch's, which it called
-                tracker._made.append(MadeLoader(loader, tracker.count, where, tracker._keep, sites))
+        def constructing(construct: Callable[..., Any]) -> Callable[..., Any]:
+            signature = inspect.signature(construct)
+
+            @functools.wraps(construct)
+            def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+                where, sites = user_frame(), users_calls(sys._getframe())
+                if tracker._override is not None and tracker._override.index == tracker.count:
+                    bound = signature.bind(loader, *args, **kwargs)
+                    _override(bound.arguments, tracker._override.batch_size)
+                    args, kwargs = bound.args[1:], bound.kwargs
+                before, keep = tracker.count, tracker._keep
+                construct(loader, *args, **kwargs)
+                if tracker.count == before:  # else by PyTorch's, which it called
+                    tracker._made.append(MadeLoader(loader, before, where, keep, sites))
+
+            return __init__
 
         def __iter__(loader: Any) -> Any:
             batches = iterate(loader)
@@ -186,7 +192,7 @@ class LoaderTracker:
                 _keep_loader(batches, loader)
             return batches
 
-        patches.set(kind, "__init__", __init__)
+        patches.hook(kind, "__init__", constructing)
         patches.set(kind, "__iter__", __iter__)
         patches.set(kind, private.GET_ITERATOR.name, _get_iterator)
 

@@ -39,7 +39,7 @@ class Averages:
         is_in_place = name == "data" or (name.endswith("_") and not name.startswith("__"))
         if not (is_in_place or name in _IN_PLACE):
             return
-        for each in first if name.startswith("_foreach_") else (first,):
+        for each in (first or ()) if name.startswith("_foreach_") else (first,):
             if isinstance(each, torch.Tensor):
                 self._changed.put(each, True)
                 same = self._same.of(each)

@@ -73,9 +73,9 @@ class RecordingHeader(KnownHeader, total=False):
     were added to those simulated.
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
-    each (without a value: it was not told). ``buffer`` is the largest container with a bound that
-    keeps tensors: its bytes, its elements, and how many more it has room for. ``read`` are the
-    allocations that hold what was read from a file straight to the GPU.
+    each (without a value: it was not told). ``buffers`` are the containers with a bound
+    that keep tensors: the bytes of each, its elements, and how many more it has room for. ``read``
+    are the allocations that hold what was read from a file straight to the GPU.
     """
 
     batch_size: int | None
@@ -100,7 +100,7 @@ class RecordingHeader(KnownHeader, total=False):
     ranks: int | None
     sharing: int | None
     evaluations: list[Any] | None
-    buffer: list[int] | None
+    buffers: list[list[int]] | None
     read: list[Any] | None
 
 
