@@ -393,3 +393,14 @@ def test_steps_of_an_optimizer_of_the_scripts_own_are_counted(tmp_path: Path) ->
     done = trainfit("simulate", *GPU, script, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("Fits:"), done.stdout + done.stderr
     assert "0 simulated steps" not in done.stdout and "0 optimizer steps" not in done.stdout
+
+
+@pytest.mark.parametrize("guard", ["torch.no_grad()", "torch.enable_grad()"])
+def test_samples_with_a_graph_are_told(guard: str, tmp_path: Path) -> None:
+    """CycleGAN's pictures after the first step made the peak, and nothing said why."""
+    text = f"{STEPS}for index in range(9):\n  model.train(); step()\n  if index == 1:\n"
+    text += f"    model.eval()\n    with {guard}: model(torch.ones(8, 64, device='cuda'))\n"
+    script = write(tmp_path, text)
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    told = "The evaluation calls the model with gradients on" in " ".join(done.stdout.split())
+    assert done.returncode == 0 and told == ("enable" in guard), done.stdout + done.stderr

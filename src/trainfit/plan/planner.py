@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from trainfit.findings.habits import of_evaluation
 from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.out_of_memory import MISTAKES, TENSORS_KEPT, of_full_memory
 from trainfit.findings.training.learning import of_learning
@@ -505,6 +506,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
         *fails_later(job.first, job.command),
         *mistakes_of(job.command, outcome),
         *of_learning(outcome.learning),
+        *(of_evaluation(outcome.coverage) if outcome.coverage is not None else ()),
         *unscaled(present.hazards, outcome),
     )
     recording = recording_of(job.largest)

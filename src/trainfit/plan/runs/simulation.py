@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from trainfit.findings.habits import of_evaluation
 from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.out_of_memory import of_request
 from trainfit.findings.training.learning import of_learning
@@ -164,6 +165,7 @@ def _described(
     findings = (
         *mistakes_of(command, trace.outcome),
         *of_learning(trace.outcome.learning),
+        *(of_evaluation(coverage) if coverage is not None else ()),
         *of_habits(recording.makeup),
         *loops_on_gpu(recording),
         *_of_full_gpu(trace.outcome),
