@@ -71,8 +71,8 @@ _UNITS: Final = {
     "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "
                 "median_elements matmul_balance_size input_sizes",
     "currency": "budget cost",
-    "factor": "small_eps vanished_rate rate reached beta1 beta2 core_speed core_speeds detectable effect "
-              "efficiency eps_lost factor "
+    "factor": "small_eps vanished_rate rate reached beta1 beta2 core_speed core_speeds detectable "
+              "effect efficiency eps_lost factor "
               "gain rate_factor scaling "
               "speed step_change tensor_speedup contention variation interval",
     "samples/step": "samples_per_step",
