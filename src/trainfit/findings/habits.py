@@ -209,9 +209,11 @@ def of_steps(makeup: StepMakeup | None) -> Iterator[Finding]:
         )
 
 
-def of_evaluation(coverage: Coverage) -> Iterator[Finding]:
+def of_evaluation(coverage: Coverage | None) -> Iterator[Finding]:
     """What an evaluation that was simulated shows. Without a DataLoader of its own it may be a look
     at the training itself (samples of a generator, a loss)."""
+    if coverage is None:
+        return
     seen = [(coverage.graph_at, *_WITH_GRAPH)]
     if coverage.evaluation_batches is not None:
         seen += [(coverage.training_at, *_IN_TRAINING), (coverage.dropping_at, *_DROPS)]

@@ -340,11 +340,17 @@ def _roots(path: Path) -> list[tuple[Path, str]]:
 
     Beside the script; and where the script is part of a package, that package.
     """
+    folder, package = around_package(path)
+    return [(path.parent, ""), (folder, package)] if package else [(path.parent, "")]
+
+
+def around_package(path: Path) -> tuple[Path, str]:
+    """The folder around the package that a file is in, and the package ("": it is in none)."""
     folder = Path(os.path.abspath(path.parent))
     package = ""
     while _exists(folder / "__init__.py") and folder != folder.parent:
         package, folder = folder.name, folder.parent
-    return [(path.parent, ""), (folder, package)] if package else [(path.parent, "")]
+    return folder, package
 
 
 def _exists(path: Path) -> bool:

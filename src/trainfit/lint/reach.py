@@ -7,14 +7,14 @@ a run calls few. What is wrong in one that nothing calls spoils no run.
 from __future__ import annotations
 
 import ast
-import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
-from trainfit.lint.imports import File
+from trainfit.lint.imports import File, around_package
 
-#: What makes the folder beside it a library that is installed, not only a part of a script.
+#: What makes the folder next to it a library that is installed, not only a part of a script.
 _BUILDS: Final = ("pyproject.toml", "setup.py", "setup.cfg")
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -27,7 +27,7 @@ def unreached(files: Sequence[File], words: Collection[str] = ()) -> dict[str, l
     function. What runs when a file is imported is all but the bodies of functions; of a class that
     is mentioned, every method may run.
     """
-    libraries = [file for file in files[1:] if _is_of_library(str(file.source.path))]
+    libraries = [file for file in files[1:] if _is_of_library(file.source.path)]
     if not libraries:
         return {}
     defined: dict[str, list[ast.AST]] = defaultdict(list)
@@ -60,19 +60,11 @@ def unreached(files: Sequence[File], words: Collection[str] = ()) -> dict[str, l
     }
 
 
-def _is_of_library(path: str) -> bool:
+def _is_of_library(path: Path) -> bool:
     """Is the file in a package that the folder around it says how to build?"""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not _is_package(folder):
-        return False
-    while _is_package(folder):
-        folder = os.path.dirname(folder)
-    around = (folder, os.path.dirname(folder)) if os.path.basename(folder) == "src" else (folder,)
-    return any(os.path.isfile(os.path.join(each, name)) for each in around for name in _BUILDS)
-
-
-def _is_package(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, "__init__.py"))
+    folder, package = around_package(path)
+    around = (folder, folder.parent) if folder.name == "src" else (folder,)
+    return bool(package) and any((each / name).is_file() for each in around for name in _BUILDS)
 
 
 def _exports(node: ast.stmt) -> bool:

@@ -506,7 +506,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
         *fails_later(job.first, job.command),
         *mistakes_of(job.command, outcome),
         *of_learning(outcome.learning),
-        *(of_evaluation(outcome.coverage) if outcome.coverage is not None else ()),
+        *of_evaluation(outcome.coverage),
         *unscaled(present.hazards, outcome),
     )
     recording = recording_of(job.largest)

@@ -22,13 +22,7 @@ from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import Note
 from trainfit.results.files.documents import Format, ResultFile
 from trainfit.results.files.errors import ResultFileError
-from trainfit.results.findings import (
-    EPOCH_GROWTH,
-    FAILS_LATER,
-    LAST_BATCH,
-    SCHEDULE_ENDS,
-    Finding,
-)
+from trainfit.results.findings import Finding
 from trainfit.results.memory import METRICS as MEMORY_METRICS
 from trainfit.results.memory import BatchMemory, MemoryFigures, StepMemory
 from trainfit.results.real_runs import VersusCpu
@@ -379,34 +373,6 @@ class PlanResult(ResultFile):
         if self.never_evaluates:
             return False
         return self.chosen.fits and self._is_evaluated if largest is None else largest > 0
-
-    @property
-    def steps_until_full(self) -> int | None:
-        """After how many steps the GPU is full, where memory grows with each of them by too much
-        for a batch size to be recommended; ``None``: it is not."""
-        pattern = self.pattern
-        if pattern is None or pattern.course != "growing" or pattern.unit == "model call":
-            return None
-        return None if self.chosen.recommended_batch else pattern.steps_until_full
-
-    def when(self, kind: str) -> str:
-        """The subject of the finding of a kind (:data:`FAILS_LATER`: when the script fails); empty
-        where there is none."""
-        return next((each.subject for each in self.findings if each.kind == kind), "")
-
-    @property
-    def ends_early(self) -> bool:
-        """Will the job that ``launch`` runs end before its time, by what was seen of its steps?
-
-        Its memory grows until the GPU is full, or its script fails: later, where its schedule of
-        learning rates ends, or with the last batch of an epoch.
-        """
-        if self.steps_until_full is not None:
-            return True
-        size = self.chosen.recommended_batch or self.now.batch_size
-        last = {each.subject for each in self.findings if each.kind == LAST_BATCH}
-        kinds = (EPOCH_GROWTH, FAILS_LATER, SCHEDULE_ENDS)
-        return str(size) in last or any(self.when(kind) for kind in kinds)
 
     @property
     def can_start(self) -> bool:

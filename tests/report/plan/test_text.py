@@ -18,7 +18,7 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.curve import Curve, Grain, saturation_batch
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.memory import recording_subject
-from trainfit.report.sections.plan_facts import answer
+from trainfit.report.sections.plan_facts import answer, ends_early
 from trainfit.report.sections.plan_ranks import ranks_facts
 from trainfit.report.steps import pattern_lines
 from trainfit.results.configuration import BatchCheck, Configuration
@@ -99,8 +99,8 @@ def section(text: str, title: str) -> str:
 )
 def test_a_run_that_ends_early(kind: str, subject: str, *, ends: bool) -> None:
     finding = Finding(kind, "critical", "", subject=subject)
-    assert not PLAN.ends_early
-    assert dataclasses.replace(PLAN, findings=(finding,)).ends_early == ends
+    assert not ends_early(PLAN)
+    assert ends_early(dataclasses.replace(PLAN, findings=(finding,))) == ends
 
 
 # -- a plan ----------------------------------------------------------------------------------

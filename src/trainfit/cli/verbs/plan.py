@@ -25,6 +25,7 @@ from trainfit.plan.command.tunables import tunable_named
 from trainfit.plan.dataloader.section import plan_tuning
 from trainfit.plan.first_run import Settings
 from trainfit.plan.planner import RealRuns, plan
+from trainfit.report.sections.plan_facts import ends_early
 from trainfit.results.plan import HostCpu, PlanResult
 
 
@@ -59,7 +60,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     name_report(output, json=options.json)
     if planned.interrupt is not None:
         raise planned.interrupt
-    succeeds = planned.result.fits and not planned.result.ends_early
+    succeeds = planned.result.fits and not ends_early(planned.result)
     return gated(options, planned.result, 0 if succeeds else 1)
 
 

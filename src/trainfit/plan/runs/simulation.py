@@ -165,7 +165,7 @@ def _described(
     findings = (
         *mistakes_of(command, trace.outcome),
         *of_learning(trace.outcome.learning),
-        *(of_evaluation(coverage) if coverage is not None else ()),
+        *of_evaluation(coverage),
         *of_habits(recording.makeup),
         *loops_on_gpu(recording),
         *_of_full_gpu(trace.outcome),

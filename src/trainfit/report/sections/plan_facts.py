@@ -70,14 +70,14 @@ def _fits(result: PlanResult) -> str:
         at += f" (rank {now.rank}, which needs more than rank 0)"
     end = result.epoch_end
     # How many epochs there are until then tells more than what the last one needs.
-    grows_until = end is not None and end.later and result.when(EPOCH_GROWTH)
+    grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)
     if now.fits and end is not None and end.fits is False and not grows_until:
         need = size(end.device_bytes or 0)
         verb = "need" if " and " in end.title or end.title.endswith("s") else "needs"
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}{_without_graph(end)}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
-    if now.fits and (until := result.when(EPOCH_GROWTH)):
+    if now.fits and (until := _subject(result, EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
         return f"Fits at first: {need} of {there}{at}, but {grows}."
     if now.fits and (growth := until_bound(result)) > (ALIKE - 1) * now.memory.device_bytes:
@@ -85,7 +85,7 @@ def _fits(result: PlanResult) -> str:
         is_freed = result.pattern is not None and result.pattern.freed_every
         when = "at the end of an epoch" if is_freed else "once its buffer is full"
         there += f" at first, {most} {when}"
-    later = result.when(FAILS_LATER) or result.when(SCHEDULE_ENDS)
+    later = _subject(result, FAILS_LATER) or _subject(result, SCHEDULE_ENDS)
     if now.fits and later:
         return f"Fits: {need} of {there}{at}, but the script fails {later}."
     if now.fits and (last := _last_batch(result)):
@@ -117,9 +117,34 @@ def _released(memory: MemoryFigures | None) -> str:
     return ", PyTorch releases the blocks it keeps when that is full"
 
 
+def ends_early(result: PlanResult) -> bool:
+    """Will the job that ``launch`` runs end before its time, by what the first line tells?
+
+    Its memory grows until the GPU is full, or its script fails: later, where its schedule of
+    learning rates ends, or with the last batch of an epoch.
+    """
+    size = result.chosen.recommended_batch or result.now.batch_size
+    kinds = (EPOCH_GROWTH, FAILS_LATER, SCHEDULE_ENDS)
+    return (
+        full_after(result) is not None
+        or str(size) in _failing_batches(result)
+        or any(_subject(result, kind) for kind in kinds)
+    )
+
+
+def _subject(result: PlanResult, kind: str) -> str:
+    """Of the finding of a kind; empty where there is none."""
+    return next((each.subject for each in result.findings if each.kind == kind), "")
+
+
+def _failing_batches(result: PlanResult) -> list[str]:
+    """Batch sizes with which an epoch's last batch fails."""
+    return [each.subject for each in result.findings if each.kind == LAST_BATCH]
+
+
 def _last_batch(result: PlanResult) -> str:
     """That an epoch's last batch fails, at the present batch size or the recommended one."""
-    found = [each.subject for each in result.findings if each.kind == LAST_BATCH]
+    found = _failing_batches(result)
     if not found:
         return ""
     here = str(result.now.batch_size) in found
@@ -188,10 +213,13 @@ def until_bound(result: PlanResult) -> int:
 
 def full_after(result: PlanResult) -> str | None:
     """When the GPU is full, where memory grows by too much for a batch size to be recommended."""
-    steps, pattern = result.steps_until_full, result.pattern
-    if steps is None or pattern is None:
+    pattern = result.pattern
+    if pattern is None or pattern.course != "growing" or pattern.unit == "model call":
         return None
-    until, epoch = count(steps, pattern.unit), _steps_of_epoch(result)
+    if result.chosen.recommended_batch or pattern.steps_until_full is None:
+        return None
+    steps, epoch = pattern.steps_until_full, _steps_of_epoch(result)
+    until = count(steps, pattern.unit)
     return f"{until}, unless an epoch's end ({count(epoch, 'step')}) frees it" if epoch else until
 
 

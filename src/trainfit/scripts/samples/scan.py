@@ -204,7 +204,7 @@ def _of_batches(
 ) -> SampleScan:
     """The largest batch of a sampler whose batches have different numbers of samples, of those
     whose samples were all looked at."""
-    size: dict[int, float] = dict(zip(sizes.keys, sizes.relative.tolist(), strict=True))
+    size = sizes.by_key
     seen = batches
     if scan.looked_at != scan.samples:
         seen = [batch for batch in batches if all(key in size for key in batch)]
@@ -223,7 +223,7 @@ def _of_largest_batches(sizes: SampleSizes, batches: list[list[int]]) -> Iterato
     A batch is taken to be as many samples as it has, each as large as the largest that is known
     of it; one of which none is known is like the batch next to it in the number of samples.
     """
-    size: dict[int, float] = dict(zip(sizes.keys, sizes.relative.tolist(), strict=True))
+    size = sizes.by_key
     most = [max((size.get(key, 0.0) for key in batch), default=0.0) for batch in batches]
     known = sorted((len(batch), at) for batch, at in zip(batches, most, strict=True) if at)
     counts = [count for count, _ in known]

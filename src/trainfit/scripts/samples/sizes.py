@@ -128,6 +128,11 @@ class SampleSizes:
         return np.asarray(shares.sum(axis=1))
 
     @property
+    def by_key(self) -> dict[int, float]:
+        """:attr:`relative`, by the samples' keys."""
+        return dict(zip(self.keys, self.relative.tolist(), strict=True))
+
+    @property
     def typical(self) -> int:
         """The row of the median of those that were drawn by chance."""
         drawn = self.relative[: self.drawn]

@@ -43,7 +43,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     tensors_in,
 )
 from trainfit.simgpu.operators.launch_log import KernelLog
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import modules
 from trainfit.torch_private.tensors import local_part
 
@@ -63,9 +63,9 @@ def _copies(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [Kernel("pointwise", dtype_of(sources[0]), 0, moved, moved)] if sources else []
 
 
-def watch_states(patches: PatchSet) -> ImportHook:
+def watch_states(patches: PatchSet) -> None:
     """Let checkpoints of FSDP1's optimizers have the states of all ranks, until ``patches`` is
-    restored; the hook is the caller's to remove.
+    restored.
 
     With ``use_orig_params`` each rank has the parameters whose elements are in its shards; taken
     as equal, the others would have this one's, and those that it has none of would have no state.
@@ -83,7 +83,7 @@ def watch_states(patches: PatchSet) -> ImportHook:
         if hasattr(module, modules.KEYS_OF_STATES):
             patches.hook(module, modules.KEYS_OF_STATES, hook)
 
-    return ImportHook(modules.OPTIMIZER_STATES, seen)
+    patches.when_imported(modules.OPTIMIZER_STATES, seen)
 
 
 #: DeepSpeed's stages of ZeRO, and their methods that make the bucket in which gradients wait for
@@ -97,9 +97,8 @@ _MAKE_BUCKETS: Final = ("setup_buckets", "reduce_gradients", "_setup_for_real_op
 _BUCKETS: Final = "ipg_bu"
 
 
-def watch_buckets(patches: PatchSet, recorder: Recorder) -> list[ImportHook]:
-    """Tell DeepSpeed's buckets from other memory until ``patches`` is restored; the hooks are the
-    caller's to remove."""
+def watch_buckets(patches: PatchSet, recorder: Recorder) -> None:
+    """Tell DeepSpeed's buckets from other memory until ``patches`` is restored."""
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -120,7 +119,8 @@ def watch_buckets(patches: PatchSet, recorder: Recorder) -> list[ImportHook]:
                     if name in vars(each):
                         patches.hook(each, name, hook)
 
-    return [ImportHook(name, seen) for name in _STAGES_OF_ZERO]
+    for name in _STAGES_OF_ZERO:
+        patches.when_imported(name, seen)
 
 
 def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
@@ -134,9 +134,9 @@ def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
         yield from _device_tensors(value.buffer)
 
 
-def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> ImportHook:
+def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> None:
     """Tell FSDP2's gradients of whole parameters, which micro-batches without a reduction leave,
-    from other memory until ``patches`` is restored; the hook is the caller's to remove."""
+    from other memory until ``patches`` is restored."""
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -154,7 +154,7 @@ def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> ImportHook:
         if hasattr(kind, modules.KEEP_WHOLE_GRADIENT):
             patches.hook(kind, modules.KEEP_WHOLE_GRADIENT, hook)
 
-    return ImportHook(modules.SHARDED_PARAMETERS, seen)
+    patches.when_imported(modules.SHARDED_PARAMETERS, seen)
 
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
@@ -315,7 +315,6 @@ class Collectives:
         self._hook: Any = None
         self._ranks: int | None = None
         self._sharing = 1
-        self._imports: list[ImportHook] = []
         self._installed = False
 
     def install(self, patches: PatchSet) -> None:
@@ -354,11 +353,9 @@ class Collectives:
         _install_join(patches, self._peers)
         sharing.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
-        of_zero = watch_buckets(patches, self._recorder)
-        whole = watch_whole_gradients(patches, self._recorder)
-        self._imports = [watch_states(patches), whole, *of_zero]
-        for each in self._imports:
-            each.install()
+        watch_states(patches)
+        watch_buckets(patches, self._recorder)
+        watch_whole_gradients(patches, self._recorder)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
         # Nobody else comes to it.
         patches.set(*private.STORE_BARRIER, lambda *_, **__: None)
@@ -392,8 +389,6 @@ class Collectives:
             return
         self._installed = False
         self._ranks, self._sharing = self.ranks, self.sharing
-        for each in self._imports:
-            each.remove()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         Communication.current = None

@@ -269,8 +269,8 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
     lost = checks.column(rank, "checkpoint_s")
     places = np.flatnonzero(lost > 0)
     at, share = checks.event_place(rank, "checkpoint"), checks.share_of(rank, lost)
-    beside, line = _next_to_saving(rank, at) if share else (0.0, None)
-    share += beside
+    extra, line = _next_to_saving(rank, at) if share else (0.0, None)
+    share += extra
     if share < thresholds.NOTICEABLE:
         return
     if len(places) < thresholds.LEAST_EVENTS:
@@ -291,7 +291,7 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
         severity(share),
         f"Writing checkpoints costs {checks.in_percent(share)} of the time"
         + (
-            f" ({checks.in_percent(beside)} for what the script does next to it: {line})"
+            f" ({checks.in_percent(extra)} for what the script does next to it: {line})"
             if line
             else ""
         ),
