@@ -248,6 +248,7 @@ class _Evaluations:
             traces = self._to_end(batch, spec, cut, lengths)
             why = _shortfall(traces)
             if why and cut.numbered:
+                why = _of_number(traces, why)
                 what = _to_come(dataclasses.replace(coverage, after=None))
                 traces = self._to_end(
                     batch, spec, dataclasses.replace(cut, numbered=False), lengths
@@ -461,6 +462,14 @@ def _shortfall(traces: Sequence[Trace]) -> str:
     if not _went_on(traces[-1]):
         return what_happened(outcome)
     return "" if outcome.status == "ended" else f"it was not reached in {outcome.steps} steps"
+
+
+def _of_number(traces: Sequence[Trace], why: str) -> str:
+    """…, where the last epoch came right after the first: what the script kept of those between
+    lacks, which is no fault of its own."""
+    if traces[-1].outcome.status != "failed":
+        return why
+    return f"the script cannot run its last epoch right after its first ({why})"
 
 
 def _went_on(trace: Trace) -> bool:

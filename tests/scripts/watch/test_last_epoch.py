@@ -169,7 +169,7 @@ def _course(folder: Path, use: str, after: str) -> Course:
     file = folder / "train.py"
     file.write_text(_COURSE.replace("{use}", use).replace("{after}", after))
     seen: list[Course] = []
-    space = {"of": course_of, "_getframe": sys._getframe, "seen": seen, "test": lambda: 0}
+    space = {"of": course_of, "_getframe": sys._getframe, "seen": seen, "test": lambda *_: 0}
     # In a thread no test stands around the script, after which more would come.
     code = compile(file.read_text(), str(file), "exec")
     thread = threading.Thread(target=exec, args=(code, space))
@@ -183,6 +183,12 @@ def _course(folder: Path, use: str, after: str) -> Course:
     [
         ("print(f'{epoch} of 9')", "", (None, None)),
         ("size = 64 if epoch < 5 else 128", "", (None, 4)),
+        ("size = [64, 128][epoch > 5]", "", (None, 4)),
+        ("best = epoch, [1, 2], {'loss': 3}", "", (None, None)),
+        ("best = epoch, test(epoch)", "", (None, 4)),
+        ("at = epoch; size = 64 if at < 5 else 128", "", (None, 4)),
+        ("test(seen[3 * epoch : 3 * (epoch + 1)])", "", (None, None)),
+        ("plot_losses(seen, epoch) if seen else 0", "", (None, None)),
         ("print(epoch)", "test()", (10, None)),
         ("print(epoch)", "def late(): test()", (None, None)),
     ],

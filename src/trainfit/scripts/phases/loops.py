@@ -48,6 +48,9 @@ _LIGHT: Final = frozenset(
     )
 )
 
+#: How names of a script's own functions begin that draw or print no more than numbers.
+_DRAWS: Final = ("plot_", "draw_", "print_", "log_")
+
 
 def _list(make: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> list[Any]:
     """Of ranges and lists alone: a DataLoader would give its batches."""
@@ -319,7 +322,7 @@ def _loop(node: ast.For | ast.While, filename: str, after: tuple[int, ...]) -> L
     if isinstance(node, ast.While):
         over, take = _counted(node.test, filename)
         return Loop(head, node.body[0].lineno, last, over, None, take, after, "", None)
-    names = [each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)]
+    names = _called_alike(node)
     plain = isinstance(node.target, ast.Name | ast.Tuple) and all(
         isinstance(each, ast.Name | ast.Tuple | ast.Store) for each in ast.walk(node.target)
     )
@@ -334,7 +337,7 @@ def _loop(node: ast.For | ast.While, filename: str, after: tuple[int, ...]) -> L
         node.iter.func.id
         if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
         else "",
-        next(filter(None, (_use(each, frozenset(names)) for each in node.body)), None),
+        next(filter(None, (_use(each, names) for each in node.body)), None),
     )
 
 
@@ -358,13 +361,35 @@ def _taking(target: ast.expr, filename: str) -> CodeType:
 
 
 def _use(node: ast.AST, names: frozenset[str]) -> int | None:
-    """The line at which one of these names decides something: no text, no log."""
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Call) and called(node) in _LIGHT):
+    """The line at which one of these names decides something: no text, no log, no note of when
+    something was, no part of a history."""
+    if isinstance(node, ast.JoinedStr | ast.Slice) or _is_noted(node, names):
+        return None
+    if isinstance(node, ast.Call) and (called(node) in _LIGHT or called(node).startswith(_DRAWS)):
         return None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
         return node.lineno
     children = ast.iter_child_nodes(node)
     return next(filter(None, (_use(each, names) for each in children)), None)
+
+
+def _called_alike(loop: ast.For) -> frozenset[str]:
+    """The variables of a loop, and those that are no more than another name of one."""
+    names = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
+    for node in (each for top in loop.body for each in ast.walk(top)):
+        if isinstance(node, ast.Assign) and getattr(node.value, "id", None) in names:
+            names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+    return frozenset(names)
+
+
+def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
+    """Is one of these names no more than kept, as in ``best = epoch, loss, model.state_dict()``?"""
+    if not isinstance(node, ast.Assign):
+        return False
+    parts = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
+    kept = [each for each in parts if isinstance(each, ast.Name) and each.id in names]
+    others = [each for each in parts if each not in kept]
+    return bool(kept) and not any(_use(each, names) for each in others)
 
 
 def _code(over: ast.expr, filename: str) -> CodeType:
