@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.findings.environment.requirements import meets, unmet
+from trainfit.findings.environment.requirements import asked_for, meets, unmet
 from trainfit.findings.failure import of_exception
 from trainfit.results.findings import Finding
 
@@ -48,6 +48,7 @@ def test_versions_are_compared_as_numbers(installed: str, asked: str, is_met: bo
         ("setup.py", "setup(name='a', install_requires=['numpy', 'rich==0.9.1'])\n"),
         ("environment.yaml", "dependencies:\n  - python=3.8\n  - pip:\n    - rich==0.9.1\n"),
         ("environment.yml", "dependencies:\n  - conda-forge::rich=0.9.1=py38_0\n"),
+        ("conda_env.yaml", "dependencies:\n  - rich=0.9.1\n"),
         ("README.md", "# A paper\n    pip install numpy rich==0.9.1 six\n"),
     ],
 )
@@ -162,3 +163,20 @@ def test_a_version_that_is_taken_for_a_number(
     )
     assert fault is not None
     assert fault.title == "`float(rich.__version__[:3]) < 0.7` compares 0.2, and rich is 0.20.1"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_named"),
+    [
+        ("    pip install rich", True),
+        ("$ python3 -m pip install -U numpy 'rich' && python train.py", True),
+        ("- `pip install six rich`", True),
+        ("A rich page: pip install six, then rich results follow", False),
+        ("pip install six  # rich is not needed", False),
+        ("pip install -r requirements.txt", False),
+    ],
+)
+def test_a_page_that_names_no_version(tmp_path: Path, line: str, is_named: bool) -> None:
+    (tmp_path / "README.md").write_text(f"# A paper\n{line}\n")
+    found = asked_for("rich", tmp_path)
+    assert (found is not None and found.version == "") is is_named

@@ -1,7 +1,7 @@
 """Versions of packages that a repository asks for, and which of the installed ones they exclude.
 
 They are read where people look for them: requirements*.txt, pyproject.toml, setup.py and setup.cfg,
-conda's environment*.yml, and a `pip install name==version` in README.md or INSTALL.md.
+conda's environment*.yml, and a `pip install name` in README.md or INSTALL.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 #: Files of a folder that name versions, those first that pip installs by.
 _FILES: Final = (
     *("requirements*.txt", "requirements/*.txt", "pyproject.toml", "setup.py", "setup.cfg"),
-    *("*environment*.y*ml", "env*.y*ml", "INSTALL*.md", "get_started*.md", "README*.md"),
+    *("*env*.y*ml", "conda*.y*ml", "INSTALL*.md", "get_started*.md", "README*.md"),
 )
 #: Folders above the script's that are looked at.
 _ABOVE: Final = 3
@@ -38,6 +38,10 @@ _UNPINNED: Final = re.compile(rf"\s*(?P<name>{_NAME})(?:\[[^\]]*\])?\s*(?:[#;].*
 _OF_CONDA: Final = re.compile(rf"^\s*-\s*(?:[\w-]+::)?(?P<name>{_NAME})=(?P<version>\d[\w.]*)")
 #: Text in a list of Python or of a page: what stands in quotes, what pip is told.
 _QUOTED: Final = re.compile(r"[\"']([^\"'\n]+)[\"']")
+#: Where a command of a shell ends, in a page's line.
+_ENDS_COMMAND: Final = re.compile(r"[`;&|#]")
+#: What stands in front of pip in a line that is a command: a quote, a prompt, a mark, Python.
+_BEFORE_PIP: Final = re.compile(r"[\s`$>!%*-]*(?:(?:sudo|uv|python[\d.]*|-m)\s+)*")
 #: Packages that conda and pip call otherwise.
 _SAME: Final = {"pytorch": "torch", "opencv": "opencv-python", "tensorboard-x": "tensorboardx"}
 
@@ -234,11 +238,20 @@ def _of_conda(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_page(text: str) -> Iterator[tuple[str, str]]:
-    """What a page has pip install, by a version."""
+    """What a page has pip install: words after the command, up to the end of it."""
     for line in text.splitlines():
-        if "pip install" in line:
-            for found in _REQUIREMENT.finditer(line):
-                yield found["name"], "".join(found["spec"].split())
+        command, told, rest = line.partition("pip install")
+        if not told:
+            continue
+        words = _ENDS_COMMAND.split(rest, maxsplit=1)[0]
+        pinned = list(_REQUIREMENT.finditer(words))
+        for found in pinned:
+            yield found["name"], "".join(found["spec"].split())
+        if not _BEFORE_PIP.fullmatch(command):
+            continue  # a sentence tells of it: its other words are no packages
+        for word in _REQUIREMENT.sub(" ", words).split():
+            if found := _UNPINNED.fullmatch(word.strip("\"'")):
+                yield found["name"], ""
 
 
 _READERS: Final = {
