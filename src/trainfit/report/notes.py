@@ -13,6 +13,7 @@ from trainfit.report.steps import pattern_notes
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.files.contents import Severity as NoteSeverity
 from trainfit.results.findings import Finding, Severity
+from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.script import Protection
@@ -130,6 +131,12 @@ def _dropped(protection: Protection) -> str:
 #: How much more dispensable than critical ones are a finding with its place and fix, and its cause.
 _LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 0, "info": 34}
 _CAUSE_LESS: Final[dict[Severity, int]] = {"critical": 0, "warning": 4, "info": 34}
+
+
+def beyond_text(memory: MemoryFigures, there: int) -> str:
+    """How far the interval goes beyond the GPU's memory, where what is predicted fits."""
+    _, most = memory.device_range_bytes or (0, 0)
+    return f" ({size(most)} by the upper end of its interval)" if most > there else ""
 
 
 def spoilt_text(findings: Iterable[Finding]) -> str:

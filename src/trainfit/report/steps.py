@@ -63,6 +63,8 @@ def only_seen(pattern: StepPattern | None) -> str:
         return f"; {size(pattern.grows_by_bytes or 0)} more at the end of an epoch"
     if pattern.grows_by_bytes is not None and pattern.steps_until_full is None:
         return f"; {size(pattern.grows_by_bytes)} more when the buffer that it fills is full"
+    if pattern.course == "growing" and pattern.growth_bytes_per_step:
+        return f"; {size(pattern.growth_bytes_per_step)} more with each further {pattern.unit}"
     return f"; for the {count(pattern.steps, 'simulated step')} only"
 
 

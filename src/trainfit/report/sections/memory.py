@@ -21,6 +21,7 @@ from trainfit.report.blocks import (
 from trainfit.report.blocks import table as table_of
 from trainfit.report.lengths import generation_sections
 from trainfit.report.notes import (
+    beyond_text,
     finding_items,
     generation_notes,
     profile_note,
@@ -231,6 +232,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     spoilt = spoilt_text(summary.findings)
     limits = _of_what(summary) or unseen_text(summary.coverage, summary.pattern, summary.steps)
     figures = f"{size(need)} of {size(there)}{spoilt}"
+    close = beyond_text(summary.memory, there)
     others = summary.other_processes_bytes
     fits = full is None and need <= there
     what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
@@ -247,7 +249,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         Headline(
             kind="Simulated run",
             tone="good" if fits else "bad",
-            text=f"Fits: {figures}{limits}." if fits else _not_fitting(full, f"{figures}."),
+            text=f"Fits: {figures}{close}{limits}." if fits else _not_fitting(full, f"{figures}."),
             limit=needed_and_there(full) if full else "",
             subject=f"{summary.file} on {summary.gpu}",
             tiles=(
@@ -323,7 +325,8 @@ def memory_subject(report: MemoryReport) -> Subject:
     need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}"
     unseen = unseen_text(report.coverage, report.pattern, report.pattern.steps)
     full = report.out_of_memory
-    text = f"Fits: {need}{unseen}." if report.fits else _not_fitting(full, f"{need}.")
+    close = beyond_text(report.memory, report.gpu_memory_bytes)
+    text = f"Fits: {need}{close}{unseen}." if report.fits else _not_fitting(full, f"{need}.")
     law = report.batches
     largest = law.largest_batch if law is not None and law.law != "none" else None
     if largest is not None:

@@ -19,7 +19,7 @@ from trainfit.report.changes import (
     together_line,
 )
 from trainfit.report.lengths import solved_text
-from trainfit.report.notes import protection_notes, spoilt_text
+from trainfit.report.notes import beyond_text, protection_notes, spoilt_text
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import coverage_text, half_text, largest_text, shapes_text, step_lines
@@ -96,6 +96,7 @@ def _fits(result: PlanResult) -> str:
     if now.fits:
         more = (
             f"{largest_text(result.shapes)}{_released(now.memory)}"
+            f"{beyond_text(now.memory, result.gpu_memory_bytes)}"
             f"{spoilt_text(result.findings)}{_not_looked_at(result)}"
         )
         return f"Fits: {need} of {there}{at}{more}."
