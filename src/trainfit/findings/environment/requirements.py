@@ -38,9 +38,9 @@ _UNPINNED: Final = re.compile(rf"\s*(?P<name>{_NAME})(?:\[[^\]]*\])?\s*(?:[#;].*
 _OF_CONDA: Final = re.compile(rf"^\s*-\s*(?:[\w-]+::)?(?P<name>{_NAME})=(?P<version>\d[\w.]*)")
 #: Text in a list of Python or of a page: what stands in quotes, what pip is told.
 _QUOTED: Final = re.compile(r"[\"']([^\"'\n]+)[\"']")
-#: Where a command of a shell ends, in a page's line.
-_ENDS_COMMAND: Final = re.compile(r"[`;&|#]")
-#: What stands in front of pip in a line that is a command: a quote, a prompt, a mark, Python.
+#: A page's line that tells of pip, up to where a shell's command ends; it is a command of its own
+#: if no more than a quote, a prompt, a list's mark or Python stands before it.
+_PIP: Final = re.compile(r"(?P<before>.*?)pip3? install(?P<words>[^`;&|#]*)")
 _BEFORE_PIP: Final = re.compile(r"[\s`$>!%*-]*(?:(?:sudo|uv|python[\d.]*|-m)\s+)*")
 #: Packages that conda and pip call otherwise.
 _SAME: Final = {"pytorch": "torch", "opencv": "opencv-python", "tensorboard-x": "tensorboardx"}
@@ -240,16 +240,13 @@ def _of_conda(text: str) -> Iterator[tuple[str, str]]:
 def _of_page(text: str) -> Iterator[tuple[str, str]]:
     """What a page has pip install: words after the command, up to the end of it."""
     for line in text.splitlines():
-        command, told, rest = line.partition("pip install")
-        if not told:
+        if (told := _PIP.match(line)) is None:
             continue
-        words = _ENDS_COMMAND.split(rest, maxsplit=1)[0]
-        pinned = list(_REQUIREMENT.finditer(words))
-        for found in pinned:
+        for found in _REQUIREMENT.finditer(told["words"]):
             yield found["name"], "".join(found["spec"].split())
-        if not _BEFORE_PIP.fullmatch(command):
+        if not _BEFORE_PIP.fullmatch(told["before"]):
             continue  # a sentence tells of it: its other words are no packages
-        for word in _REQUIREMENT.sub(" ", words).split():
+        for word in _REQUIREMENT.sub(" ", told["words"]).split():
             if found := _UNPINNED.fullmatch(word.strip("\"'")):
                 yield found["name"], ""
 
