@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ _LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
 #: Methods of a cache that replace what all of its layers hold.
 _CHANGES: Final = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 _LISTS: Final = ("key_cache", "value_cache")
+#: What a cache is called where ``generate()`` is given it and gives it: since 5.24, and before.
+_NAMES: Final = ("cache", "past_key_values")
 #: What a cache is called by what its layers' classes have in their names.
 _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
                   "Linear": "recurrent"}  # fmt: skip
@@ -270,11 +272,11 @@ class GenerationWatch:
             try:
                 found = generate(*args, **kwargs)
                 with contextlib.suppress(Exception):
-                    cache = getattr(found, "past_key_values", None)
+                    cache = cache_among(getattr(found, "__dict__", {}))
                     if self._depth > 1:
                         self._drafts = cache
                     elif self._ends and self.text is not None:
-                        self._continue(kwargs.get("past_key_values") or cache)
+                        self._continue(cache_among(kwargs) or cache)
                         found = _to_length(found, self.text)
                 return found
             finally:
@@ -378,7 +380,7 @@ class GenerationWatch:
             found = decode(*args, **kwargs)
             with contextlib.suppress(Exception):
                 if self._depth == 1 and self._ends:
-                    self._continue(kwargs.get("past_key_values"))
+                    self._continue(cache_among(kwargs))
             return found
 
         return wrapper
@@ -455,6 +457,11 @@ class GenerationWatch:
         if kwargs is not None and not self._inner and not self._depth:
             with contextlib.suppress(Exception):
                 self._loop.given(module, signature_of(args, kwargs))
+
+
+def cache_among(named: Mapping[str, Any]) -> Any:
+    """The cache among arguments, or fields of a result; ``None``: there is none."""
+    return next((named[name] for name in _NAMES if named.get(name) is not None), None)
 
 
 def _to_length(found: Any, text: GeneratedText) -> Any:

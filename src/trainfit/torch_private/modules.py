@@ -206,10 +206,9 @@ def half_of(model: Any) -> str:
 def _cast_to(part: Any) -> Any:
     """The dtype to which FSDP casts the parameters of a part of a model; ``None``: to none."""
     module: Any = sys.modules[OF_FSDP]
-    policy = None
-    if isinstance(part, module.FullyShardedDataParallel):
-        policy = part.mixed_precision
-    elif isinstance(part, getattr(module, "FSDPModule", ())):
+    first, second = module.FullyShardedDataParallel, getattr(module, "FSDPModule", ())
+    policy = part.mixed_precision if isinstance(part, first) else None
+    if isinstance(part, second):
         policy = getattr(part._get_fsdp_state(), "_mp_policy", None)
     return getattr(policy, "param_dtype", None)
 
