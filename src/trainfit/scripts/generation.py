@@ -18,7 +18,14 @@ from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
-from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, Signature, signature_of
+from trainfit.results.runs.trace import Status
+from trainfit.scripts.decode_loops import (
+    CountedCalls,
+    DecodeLoop,
+    Signature,
+    integers_of,
+    signature_of,
+)
 from trainfit.scripts.samples.context_length import positions_of
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
@@ -43,6 +50,8 @@ _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "qua
                   "Linear": "recurrent"}  # fmt: skip
 #: When a loop is left that has not come to its end by itself.
 _LATE: Final = "after half of the time limit: at least"
+#: What is said of a loop that went on when no more calls were simulated.
+_CUT: Final = ", which had not ended when the simulation did: at least"
 #: What is not looked at of a script that makes texts by loops of its own.
 _FIRST: Final = ", one of several texts: later ones were not looked at"
 _QUANTIZED: Final = "a quantized cache quantizes all of it once more each time its rest is full"
@@ -194,7 +203,10 @@ class GenerationWatch:
             return
         recording = snapshot()
         law = None if recording is None else DecodeLaw.of(recording, text)
-        if law is None or not (self.in_generate or self._kinds or law.changes):
+        if law is None:
+            return
+        known = self.in_generate or self._kinds or self._loop.is_of_tokens
+        if not known and not law.changes:
             return
         if self.in_generate:
             self._keep(recording, text)
@@ -214,11 +226,14 @@ class GenerationWatch:
             return
         self.frozen, self._kept = recording, text
 
-    def described(self, recording: Recording) -> Recording:
-        """``recording``, whose header says what text its calls make."""
+    def described(self, recording: Recording, status: Status) -> Recording:
+        """``recording``, whose header says what text its calls make; ``status`` is what became of
+        the script."""
         text = self._kept or self.text
         if text is None:
             return recording
+        if status != "ended" and self.in_loop and self.frozen is None:
+            text = dataclasses.replace(text, by=f"{text.by}{_CUT}")
         if not text.calls_left:
             text = max((*self._earlier, text), key=_extent)
         if text.calls_left and not self.is_counting:
@@ -456,7 +471,8 @@ class GenerationWatch:
         self._inner = max(0, self._inner - 1)
         if kwargs is not None and not self._inner and not self._depth:
             with contextlib.suppress(Exception):
-                self._loop.given(module, signature_of(args, kwargs))
+                given = args, kwargs
+                self._loop.given(module, signature_of(*given), integers_of(*given))
 
 
 def cache_among(named: Mapping[str, Any]) -> Any:
