@@ -17,6 +17,7 @@ from trainfit.hardware import find_gpu
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.plan.sizing.generation import OtherLengths
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
@@ -225,9 +226,9 @@ class Net(torch.nn.Module):
         return self.words(ids) @ (self.keys if ALL else self.keys[:, :to]).mT
 net = Net().cuda().eval()
 with torch.no_grad():
-    net(torch.zeros(4, PROMPT, dtype=torch.long, device="cuda"), 0)
+    made = [net(torch.zeros(4, PROMPT, dtype=torch.long, device="cuda"), 0)[:, -1:].argmax(-1)]
     for at in range(PROMPT, PROMPT + NEW - 1):
-        net(torch.zeros(4, 1, dtype=torch.long, device="cuda"), at)
+        made.append(net(torch.zeros(4, 1, dtype=torch.long, device="cuda"), at).argmax(-1))
 """
 
 
@@ -235,13 +236,16 @@ def test_a_loop_with_a_cache_that_is_made_ahead_is_followed_to_its_end(tmp_path:
     script = tmp_path / "made_ahead.py"
     script.write_text(MADE_AHEAD)
 
-    def text(which: str) -> GeneratedText:
+    def trace(which: str) -> Trace:
         command = parse_command(["python", str(script), which])
         with Tracer(command, find_gpu("RTX 4090")) as tracer:
-            return text_of(tracer.trace(RunSpec(count="calls")))
+            return tracer.trace(RunSpec(count="calls"))
 
     # Attention over the positions so far, and over all: there each call is as the one before, and
     # what tells a text is that the model is given integers of one position after those of many.
     for which in ("so far", "all"):
-        followed = text(which)
+        followed = text_of(found := trace(which))
         assert (followed.prompt, followed.new_tokens, followed.decodes) == (12, 40, 17)
+    # The calls leave their tokens behind, and no cache: a longer text has a larger one from the
+    # first call on, and no context that fits follows from these.
+    assert found.recording is not None and OtherLengths.of(found.recording, 40) is None
