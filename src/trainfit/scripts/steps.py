@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -110,10 +111,12 @@ class StepWatch:
             return found
 
         patches.set(*ENGINE_RUN_BACKWARD, watched)
-        patches.when_imported(
-            PIPELINE_STAGES,
-            lambda stages: [patches.hook(*each, self._apart) for each in passes_for_shapes(stages)],
-        )
+
+        def staged(stages: ModuleType) -> None:
+            for each in passes_for_shapes(stages):
+                patches.hook(*each, self._apart)
+
+        patches.when_imported(PIPELINE_STAGES, staged)
         self._handles = [
             nn_module.register_module_forward_pre_hook(self._enter),
             nn_module.register_module_forward_hook(self._leave, always_call=True),
@@ -158,6 +161,7 @@ class StepWatch:
         self.feeds.append(
             StepFeed(
                 batches=self._fed(),
+                is_given_again=any(each.is_again for each in self._batches),
                 calls=calls.counted,
                 call_samples=common[0][0] if common else None,
                 backwards=self._backwards,
