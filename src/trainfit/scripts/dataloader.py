@@ -402,7 +402,7 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def _plain(batch: Any) -> Any:
-    """A batch of text and numbers, which can be compared; ``None``: it has other things, or many."""
+    """A batch of text and numbers, which can be compared; ``None``: it has others, or many."""
     stack, seen = [batch], 0
     while stack:
         item = stack.pop()
