@@ -121,7 +121,7 @@ def _trainer(job: Job, model: Any, out: str) -> None:
         layer = type(_layers(model)[0]).__name__
         sharded = {"fsdp": "full_shard auto_wrap", "fsdp_config": {
             "transformer_layer_cls_to_wrap": [layer], "backward_prefetch": "backward_pre",
-            "use_orig_params": False, "sync_module_states": False}}  # fmt: skip
+            "version": 1, "use_orig_params": False, "sync_module_states": False}}  # fmt: skip
     if job.rank:
         model.enable_input_require_grads()
     arguments = TrainingArguments(

@@ -217,6 +217,7 @@ def test_batches_that_are_mostly_padding(found: Found) -> None:
     assert "8×128" in told.title and "no row is longer than 30" in told.title and _is_here(told)
     assert "longest row of the batch" in told.fixes[0].action
     assert not run(100)
+    assert "padding_everywhere" not in run(0)  # zeros in the place of a text
     # As the text encoder of Stable Diffusion, whose every position the trained model attends to.
     assert "padding_everywhere" not in run(30, frozen=True)
 

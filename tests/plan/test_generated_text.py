@@ -17,9 +17,11 @@ from trainfit.hardware import find_gpu
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer
+from trainfit.plan.sizing.generation import OtherLengths
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
+from trainfit.results.runs.trace import Status
 from trainfit.scripts.decode_loops import DecodeLoop
 from trainfit.scripts.generation import GenerationWatch, _fill, _parts, _to_length
 
@@ -169,6 +171,24 @@ def test_a_loop_without_end_ends_with_the_models_positions() -> None:
     assert watch.text.positions == 130 and watch.text.by.endswith("the model's last position")
 
 
+def test_a_loop_that_was_cut_is_not_said_to_be_whole() -> None:
+    """Its calls are no other than those of batches: memory does not change with them."""
+    watch = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
+    module = torch.nn.Identity()
+    with simulate("RTX 4090") as simulation:
+        torch.ones(2, device="cuda")
+    for call in range(21):
+        watch._loop.given(module, (("x", (4, 1 if call else 100)),))
+        watch.called(call + 1)
+
+    def said(status: Status) -> str:
+        found = watch.described(simulation.recording, status)
+        return str((found.header.get("generation") or {}).get("by"))
+
+    assert said("ended") == "the script's loop"
+    assert said("finished").endswith("had not ended when the simulation did: at least")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--beams=3",), ("--cache=static",), ("--warmup",)])
 def test_other_ways_to_generate(options: tuple[str, ...]) -> None:
@@ -206,9 +226,9 @@ class Net(torch.nn.Module):
         return self.words(ids) @ (self.keys if ALL else self.keys[:, :to]).mT
 net = Net().cuda().eval()
 with torch.no_grad():
-    net(torch.zeros(4, PROMPT, dtype=torch.long, device="cuda"), 0)
+    made = [net(torch.zeros(4, PROMPT, dtype=torch.long, device="cuda"), 0)[:, -1:].argmax(-1)]
     for at in range(PROMPT, PROMPT + NEW - 1):
-        net(torch.zeros(4, 1, dtype=torch.long, device="cuda"), at)
+        made.append(net(torch.zeros(4, 1, dtype=torch.long, device="cuda"), at).argmax(-1))
 """
 
 
@@ -216,11 +236,16 @@ def test_a_loop_with_a_cache_that_is_made_ahead_is_followed_to_its_end(tmp_path:
     script = tmp_path / "made_ahead.py"
     script.write_text(MADE_AHEAD)
 
-    def text(which: str) -> GeneratedText:
+    def trace(which: str) -> Trace:
         command = parse_command(["python", str(script), which])
         with Tracer(command, find_gpu("RTX 4090")) as tracer:
-            return text_of(tracer.trace(RunSpec(count="calls")))
+            return tracer.trace(RunSpec(count="calls"))
 
-    followed = text("so far")  # attention over the positions so far: a call is not as the last one
-    assert (followed.prompt, followed.new_tokens, followed.decodes) == (12, 40, 17)
-    assert not text("all").calls_left  # nothing tells these calls from any others that are alike
+    # Attention over the positions so far, and over all: there each call is as the one before, and
+    # what tells a text is that the model is given integers of one position after those of many.
+    for which in ("so far", "all"):
+        followed = text_of(found := trace(which))
+        assert (followed.prompt, followed.new_tokens, followed.decodes) == (12, 40, 17)
+    # The calls leave their tokens behind, and no cache: a longer text has a larger one from the
+    # first call on, and no context that fits follows from these.
+    assert found.recording is not None and OtherLengths.of(found.recording, 40) is None

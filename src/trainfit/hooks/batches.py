@@ -294,10 +294,11 @@ class Batches:
 
     def padded(self) -> tuple[str, int] | None:
         """The shape of batches of tokens that are mostly padding in all of their rows, and the most
-        positions that one of them uses; ``None``: there are none."""
+        positions that one of them uses; ``None``: there are none. Where all of them are of one
+        number, they stand for text (a script that is tried out), and are none that is padded."""
         for shape, used in self._used.items():
             is_seen = shape in self._embedded and len(used) >= _BATCHES
-            if is_seen and max(used) <= (1 - _UNUSED) * shape[1]:
+            if is_seen and 0 < max(used) <= (1 - _UNUSED) * shape[1]:
                 return "×".join(map(str, shape)), max(used)
         return None
 

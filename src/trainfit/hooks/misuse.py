@@ -43,7 +43,7 @@ from trainfit.hooks.provenance.predictions import Predictions
 from trainfit.hooks.provenance.sequences import Sequences
 from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
-from trainfit.hooks.ranks import goes_over_host
+from trainfit.hooks.ranks import gathered_at_once, goes_over_host
 from trainfit.hooks.remade import Grown, Hooked, Plateaus, Remade, Restored, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
@@ -557,6 +557,8 @@ class MisuseObserver:
             self._note("sorted_by_class", *map(str, classes), place=self.batches.place)
         if self._norm_at is not None and any(map(in_shards, models)):
             self._note("norm_of_a_shard", place=self._norm_at)
+        if (whole := gathered_at_once(models)) is not None:
+            self._note("gathered_at_once", *map(str, whole), place="")
         self.passes.look_at_memory(models)
         if norms := forgetful_norms(models):
             name, momentum = norms[0]

@@ -6,9 +6,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
 from torch.utils.data import (
@@ -21,6 +21,7 @@ from torch.utils.data import (
 
 from trainfit.simgpu.device.user_location import call_of_user, is_library, loaded_modules
 from trainfit.torch_private.data_loading import dataset_of, index_sampler_of
+from trainfit.torch_private.modules import ShardedParameter, sharded_parameters, within_checkpoint
 
 
 def length_of(data: Any) -> int | None:
@@ -87,6 +88,59 @@ def goes_over_host(wrapper: Any) -> bool:
         return "cuda:gloo" in dist.get_backend_config(wrapper.process_group)
     except (KeyError, ValueError):  # one that PyTorch keeps no list of
         return False
+
+
+#: Parameters from which on PyTorch's own policy gives a part of a model a unit of its own
+#: (``min_num_params`` of size_based_auto_wrap_policy in torch/distributed/fsdp/wrap.py).
+_LARGE_UNIT: Final = 100_000_000
+#: More than this share of a model in one unit's layers is most of it.
+_MOST: Final = 0.5
+
+
+class Gathered(NamedTuple):
+    """What FSDP puts together at once, most of a model: layers that are alike and could be units
+    of their own; ``nbytes`` are the unit's, ``of_bytes`` the model's."""
+
+    layer: str
+    layers: int
+    nbytes: int
+    of_bytes: int
+
+
+def gathered_at_once(models: Iterable[Any]) -> Gathered | None:
+    """Of the first model that FSDP puts together as a whole, in parts that it could have gone
+    through one after another; ``None``: there is none."""
+    for model in models if ranks() > 1 else ():
+        sharded = sharded_parameters(model)
+        every = sum(each.nbytes for each in sharded)
+        units: dict[int, list[ShardedParameter]] = {}
+        for each in sharded:
+            units.setdefault(id(each.unit), []).append(each)
+        unit = max(units.values(), key=lambda held: sum(each.nbytes for each in held), default=[])
+        if sum(each.numbers for each in unit) < _LARGE_UNIT:
+            continue
+        alike = _alike(unit[0].unit, {id(each.owner): each.nbytes for each in unit})
+        if alike is not None and alike[2] > _MOST * every:
+            return Gathered(*alike[:2], sum(each.nbytes for each in unit), every)
+    return None
+
+
+def _alike(unit: Any, held: Mapping[int, int]) -> tuple[str, int, int] | None:
+    """Of layers of one class that stand side by side in ``unit``, those with the most bytes: their
+    class, number and bytes. ``held`` are the unit's own, by the module that has them."""
+    found: list[tuple[str, int, int]] = []
+    for part in unit.modules():
+        by_class: dict[str, list[int]] = {}
+        for child in part.children():
+            nbytes = sum(held.get(id(each), 0) for each in child.modules())
+            by_class.setdefault(_class_of(child), []).append(nbytes)
+        found += [(name, len(own), sum(own)) for name, own in by_class.items() if min(own)]
+    return max((each for each in found if each[1] > 1), key=lambda each: each[2], default=None)
+
+
+def _class_of(layer: Any) -> str:
+    """Also of one in PyTorch's wrapper that computes it again in the backward pass."""
+    return type(within_checkpoint(layer)).__name__
 
 
 class EpochOrder:

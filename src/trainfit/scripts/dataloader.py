@@ -14,7 +14,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
@@ -43,11 +43,13 @@ from trainfit.torch_private import data_loading as private
 @dataclasses.dataclass(frozen=True)
 class GivenBatch:
     """A batch that a DataLoader gave: its samples (``None``: not known), whether gradients were
-    enabled then, and which loader it was, the same for one that is made again for each epoch."""
+    enabled then, and which loader it was, the same for one that is made again for each epoch.
+    ``is_again``: its text and numbers are those of the batch before, and it has nothing else."""
 
     loader: object
     samples: int | None
     with_grad: bool
+    is_again: bool = False
 
 
 class LoaderTracker:
@@ -77,6 +79,8 @@ class LoaderTracker:
         self._sizes = FetchedSizes()
         self._times = FetchTimes()
         self._scans: dict[int, SampleScan] = {}
+        #: The last batch's loader, and its text and numbers.
+        self._before: tuple[MadeLoader | None, Any] = (None, None)
         self.on_batch: Callable[[GivenBatch], None] = lambda batch: None
         """Called with each batch, before :attr:`after_batch`."""
         self.waited_s = 0.0
@@ -85,6 +89,14 @@ class LoaderTracker:
         """Called after each batch, in the script's own call of ``next``."""
         self.combined: Callable[[], Any] = lambda: None
         """A trainer's loader that is made of several."""
+
+    def _given(self, made: MadeLoader, batches: Any, batch: Any, samples: int | None) -> GivenBatch:
+        """What is to be known of a ``batch`` that the iterator ``batches`` gave."""
+        plain = _plain(batch)
+        before, self._before = self._before, (made, plain)
+        is_again = plain is not None and before[0] is made and plain == before[1]
+        loader = made.where, id(private.dataset_of(batches))
+        return GivenBatch(loader, samples, torch.is_grad_enabled(), is_again)
 
     @property
     def count(self) -> int:
@@ -132,7 +144,7 @@ class LoaderTracker:
                     batch = tracker._largest(batch, made, samples)
                 made.fed.note(batch, samples)
                 tracker._latest = made
-                tracker.on_batch(_given(made, batches, samples))
+                tracker.on_batch(tracker._given(made, batches, batch, samples))
                 tracker.after_batch()
             return batch
 
@@ -384,11 +396,26 @@ def _workers_at_most(most: float, loader: Any) -> Iterator[None]:
         loader.num_workers = given
 
 
-def _given(made: MadeLoader, batches: Any, samples: int | None) -> GivenBatch:
-    """What is to be known of a batch that the iterator ``batches`` gave."""
-    return GivenBatch(
-        (made.where, id(private.dataset_of(batches))), samples, torch.is_grad_enabled()
-    )
+#: Things in a batch that are compared at most, and what of it is compared.
+_COMPARED: Final = 100_000
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
+def _plain(batch: Any) -> Any:
+    """A batch of text and numbers, which can be compared; ``None``: it has others, or many."""
+    stack, seen = [batch], 0
+    while stack:
+        item = stack.pop()
+        seen += 1
+        if isinstance(item, dict):
+            stack += item.values()
+        elif isinstance(item, list | tuple):
+            stack += item
+        elif not isinstance(item, _PLAIN):
+            return None
+        if seen + len(stack) > _COMPARED:
+            return None
+    return batch
 
 
 def is_simulated(value: Any, most: int = 10_000) -> bool:

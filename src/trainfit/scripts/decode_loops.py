@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ Signature = tuple[tuple[str, tuple[int, ...]], ...]
 _GROWN = 3
 #: Calls for a further token that a loop has at least, to be one.
 _LEAST = 3
+#: What embeddings look up.
+_INTEGERS = (torch.int32, torch.int64)
 
 
 class DecodeLoop:
@@ -29,6 +31,9 @@ class DecodeLoop:
         self._prefill = self._grown = 0
         self._before: Signature = ()
         self._prompt: Signature = ()
+        self._integers: frozenset[str] = frozenset()
+        #: Was the call before of the same module, and was the prompt's?
+        self._is_same = self._is_its_own = False
         self.is_text = self._follows = self._grows = False
 
     @property
@@ -41,13 +46,34 @@ class DecodeLoop:
         """Is it maybe no text, as too few calls were made for it?"""
         return self.decodes < _LEAST
 
+    @property
+    def is_of_tokens(self) -> bool:
+        """Was the same model given integers, those of many positions and then of one each time? It
+        reads its own text then, whether or not its memory changes (a cache of full length)."""
+        before = dict(self._prompt)
+        return (
+            self.is_text
+            and self._is_its_own
+            and any(
+                name in self._integers
+                and len(shape) == 2
+                and shape[1] == 1 < before.get(name, (0, 0))[1]
+                and before[name][0] == shape[0]
+                for name, shape in self.signature
+            )
+        )
+
     def forget(self) -> None:
         """The next call has nothing to do with those before."""
         self.module, self.signature = None, ()
 
-    def given(self, module: torch.nn.Module, signature: Signature) -> None:
-        """An outermost module was called with tensors of these shapes."""
-        self._follows = module is self.module and follows(self.signature, signature)
+    def given(
+        self, module: torch.nn.Module, signature: Signature, integers: Iterable[str] = ()
+    ) -> None:
+        """An outermost module was called with tensors of these shapes, some of them integers."""
+        self._is_same = module is self.module
+        self._follows = self._is_same and follows(self.signature, signature)
+        self._integers = frozenset(integers)
         self._grows = self._follows and signature != self.signature
         self._before = self.signature
         self.module, self.signature = module, signature
@@ -61,7 +87,7 @@ class DecodeLoop:
         else:
             # The call before was for the prompt, if this one is for a single position.
             self.is_text = steps > 1 and _is_next(self._before, self.signature)
-            self._grown = 0
+            self._grown, self._is_its_own = 0, self._is_same
             self.decodes = int(self.is_text)
             self._prefill = steps - 1 - self.decodes
             self._prompt = self._before if self.is_text else self.signature
@@ -100,10 +126,17 @@ def _is_next(prompt: Signature, now: Signature) -> bool:
 
 
 def signature_of(args: Any, kwargs: Any) -> Signature:
+    return tuple((name, tuple(each.shape)) for name, each in _tensors(args, kwargs))
+
+
+def integers_of(args: Any, kwargs: Any) -> list[str]:
+    """Names of the tensors of integers that a call was given, as its signature has them."""
+    return [name for name, each in _tensors(args, kwargs) if each.dtype in _INTEGERS]
+
+
+def _tensors(args: Any, kwargs: Any) -> list[tuple[str, torch.Tensor]]:
     named = [*((str(place), each) for place, each in enumerate(args)), *sorted(kwargs.items())]
-    return tuple(
-        (name, tuple(each.shape)) for name, each in named if isinstance(each, torch.Tensor)
-    )
+    return [(name, each) for name, each in named if isinstance(each, torch.Tensor)]
 
 
 class CountedCalls:

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
 
@@ -18,7 +18,14 @@ from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
 from trainfit.results.runs.recording import Recording
-from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, Signature, signature_of
+from trainfit.results.runs.trace import Status
+from trainfit.scripts.decode_loops import (
+    CountedCalls,
+    DecodeLoop,
+    Signature,
+    integers_of,
+    signature_of,
+)
 from trainfit.scripts.samples.context_length import positions_of
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.simgpu.session import Simulation
@@ -36,11 +43,15 @@ _LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
 #: Methods of a cache that replace what all of its layers hold.
 _CHANGES: Final = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 _LISTS: Final = ("key_cache", "value_cache")
+#: What a cache is called where ``generate()`` is given it and gives it: since 5.24, and before.
+_NAMES: Final = ("cache", "past_key_values")
 #: What a cache is called by what its layers' classes have in their names.
 _CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
                   "Linear": "recurrent"}  # fmt: skip
 #: When a loop is left that has not come to its end by itself.
 _LATE: Final = "after half of the time limit: at least"
+#: What is said of a loop that went on when no more calls were simulated.
+_CUT: Final = ", which had not ended when the simulation did: at least"
 #: What is not looked at of a script that makes texts by loops of its own.
 _FIRST: Final = ", one of several texts: later ones were not looked at"
 _QUANTIZED: Final = "a quantized cache quantizes all of it once more each time its rest is full"
@@ -192,7 +203,10 @@ class GenerationWatch:
             return
         recording = snapshot()
         law = None if recording is None else DecodeLaw.of(recording, text)
-        if law is None or not (self.in_generate or self._kinds or law.changes):
+        if law is None:
+            return
+        known = self.in_generate or self._kinds or self._loop.is_of_tokens
+        if not known and not law.changes:
             return
         if self.in_generate:
             self._keep(recording, text)
@@ -212,11 +226,14 @@ class GenerationWatch:
             return
         self.frozen, self._kept = recording, text
 
-    def described(self, recording: Recording) -> Recording:
-        """``recording``, whose header says what text its calls make."""
+    def described(self, recording: Recording, status: Status) -> Recording:
+        """``recording``, whose header says what text its calls make; ``status`` is what became of
+        the script."""
         text = self._kept or self.text
         if text is None:
             return recording
+        if status != "ended" and self.in_loop and self.frozen is None:
+            text = dataclasses.replace(text, by=f"{text.by}{_CUT}")
         if not text.calls_left:
             text = max((*self._earlier, text), key=_extent)
         if text.calls_left and not self.is_counting:
@@ -270,11 +287,11 @@ class GenerationWatch:
             try:
                 found = generate(*args, **kwargs)
                 with contextlib.suppress(Exception):
-                    cache = getattr(found, "past_key_values", None)
+                    cache = cache_among(getattr(found, "__dict__", {}))
                     if self._depth > 1:
                         self._drafts = cache
                     elif self._ends and self.text is not None:
-                        self._continue(kwargs.get("past_key_values") or cache)
+                        self._continue(cache_among(kwargs) or cache)
                         found = _to_length(found, self.text)
                 return found
             finally:
@@ -378,7 +395,7 @@ class GenerationWatch:
             found = decode(*args, **kwargs)
             with contextlib.suppress(Exception):
                 if self._depth == 1 and self._ends:
-                    self._continue(kwargs.get("past_key_values"))
+                    self._continue(cache_among(kwargs))
             return found
 
         return wrapper
@@ -454,7 +471,13 @@ class GenerationWatch:
         self._inner = max(0, self._inner - 1)
         if kwargs is not None and not self._inner and not self._depth:
             with contextlib.suppress(Exception):
-                self._loop.given(module, signature_of(args, kwargs))
+                given = args, kwargs
+                self._loop.given(module, signature_of(*given), integers_of(*given))
+
+
+def cache_among(named: Mapping[str, Any]) -> Any:
+    """The cache among arguments, or fields of a result; ``None``: there is none."""
+    return next((named[name] for name in _NAMES if named.get(name) is not None), None)
 
 
 def _to_length(found: Any, text: GeneratedText) -> Any:

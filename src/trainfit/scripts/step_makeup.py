@@ -107,6 +107,12 @@ def _by_loader(feeds: Sequence[StepFeed], batches: int) -> StepMakeup:
     if pieces or joined:
         per_step = [feed.calls for feed in feeds]
         return _made(lead, calls, samples, batches, per_step, sums)
+    # Batches that are kept, given again and trained on in parts (TRL's completions).
+    again = most_frequent([feed.is_given_again for feed in feeds])
+    if again and calls == backwards and lead is not None and 0 < lead * calls < samples:
+        per_step = [feed.calls for feed in feeds]
+        found = _made(lead, calls, lead * calls, batches, per_step, ())
+        return dataclasses.replace(found, source="model calls")
     trained = max(calls, backwards)
     if calls and batches > trained:  # the others were not trained on
         size = _usual(sizes)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -25,6 +27,7 @@ from trainfit.simgpu.device.user_location import call_of_user, frame_of_user
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.distributed import PIPELINE_STAGES, passes_for_shapes
 from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, version
 
 
@@ -108,12 +111,31 @@ class StepWatch:
             return found
 
         patches.set(*ENGINE_RUN_BACKWARD, watched)
+
+        def staged(stages: ModuleType) -> None:
+            for each in passes_for_shapes(stages):
+                patches.hook(*each, self._apart)
+
+        patches.when_imported(PIPELINE_STAGES, staged)
         self._handles = [
             nn_module.register_module_forward_pre_hook(self._enter),
             nn_module.register_module_forward_hook(self._leave, always_call=True),
             optim.register_optimizer_step_pre_hook(self._before_step),
             optim.register_optimizer_step_post_hook(self._after_step),
         ]
+
+    def _apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, whose calls and passes are of no micro-batch."""
+
+        @functools.wraps(function)
+        def not_counted(*args: Any, **kwargs: Any) -> Any:
+            self._in_backward += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._in_backward -= 1
+
+        return not_counted
 
     def remove(self) -> None:
         """Take the hooks away; the patches are their owner's to restore."""
@@ -139,6 +161,7 @@ class StepWatch:
         self.feeds.append(
             StepFeed(
                 batches=self._fed(),
+                is_given_again=any(each.is_again for each in self._batches),
                 calls=calls.counted,
                 call_samples=common[0][0] if common else None,
                 backwards=self._backwards,

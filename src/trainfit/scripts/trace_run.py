@@ -493,7 +493,7 @@ class Runner:
         recording = self._generation.frozen or self._snapshot()
         if recording is not None:
             if self._spec.count == "calls":
-                recording = self._generation.described(recording)
+                recording = self._generation.described(recording, end.status)
             recording.save(self._spec.recording)
         seconds = self._own_s()
         kept = self._generation.frozen

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
 
 import torch
 
@@ -119,3 +119,24 @@ def without_modes() -> Any:
         from torch.utils._python_dispatch import _disable_current_modes
 
         return _disable_current_modes()
+
+
+#: The module of a pipeline's stages, and their methods that call the stage's module for the shapes
+#: of what it gives, before its first micro-batch: since PyTorch 2.13 on the GPU, and backwards.
+PIPELINE_STAGES: Final = "torch.distributed.pipelining.stage"
+_FOR_SHAPES: Final = (
+    "_forward_metadata_inference",
+    "_backward_metadata_inference",
+    "_shape_inference",
+)
+
+
+def passes_for_shapes(stages: ModuleType) -> list[tuple[type, str]]:
+    """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    return [
+        (kind, name)
+        for kind in vars(stages).values()
+        if isinstance(kind, type) and kind.__module__ == stages.__name__
+        for name in _FOR_SHAPES
+        if name in vars(kind)
+    ]

@@ -135,6 +135,13 @@ def uses(recording: Recording) -> dict[str, OptimizerUse]:
     return {row.name: row for row in table.rows}
 
 
+def test_calls_of_what_does_not_train_are_no_optimizer_steps(report: MemoryReport) -> None:
+    pattern = dataclasses.replace(report.pattern, unit="model call")
+    text = whole(memory_subject(dataclasses.replace(report, pattern=pattern)))
+    assert "3 model calls, torch" in text and "allocated after model call 3" in text
+    assert "3 optimizer steps, torch" in whole(memory_subject(report))
+
+
 def test_optimizers_by_hand(small: Recording) -> None:
     """Multiples of the parameters: what is kept, and the most during a step."""
     rows, whole = uses(small), LAYERS * WEIGHT

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from trainfit.scripts.decode_loops import CountedCalls, DecodeLoop, Signature, follows, signature_of
+from trainfit.scripts.decode_loops import (
+    CountedCalls,
+    DecodeLoop,
+    Signature,
+    follows,
+    integers_of,
+    signature_of,
+)
 
 
 def called_with(*shapes: tuple[int, ...]) -> Signature:
@@ -36,6 +43,25 @@ def test_a_prompt_and_single_positions_are_a_text() -> None:
     assert tokens == [False, *[True] * 5]
     text = loop.text()
     assert (text.prefill, text.decodes, text.prompt, text.rows) == (0, 5, 20, 4)
+
+
+def test_a_model_that_reads_integers_of_its_own_reads_its_text() -> None:
+    """The caches of such a loop may have their full length from the first call on."""
+
+    def is_of_tokens(*calls: tuple[torch.nn.Module, torch.Tensor]) -> bool:
+        loop = DecodeLoop()
+        for step, (module, given) in enumerate(calls, start=1):
+            loop.given(module, signature_of((given,), {}), integers_of((given,), {}))
+            loop.called(step)
+        return loop.is_of_tokens
+
+    model, other = torch.nn.Identity(), torch.nn.Identity()
+    prompt, token = torch.zeros(4, 20).long(), torch.zeros(4, 1).long()
+    assert is_of_tokens((model, prompt), *[(model, token)] * 4)
+    assert not is_of_tokens((other, prompt), *[(model, token)] * 4)  # a class of each row
+    assert not is_of_tokens((model, prompt.float()), *[(model, token.float())] * 4)
+    assert not is_of_tokens((model, prompt[:2]), *[(model, token)] * 4)
+    assert not is_of_tokens(*[(model, prompt)] * 5)
 
 
 def test_an_input_that_grows_is_a_text_without_a_cache() -> None:

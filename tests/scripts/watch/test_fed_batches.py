@@ -269,3 +269,19 @@ def test_torchdatas_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     _, batches = watched(lambda: Stateful(data, 2), override=LoaderOverride(0, 3))
     assert [len(each) for each in batches] == [3, 3, 1]
     assert Stateful._get_iterator is original
+
+
+def test_text_that_is_given_once_more_is_known() -> None:
+    def again(rows: list[Any]) -> list[bool]:
+        found: list[bool] = []
+        with tracking() as tracker:
+            tracker.on_batch = lambda batch: found.append(batch.is_again)
+            for _ in DataLoader(rows, batch_size=2, collate_fn=list):  # type: ignore[arg-type]
+                pass
+        return found
+
+    def text(*words: str) -> list[Any]:
+        return [{"prompt": each, "length": [1, 2.0, None]} for each in words]
+
+    assert again(text("a", "b", "a", "b", "c", "d")) == [False, True, False]
+    assert again([torch.ones(2)] * 4) == [False, False]  # a batch of tensors is not compared

@@ -42,6 +42,18 @@ def test_a_step_without_accumulation() -> None:
     assert figures(fed(1), fed(1)) == (8, 1, 8, 1)
 
 
+def test_batches_that_are_kept_and_trained_on_in_parts() -> None:
+    """TRL's loader gives the prompts of several micro-batches with each of them, once more."""
+    kept = StepFeed((16, 16), 2, 8, 2, is_given_again=True)
+    assert figures(kept, kept, kept) == (8, 2, 16, 2)
+    assert figures(dataclasses.replace(kept, is_given_again=False)) == (16, 2, 32, 2)
+    assert figures(dataclasses.replace(kept, call_samples=16)) == (16, 2, 32, 2)
+    # Several rows of each sample (a question's answers): samples are the loader's.
+    assert figures(dataclasses.replace(kept, call_samples=64)) == (16, 2, 32, 2)
+    first, later = StepFeed((32,), 1, 8, 1), StepFeed((32,), 1, 8, 1, is_given_again=True)
+    assert figures(first, later, later) == (8, 1, 8, 1)
+
+
 def test_the_last_shorter_step_of_an_epoch_is_not_the_typical_one() -> None:
     found = makeup_of([fed(4, 4), fed(4, 4), fed(2, 2)])
     assert found is not None

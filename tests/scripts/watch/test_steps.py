@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from trainfit.simgpu.device.settling import steady_step
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.work import Work, one_off, steady
+from trainfit.torch_private.distributed import PIPELINE_STAGES
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -81,6 +83,41 @@ def run(name: str, steps: int = 3, **options: Any) -> tuple[StepMakeup, Recordin
 
 def figures(makeup: StepMakeup) -> tuple[int | None, ...]:
     return makeup.micro_batch, makeup.accumulation, makeup.effective_batch
+
+
+def test_a_pass_for_the_shapes_of_a_pipeline_is_no_micro_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch's schedules call a stage's module before its first micro-batch, and backwards."""
+    stages = ModuleType(PIPELINE_STAGES)
+
+    class Stage:
+        def __init__(self, model: nn.Module) -> None:
+            self.model = model
+
+        def _forward_metadata_inference(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x)  # type: ignore[no-any-return]
+
+        def _backward_metadata_inference(self, y: torch.Tensor) -> None:
+            torch.autograd.grad(y, [*self.model.parameters()], torch.ones_like(y))
+
+    Stage.__module__, stages.Stage = PIPELINE_STAGES, Stage  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, PIPELINE_STAGES, stages)
+
+    def loop() -> None:
+        model = nn.Linear(16, 4).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        stage = Stage(model)
+        for step in range(3):
+            x = torch.ones(8, 16, device="cuda")
+            if not step:
+                stage._backward_metadata_inference(stage._forward_metadata_inference(x))
+            for part in x.split(2):
+                model(part).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert watched(loop)[0].per_step == (4, 4, 4)
 
 
 # --- Loops of a script's own ----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     fully_shard,
 )
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 import trainfit
 from helpers_learning import observing
@@ -451,3 +453,61 @@ def test_the_norm_of_a_shard_is_not_that_of_the_gradients(gpu: Any) -> None:
 
     assert kinds(ShardingStrategy.FULL_SHARD) == ["norm_of_a_shard"]
     assert kinds(ShardingStrategy.NO_SHARD) == []
+
+
+def layers_of(number: int) -> nn.Sequential:
+    """Above 100 million parameters in like layers, which are not initialized."""
+    with torch.device("meta"):
+        made = nn.Sequential(*(nn.Linear(6144, 6144, bias=False) for _ in range(number)))
+    return made.to_empty(device="cuda")
+
+
+def gathered(make: Any, width: int = 6144) -> list[str]:
+    """What is told of a model that ``make`` shards, as it trains."""
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with observing(place=lambda: "train.py:7") as observer:
+        for _ in range(3):
+            observer.called(model)
+            model(torch.ones(2, width, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [each for found in observer.facts().misuses for each in (found.kind, *found.told)]
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_a_model_that_fsdp_gathers_at_once_is_told(gpu: Any, original: bool) -> None:
+    """All of its layers are one unit: 4 of 36 million parameters in float32."""
+    whole = str(4 * 6144 * 6144 * 4)
+    told = ["gathered_at_once", "Linear", "4", whole, whole]
+
+    def first(strategy: ShardingStrategy = ShardingStrategy.FULL_SHARD, **kwargs: Any) -> Any:
+        return lambda: FullyShardedDataParallel(
+            layers_of(4), sharding_strategy=strategy, use_orig_params=original, **kwargs
+        )
+
+    assert gathered(first()) == told
+    policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.Linear})
+    assert gathered(first(auto_wrap_policy=policy)) == []
+    assert gathered(first(ShardingStrategy.SHARD_GRAD_OP)) == []
+
+
+def test_units_of_layers_of_fsdp2_are_not_gathered_at_once(gpu: Any) -> None:
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+
+    def second(*units: int, more: int = 0) -> Any:
+        def make() -> Any:
+            model = layers_of(4)
+            if more:  # a table that no layer can be divided by, with most of the parameters
+                model.append(nn.Linear(6144, more, bias=False, device="cuda"))
+            for number in units:
+                fully_shard(model[number], mp_policy=half)
+            return fully_shard(model, mp_policy=half)
+
+        return make
+
+    whole = str(4 * 6144 * 6144 * 2)
+    assert gathered(second()) == ["gathered_at_once", "Linear", "4", whole, whole]
+    assert gathered(second(0, 1, 2, 3)) == []
+    assert gathered(second(0, 1, 2, 3, more=50_000)) == []
+    assert gathered(second(0, 1)) == []  # the other half

@@ -345,6 +345,32 @@ def _norm_of_a_shard(found: Misuse) -> Finding:
     )
 
 
+def _gathered(found: Misuse) -> Finding:
+    layer, layers, own, every = found.told
+    return Finding(
+        "gathered_at_once",
+        "warning",
+        f"FSDP gathers {size(int(own))} of the model's {size(int(every))} at once: its {layers} "
+        f"{layer} are one unit",
+        (Evidence("at once", size(int(own))), Evidence("layers", f"{layers} {layer}")),
+        "each rank holds all of a unit while it computes, and waits for it: with a unit for each "
+        "layer it holds one or two, and gathers the next meanwhile",
+        (
+            Fix(
+                f"fully_shard(layer) for each {layer}, then fully_shard(model); of FSDP1 "
+                "auto_wrap_policy=ModuleWrapPolicy({" + layer + "})"
+            ),
+            # accelerate/utils/fsdp_utils.py, fsdp2_prepare_auto_wrap_policy (1.15).
+            Fix(
+                "Accelerate, Trainer: TRANSFORMER_BASED_WRAP with "
+                f"transformer_layer_cls_to_wrap {layer}; a policy that is a function (peft's "
+                "fsdp_auto_wrap_policy) has no effect with version 2, the default of Transformers "
+                "5.23 and newer"
+            ),
+        ),
+    )
+
+
 def _gloo(_: Misuse) -> Finding:
     return Finding(
         "gloo_of_gpus",
@@ -460,6 +486,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "own_state": _own_state,
     "clips_nothing": _clips_nothing,
     "norm_of_a_shard": _norm_of_a_shard,
+    "gathered_at_once": _gathered,
     "gloo_of_gpus": _gloo,
     "state_not_loaded": _not_loaded,
     "shifted_twice": _shifted_twice,

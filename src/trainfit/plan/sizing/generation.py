@@ -182,13 +182,15 @@ class _Contexts:
         return Stream.of(resized(self._recording, sizes, arguments, calls, leap))
 
     def longest(self, stream: _TextStream, batch: int | None) -> ContextPoint | None:
-        """Until memory is full, or the model's own end; ``None`` where memory does not grow.
+        """Until memory is full, or the model's own end; ``None`` where memory does not grow, a
+        cache has its full length from the first call on (a longer text has another one), or the
+        model's end is not known and memory is not full before any that there is.
 
         ``stream`` gives the allocations of so many calls after those simulated, and after as many
         that are left out.
         """
         limit = (self._text.limit or _NO_LIMIT) - self._before
-        if not self._law.grows or limit < 1:
+        if limit < 1 or not _grows_with_text(self._law, self._text):
             return None
         most = max(1, min(limit, _MOST_EVENTS // self._law.events_of_call))
         calls = min(most, 1024)
@@ -200,7 +202,7 @@ class _Contexts:
                 break
             calls = min(most, 4 * calls)
         if calls >= limit:
-            return self._point(batch, limit, by_model=True)
+            return self._end_of_model(batch, limit)
         return self._estimate(stream, batch, limit)
 
     def _calls_until(self, run: Replay, calls: int) -> int:
@@ -216,7 +218,14 @@ class _Contexts:
         positions = max(0, self._before + calls)
         return ContextPoint(batch, positions, by_model, is_estimate)
 
-    def _estimate(self, stream: _TextStream, batch: int | None, limit: int) -> ContextPoint:
+    def _end_of_model(
+        self, batch: int | None, calls: int, *, is_estimate: bool = False
+    ) -> ContextPoint | None:
+        if self._text.limit is None:
+            return None
+        return self._point(batch, calls, by_model=True, is_estimate=is_estimate)
+
+    def _estimate(self, stream: _TextStream, batch: int | None, limit: int) -> ContextPoint | None:
         """By calls from further on: what those in between leave in the allocator's cache is given
         back to the GPU once memory is full, and does not bound a text."""
         period = self._law.period
@@ -230,8 +239,14 @@ class _Contexts:
             else:
                 fails = middle
         if fails == top:
-            return self._point(batch, limit, by_model=True, is_estimate=True)
+            return self._end_of_model(batch, limit, is_estimate=True)
         return self._point(batch, calls + fits * period, is_estimate=True)
+
+
+def _grows_with_text(law: DecodeLaw, text: GeneratedText) -> bool:
+    """Does a longer text need the memory that further calls leave behind? Where a cache is made at
+    once, for all of the text, these leave no more than their tokens."""
+    return law.grows and law.changes and "static" not in text.cache
 
 
 # ---
@@ -255,7 +270,7 @@ class OtherLengths:
         """Of the run at ``value``; ``None`` where its text's length is not that, alone or with the
         prompt, or memory does not grow with it."""
         text, law = generated_text(recording), law_of_text(recording)
-        if text is None or law is None or not law.grows:
+        if text is None or law is None or not _grows_with_text(law, text):
             return None
         return cls(text, law, value) if value in (text.new_tokens, text.positions) else None
 

@@ -344,7 +344,7 @@ def memory_subject(report: MemoryReport) -> Subject:
             text=text,
             limit=f"The peak is in {moment_text(peak.moment)}",
             subject=f"{report.file}: {report.gpu}, "
-            f"{count(report.pattern.steps, 'optimizer step')}, torch {report.torch}",
+            f"{count(report.pattern.steps, report.pattern.unit)}, torch {report.torch}",
         ),
         (
             *section(
@@ -446,7 +446,8 @@ def _between_table(report: MemoryReport) -> Table | None:
         rows.append((kind_title(kind), size(nbytes), note))
     basis = f"{context_basis(report.memory)}, outside the allocator"
     rows.append(("CUDA context", size(stays.context_bytes), basis))
-    caption = f"{size(sum(after.values()))} allocated after optimizer step {report.pattern.steps}"
+    pattern = report.pattern
+    caption = f"{size(sum(after.values()))} allocated after {pattern.unit} {pattern.steps}"
     return table_of(("Kind", "Memory", "Remark"), rows, caption, (1,))
 
 

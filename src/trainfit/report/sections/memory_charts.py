@@ -282,8 +282,7 @@ def over_step(memory: StepMemory) -> Chart:
         "tip": tip(f"Peak {size(memory.peak_bytes)}: owners", *_owner_rows(memory.owners)),
     }
     says = (
-        f"Allocated memory over optimizer step {memory.step}, by kind; its peak is "
-        f"{size(memory.peak_bytes)}."
+        f"Allocated memory over step {memory.step}, by kind; its peak is {size(memory.peak_bytes)}."
     )
     spec = chart(300, says, layer=[
         *_phase_layers(memory),

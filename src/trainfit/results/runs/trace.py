@@ -271,7 +271,8 @@ class StepFeed:
     ``backwards`` counts backward passes. ``others``: several steps of optimizers were made, and the
     model was called in between. ``rounds`` are the steps of optimizers that batches were fetched
     for: five of a WGAN's critic. ``is_same``: the model's one call was given the tensors
-    of the step before, unchanged.
+    of the step before, unchanged. ``is_given_again``: the loader gave a batch of text or numbers
+    once more, unchanged, as one does whose batches are kept and trained on in parts.
     """
 
     batches: tuple[int | None, ...] = ()
@@ -282,6 +283,7 @@ class StepFeed:
     rounds: int = 1
     call_rows: int | None = None
     is_same: bool = False
+    is_given_again: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
