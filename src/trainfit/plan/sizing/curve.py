@@ -235,6 +235,7 @@ def refine(
     most_timed: Callable[[], int | None] = lambda: None,
     trials_left: int = MOST_TRIALS,
     unit: int = 1,
+    least: int = 0,
 ) -> dict[int, StepSpeed]:
     """More trials, until the recommended batch size no longer depends on which were made.
 
@@ -242,7 +243,8 @@ def refine(
     learned of the largest that it can. First the fastest is sought, where
     it may still lie; then the smallest that is nearly as fast is bracketed between one that was
     simulated and falls short and one that was simulated and does not, neighbours but one on the
-    grid of batch sizes. No more than ``trials_left`` are made.
+    grid of batch sizes. No more than ``trials_left`` are made. Of one that is no larger than
+    ``least``, which is not the fastest, nothing more is asked: it would not be recommended.
     """
     known, failed = dict(trials), set[int]()
     grid = [size for size in batch_sizes(most, unit) if Grain(_GRID, unit).allows(size)]
@@ -250,7 +252,7 @@ def refine(
     for _ in range(trials_left):
         if (bound := most_timed()) is not None and bound < grid[-1]:
             grid = sorted({*(size for size in grid if size < bound), bound})
-        wanted = _next(known, grid, noise_scale, failed)
+        wanted = _next(known, grid, noise_scale, failed, least)
         if wanted is None:
             break
         step = measure(wanted)
@@ -262,7 +264,11 @@ def refine(
 
 
 def _next(
-    known: Mapping[int, StepSpeed], grid: Sequence[int], noise_scale: float | None, failed: set[int]
+    known: Mapping[int, StepSpeed],
+    grid: Sequence[int],
+    noise_scale: float | None,
+    failed: set[int],
+    least: int,
 ) -> int | None:
     """The batch size to simulate next; ``None``: the bracket is sufficiently narrow."""
     most = grid[-1]
@@ -273,7 +279,7 @@ def _next(
     if wanted is not None:
         return wanted
     found = saturation_batch(curve_through(known, most), noise_scale)
-    if found is None:
+    if found is None or found <= least:
         return None
     below = max((size for size in tried if size < found), default=0)
     inside = _inside(below, found, grid)
