@@ -184,6 +184,9 @@ MOST_TRIALS: Final = 8
 _GRID: Final = 8
 #: Rates that differ by less than this share are one.
 _ALIKE: Final = 0.005
+#: Batch sizes that differ by a smaller share are next to one another: the curve may be wrong by as
+#: much as a step changes between them.
+_NEXT: Final = 1 / 8
 
 
 def timed(
@@ -297,7 +300,7 @@ def _promising(
     A step's time is convex in the batch size (launches first, then work in proportion to it, or to
     its square): between two trials it is no less than the lines through two on either side say.
     """
-    sizes = sorted(known)
+    sizes = _apart(sorted(known), grid)
 
     def rate(size: int, seconds: float) -> float:
         """Of a micro-batch, of which a step may have several."""
@@ -315,7 +318,7 @@ def _promising(
         ]
         return max([*said, 1e-9])
 
-    seen = (rate(size, _batch_s(known[size])) for size in sizes if size <= grid[-1])
+    seen = (rate(size, _batch_s(known[size])) for size in known if size <= grid[-1])
     highest = max(seen, default=0.0)
     best, best_rate = None, (1 + _ALIKE) * highest
     for low, high in zip([0, *tried], [*tried, grid[-1] + 1], strict=True):
@@ -326,6 +329,19 @@ def _promising(
     if best is None:
         return None
     return best[-1] if best[-1] == grid[-1] else best[len(best) // 2]
+
+
+def _apart(sizes: Sequence[int], grid: Sequence[int]) -> list[int]:
+    """``sizes``, of those next to one another one only, on the ``grid`` if it can: 33 samples run
+    other kernels than 32, and a line through both says nothing of 16."""
+    found: list[int] = []
+    for size in sizes:
+        if found and size - found[-1] < _NEXT * size:
+            if found[-1] in grid or size not in grid:
+                continue
+            found.pop()
+        found.append(size)
+    return found
 
 
 def _at_line(known: Mapping[int, StepSpeed], one: int, two: int, size: int) -> float:
