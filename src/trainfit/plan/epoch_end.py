@@ -183,6 +183,15 @@ class _Evaluations:
         peaks = _peaks(job.memory_model.unlimited(Stream.of(recording)))
         return tuple(of_longer_epochs(peaks, _STEPS, free))
 
+    def _start_several(self, batch: int | None, spec: RunSpec, cut: LoaderCut, seen: Trace) -> None:
+        """Begin the run that :meth:`by_epoch` will most likely ask for, while others go on."""
+        coverage = seen.outcome.coverage
+        evaluated = _went_on(seen) and coverage is not None and coverage.evaluated
+        if self.looked is not None or not evaluated or self._job.pattern.course == "growing":
+            return
+        if seen.outcome.seconds <= _SLOW_S:
+            self._job.runs.start(batch, _several(spec, cut))
+
     @staticmethod
     def lengths(like: EpochEnd) -> tuple[int, ...]:
         """One suffices where memory does not grow over the evaluation."""
@@ -201,6 +210,9 @@ class _Evaluations:
             first = self._job.runs.attempt(batch, specs[0])
             goes_on = _went_on(first) and is_longer(first.outcome.coverage, each)
             others = specs[1:] if goes_on else []
+            for one in others:
+                self._job.runs.start(batch, one)
+            self._start_several(batch, spec, each, first)
             tried[each] = [first, *(self._job.runs.attempt(batch, one) for one in others)]
             is_told = _waited_in_vain(first, each) or _fails_when_cut(first, each)
             if all(map(_went_on, tried[each])) or is_told:
@@ -217,11 +229,16 @@ class _Evaluations:
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
         """What needs most between the steps and after them at a batch size, and what fills the
         memory where that does not fit."""
-        end, findings = self._of_epoch(batch, spec, _WHOLE if self._is_whole else lengths)
+        coverage = self._job.first.outcome.coverage
+        has_more = coverage is not None and bool(coverage.after or coverage.by_number)
+        lengths = _WHOLE if self._is_whole else lengths
+        if coverage is not None and has_more and self._looks_on:  # while the other goes on
+            cut = self._end_cut(batch, coverage)
+            self._job.runs.start(batch, _lengthened(self._job.sized(spec), cut, lengths[0]))
+        end, findings = self._of_epoch(batch, spec, lengths)
         lengths = _WHOLE if self._is_whole else lengths
         self._first = self._first or end
-        coverage = self._job.first.outcome.coverage
-        if coverage is None or not self._looks_on or not (coverage.after or coverage.by_number):
+        if coverage is None or not has_more or not self._looks_on:
             return end, findings
         last, more = self._of_end(batch, spec, lengths, coverage)
         if (last.device_bytes or 0) > (1 + ALIKE) * (end.device_bytes or 0):
@@ -232,17 +249,16 @@ class _Evaluations:
             findings = more
         return dataclasses.replace(_known(end, last), unseen=last.unseen), findings
 
+    def _end_cut(self, batch: int | None, coverage: Coverage) -> LoaderCut:
+        numbered = coverage.by_number is not None
+        cut = _cut(self._job, batch)
+        return dataclasses.replace(cut, periodic=0, remainder=0, to_end=_STEPS, numbered=numbered)
+
     def _of_end(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...], coverage: Coverage
     ) -> tuple[EpochEnd, tuple[Finding, ...]]:
         """The last epoch, and what follows it."""
-        cut = dataclasses.replace(
-            _cut(self._job, batch),
-            periodic=0,
-            remainder=0,
-            to_end=_STEPS,
-            numbered=coverage.by_number is not None,
-        )
+        cut = self._end_cut(batch, coverage)
         spec, what = self._job.sized(spec), _to_come(coverage)
         try:
             traces = self._to_end(batch, spec, cut, lengths)

@@ -17,6 +17,9 @@ from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 
 #: Memory that differs by less is that of training.
 ALIKE: Final = 0.02
+#: Power of the batch size that memory grows with at the most: that of a batch's samples times one
+#: another, as in a contrastive loss.
+_STEEPEST: Final = 2
 #: Batch sizes that are simulated until one fits where the rule says that it does.
 _TRIALS: Final = 3
 
@@ -39,13 +42,15 @@ def within_evaluation(
     fits = seen.device_bytes <= model.usable_bytes
     if fits and seen.device_bytes <= (1 + ALIKE) * (peak.peak_reserved + model.context_bytes):
         return chosen, there  # training is what limits
+    trained = chosen.batches.largest
+    if fits and trained and _fits_anyway(seen.device_bytes, best, trained, model.capacity_bytes):
+        return chosen, there
     other = present if there is not None and chosen.spec == AS_WRITTEN else None
     if other is None:
         size = best // 2 or 2
         other = evaluated(size, chosen.spec)
     largest = _largest(seen, other, model.capacity_bytes)
     allowed = _largest(seen, other, model.usable_bytes) or 0
-    trained = chosen.batches.largest
     if largest is None and seen.fits is False:
         return _unknown(job, chosen, what), there
     if largest is None or (fits and trained is not None and largest >= (1 - ALIKE) * trained):
@@ -61,6 +66,12 @@ def within_evaluation(
         if not allowed:
             break
     return _with(job, chosen, None, (0, 0), what), there
+
+
+def _fits_anyway(device_bytes: int, best: int, largest: int, capacity_bytes: int) -> bool:
+    """Is what needs ``device_bytes`` at batch size ``best`` sure to fit at the ``largest`` that
+    training was seen to fit at, however it grows? Then no runs at other batch sizes are made."""
+    return device_bytes * max(1.0, largest / best) ** _STEEPEST <= capacity_bytes
 
 
 def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:

@@ -54,7 +54,7 @@ def of_steps(
     ``epoch`` are the steps of an epoch whose end was not simulated and may free it (``None``: it
     was, or is not known).
     """
-    if not growth.unfit or not pattern.sources:
+    if not growth.is_large or not pattern.sources:
         return
     said = f"Memory grows by {size(growth.bytes_per_step)} with each {pattern.unit}"
     if pattern.grows_by_bytes is not None:

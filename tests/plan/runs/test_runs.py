@@ -6,18 +6,20 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
 from helpers_cli import SCRIPTS
+from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.runs import Runs, result_of
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.recording import Recording
-from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.spec import AS_WRITTEN, REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.results.runs.trace import TraceOutcome
 
@@ -84,3 +86,24 @@ def test_runs_at_other_batch_sizes_say_whether_the_script_keeps_the_samples_of_a
             runs.attempt(size, AS_WRITTEN)
         found = runs.with_evidence(2, StepMakeup(2, 4, 8))
     assert found == StepMakeup(2, 4, 8, is_kept=kept)
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps", "told"), [(1, None, (12, True)), (3, None, (3, False)), (3, 5, (5, False))]
+)
+def test_a_run_that_shows_an_option_has_few_steps(
+    monkeypatch: pytest.MonkeyPatch, asked: int, steps: int | None, told: tuple[int, bool]
+) -> None:
+    """It does not go on until memory settles; what the user says counts before."""
+    made: list[RunSpec] = []
+
+    def run(_: Tracer, folder: Path, *__: object) -> Trace:
+        made.append(RunSpec.load(folder / REQUEST_FILE))
+        return Trace(TraceOutcome("finished"), None, "")
+
+    monkeypatch.setattr(Tracer, "_run", run)
+    command = parse_command(["python", str(SCRIPTS / "plain.py"), "--n", "{grad_accum:2}"])
+    with Tracer(command, find_gpu("T4"), steps=steps, only_training=True) as tracer:
+        tracer.trace(RunSpec(values={"grad_accum": "1"}, steps=asked))
+    assert (made[0].steps, made[0].until_settled) == told
+    assert made[0].only_training is (steps is None)

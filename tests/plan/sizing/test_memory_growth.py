@@ -43,6 +43,21 @@ def test_what_is_kept_of_a_larger_batch_is_larger() -> None:
     assert "(100 KiB with each step)" in growth.unfit_at(replayed(1000, 9000, 9000 + 102_400))
 
 
+def test_what_ends_when_its_buffer_is_full_is_no_reason() -> None:
+    """CycleGAN's 50 images, 66 MiB in all, left a plan without a batch size."""
+    images = dataclasses.replace(LOSSES, growth_bytes_per_step=3 << 19, grows_by_bytes=66 << 20)
+    growth = Growth.of(images, JUDGE)
+    assert not growth.unfit and growth.is_large
+    # Of 8 images a step, as many steps' are kept.
+    assert not growth.unfit_at(replayed(0, 8 * (3 << 19)))
+    assert "(100 MiB with each step)" in growth.unfit_at(replayed(0, 100 << 20))
+    endless = dataclasses.replace(images, grows_by_bytes=None)
+    large = dataclasses.replace(images, grows_by_bytes=3 * GIB)
+    for pattern in (endless, large):
+        assert "(1.5 MiB with each step)" in Growth.of(pattern, JUDGE).unfit
+    assert not Growth.on(large, 4 * GIB).unfit and Growth.on(large, 2 * GIB).unfit
+
+
 def test_memory_that_settles_or_grows_with_calls_bounds_nothing() -> None:
     settled = Growth.of(StepPattern("settled", 3, (), ()), JUDGE)
     cache = dataclasses.replace(LOSSES, growth_bytes_per_step=GIB, unit="model call")

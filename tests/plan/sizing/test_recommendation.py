@@ -446,6 +446,47 @@ def test_a_trial_that_fails_is_not_made_again() -> None:
     assert len(asked) == len(set(asked)) <= MOST_TRIALS
 
 
+def test_below_the_present_batch_size_only_where_that_may_be_faster() -> None:
+    """It stays where nothing is clearly faster: how much smaller it might be is no news."""
+    asked: list[int] = []
+
+    def measure(batch: int) -> StepSpeed:
+        asked.append(batch)
+        return step(batch, time(batch))
+
+    def time(batch: int) -> float:
+        return 1e-3 * batch  # as fast at any
+
+    known = {size: step(size, time(size)) for size in (32, 64)}
+    refine(known, 64, measure, least=32)
+    assert asked and min(asked) > 32
+    refine(known, 64, measure)
+    assert min(asked) < 32
+    asked.clear()
+
+    def time(batch: int) -> float:  # type: ignore[no-redef]
+        return 1e-3 * max(8, batch**2 / 16)
+
+    known = {size: step(size, time(size)) for size in (32, 64)}
+    found = refine(known, 64, measure, least=32)
+    assert min(found) < 32
+    assert recommend(Bounds(64, 64), curve_through(found, 64), 32).batch in (8, 16)
+
+
+def test_two_sizes_next_to_one_another_promise_nothing_of_smaller_ones() -> None:
+    """timm's 32 and 33: the second runs slower kernels, and the line through both promised that
+    16 samples were faster still."""
+    asked: list[int] = []
+
+    def measure(batch: int) -> StepSpeed:
+        asked.append(batch)
+        return step(batch, line(batch))
+
+    known = {32: step(32, line(32)), 33: step(33, 1.2 * line(33))}
+    refine(known, 64, measure, least=32)
+    assert asked and min(asked) > 33
+
+
 @given(samples=st.integers(64, 600), start=st.sampled_from([8, 16, 24, 40]))
 def test_no_run_is_made_beyond_what_a_data_set_lets_be_timed(samples: int, start: int) -> None:
     """Of a run with one step an epoch no step can be timed; the first that is says so."""

@@ -580,3 +580,49 @@ def test_no_batch_size_is_recommended_of_an_evaluation_that_was_not_seen_to_fit(
     within_evaluation(job, chosen, unfit, None, lambda size, spec: unseen)
     (found,) = made
     assert (found.largest, found.recommended, found.recommended_peak) == (None, None, None)
+
+
+@pytest.mark.parametrize(("largest", "asked"), [(60, 0), (640, 1)])
+def test_an_evaluation_that_is_sure_to_fit_needs_no_other_batch_size(
+    largest: int, asked: int
+) -> None:
+    """It needs a little more than the training, and both fit many times."""
+    peak: Any = SimpleNamespace(peak_reserved=100)
+    batches = Batches("one trace", "", largest=largest, recommended=32, recommended_peak=peak)
+    memory_model = SimpleNamespace(context_bytes=0, usable_bytes=2000, capacity_bytes=2400)
+    job: Any = SimpleNamespace(
+        memory_model=memory_model, configuration=lambda _, __, ___: SimpleNamespace()
+    )
+    chosen: Any = AmpSetting(None, AS_WRITTEN, SimpleNamespace(), SimpleNamespace(), batches)  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def evaluated(size: int, spec: RunSpec) -> EpochEnd:
+        seen.append(size)
+        return EpochEnd("simulated", device_bytes=60, fits=True, batch_size=size)
+
+    end = EpochEnd("simulated", device_bytes=120, fits=True, batch_size=32)
+    found, _ = within_evaluation(job, chosen, end, None, evaluated)
+    assert len(seen) == asked and found.batches.recommended == 32
+
+
+@pytest.mark.parametrize("seconds", [10.0, 100.0])
+def test_several_epochs_are_simulated_while_another_run_goes_on(seconds: float) -> None:
+    """Each is asked for after the other: one of two cores was idle meanwhile."""
+    order: list[tuple[str, str]] = []
+    coverage = Coverage(True, saved=False, evaluation_batches=99)
+    seen = SimpleNamespace(
+        outcome=TraceOutcome("finished", seconds=seconds, coverage=coverage), recording=object()
+    )
+
+    def attempt(_: int | None, spec: RunSpec) -> Any:
+        order.append(("asked", spec.title))
+        return seen
+
+    runs = SimpleNamespace(
+        attempt=attempt, start=lambda _, spec: order.append(("begun", spec.title))
+    )
+    job: Any = SimpleNamespace(runs=runs, pattern=SimpleNamespace(course="settled"))
+    _Evaluations(job)._runs(8, AS_WRITTEN, LoaderCut(0, 2, 8, periodic=2), (8, 16))
+    several = [("begun", "several epochs")] if seconds < 60 else []
+    longer = "the end of its epoch (16 batches)"
+    assert order[1:] == [("begun", longer), *several, ("asked", longer)]

@@ -26,6 +26,7 @@ from trainfit.plan.runs.options import (
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.simgpu.device.settling import LEAST_STEPS
 
 #: Dtypes of autocast that a value for ``{amp}`` names; others only switch it.
 _DTYPES: Final = {
@@ -150,7 +151,9 @@ def _proofs(
     accumulation = options.option("grad_accum")
     if accumulation is not None and accumulation.present != "1":
         # One that is 1 limits nothing; it is proven when it is to become something else.
-        yield _Proof("grad_accum", "1", batch, RunSpec(values={"grad_accum": "1"}))
+        values, title = {"grad_accum": "1"}, f"{accumulation.shown} 1"
+        spec = RunSpec(values=values, steps=LEAST_STEPS, title=title)
+        yield _Proof("grad_accum", "1", batch, spec)
 
 
 def _other_batch(batch: int, most: int | None) -> int:

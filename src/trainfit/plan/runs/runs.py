@@ -196,6 +196,8 @@ class Runs:
 
     def _title(self, batch: int | None, spec: RunSpec) -> str:
         at = "" if batch is None else f" at batch size {batch}"
+        if spec.sample is not None:
+            at += " with the largest batch" if spec.sample.largest else " with usual batches"
         if spec.title:
             return f"simulating {self._command.name}{at}, {spec.title}"
         if "amp" in spec.values:

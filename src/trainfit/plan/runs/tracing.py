@@ -224,13 +224,17 @@ class Tracer:
         target = command.target(**values)
         # Of several ranks, or of an epoch that is cut short, the steps are said.
         is_cut = spec.cut is not None or spec.rank > 0 or bool(spec.company)
+        settles = self._steps is None and not is_cut
+        most = MOST_STEPS if self._steps is None else self._steps
+        if settles and spec.steps > 1:  # so many show what is asked
+            most, settles = spec.steps, False
         dataclasses.replace(
             spec,
             gpu=self._gpu,
             constants=self._constants,
             limited=self._limited,
-            steps=spec.steps if is_cut else MOST_STEPS if self._steps is None else self._steps,
-            until_settled=self._steps is None and not is_cut,
+            steps=spec.steps if is_cut else most,
+            until_settled=settles,
             only_training=self._only_training and self._steps is None and not is_cut,
             time_limit_s=min(self._limit, spec.time_limit_s) if is_cut else self._limit,
             target=dataclasses.replace(target, constants=dict(constants or {})),

@@ -348,7 +348,10 @@ class Attempts:
         if not steps:
             return Curve()
         least = functools.partial(min, bounds, default=None)
-        found = refine(steps, most, measure, noise_scale, least, trials_left, unit)
+        # The launch line keeps a batch size that is about as fast as any: a smaller one is of use
+        # where the noise scale asks for it.
+        kept = 0 if noise_scale or batch not in steps or batch > most else batch
+        found = refine(steps, most, measure, noise_scale, least, trials_left, unit, kept)
         shortest = min((number for size in found if (number := _timed_steps(traces[size])) > 1),
                        default=None)  # fmt: skip
         alike = {size: self._timed(traces[size], size, shortest) or found[size] for size in found}

@@ -184,6 +184,9 @@ MOST_TRIALS: Final = 8
 _GRID: Final = 8
 #: Rates that differ by less than this share are one.
 _ALIKE: Final = 0.005
+#: Batch sizes that differ by a smaller share are next to one another: the curve may be wrong by as
+#: much as a step changes between them.
+_NEXT: Final = 1 / 8
 
 
 def timed(
@@ -235,6 +238,7 @@ def refine(
     most_timed: Callable[[], int | None] = lambda: None,
     trials_left: int = MOST_TRIALS,
     unit: int = 1,
+    least: int = 0,
 ) -> dict[int, StepSpeed]:
     """More trials, until the recommended batch size no longer depends on which were made.
 
@@ -242,7 +246,8 @@ def refine(
     learned of the largest that it can. First the fastest is sought, where
     it may still lie; then the smallest that is nearly as fast is bracketed between one that was
     simulated and falls short and one that was simulated and does not, neighbours but one on the
-    grid of batch sizes. No more than ``trials_left`` are made.
+    grid of batch sizes. No more than ``trials_left`` are made. Of one that is no larger than
+    ``least``, which is not the fastest, nothing more is asked: it would not be recommended.
     """
     known, failed = dict(trials), set[int]()
     grid = [size for size in batch_sizes(most, unit) if Grain(_GRID, unit).allows(size)]
@@ -250,7 +255,7 @@ def refine(
     for _ in range(trials_left):
         if (bound := most_timed()) is not None and bound < grid[-1]:
             grid = sorted({*(size for size in grid if size < bound), bound})
-        wanted = _next(known, grid, noise_scale, failed)
+        wanted = _next(known, grid, noise_scale, failed, least)
         if wanted is None:
             break
         step = measure(wanted)
@@ -262,7 +267,11 @@ def refine(
 
 
 def _next(
-    known: Mapping[int, StepSpeed], grid: Sequence[int], noise_scale: float | None, failed: set[int]
+    known: Mapping[int, StepSpeed],
+    grid: Sequence[int],
+    noise_scale: float | None,
+    failed: set[int],
+    least: int,
 ) -> int | None:
     """The batch size to simulate next; ``None``: the bracket is sufficiently narrow."""
     most = grid[-1]
@@ -273,7 +282,7 @@ def _next(
     if wanted is not None:
         return wanted
     found = saturation_batch(curve_through(known, most), noise_scale)
-    if found is None:
+    if found is None or found <= least:
         return None
     below = max((size for size in tried if size < found), default=0)
     inside = _inside(below, found, grid)
@@ -291,7 +300,7 @@ def _promising(
     A step's time is convex in the batch size (launches first, then work in proportion to it, or to
     its square): between two trials it is no less than the lines through two on either side say.
     """
-    sizes = sorted(known)
+    sizes = _apart(sorted(known), grid)
 
     def rate(size: int, seconds: float) -> float:
         """Of a micro-batch, of which a step may have several."""
@@ -309,7 +318,7 @@ def _promising(
         ]
         return max([*said, 1e-9])
 
-    seen = (rate(size, _batch_s(known[size])) for size in sizes if size <= grid[-1])
+    seen = (rate(size, _batch_s(known[size])) for size in known if size <= grid[-1])
     highest = max(seen, default=0.0)
     best, best_rate = None, (1 + _ALIKE) * highest
     for low, high in zip([0, *tried], [*tried, grid[-1] + 1], strict=True):
@@ -320,6 +329,19 @@ def _promising(
     if best is None:
         return None
     return best[-1] if best[-1] == grid[-1] else best[len(best) // 2]
+
+
+def _apart(sizes: Sequence[int], grid: Sequence[int]) -> list[int]:
+    """``sizes``, of those next to one another one only, on the ``grid`` if it can: 33 samples run
+    other kernels than 32, and a line through both says nothing of 16."""
+    found: list[int] = []
+    for size in sizes:
+        if found and size - found[-1] < _NEXT * size:
+            if found[-1] in grid or size not in grid:
+                continue
+            found.pop()
+        found.append(size)
+    return found
 
 
 def _at_line(known: Mapping[int, StepSpeed], one: int, two: int, size: int) -> float:

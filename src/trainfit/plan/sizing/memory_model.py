@@ -130,10 +130,13 @@ _LONG_TRAINING: Final = 1_000_000
 @dataclasses.dataclass(frozen=True)
 class Growth:
     """``bytes_per_step`` that stay behind with each optimizer step at the current batch size (0:
-    memory does not grow), and ``spare_bytes``, what a recommendation leaves free of the GPU."""
+    memory does not grow), ``spare_bytes``, what a recommendation leaves free of the GPU, and
+    ``in_all_bytes``, by which memory grows there until what keeps it is full (``None``: it has no
+    end)."""
 
     bytes_per_step: int = 0
     spare_bytes: int = 0
+    in_all_bytes: int | None = None
 
     @classmethod
     def of(cls, pattern: StepPattern, memory_model: MemoryModel) -> Growth:
@@ -144,6 +147,7 @@ class Growth:
         return cls(
             pattern.growth_bytes_per_step or 0,
             memory_model.capacity_bytes - memory_model.usable_bytes,
+            pattern.grows_by_bytes,
         )
 
     @classmethod
@@ -151,7 +155,12 @@ class Growth:
         """On another GPU, of which the job as it was simulated leaves ``free_bytes``."""
         if pattern.course != "growing" or pattern.unit == "model call" or pattern.freed_every:
             return cls()
-        return cls(pattern.growth_bytes_per_step or 0, max(free_bytes, 0))
+        return cls(pattern.growth_bytes_per_step or 0, max(free_bytes, 0), pattern.grows_by_bytes)
+
+    @property
+    def is_large(self) -> bool:
+        """Would it be too much for a long training, if it had no end?"""
+        return self.bytes_per_step * _LONG_TRAINING > self.spare_bytes
 
     @property
     def unfit(self) -> str:
@@ -166,7 +175,10 @@ class Growth:
         return self._reason(max(self.bytes_per_step, peaks[-1] - peaks[0] if peaks else 0))
 
     def _reason(self, bytes_per_step: int) -> str:
-        if not bytes_per_step or bytes_per_step * _LONG_TRAINING <= self.spare_bytes:
+        in_all = float(bytes_per_step * _LONG_TRAINING)
+        if self.in_all_bytes is not None and self.bytes_per_step:
+            in_all = min(in_all, self.in_all_bytes * bytes_per_step / self.bytes_per_step)
+        if in_all <= self.spare_bytes:
             return ""
         growth = size(bytes_per_step)
         return f"no batch size is recommended while memory grows ({growth} with each step)"
