@@ -170,10 +170,29 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
         (("cv2.VideoCapture",), "decodes video"),
         (("sorted", "glob._iglob"), "lists a folder"),
         (("self.tar.extractfile().read", "self._decompressor.decompress"), "unpacks"),
+        (("tok.encode", "tok.encode"), "makes tokens"),
+        (("self.photo.astype", "self.photo.astype"), "converts whole arrays"),
     ],
 )
 def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     habit = habit_of_samples(names)
+    assert habit is not None and words in habit.what
+
+
+@pytest.mark.parametrize(
+    ("names", "over", "words"),
+    [
+        (("csv.reader",), "csv.reader(file)", "reads a whole table"),
+        ((), "open(path)", "reads a whole table"),
+        (("row.split",), "self.rows", "goes over `self.rows`"),
+        (("text.encode",), "texts", "goes over `texts`"),  # of a str
+        (("tok.encode",), "texts", "makes tokens"),
+    ],
+)
+def test_a_loop_over_rows_of_a_file_reads_a_table(
+    names: tuple[str, ...], over: str, words: str
+) -> None:
+    habit = habit_of_samples(names, over)
     assert habit is not None and words in habit.what
 
 
@@ -398,8 +417,8 @@ def off_core(calls: str, waits_for: str = "") -> RunRecord:
 def test_the_interpreters_lock_is_waited_for_between_the_phases_too() -> None:
     found = finding(judge(off_core("torch.randn")), "python_thread")
     assert found.share == pytest.approx(1.0 - 0.5 - 0.2, abs=0.04)
-    for calls, waits_for in (("queue.get", "lock"), ("subprocess.run", "")):
-        found = finding(judge(off_core(calls, waits_for)), "python_thread")
+    for calls, kind in (("queue.get", "lock"), ("subprocess.run", "")):
+        found = finding(judge(off_core(calls, kind)), "python_thread")
         assert found.share == pytest.approx(0.8 - 0.5 - 0.2, abs=0.04)
 
 

@@ -282,9 +282,9 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
 
 #: A thread that nobody ends.
 _END_THREAD: Final = (
-    "tell the thread to end after the last step (put None into its queue and let it return at that, "
-    "or set an Event that it asks in each round), then join() it; Thread(daemon=True) ends with the "
-    "script, and loses what it has not written yet"
+    "tell the thread to end after the last step (put None into its queue and let it return at "
+    "that, or set an Event that it asks in each round), then join() it; Thread(daemon=True) ends "
+    "with the script, and loses what it has not written yet"
 )
 #: What a line waits for, and what ends the wait.
 _WAITS: Final = (
