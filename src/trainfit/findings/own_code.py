@@ -415,6 +415,16 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        # Of a picture that is in memory, to cut out a part costs next to nothing.
+        re.compile(r"(?:^|\.)(?:[Cc]rop|RandomCrop|resized_crop)$"),
+        Habit(
+            "decodes a whole picture for a crop of it",
+            "cut large pictures into pieces once, before the training, or store them so that a "
+            "part can be read (np.load(…, mmap_mode='r'), tiled TIFF, Zarr); or take several crops "
+            "of each picture that is decoded",
+        ),
+    ),
+    (
         re.compile(
             r"Image\.|\bPIL\b|ImageFile|JpegImagePlugin|imread|imdecode|decode_(?:jpeg|image|png)"
             r"|default_loader|pil_loader|\.convert$|\.decode$|decoder\.|resize|thumbnail"

@@ -171,6 +171,8 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
         (("sorted", "glob._iglob"), "lists a folder"),
         (("self.tar.extractfile().read", "self._decompressor.decompress"), "unpacks"),
         (("tok.encode", "tok.encode"), "makes tokens"),
+        (("scan.crop", "decoder.decode"), "decodes a whole picture"),
+        (("Image.open().convert", "decoder.decode"), "decodes or resizes images"),
         (("self.photo.astype", "self.photo.astype"), "converts whole arrays"),
     ],
 )
