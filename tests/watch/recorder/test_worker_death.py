@@ -79,7 +79,10 @@ def train(how: str, stem: Path) -> None:
     if how in ("child", "returns"):
         stack.close()
         patches.restore()
-        assert not faulthandler.is_enabled() and faulthandler.enable.__self__ is faulthandler
+        assert (
+            not faulthandler.is_enabled()
+            and getattr(faulthandler.enable, "__self__", None) is faulthandler
+        )
         return
     decode("crash")
 
