@@ -116,7 +116,7 @@ def test_a_folder_that_is_not_only_a_run_s_or_is_in_use_stays(
 
 def test_a_run_that_ended_without_a_word_goes(tmp_path: Path) -> None:
     dead = json.dumps({"ending": "running", "pid": 1 << 22, "host": socket.gethostname()})
-    make(tmp_path, 0, {"rank0.json": dead})
+    make(tmp_path, 0, {"rank0.json": dead, "rank0.died.4194304": "Fatal Python error"})
     make(tmp_path, 1)
     assert prune(tmp_path, most=1) == 1
 

@@ -155,6 +155,13 @@ CRASHED: Final = (
     "native code crashed: run with num_workers=0 and `python -X faulthandler` to see where; if "
     f"it works there, {_OTHER_START} and open files, decoders and clients in the worker"
 )
+#: Where the line is known.
+CRASHED_AT: Final = (
+    "look at what this line hands to native code: pointers, sizes and types (ctypes, own "
+    "extensions), memory that was freed or is written by another thread, an index outside of an "
+    "array; where it is a library's function, install another version of it, of the same build as "
+    "PyTorch"
+)
 CRASHES: Final[Mapping[int, str]] = {
     signal.SIGSEGV: "crashed in native code (segmentation fault)",
     signal.SIGABRT: "was aborted by native code",

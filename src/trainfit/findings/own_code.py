@@ -269,6 +269,15 @@ def habit_of(
 # Where samples are made: `__getitem__`, and `collate_fn`.
 
 
+_READS_TABLE: Final = Habit(
+    "reads a whole table for each sample",
+    "read it once, in __init__, and keep it as an array or a tensor, or store it so that one row "
+    "can be read (np.load(…, mmap_mode='r'), HDF5)",
+)
+#: What a loop goes over that reads a file's lines or rows one by one.
+_OVER_ROWS: Final = re.compile(
+    r"^csv\.\w+\(|^open\(|\.open\(|readlines\(|splitlines\(|\.iter(?:rows|tuples)\("
+)
 _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(
@@ -330,11 +339,7 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
             r"csv\.|read_(?:csv|json|parquet|excel|table|pickle)|readlines|loadtxt|genfromtxt"
             r"|codecs\.decode|splitlines"
         ),
-        Habit(
-            "reads a whole table for each sample",
-            "read it once, in __init__, and keep it as an array or a tensor, or store it so that "
-            "one row can be read (np.load(…, mmap_mode='r'), HDF5)",
-        ),
+        _READS_TABLE,
     ),
     (
         re.compile(r"^pandas\.|groupby|sort_values|\.i?loc\b|\.query$|\.iterrows$"),
@@ -400,12 +405,23 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(
             r"tokeniz|encode_plus|encode_batch|_batch_encode|^re\.|(?:^|\.)findall$|finditer"
-            r"|\bregex\b",
+            # How scripts call tokenizers: Hugging Face's, tiktoken's, SentencePiece's.
+            r"|\bregex\b|(?:^|\.)(?:tok|enc|bpe|sp|spm)\.encode\w*$",
             re.IGNORECASE,
         ),
         Habit(
             "makes tokens of text for each sample",
             "do it once before the training (datasets.map(…, batched=True)), with a fast tokenizer",
+        ),
+    ),
+    (
+        # Of a picture that is in memory, to cut out a part costs next to nothing.
+        re.compile(r"(?:^|\.)(?:[Cc]rop|RandomCrop|resized_crop)$"),
+        Habit(
+            "decodes a whole picture for a crop of it",
+            "cut large pictures into pieces once, before the training, or store them so that a "
+            "part can be read (np.load(…, mmap_mode='r'), tiled TIFF, Zarr); or take several crops "
+            "of each picture that is decoded",
         ),
     ),
     (
@@ -487,6 +503,15 @@ _DRAWN: Final = Habit(
     "crop or resize first; draw in float32 (rng.standard_normal(shape, dtype=np.float32), "
     "torch.randn), or for the whole batch at once, on the device",
 )
+#: … and where only that is known: what follows needs a part of them.
+_CONVERTS: Final = re.compile(
+    r"(?:^|\.)(?:astype|img_as_float\w*|convert_image_dtype|to_tensor|ToTensor|float|double)$"
+)
+_CONVERTED: Final = Habit(
+    "converts whole arrays to float for each sample",
+    "crop or resize first, as uint8 (a quarter of the bytes), and convert what is left of it; or "
+    "convert and scale (/ 255) the whole batch in one operator, on the device",
+)
 
 
 def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
@@ -496,10 +521,14 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
             return habit
     if any(map(_SLEEPS.search, names)):
         return _SLEEPING
+    if _OVER_ROWS.search(over):
+        return _READS_TABLE
     if over:
         return Habit(
             f"goes over `{over}` in Python",
             "use operators on whole tensors or arrays (torch.tensor(list) at once, pad_sequence, "
             "np.stack) instead of a loop over elements",
         )
+    if any(map(_CONVERTS.search, names)):
+        return _CONVERTED
     return _DRAWN if any(map(_DRAWS.search, names)) else None

@@ -645,6 +645,24 @@ def test_a_loop_is_told_by_what_it_goes_over(tmp_path: Path) -> None:
     assert over == [whole, whole, whole, "model.parameters()", ""]
 
 
+def test_a_loop_goes_over_what_enumerate_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "rows.py"
+    path.write_text(
+        "def read(file, items, i):\n"
+        "    for k, row in enumerate(csv.reader(file)):\n"
+        "        if k == i: break\n"
+        "    for a, b in zip(items, row):\n"
+        "        pass\n"
+        "    for each in tqdm(list(items), desc='rows'):\n"
+        "        pass\n"
+        "    return [float(v) for k, v in enumerate(items)]\n"
+    )
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    over = [stacks._over(names["read"].__code__, number) for number in (3, 5, 7, 8)]
+    assert over == ["csv.reader(file)", "zip(items, row)", "list(items)", "items"]
+
+
 def test_of_a_deep_stack_the_calls_next_to_the_loop_are_kept() -> None:
     def deep(left: int) -> None:
         if left:

@@ -15,7 +15,10 @@ import pytest
 
 from trainfit.findings.failure import of_exception
 from trainfit.findings.tracebacks import parse_stacks
+from trainfit.results.runs.watched import died_path
+from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder import process
+from trainfit.watch.recorder.rank_files import CrashStack
 from trainfit.watch.recorder.worker_hooks import WorkerDeath, deaths
 
 
@@ -52,6 +55,52 @@ def test_the_stack_is_left(how: str, code: int, line: str | None, tmp_path: Path
     lines, first = inspect.getsourcelines(decode)
     expected = [first + at for at, text in enumerate(lines) if line is not None and line in text]
     assert [frame.line for frame in found if frame is not None] == expected
+
+
+def train(how: str, stem: Path) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    faulthandler.disable()  # pytest's own
+    if how == "before":
+        faulthandler.enable()
+    patches = PatchSet()
+    stack = CrashStack(stem, patches)
+    if how in ("own", "disabled"):
+        assert not faulthandler.is_enabled()
+        faulthandler.enable()
+        assert faulthandler.is_enabled()
+    if how == "disabled":
+        faulthandler.disable()
+        assert not faulthandler.is_enabled()
+    if how == "child":
+        if not (child := os.fork()):
+            stack.in_child()
+            decode("crash")
+        os.waitpid(child, 0)
+    if how in ("child", "returns"):
+        stack.close()
+        patches.restore()
+        assert (
+            not faulthandler.is_enabled()
+            and getattr(faulthandler.enable, "__self__", None) is faulthandler
+        )
+        return
+    decode("crash")
+
+
+@pytest.mark.parametrize("how", ["crash", "own", "disabled", "before", "child", "returns"])
+def test_the_training_s_own_stack_is_left_unless_the_script_wants_it(
+    how: str, tmp_path: Path
+) -> None:
+    started = multiprocessing.get_context("fork").Process(target=train, args=(how, tmp_path / "r"))
+    started.start()
+    started.join(60)
+    ends = how in ("child", "returns")
+    assert started.exitcode == (0 if ends else -signal.SIGSEGV)
+    assert started.pid is not None
+    path = died_path(tmp_path / "r", started.pid)
+    text = path.read_text() if path.exists() else ""
+    assert ("in decode" in text) == (how == "crash")
+    assert path.exists() == (how in ("crash", "own", "disabled"))
 
 
 class Noted:

@@ -99,6 +99,50 @@ def test_a_restart_that_finished_did_not_fail() -> None:
     assert kinds(judge(failed(FILES, ending="finished", exit_code=0)))[0] == "input_bound"
 
 
+#: As faulthandler writes it of a script's thread.
+CRASH = (
+    "Fatal Python error: Segmentation fault\n\n"
+    "Current thread 0x00007f52c13d46c0 (most recent call first):\n"
+    '  File "/v/lib/python3.11/site-packages/codec/read.py", line 9 in decode\n'
+    '  File "/home/me/train.py", line 7 in score\n'
+    '  File "/home/me/train.py", line 20 in <module>\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "text", "says"),
+    [
+        (-11, "failed", CRASH, "segmentation fault"),
+        (139, "failed", CRASH, "segmentation fault"),
+        (None, "failed", CRASH, "segmentation fault"),  # of a process that a launcher started
+        (-6, "failed", CRASH.replace("Segmentation fault", "Aborted"), "aborted"),
+    ],
+)
+def test_a_crash_is_named_with_the_line_that_it_is_in(
+    code: int | None, ending: str, text: str, says: str
+) -> None:
+    events = [Event(20.0, "crash", text=text)]
+    result = judge(run(header={"ending": ending, "exit_code": code}, events=events))
+    assert kinds(result)[0] == "process_crashed"
+    assert says in answer(result) and answer(result).endswith("at /home/me/train.py:7")
+    assert "decode()" in result.findings[0].cause
+    assert "faulthandler" not in result.findings[0].fix.action  # it is what told the line
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "text"),
+    [
+        ("finished", 0, CRASH),  # what another program made of the signal (a JVM) is no end
+        ("failed", None, CRASH.replace("Segmentation fault", "Aborted")),  # by a library's timeout
+        ("interrupted", -15, CRASH),
+    ],
+)
+def test_a_stack_alone_is_no_crash(ending: str, code: int | None, text: str) -> None:
+    events = [Event(20.0, "crash", text=text)]
+    result = judge(run(header={"ending": ending, "exit_code": code}, events=events))
+    assert "process_crashed" not in kinds(result)
+
+
 def test_crashes_and_the_oom_killer() -> None:
     crashed = judge(run(header={"ending": "failed", "exit_code": -11}))
     assert kinds(crashed) == ["process_crashed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,19 +104,24 @@ def test_an_evaluation_in_small_batches_is_told_their_size() -> None:
     hit = np.arange(400) % 50 == 49
     made = {"evaluation_s": np.where(hit, 2.0, 0.0), "flags": np.where(hit, EVALUATION, 0)}
 
-    def judged(size: int) -> Finding:
+    def judged(size: int, made: dict[str, Any] = made) -> Finding | None:
         (training,) = loader()
         valid = dataclasses.replace(
             training, role="evaluation", place="train.py:50", batch_size=size
         )
         result = judge(run_on_cpu(400, header={"loaders": (training, valid)}, **made))
-        return next(each for each in result.findings if each.kind == "evaluation_share")
+        return next((each for each in result.findings if each.kind == "evaluation_share"), None)
 
-    found = judged(1)
-    assert found.title.endswith("in batches of 1") and "train.py:50" in found.fix.action
     (training,) = loader()
     assert training.batch_size is not None
-    assert "in batches" not in judged(training.batch_size).title
+    alone = np.arange(400) == 200
+    once = {"evaluation_s": np.where(alone, 16.0, 0.0), "flags": np.where(alone, EVALUATION, 0)}
+    for found in (judged(1), judged(1, once)):
+        assert found is not None and found.title.endswith("in batches of 1")
+        assert "train.py:50" in found.fix.action
+    usual = judged(training.batch_size)
+    assert usual is not None and "in batches" not in usual.title
+    assert judged(training.batch_size, once) is None  # its share depends on the watch's end
 
 
 def test_rows_that_no_batch_needs_are_told_by_what_the_optimizer_costs() -> None:

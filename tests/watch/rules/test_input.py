@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from helpers_watch import (
 from helpers_watch_random import runs
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.runs.tables import EPOCH_START
+from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
@@ -117,6 +119,34 @@ def test_workers_that_are_needed_are_the_fetch_over_the_step() -> None:
 def test_a_value_that_the_command_says_can_be_tried(command: str, verb: str) -> None:
     result = judge(run(**SLOW, fetches={"fetch_s": 0.58}, header={"command": command}))
     assert result.next_command == f"trainfit {verb} -- {command}"
+
+
+def grown(**changes: Any) -> GrowingVariable:
+    return dataclasses.replace(
+        GrowingVariable("self.cache", "data.py:17", "dict", 2, 156, 9, "tensors", 12288), **changes
+    )
+
+
+@pytest.mark.parametrize(
+    ("cache", "persistent", "told"),
+    [
+        (grown(), False, True),
+        (grown(name="load", kind="cache", item_bytes=None, holds=""), False, True),
+        (grown(), True, False),  # it is there in the next epoch
+        (grown(item_bytes=None, holds=""), False, False),  # counts, names: no samples
+        (grown(kind="list"), False, False),  # a history
+    ],
+)
+def test_a_cache_that_ends_with_its_workers_is_told(
+    cache: GrowingVariable, persistent: bool, told: bool
+) -> None:
+    same = () if cache.kind == "cache" else (grown(name="loader.dataset.cache", kind=cache.kind),)
+    growing = (*(same if cache.item_bytes else ()), cache)
+    header = {"loaders": loader(persistent_workers=persistent), "worker_growing": growing}
+    result = judge(run(header=header, **SLOW, fetches={"fetch_s": 0.58, "cpu_s": 0.58}))
+    found = finding(result, "input_bound")
+    assert (f"`{cache.name}` is lost with the workers" in found.title) == told
+    assert (found.fix.settings.get("persistent_workers") == "True") == told
 
 
 def test_no_more_workers_than_idle_cores() -> None:

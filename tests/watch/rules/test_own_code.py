@@ -170,10 +170,31 @@ def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_know
         (("cv2.VideoCapture",), "decodes video"),
         (("sorted", "glob._iglob"), "lists a folder"),
         (("self.tar.extractfile().read", "self._decompressor.decompress"), "unpacks"),
+        (("tok.encode", "tok.encode"), "makes tokens"),
+        (("scan.crop", "decoder.decode"), "decodes a whole picture"),
+        (("Image.open().convert", "decoder.decode"), "decodes or resizes images"),
+        (("self.photo.astype", "self.photo.astype"), "converts whole arrays"),
     ],
 )
 def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     habit = habit_of_samples(names)
+    assert habit is not None and words in habit.what
+
+
+@pytest.mark.parametrize(
+    ("names", "over", "words"),
+    [
+        (("csv.reader",), "csv.reader(file)", "reads a whole table"),
+        ((), "open(path)", "reads a whole table"),
+        (("row.split",), "self.rows", "goes over `self.rows`"),
+        (("text.encode",), "texts", "goes over `texts`"),  # of a str
+        (("tok.encode",), "texts", "makes tokens"),
+    ],
+)
+def test_a_loop_over_rows_of_a_file_reads_a_table(
+    names: tuple[str, ...], over: str, words: str
+) -> None:
+    habit = habit_of_samples(names, over)
     assert habit is not None and words in habit.what
 
 
@@ -374,6 +395,33 @@ def test_a_python_thread_next_to_the_training_takes_the_interpreters_lock() -> N
     assert result.findings[0] == found and result.limit == "script"
     assert found.place is not None and str(found.place) in answer(result)
     assert found.share == pytest.approx(0.95 - 0.2 - 0.1, abs=0.03)
+
+
+def test_the_line_at_which_a_thread_computes_is_named_not_the_one_at_which_it_waits() -> None:
+    waits = CodeLine("up.py:8", 55, (), "self.queue.get", "waiter.acquire", "lock")
+    code = StackLooks(100, (waits, CodeLine("up.py:9", 27, (), "json.dumps", "_iterencode")))
+    found = finding(judge(thread(0.2, 0.1, ThreadLooks(code, 0.4, 1, 0.4))), "python_thread")
+    assert str(found.place) == "up.py:9"
+
+
+def off_core(calls: str, waits_for: str = "") -> RunRecord:
+    """A step of 0.1 s, a fifth of it at one line of the script."""
+    found = thread(0.5, 0.2)
+    line = CodeLine("train.py:17", 50, (), calls, calls, waits_for)  # type: ignore[arg-type]
+    first = found.ranks[0]
+    steps = first.steps.copy()
+    steps["forward_s"] = 0.015
+    header = dataclasses.replace(first.header, other_code=StackLooks(100, (line,)))
+    rank = dataclasses.replace(first, header=header, steps=steps)
+    return dataclasses.replace(found, ranks=(rank,))
+
+
+def test_the_interpreters_lock_is_waited_for_between_the_phases_too() -> None:
+    found = finding(judge(off_core("torch.randn")), "python_thread")
+    assert found.share == pytest.approx(1.0 - 0.5 - 0.2, abs=0.04)
+    for calls, kind in (("queue.get", "lock"), ("subprocess.run", "")):
+        found = finding(judge(off_core(calls, kind)), "python_thread")
+        assert found.share == pytest.approx(0.8 - 0.5 - 0.2, abs=0.04)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,43 @@ def test_a_worker_that_never_returns_is_named_live() -> None:
     assert len(watch_screen(result)) <= 25
 
 
+OVER = f"""pid 10
+
+{HEAD}
+  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown
+
+{HEAD}
+  File "/usr/lib/python3.11/queue.py", line 171 in get
+  File "/home/me/log.py", line 9 in run"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "seconds", "severity"),
+    [
+        ("running", 30.0, "critical"),
+        ("interrupted", 30.0, "critical"),
+        ("finished", 30.0, "warning"),  # also where Ctrl-C ended the wait
+        ("finished", 0.9, None),  # what is written at the end of each run
+    ],
+)
+def test_a_thread_that_keeps_a_script_from_its_end_is_named(
+    ending: str, seconds: float, severity: str | None
+) -> None:
+    event = Event(21.0 + seconds, "standstill", 200, seconds, OVER)
+    result = judge(run(header={"ending": ending}, events=[event]))
+    if severity is None:
+        assert "standstill" not in kinds(result)
+        return
+    found = result.findings[0]
+    assert (found.kind, found.severity, str(found.place)) == ("standstill", severity, "log.py:9")
+    assert answer(result).startswith("The script is over") and "log.py:9 in run" in answer(result)
+    assert "join()" in found.fix.action
+
+
+def test_a_finished_run_did_not_stand_still() -> None:
+    assert "standstill" not in kinds(judge(still(SLEEPS, ending="finished")))
+
+
 def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
     locked = WORKER.replace(
         HEAD, f'{HEAD}\n  File "/usr/lib/python3.11/threading.py", line 169 in acquire'

@@ -356,7 +356,8 @@ class Event:
     "exception", "thread_died" (one of the script's, by an error), "worker_died", "worker_stack" (in
     which one ended), "worker_hangs" (in which one stands at the end), "skipped_step", "compiled"
     (by torch.compile), "restart" (a second training in one script), "program" (PID and line of one
-    that the script started), "threads" (the line that set PyTorch's number of them)."""
+    that the script started), "threads" (the line that set PyTorch's number of them), "crash" (the
+    stack in which the rank's own process crashed: read from a file of its own)."""
 
     time_s: float
     kind: str
@@ -467,12 +468,29 @@ def _load_rank(path: Path) -> RankRecord:
         for each in sorted(path.parent.glob(f"{stem.name}.fetches.*.bin"))
     ]
     made = np.concatenate([np.zeros(0, tables.FETCHES), *fetches])
+    header = RunHeader.load(path)
+    events = load_events(path.parent / f"{stem.name}.events.jsonl")
     return RankRecord(
-        RunHeader.load(path),
+        header,
         tables.read_table(path.parent / f"{stem.name}.steps.bin", tables.STEPS),
         made[np.argsort(made["end_s"], kind="stable")],
-        load_events(path.parent / f"{stem.name}.events.jsonl"),
+        events + _crash(stem, header),
     )
+
+
+def died_path(stem: Path, pid: int) -> Path:
+    """Where a process leaves the stack that it crashes in; ``stem`` is of its rank's files."""
+    return stem.with_name(f"{stem.name}.died.{pid}")
+
+
+def _crash(stem: Path, header: RunHeader) -> tuple[Event, ...]:
+    """Of the rank's own process, as :mod:`faulthandler` wrote it; there is none in most runs."""
+    path = died_path(stem, header.pid)
+    try:
+        text, at = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+    except OSError:
+        return ()
+    return (Event(at - header.started_unix, "crash", text=text),) if text else ()
 
 
 def load_events(path: Path) -> tuple[Event, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import _thread
 import collections
 import contextlib
+import faulthandler
+import functools
 import math
 import os
 import struct
@@ -18,7 +20,8 @@ import numpy as np
 from trainfit.results.files.decoding import as_json
 from trainfit.results.runs import tables
 from trainfit.results.runs.tables import RowFile
-from trainfit.results.runs.watched import Event, RunHeader
+from trainfit.results.runs.watched import Event, RunHeader, died_path
+from trainfit.simgpu.patching import PatchSet
 
 # ---
 # Rows of steps that were recorded lightly: short ones until they are written.
@@ -353,3 +356,56 @@ def _create(path: Path, text: str) -> bool:
     finally:
         temporary.unlink()
     return True
+
+
+# ---
+# Where the training process crashes in native code.
+
+
+class CrashStack:
+    """Leaves the stack that a process crashes in, of the thread that does: a signal ends it without
+    a traceback. Nothing runs before that.
+
+    It is Python's own :mod:`faulthandler`, as long as the script does not want it for itself: to
+    the script it is off, and what the script enables or disables is done.
+    """
+
+    def __init__(self, stem: Path, patches: PatchSet) -> None:
+        self._path, self._file, self._mine = died_path(stem, os.getpid()), None, False
+        if faulthandler.is_enabled():
+            return
+        self._file = self._path.open("wb", buffering=0)
+        faulthandler.enable(self._file, all_threads=False)
+        self._mine = True
+        patches.hook(faulthandler, "is_enabled", self._asked)
+        patches.hook(faulthandler, "enable", self._taken)
+        patches.hook(faulthandler, "disable", self._taken)
+
+    def _asked(self, original: Callable[[], bool]) -> Callable[[], bool]:
+        @functools.wraps(original)
+        def is_enabled() -> bool:
+            return not self._mine and original()
+
+        return is_enabled
+
+    def _taken(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def taken(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            self._mine = False
+
+        return taken
+
+    def in_child(self) -> None:
+        """After a fork: what ends the child is not what ends this process."""
+        if self._mine:
+            faulthandler.disable()
+
+    def close(self) -> None:
+        """The process is recorded no more, or ends as it should."""
+        self.in_child()
+        if self._file is not None:
+            self._file.close()
+            with contextlib.suppress(OSError):
+                if not self._path.stat().st_size:
+                    self._path.unlink()

@@ -56,7 +56,7 @@ from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
-from trainfit.watch.recorder.rank_files import RankFiles
+from trainfit.watch.recorder.rank_files import CrashStack, RankFiles
 from trainfit.watch.recorder.rank_variables import world
 from trainfit.watch.recorder.step_recorder import StepRecorder
 
@@ -133,6 +133,7 @@ class Recorder:
         self._loaders: list[LoaderRecord] = []
         self._notes: list[str] = []
         self._files: RankFiles | None = None
+        self._crash: CrashStack | None = None
         self._looks: MainThreadLooks | None = None
         self._early_events: collections.deque[Event] = collections.deque(maxlen=1000)
         self._early: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
@@ -191,6 +192,8 @@ class Recorder:
             self._looks.stop()
         if self._files is None and self.steps.count:  # a training without a backward pass
             self._claim()
+        if self._crash is not None:
+            self._crash.close()
         if self._files is not None:
             self._save_noise(self._files)
             self._files.close()
@@ -242,6 +245,8 @@ class Recorder:
         begins files of its own; a DataLoader's worker writes next to the parent's."""
         if self._files is not None:
             self._parent_stem = self._files.stem
+        if self._crash is not None:
+            self._crash.in_child()
         self.pid = os.getpid()
         if self._ended is None:
             self._reset()
@@ -288,6 +293,8 @@ class Recorder:
         self._early_events.clear()
         self._looks = MainThreadLooks(self.steps, self._files.stem, self.event, self._write_header)
         self._looks.start()
+        with contextlib.suppress(OSError):
+            self._crash = CrashStack(self._files.stem, self._patches)
         if multiprocessing.parent_process() is not None:
             # Such a process ends without Python's atexit.
             multiprocessing.util.Finalize(None, self._stop_child, exitpriority=10)

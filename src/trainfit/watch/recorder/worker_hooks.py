@@ -31,7 +31,7 @@ import torch
 
 from trainfit.results.files.decoding import DecodingError, as_json, decode
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import GrowingVariable, StackLooks
+from trainfit.results.runs.watched import GrowingVariable, StackLooks, died_path
 from trainfit.scripts.call_sites import NOTHING, Callee, called_in, called_now, calls_of, fetchers
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
@@ -214,7 +214,7 @@ class WorkerDeath:
     batch calls ``os._exit()``: the training process only sees that it is gone."""
 
     def __init__(self, stem: Path, fetching: Callable[[], bool]) -> None:
-        self._path = stem.with_name(f"{stem.name}.died.{os.getpid()}")
+        self._path = died_path(stem, os.getpid())
         self._file = self._path.open("w", encoding="utf-8")
         self._mine = not faulthandler.is_enabled()
         if self._mine:  # PyTorch's own handlers of a worker come after it

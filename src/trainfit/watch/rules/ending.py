@@ -9,9 +9,10 @@ from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import KINDS, of_failure, of_own_error
+from trainfit.findings.fixes import CRASHED_AT
 from trainfit.findings.tracebacks import exception_in, parse, parse_stacks
 from trainfit.hardware.machine.cgroup import OomKills
-from trainfit.results.findings import Evidence, Finding, Place, Unknown
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
 from trainfit.results.text import exception_text, short
 from trainfit.watch.checks import loader_settings
@@ -21,6 +22,14 @@ from trainfit.watch.view import RankView, RunView
 #: Signals of a crash, which nobody else sends. (SIGABRT is also how a rank ends whose
 #: communication with others timed out.)
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+#: What :mod:`faulthandler` calls them (Modules/faulthandler.c), where no exit code tells.
+_SAID: Final = {
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Illegal instruction": signal.SIGILL,
+    "Floating-point exception": signal.SIGFPE,
+    "Floating point exception": signal.SIGFPE,
+}
 #: The kernel killed for want of memory, as the header's note says with the number.
 _KILLED: Final = FailureContext(oom_kills=OomKills(machine=1))
 #: Ends of workers that the training process sees nothing of but an exit code,
@@ -46,7 +55,7 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
             yield dataclasses.replace(found, evidence=at, rank=rank.rank, last_step=step)
             return
     for rank in run.ranks:
-        found = _killed(rank.header)
+        found = _killed(rank, is_alone=len(run.ranks) == 1)
         if found is not None:
             yield dataclasses.replace(found, rank=rank.rank)
             return
@@ -110,20 +119,46 @@ def _exceptions(run: RunView) -> list[tuple[RankView, Event]]:
     return sorted(found, key=lambda each: each[1].time_s)
 
 
-def _killed(header: RunHeader) -> Finding | None:
+def _killed(rank: RankView, *, is_alone: bool) -> Finding | None:
     """A crash in native code, or the kernel for want of memory; other signals are somebody's."""
-    code = header.exit_code
-    if code is None:
-        return None
-    number = -code if code < 0 else code - 128
+    header, code = rank.header, rank.header.exit_code
+    crash = next((each for each in rank.record.events if each.kind == "crash"), None)
+    number = 0 if code is None else -code if code < 0 else code - 128
+    if code is None and crash is not None and header.ending != "finished":
+        number = _signal_said(crash.text)
     note = _oom_note(header)
-    if number in _CRASHES:
+    if number in _CRASHES or (number == signal.SIGABRT and crash is not None and is_alone):
         found = of_failure(Failure(exit_code=-number), loader_settings(header))
+        found = found if found is None or crash is None else _at_stack(found, crash.text)
     elif number == signal.SIGKILL and note:
         found = of_failure(Failure(exit_code=-number), loader_settings(header), _KILLED)
     else:
         return None
     return found and dataclasses.replace(found, cause=note or found.cause)
+
+
+def _signal_said(text: str) -> int:
+    """Of what the first line of a crash says; 0: none that nobody sends."""
+    said = text.partition("\n")[0]
+    return next((int(number) for name, number in _SAID.items() if said.endswith(name)), 0)
+
+
+def _at_stack(found: Finding, text: str) -> Finding:
+    """With the line that a process crashed at, where its stack tells one."""
+    stack = next(iter(parse_stacks(text)), None)
+    frame = None if stack is None else stack.where
+    if stack is None or frame is None or frame.place is None:
+        return found
+    inner = stack.frames[0]
+    within = f", in {inner.function}()" if not inner.is_user else ""
+    called = f" `{frame.code}`" if frame.code else ""
+    return dataclasses.replace(
+        found,
+        place=frame.place,
+        cause=f"The crash is in what this line calls{called}{within}: Python itself has no "
+        "error to raise there",
+        fixes=(Fix(CRASHED_AT),),
+    )
 
 
 def _oom_note(header: RunHeader) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
+from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.text import duration, three_digits
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies, workers
@@ -74,19 +75,50 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
     is_late = (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs
     slow = None if fix.settings or is_late or fetching.is_locked else fetching.slow_line
+    reason = _reason(fetching, cause)
+    if (cache := _lost_cache(fetching)) is not None:
+        cause, fix = _with_lost_cache(cache, cause, fix)
+        reason += f"{'; ' if reason else ': '}`{cache.name}` is lost with the workers each epoch"
     if checks.has_gpu(rank) and not checks.has_events(rank):
         confidence = "possible"  # the GPU may have had work meanwhile
     yield Finding(
         _INPUT_BOUND_KIND,
         severity(share),
-        f"Waiting for batches costs {checks.in_percent(share)} of the time"
-        + _reason(fetching, cause),
+        f"Waiting for batches costs {checks.in_percent(share)} of the time{reason}",
         tuple(_evidence(fetching, share)),
         cause,
         (fix,),
         confidence,
         share,
         fetching.place if slow is None else slow.place,
+    )
+
+
+#: What a data set looks samples up in, by their index.
+_KEPT_IN: Final = ("dict", "OrderedDict", "defaultdict", "cache")
+
+
+def _lost_cache(fetching: Fetching) -> GrowingVariable | None:
+    """What the data set keeps samples in, in workers that end with each epoch."""
+    loader = fetching.loader
+    if loader is None or not loader.num_workers or loader.persistent_workers:
+        return None
+    found = (e for e in fetching.rank.header.worker_growing if e.kind in _KEPT_IN)
+    kept = [each for each in found if each.item_bytes or each.kind == "cache"]
+    # The same is reached from the script's modules by another name.
+    return min(kept, key=lambda each: not each.name.startswith("self."), default=None)
+
+
+def _with_lost_cache(cache: GrowingVariable, cause: str, fix: Fix) -> tuple[str, Fix]:
+    return (
+        f"`{cache.name}` ({cache.place}) is filled in each worker, and lost when the workers end "
+        f"with the epoch: the next one makes all samples once more. {cause}",
+        Fix(
+            "set persistent_workers=True, so that what was kept is there in the next epoch (each "
+            "worker keeps its own), or fill it before the workers start, in __init__, as a tensor "
+            f"that they share; {fix.action}",
+            settings={"persistent_workers": "True", **fix.settings},
+        ),
     )
 
 

@@ -3,6 +3,8 @@ that take the interpreter's lock from it, and loops of the forward pass over a t
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -141,7 +143,7 @@ _SIDE_BY_SIDE: Final = 1.2
 def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
     """The line at which threads of the script compute while the training waits for them."""
     threads = rank.header.other_threads
-    at = costliest(threads.code)
+    at = costliest(_at_work(threads.code))
     if line.most.waits_for != "lock" or at is None or at.count < thresholds.LOOKS_AT_LINE:
         return None
     if threads.cores < (MainThread(rank).cpu or 0.0):
@@ -199,7 +201,7 @@ _TAKES_TURNS: Final = 0.25
 def _find_thread(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     threads, main = rank.header.other_threads, MainThread(rank)
-    line = costliest(threads.code)
+    line = costliest(_at_work(threads.code))
     if (
         checks.are_few(rank)
         or line is None
@@ -235,14 +237,34 @@ def _find_thread(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+#: What a line waits in for something else than the interpreter's lock, where its kind is not told.
+_BLOCKS: Final = re.compile(
+    r"^subprocess\.|(?:^|\.)(?:wait\w*|join|poll|select|communicate|accept|get|input|result)$"
+)
+
+
+def _at_work(looks: StackLooks) -> StackLooks:
+    """Without the lines at which a thread waits: who takes the interpreter's lock computes."""
+    lines = tuple(each for each in looks.lines if not _waits(each))
+    return dataclasses.replace(looks, lines=lines)
+
+
+def _waits(line: CodeLine) -> bool:
+    return bool(line.waits_for) or any(map(_BLOCKS.search, line.names))
+
+
 def _off_core(rank: RankView) -> float:
-    """Share of the time in forward, backward and optimizer in which the main thread neither is on a
-    core nor lacks one, at least. There it waits for no batch, queue or file."""
+    """Share of the time in forward, backward and optimizer, and at lines between them that wait for
+    nothing, in which the main thread neither is on a core nor lacks one, at least. There it waits
+    for no batch, queue or file."""
     main = MainThread(rank)
     launches, waits = main.launches, CoreWaits(rank).main_thread
     if launches is None or main.cpu is None or waits is None or checks.has_gpu(rank):
         return 0.0
-    return max(0.0, launches - main.cpu - waits)
+    lines = rank.header.other_code.lines
+    every = sum(each.count for each in lines)
+    own = sum(each.count for each in lines if not _waits(each)) / every if every else 0.0
+    return max(0.0, launches + own * (main.other or 0.0) - main.cpu - waits)
 
 
 PYTHON_THREAD: Final = Rule((THREAD_KIND,), _find_thread, each_rank=True)

@@ -20,6 +20,7 @@ from trainfit.results.text import count, duration, short
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import ending
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.thresholds import NOTICEABLE
 from trainfit.watch.view import RankView, RunView, known, median
 
 #: Where a rank waits for others: files, and functions of its stack.
@@ -63,6 +64,13 @@ class _Still:
         return next((e for e in own[1:] if e.role == "other" and _waits_for_lock(e)), None)
 
     @property
+    def kept_by(self) -> ThreadStack | None:
+        """The thread that Python waits for at its end, where the script itself is over."""
+        if not _is_over(self.event):
+            return None
+        return next((each for each in self.threads[1:] if each.role == "other"), None)
+
+    @property
     def waits_for_ranks(self) -> bool:
         if self.view.header.world_size < 2 or self.main is None:
             return False
@@ -80,12 +88,28 @@ def _waits_for_lock(thread: ThreadStack) -> bool:
 def _still(view: RankView) -> _Still | None:
     """What was told of the last pause, where no step came after it."""
     told = [each for each in view.record.events if each.kind == "standstill"]
-    if not told or view.header.ending == "finished":
+    if not told or (view.header.ending == "finished" and not _is_over(told[-1])):
         return None
     last = float(view.record.steps["end_s"][-1]) if len(view.record.steps) else 0.0
     if told[-1].time_s < last or told[-1].step < int(view.record.steps["step"].max(initial=-1)):
         return None
-    return _Still(view, told[-1], max(told[-1].seconds or 0.0, _end(view) - last))
+    found = _Still(view, told[-1], max(told[-1].seconds or 0.0, _end(view) - last))
+    is_short = found.seconds < NOTICEABLE * _end(view)
+    return None if view.header.ending == "finished" and is_short else found
+
+
+#: Where Python waits for the script's threads after its last line.
+_SHUTDOWN: Final = "threading.py"
+
+
+def _is_over(event: Event) -> bool:
+    """Is the main thread at Python's end, and waits for other threads of the script? It writes what
+    it ends by, also where Ctrl-C ends that wait."""
+    main = next(iter(parse_stacks(event.text)), None)
+    if main is None or not main.frames:
+        return False
+    first = main.frames[0]
+    return first.function == "_shutdown" and Path(first.path).name == _SHUTDOWN
 
 
 def _end(view: RankView) -> float:
@@ -122,6 +146,16 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     evidence += [Evidence("stack", _stack(each)) for each in _busy(first)]
     evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
     cause, fix = _cause_and_fix(first)
+    kept = first.kept_by
+    if _is_over(first.event):
+        title = f"The script is over, and its process did not end for {duration(first.seconds)}"
+        cause, fix = "Python ends when all threads have that are no daemons", Fix(_END_THREAD)
+        where = None
+        if kept is not None and kept.where is not None:
+            where = Place(_short(kept.where.path), kept.where.line, source=kept.where.code)
+            code = f" `{short(kept.where.code, 60)}`" if kept.where.code else ""
+            title += f": a thread is at {where} in {kept.where.function}{code}"
+            evidence = [*evidence[:-1], Evidence("stack", _stack(kept))]
     # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
     profiled = of_kind("profiler_on", first.view.header.learning.misuses)
     if where is None and profiled is not None:
@@ -130,7 +164,7 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         cause, fix, where = profiled.cause, profiled.fix, profiled.place
     yield Finding(
         "standstill",
-        "critical",
+        "warning" if first.view.header.ending == "finished" else "critical",
         title,
         tuple(evidence),
         cause,
@@ -246,6 +280,12 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
     return ("The main thread has been in this call since then", Fix(fix))
 
 
+#: A thread that nobody ends.
+_END_THREAD: Final = (
+    "tell the thread to end after the last step (put None into its queue and let it return at "
+    "that, or set an Event that it asks in each round), then join() it; Thread(daemon=True) ends "
+    "with the script, and loses what it has not written yet"
+)
 #: What a line waits for, and what ends the wait.
 _WAITS: Final = (
     (
@@ -271,8 +311,9 @@ _WAITS: Final = (
     ),
     (
         re.compile(r"\.join\s*\(|\.result\s*\(|\.wait\s*\("),
-        "see what the thread or process that it waits for does; a timeout makes such a wait an "
-        "error",
+        "see what the thread or process that it waits for does: a process that has put more into a "
+        "multiprocessing.Queue than was taken out does not end (get() all of it before join()), a "
+        "thread not without its sentinel; a timeout makes such a wait an error",
     ),
     (
         _LOCK,

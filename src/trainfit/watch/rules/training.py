@@ -420,14 +420,15 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     places = np.flatnonzero(spent > 0)
     if share < thresholds.WARNING_SHARE:
         return
-    if len(places) < thresholds.LEAST_EVENTS:
+    small = _small_batches(rank)
+    # Of one alone the share depends on when the watch ends; that its batches are small does not.
+    if len(places) < (thresholds.LEAST_EVENTS if small is None else 1):
         yield Unknown(_EVALUATION_SHARE_KIND, "only one evaluation ran", "watch two evaluations")
         return
-    between = float(np.median(np.diff(places)))
+    between = float(np.median(np.diff(places))) if len(places) > 1 else float(len(rank.steps))
     if between <= _NEARLY_EACH:
         yield _within_training(share, spent[places], between)
         return
-    small = _small_batches(rank)
     yield Finding(
         _EVALUATION_SHARE_KIND,
         "warning",

@@ -70,8 +70,9 @@ class OtherThreadLooks:
 
 def stacks_of_script(training: int) -> list[str]:
     """What threads of the script stand at next to the one that trains, as :mod:`faulthandler`
-    writes it."""
-    others = [each.ident for each in threading.enumerate() if each.ident not in (training, None)]
+    writes it; first those that Python waits for at its end."""
+    threads = sorted(threading.enumerate(), key=lambda each: each.daemon)
+    others = [each.ident for each in threads if each.ident not in (training, None)]
     stacks = [users_stack(each) for each in others[:_OF] if each is not None]
     own = [each for each in stacks if not all(is_library(code.co_filename) for code, _, _ in each)]
     return [stack_text(each) for each in own[:_MOST]]

@@ -57,7 +57,13 @@ _WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)",
 
 #: A loop's first line, and a loop or a comprehension that is within a line.
 _FOR: Final = re.compile(r"^\s*(?:async\s+)?for\b.+?\bin\s+(.+?):\s*(?:#.*)?$")
-_ON_LINE: Final = re.compile(r"\bfor\b.+?\bin\s+([\w.]+(?:\([^()]*\))?)")
+_ON_LINE: Final = re.compile(r"\bfor\b.+?\bin\s+([\w.]+(?:\((?:[^()]|\([^()]*\))*\))?)")
+#: What only goes over another thing: that is what the loop goes over.
+_DRIVEN: Final = re.compile(
+    r"(?:enumerate|reversed|iter|list|tuple|tqdm(?:\.tqdm|\.auto\.tqdm)?)\("
+    r"((?:[^(),]|\([^()]*\))+)[,)].*",
+)
+_DRIVERS: Final = frozenset(("enumerate", "reversed", "iter", "list", "tuple"))
 _LONGEST_LOOP: Final = 60
 _LONGEST_OVER: Final = 60
 
@@ -311,6 +317,8 @@ def _line(stack: Sequence[Call]) -> _Key:
     source = linecache.getline(code.co_filename, number).strip()
     waits = _waits_for(within, source)
     over = _over(code, number)
+    if calls in _DRIVERS and over:  # of "enumerate(csv.reader(file))" the reader is what works
+        calls = over.partition("(")[0] if "(" in over else ""
     return _place(stack[own]), callers, calls, _innermost(within), waits, over, code.co_qualname
 
 
@@ -325,7 +333,8 @@ def _over(code: CodeType, number: int) -> str:
         indent = len(text) - len(text.lstrip())
         within = indented is None or indent < indented
         if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
-            return loop[1].strip()[:_LONGEST_OVER]
+            driven = _DRIVEN.fullmatch(loop[1].strip())
+            return (driven or loop)[1].strip()[:_LONGEST_OVER]
         indented = indent if indented is None else min(indent, indented)
     return ""
 
