@@ -56,12 +56,7 @@ from trainfit.hooks.owners import (
 from trainfit.hooks.provenance.views import seems_swapped
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, passed_by, ranks
 from trainfit.hooks.remade import of_schedules
-from trainfit.hooks.schedules import (
-    Schedule,
-    schedule_end,
-    schedule_fades,
-    schedule_unused,
-)
+from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
 from trainfit.hooks.values import anomaly_at, denormals, rooted_at, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.tensors import item
@@ -119,7 +114,7 @@ class LearningObserver:
         self._calls = 0
         self._batches: Counter[int] = Counter()
         self._is_fed = False
-        self._accumulated = Accumulated()
+        self._accumulated = Accumulated(place)
         self._modes = Modes()
         self._trained_before = False
         self._losses: list[LossScale] = []
@@ -339,8 +334,11 @@ class LearningObserver:
         measured)."""
         self.misuse.clipping(tensors, limit if self._passes else None, by_norm)
         self._changed += 1
-        if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
+        is_measured = isinstance(limit, int | float) and limit >= _ONLY_MEASURED
+        if not self._passes and not is_measured:
             self._clipping = self._place() or ""
+        if not is_measured:
+            self._accumulated.clipped()
         if self._scaled and not self._unscaled and self._clipped is None:
             self._clipped = self._place() or ""
 
@@ -560,6 +558,7 @@ class LearningObserver:
             not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
             misuses=(
                 *self.misuse.found(names),
+                *self._accumulated.found(),
                 *of_schedules(self._schedules, self._seen, asks=not self._reads_values),
             ),
             clipped_late=self._clipped_late,
