@@ -6,6 +6,7 @@ The address next to a text is where PyTorch (or the library) raises it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -564,9 +565,8 @@ _OF_OPTIMIZER: Final = (
 
 def _is_in_optimizer(raised: ParsedException) -> bool:
     """Did PyTorch's optimizer raise it, and no closure that it calls?"""
-    last = next((each for each in reversed(raised.frames) if each.is_user), None)
-    below = raised.frames[raised.frames.index(last) + 1 :] if last is not None else ()
-    return any(_OPTIMIZERS in each.path for each in below)
+    below = itertools.takewhile(lambda frame: not frame.is_user, reversed(raised.frames))
+    return any(_OPTIMIZERS in frame.path for frame in below)
 
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:
