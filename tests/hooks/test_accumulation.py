@@ -229,6 +229,30 @@ def test_an_ema_is_near_its_model(kinds: Kinds) -> None:
     assert "norm_of_average" not in kinds(lambda: averaged(lambda *_: None, multi_avg_fn=ema))
 
 
+@pytest.mark.parametrize(("calls", "frozen", "is_told"), [(6, False, True), (6, True, False),
+                                                         (2, False, False)])  # fmt: skip
+def test_features_that_keep_the_graphs_of_a_backbone(
+    simulation: Simulation, calls: int, frozen: bool, is_told: bool
+) -> None:
+    """A head is trained on what a backbone gave before, in several calls; two may be a trial."""
+    with observing(simulation, counts_in_place=False) as observer:
+        backbone, head = net().requires_grad_(not frozen), nn.Linear(4, 4).cuda()
+        features = []
+        for x, _ in classes(calls):
+            observer.called(backbone)
+            features.append(backbone(x.cuda()))
+            observer.returned(backbone, features[-1])
+        optimizer = torch.optim.SGD(head.parameters(), 0.1)
+        for each in [*features, *features]:
+            observer.called(head)
+            optimizer.zero_grad()
+            head(each.detach()).mean().backward()
+            optimizer.step()
+        found = {each.kind: each for each in of_learning(observer.facts())}
+    assert ("graph_unused" in found) == is_told
+    assert not is_told or found["graph_unused"].place is not None
+
+
 def compared(last: nn.Module | None, targets: torch.Tensor) -> None:
     model = net(*([last] if last is not None else []))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -63,6 +63,8 @@ from trainfit.torch_private.tensors import item
 
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
+#: Calls of models before the first step that are no trial of one.
+_EARLY: Final = 4
 _MODELS: Final = 4
 _NAMES: Final = 3
 #: Bytes of a model whose activations are hardly worth a word.
@@ -124,8 +126,8 @@ class LearningObserver:
         #: What the second step's loss was computed with, by identity.
         self._leaves: dict[int, Leaf] | None = None
         self._gradients = Gradients({}, 0)
-        #: Models that gave something with a graph after the first step, by identity, and where; and
-        #: one of them that gets no gradient. Are gradients of chosen tensors asked for?
+        #: Models that gave something with a graph, by identity, and where; and one of them that
+        #: gets no gradient. Are gradients of chosen tensors asked for?
         self._with_graph: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._graph_unused: tuple[str, str, bool] | None = None
         self._chooses = False
@@ -188,9 +190,8 @@ class LearningObserver:
     def returned(self, module: Any, output: Any) -> None:
         """An outermost module with parameters gave ``output``."""
         self.misuse.graphs.called()
-        known = self._with_graph
-        is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
-        if is_new and has_graph(output):
+        known, is_used = self._with_graph, self._trained_before or self._calls >= _EARLY
+        if is_used and id(module) not in known and len(known) < _MODELS and has_graph(output):
             known[id(module)] = weakref.ref(module), self._place() or ""
 
     def iterated(self, loader: Any) -> None:
