@@ -54,7 +54,8 @@ _RESTARTS: Final = 3
 #: Batches whose losses are added from which it is worth a word: fewer may be of one comparison.
 _SUMMED: Final = 4
 #: Nodes of a sum of losses, and of what scales it, stacks or averages them.
-_SUMS: Final = ("Add", "Sub", "Div", "Mul", "Stack", "Mean", "Sum", "Cat", "View", "Unsqueeze")
+_SUMS: Final = ("Add", "Sub", "Div", "Mul", "Stack", "Cat", "Unsqueeze")
+_OF_ALL: Final = ("Mean", "Sum")
 _MOST_TERMS: Final = 4096
 #: Looks at steps, and steps, with the targets of the first, after which no others are expected.
 _LOOKS: Final = 6
@@ -86,7 +87,10 @@ def terms_of(root: Any) -> int:
             continue
         seen += 1
         inside = [each for each, _ in node.next_functions if each is not None]
-        if inside and node.name().startswith(_SUMS):
+        are_losses = inside and inside[0].name().startswith(("Stack", "Cat"))
+        if inside and (
+            node.name().startswith(_SUMS) or (are_losses and node.name().startswith(_OF_ALL))
+        ):
             waiting += inside
         else:
             terms += 1
@@ -143,6 +147,7 @@ class Batches:
         self._others = False
         #: DataLoaders that give single tensors, by identity: whether these are labels.
         self._single: dict[int, bool] = {}
+        self._is_told = False
         self.summed: tuple[int, str | None] | None = None
         """Batches of one DataLoader whose losses are added before one backward pass, and its line.
         """
@@ -212,7 +217,9 @@ class Batches:
         """A backward pass begins at this node. Where an evaluation had batches, too, it tells
         nothing of what is trained on."""
         last = itertools.takewhile(lambda each: each is self._current[-1], self._current[::-1])
-        asked = len(list(last)) if self.summed is None else 0
+        # The first pass that is told of comes after others, whose batches are there as well.
+        asked = len(list(last)) if self.summed is None and self._is_told else 0
+        self._is_told = True
         # A pass that came to its end was asked once more.
         batches = min(asked, self._current[-1].batches or asked) if asked else 0
         if batches >= _SUMMED and terms_of(root) >= batches:
