@@ -423,6 +423,26 @@ def pinning(*, before: bool) -> None:
         optimizer.step()
 
 
+class Rows(list[torch.Tensor]):
+    """A batch that a DataLoader pins by this method."""
+
+    def pin_memory(self) -> Rows:
+        return Rows(each.pin_memory() for each in self)
+
+
+def test_batches_that_a_loader_pins_by_their_method(kinds: Kinds) -> None:
+    def training() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        rows: Any = torch.randn(32, 8)
+        for batch in DataLoader(rows, 4, collate_fn=Rows, pin_memory=True):
+            optimizer.zero_grad()
+            model(torch.stack(batch).cuda()).mean().backward()
+            optimizer.step()
+
+    assert "pinned_by_hand" not in kinds(training)
+
+
 def test_batches_that_are_pinned_by_hand(kinds: Kinds) -> None:
     found = kinds(lambda: pinning(before=False))["pinned_by_hand"]
     assert found.place is not None and "pin_memory=True" in found.fix.action

@@ -6,11 +6,12 @@ from __future__ import annotations
 import dis
 import inspect
 import random
+import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Final
 
 import numpy as np
@@ -34,6 +35,8 @@ _OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__", "__call__")
 #: Generators of random numbers, of which a worker gets a copy: PyTorch seeds those of the modules
 #: random, numpy.random and torch in each worker (torch/utils/data/_utils/worker.py), and no others.
 _GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+#: Modules of PyTorch's DataLoader.
+_OF_LOADERS: Final = "torch.utils.data."
 _READS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
@@ -116,7 +119,7 @@ class Loaders:
 
     def pins(self) -> None:
         """The script pins a tensor, after the first step."""
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread() or _is_by_loader():
             return
         place = self._place() or ""
         self._pins[place] += 1
@@ -137,6 +140,16 @@ class Loaders:
         on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
         if on_gpu and self._last is not None:
             self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
+
+
+def _is_by_loader() -> bool:
+    """Does a DataLoader ask for it, as by a method of the script's own batches?"""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_OF_LOADERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:
