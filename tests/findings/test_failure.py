@@ -760,6 +760,26 @@ def test_errors_of_a_training_on_gpus(message: str, kind: str) -> None:
     assert fault is not None and fault.kind == kind and fault.kind in KINDS
 
 
+@pytest.mark.parametrize(
+    ("inside", "is_state"),
+    [
+        (("torch/optim/optimizer.py", "torch/optim/adam.py"), True),
+        (("torch/optim/lbfgs.py", "/home/me/train.py", "torch/nn/functional.py"), False),
+        (("torch/nn/functional.py",), False),
+    ],
+    ids=["in the step", "in its closure", "in the model"],
+)
+def test_an_optimizers_state_on_another_device(inside: tuple[str, ...], is_state: bool) -> None:
+    paths = ["/home/me/train.py", *inside]
+    paths = [path if path.startswith("/") else f"/lib/site-packages/{path}" for path in paths]
+    lines = (f'  File "{path}", line 3, in step\n    step()\n' for path in paths)
+    message = "Expected all tensors to be on the same device, but found at least two devices"
+    trace = f"Traceback (most recent call last):\n{''.join(lines)}RuntimeError: {message}\n"
+    fault = of_failure(Failure("RuntimeError", message, trace))
+    assert fault is not None and fault.kind == "two_devices"
+    assert ("load_state_dict" in fault.fix.action) == is_state
+
+
 # --- Ports and processes ----------------------------------------------------------------------
 
 

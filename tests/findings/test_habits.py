@@ -16,6 +16,13 @@ def test_waits_are_told_with_their_lines() -> None:
     assert found.place is not None and found.place.line == 1
 
 
+def test_a_loop_over_samples_that_waits_for_each() -> None:
+    lines = ("/home/me/train.py:7", "/home/me/train.py:3")
+    (found,) = of_steps(StepMakeup(64, 1, 64, waits=lines, looped_waits=64))
+    assert found.severity == "warning" and "64 times in each step at " in found.title
+    assert found.place is not None and found.place.line == 7 and "where" in found.fix.action
+
+
 def test_trials_of_cudnn_in_step_after_step() -> None:
     assert not list(of_steps(StepMakeup(8, 1, 8, trials=1)))  # a last batch that is shorter
     (found,) = of_steps(StepMakeup(8, 1, 8, trials=2))

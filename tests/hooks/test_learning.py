@@ -515,7 +515,7 @@ def activated_once(device: str) -> None:
     compared(
         device, lambda out, _: nn.functional.nll_loss(out.expand(8, 3).log_softmax(1), classes)
     )
-    compared(device, lambda out, to: nn.functional.mse_loss(out.sigmoid().squeeze(1), to))
+    compared(device, lambda out, to: nn.functional.mse_loss(out.sigmoid().squeeze(1), to.sigmoid()))
 
 
 def over_data(device: str, take: Callable[[DataLoader[Any]], Iterator[Any]], **loader: Any) -> None:

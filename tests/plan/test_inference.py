@@ -115,3 +115,6 @@ def test_predictions_that_are_kept_are_no_cache() -> None:
     made_by_the_model = dataclasses.replace(logits, module="Model.layers.0.attention")
     (cache,) = pattern_notes(dataclasses.replace(pattern, sources=(made_by_the_model,)))
     assert "KV cache" in cache
+    of_graph = dataclasses.replace(made_by_the_model, operator="aten.relu.default")
+    (kept,) = pattern_notes(dataclasses.replace(pattern, sources=(of_graph,)))
+    assert "KV cache" not in kept and "torch.no_grad()" in kept

@@ -84,6 +84,19 @@ def test_there_is_only_one_gpu(sim: Simulation) -> None:
             wrong()
 
 
+@pytest.mark.parametrize(
+    ("visible", "wanted"),
+    [("1", "leaves one GPU, which is cuda:0"), ("0,1", '--gpu "2x '), ("", '--gpu "2x ')],
+)
+def test_gpus_are_numbered_among_the_visible(
+    sim: Simulation, monkeypatch: pytest.MonkeyPatch, visible: str, wanted: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(1, device="cuda:1")
+    assert wanted in str(raised.value)
+
+
 def test_memory_counters(sim: Simulation) -> None:
     free, total = torch.cuda.mem_get_info()
     assert total == sim.gpu.memory_bytes

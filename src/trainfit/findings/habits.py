@@ -71,6 +71,15 @@ WAITS: Final = Habit(
     "leave empty_cache() out of the loop: PyTorch gives freed memory to the next tensors by itself",
     "if step % 50 == 0: print(loss.item())",
 )
+#: A loop over the samples of a batch that reads a tensor of the GPU for each of them.
+WAITS_FOR_EACH: Final = Habit(
+    "a condition on a number of the GPU (if y[i] == 1), item() or print() of it waits until the "
+    "GPU has computed it; between two of them the GPU has one small kernel at a time",
+    "compute with whole tensors: a mask or torch.where in place of an if for each sample, a weight "
+    "for each class (weight=… of the loss); where Python is to decide, .tolist() once before the "
+    "loop",
+    "loss = torch.where(y == 1, 2 * losses, losses).mean()",
+)
 #: ``cudnn.benchmark`` where sizes change.
 TRIALS: Final = Habit(
     "torch.backends.cudnn.benchmark times each algorithm at each new size, and empties the cache",
@@ -189,13 +198,17 @@ def of_steps(makeup: StepMakeup | None) -> Iterator[Finding]:
         places = list(map(Place.parse, makeup.waits))
         names = ", ".join(map(str, places[:_NAMED]))
         more = "" if len(places) <= _NAMED else ", …"
+        looped = makeup.looped_waits
+        habit = WAITS_FOR_EACH if looped else WAITS
         yield Finding(
             WAITS_KIND,
-            "info",
-            f"The CPU waits for the GPU in each step: {names}{more}",
+            "warning" if looped else "info",
+            f"The CPU waits for the GPU {looped:,} times in each step at {places[0]}"
+            if looped
+            else f"The CPU waits for the GPU in each step: {names}{more}",
             (Evidence("waits", count(len(places), "line")),),
-            WAITS.cause,
-            (Fix(WAITS.action, line=WAITS.line),),
+            habit.cause,
+            (Fix(habit.action, line=habit.line),),
             place=places[0],
         )
     if makeup.trials >= _LEAST_TRIALS:

@@ -6,6 +6,7 @@ The address next to a text is where PyTorch (or the library) raises it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -552,6 +553,20 @@ KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
 #: Of these the message itself says what it is about.
 _TOLD: Final = ("label_out_of_range", "unreadable_file", "no_folder", "no_data_set")
 _LONGEST: Final = 100
+#: Where an optimizer's step raises that two devices meet, and what it means there.
+_OPTIMIZERS: Final = "/torch/optim/"
+_OF_OPTIMIZER: Final = (
+    "The optimizer's state is on another device than its parameters",
+    "model.to(device) before optimizer.load_state_dict(…), which moves the state to where the "
+    "parameters are at that time; the same order as in a new run: the model to the GPU, the "
+    "optimizer, its state",
+)
+
+
+def _is_in_optimizer(raised: ParsedException) -> bool:
+    """Did PyTorch's optimizer raise it, and no closure that it calls?"""
+    below = itertools.takewhile(lambda frame: not frame.is_user, reversed(raised.frames))
+    return any(_OPTIMIZERS in frame.path for frame in below)
 
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:
@@ -567,4 +582,6 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
         title, fix = "A weight was changed between a forward and its backward pass", _STEP_BETWEEN
     elif found.kind == "changed_in_place" and "which is output" not in raised.message:
         fix = f"{_STEP_BETWEEN}; of data: {_NOT_IN_PLACE}"
+    elif found.kind == "two_devices" and _is_in_optimizer(raised):
+        title, fix = _OF_OPTIMIZER
     return failure_finding(found.kind, title, "", fix)

@@ -7,6 +7,7 @@ of labels is looked at, none of its samples are loaded.
 
 from __future__ import annotations
 
+import itertools
 import math
 import weakref
 from collections import deque
@@ -21,6 +22,7 @@ from torch.utils.data import RandomSampler, SequentialSampler, Subset
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.data_loading import dataset_of
 from trainfit.torch_private.modules import outermost_call
@@ -49,6 +51,12 @@ _PAIR: Final = 2
 _TENSORS: Final = 8
 #: Steps in a row that begin a DataLoader for one batch: no epoch of a single step.
 _RESTARTS: Final = 3
+#: Batches whose losses are added from which it is worth a word: fewer may be of one comparison.
+_SUMMED: Final = 4
+#: Nodes of a sum of losses, and of what scales it, stacks or averages them.
+_SUMS: Final = ("Add", "Sub", "Div", "Mul", "Stack", "Cat", "Unsqueeze")
+_OF_ALL: Final = ("Mean", "Sum")
+_MOST_TERMS: Final = 4096
 #: Looks at steps, and steps, with the targets of the first, after which no others are expected.
 _LOOKS: Final = 6
 _STEPS: Final = 64
@@ -70,6 +78,25 @@ def is_own(module: Any, state: Mapping[str, Any]) -> bool:
     )
 
 
+def terms_of(root: Any) -> int:
+    """Of how many terms is this node a sum? Those of numbers alone have no node."""
+    waiting, terms, seen = [root], 0, 0
+    while waiting and seen < _MOST_TERMS:
+        node = waiting.pop()
+        if node is None:
+            continue
+        seen += 1
+        inside = [each for each, _ in node.next_functions if each is not None]
+        are_losses = inside and inside[0].name().startswith(("Stack", "Cat"))
+        if inside and (
+            node.name().startswith(_SUMS) or (are_losses and node.name().startswith(_OF_ALL))
+        ):
+            waiting += inside
+        else:
+            terms += 1
+    return terms
+
+
 class _Loader(NamedTuple):
     """A DataLoader, the line that goes over it, its data set, which its iterators keep, and the
     batches of an epoch (0: not known)."""
@@ -83,7 +110,8 @@ class _Loader(NamedTuple):
 class Batches:
     """Follows the batches of a training's first steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
+        self._running = place
         #: What was gone over last and has given nothing yet, two at most; the DataLoader of each
         #: iterator, by identity; those that gave batches since the last backward pass; that of the
         #: training.
@@ -119,6 +147,10 @@ class Batches:
         self._others = False
         #: DataLoaders that give single tensors, by identity: whether these are labels.
         self._single: dict[int, bool] = {}
+        self._is_told = False
+        self.summed: tuple[int, str | None] | None = None
+        """Batches of one DataLoader whose losses are added before one backward pass, and its line.
+        """
         self.apart: tuple[int, str | None] | None = None
         """Samples of two data sets, inputs and their labels, that two DataLoaders shuffle, and the
         line that goes over one of them."""
@@ -181,13 +213,27 @@ class Batches:
         self._current += [each for each in [self._of.get(id(iterator))] if each is not None]
         self._taken += 1
 
-    def trained(self) -> None:
-        """A backward pass begins. Where an evaluation had batches, too, it tells nothing."""
+    def trained(self, root: Any = None) -> None:
+        """A backward pass begins at this node. Where an evaluation had batches, too, it tells
+        nothing of what is trained on."""
+        last = itertools.takewhile(lambda each: each is self._current[-1], self._current[::-1])
+        # The first pass that is told of comes after others, whose batches are there as well.
+        asked = len(list(last)) if self.summed is None and self._is_told else 0
+        self._is_told = True
+        # A pass that came to its end was asked once more.
+        batches = min(asked, self._current[-1].batches or asked) if asked else 0
+        if batches >= _SUMMED and terms_of(root) >= batches:
+            self.summed = batches, self._running()
         if self._current and all(each is self._current[0] for each in self._current):
             self._training = self._current[0]
         if self.apart is None and len(self._current) == _PAIR:
             self._look_at_pair(*self._current)
         self._current = []
+
+    def found(self) -> Iterator[Misuse]:
+        """Batches whose losses are added before one backward pass."""
+        if self.summed is not None:
+            yield Misuse("backward_of_many", (str(self.summed[0]),), self.summed[1])
 
     def _look_at_pair(self, one: _Loader, other: _Loader) -> None:
         """Do two DataLoaders give the inputs and the labels, each shuffled by itself?"""

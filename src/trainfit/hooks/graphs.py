@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -141,8 +141,13 @@ class SecondOrder:
 class ScaledLosses:
     """Follows the losses that a GradScaler scales, and those of the same step that it does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
+        self._place = place
         self._is_scaled = False
+        #: Was the scale updated since a loss was scaled last?
+        self._is_updated = False
+        self._times_between = 0
+        self._between: Misuse | None = None
         self.is_enabled = True
         """Does the GradScaler scale that is asked to?"""
         #: Parameters that passes of losses as they are went to, by identity, with the line.
@@ -158,10 +163,26 @@ class ScaledLosses:
         """A GradScaler gave these; one that is not enabled gives what it is given."""
         if not self.is_enabled:
             return
+        self._is_updated = False
         for each in losses if isinstance(losses, list | tuple) else (losses,):
             node: Any = each.grad_fn if isinstance(each, torch.Tensor) else None
             if node is not None:
                 node.metadata[_SCALED] = True
+
+    def updates(self) -> None:
+        """The scale is updated."""
+        self._is_updated = True
+
+    def found(self) -> Iterator[Misuse]:
+        """Steps with gradients that were scaled before the last update of the scale."""
+        if self._between is not None:
+            yield self._between
+
+    def steps(self) -> None:
+        """A GradScaler makes a step: of gradients that it scaled before its last update?"""
+        self._times_between += self._is_updated
+        if self._times_between >= _LEAST_MIXED and self._between is None and self._is_updated:
+            self._between = Misuse("scale_updated_between", (), self._place())
 
     def read(self) -> None:
         """A script asks for the scale, to use it itself."""

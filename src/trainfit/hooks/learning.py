@@ -56,18 +56,15 @@ from trainfit.hooks.owners import (
 from trainfit.hooks.provenance.views import seems_swapped
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, passed_by, ranks
 from trainfit.hooks.remade import of_schedules
-from trainfit.hooks.schedules import (
-    Schedule,
-    schedule_end,
-    schedule_fades,
-    schedule_unused,
-)
+from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
 from trainfit.hooks.values import anomaly_at, denormals, rooted_at, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
 from trainfit.torch_private.tensors import item
 
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
+#: Calls of models before the first step that are no trial of one.
+_EARLY: Final = 4
 _MODELS: Final = 4
 _NAMES: Final = 3
 #: Bytes of a model whose activations are hardly worth a word.
@@ -119,7 +116,7 @@ class LearningObserver:
         self._calls = 0
         self._batches: Counter[int] = Counter()
         self._is_fed = False
-        self._accumulated = Accumulated()
+        self._accumulated = Accumulated(place)
         self._modes = Modes()
         self._trained_before = False
         self._losses: list[LossScale] = []
@@ -129,8 +126,8 @@ class LearningObserver:
         #: What the second step's loss was computed with, by identity.
         self._leaves: dict[int, Leaf] | None = None
         self._gradients = Gradients({}, 0)
-        #: Models that gave something with a graph after the first step, by identity, and where; and
-        #: one of them that gets no gradient. Are gradients of chosen tensors asked for?
+        #: Models that gave something with a graph, by identity, and where; and one of them that
+        #: gets no gradient. Are gradients of chosen tensors asked for?
         self._with_graph: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._graph_unused: tuple[str, str, bool] | None = None
         self._chooses = False
@@ -193,9 +190,8 @@ class LearningObserver:
     def returned(self, module: Any, output: Any) -> None:
         """An outermost module with parameters gave ``output``."""
         self.misuse.graphs.called()
-        known = self._with_graph
-        is_new = self._trained_before and id(module) not in known and len(known) < _MODELS
-        if is_new and has_graph(output):
+        known, is_used = self._with_graph, self._trained_before or self._calls >= _EARLY
+        if is_used and id(module) not in known and len(known) < _MODELS and has_graph(output):
             known[id(module)] = weakref.ref(module), self._place() or ""
 
     def iterated(self, loader: Any) -> None:
@@ -339,8 +335,11 @@ class LearningObserver:
         measured)."""
         self.misuse.clipping(tensors, limit if self._passes else None, by_norm)
         self._changed += 1
-        if not self._passes and not (isinstance(limit, int | float) and limit >= _ONLY_MEASURED):
+        is_measured = isinstance(limit, int | float) and limit >= _ONLY_MEASURED
+        if not self._passes and not is_measured:
             self._clipping = self._place() or ""
+        if not is_measured:
+            self._accumulated.clipped()
         if self._scaled and not self._unscaled and self._clipped is None:
             self._clipped = self._place() or ""
 
@@ -560,6 +559,7 @@ class LearningObserver:
             not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
             misuses=(
                 *self.misuse.found(names),
+                *self._accumulated.found(),
                 *of_schedules(self._schedules, self._seen, asks=not self._reads_values),
             ),
             clipped_late=self._clipped_late,

@@ -17,7 +17,7 @@ from torch.distributions import kl
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
-from torch.optim import lr_scheduler
+from torch.optim import lr_scheduler, swa_utils
 from torch.optim import optimizer as optim
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader, DistributedSampler, WeightedRandomSampler
@@ -70,7 +70,7 @@ def install(
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
         (torch.autograd, "backward", _backward, False),
         (scaler, "unscale_", _of_scaler(LearningObserver.unscaled), False),
-        (scaler, "step", _of_scaler(LearningObserver.steps_scaler), True),
+        (scaler, "step", _of_scaler(_steps_scaler), True),
         (scaler, "get_scale", _of_scaler(LearningObserver.reads_scale), True),
         (clip_grad, "clip_grad_norm_", _clipping, False),
         (clip_grad, "clip_grad_value_", _clipping_values, False),
@@ -79,6 +79,10 @@ def install(
         (functional, "ctc_loss", _transcribing, False),
         *((functional, name, functools.partial(_pairing, name), False) for name in OF_PAIRS),
         (optim.Optimizer, "zero_grad", _zeroing, False),
+        (swa_utils.AveragedModel, "update_parameters", _averaging, True),
+        (swa_utils.AveragedModel, "forward", _averaged, True),
+        (swa_utils, "update_bn", _renewing, True),
+        (scaler, "update", _of_scaler(lambda it: it.misuse.scaled.updates()), False),
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (optim.Optimizer, "add_param_group", lambda it, of, *_, **__: it.grouped(of), True),
         *((torch.nn.init, name, _initializing, True) for name in _ONE_VALUE),
@@ -92,11 +96,13 @@ def install(
         *((functional, name, functools.partial(_activating, name), False) for name in _SOFTMAX),
         (functional, "scaled_dot_product_attention", _attends, False),
         (WeightedRandomSampler, "__init__", _sampling, True),
+        (torch.Tensor, "pin_memory", _pinning, False),
         (torch.nn.ModuleList, "__init__", _listing, True),
         (torch.nn.Sequential, "__init__", _chaining, True),
         (functional, "one_hot", _one_hot, False),
         (functional, "embedding", _embedding, False),
         (torch.autocast, "__enter__", _autocasting, False),
+        (distributions.Categorical, "__init__", _drawing, False),
         *((kind, "sample", _sampled, False) for kind in _SAMPLED),
         *((kind, "rsample", _asked, False) for kind in _SAMPLED),
         *((module, "kl_divergence", _compared, False) for module in (distributions, kl)),
@@ -209,6 +215,29 @@ def _zeroing(observer: LearningObserver, owner: Any, *_: Any, **__: Any) -> None
     observer.zeroed(owner)
 
 
+def _averaging(observer: LearningObserver, model: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.averages.averaged(model)
+
+
+def _averaged(observer: LearningObserver, model: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.averages.evaluates(model)
+
+
+def _renewing(
+    observer: LearningObserver, loader: Any = None, model: Any = None, *_: Any, **__: Any
+) -> None:
+    observer.misuse.averages.renewed(model)
+
+
+def _steps_scaler(observer: LearningObserver) -> None:
+    observer.steps_scaler()
+    observer.misuse.scaled.steps()
+
+
+def _drawing(observer: LearningObserver, _: Any, probs: Any = None, *__: Any, **___: Any) -> None:
+    observer.misuse.predictions.drawing(probs)
+
+
 def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
     observer.misuse.initialized(tensor)
 
@@ -290,6 +319,10 @@ def _attends(
 
 def _sampling(observer: LearningObserver, sampler: Any, *_: Any, **__: Any) -> None:
     observer.misuse.loaders.sampling(sampler)
+
+
+def _pinning(observer: LearningObserver, *_: Any, **__: Any) -> None:
+    observer.misuse.pinning()
 
 
 def _serving(

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import dis
 import inspect
+import random
+import sys
+import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, Final
 
+import numpy as np
 import torch
-from torch.utils.data import WeightedRandomSampler, default_collate
+from torch.utils.data import Subset, WeightedRandomSampler, default_collate
 
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
@@ -19,12 +24,19 @@ from trainfit.simgpu.device.user_location import is_library
 
 #: Samples of a batch from which it is worth a word that each of them costs kernels.
 _MANY: Final = 32
+#: Times that a line pins memory, after the first step, that show it does in each.
+_PINS: Final = 2
 #: Splits that are remembered.
 _SPLITS: Final = 8
 #: What is compared of a data set: plain values, which each process has of its own.
 _PLAIN: Final = (int, float, str, bool, type(None))
 #: Methods that workers run.
-_OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__")
+_OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__", "__call__")
+#: Generators of random numbers, of which a worker gets a copy: PyTorch seeds those of the modules
+#: random, numpy.random and torch in each worker (torch/utils/data/_utils/worker.py), and no others.
+_GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+#: Modules of PyTorch's DataLoader.
+_OF_LOADERS: Final = "torch.utils.data."
 _READS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
@@ -39,6 +51,11 @@ class Loaders:
         #: Plain values of data sets when their workers were started.
         self._started: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._last: tuple[weakref.ref[Any], str | None] | None = None
+        #: How often a line has pinned memory since the first step.
+        self._pins: Counter[str] = Counter()
+        self._copied: Misuse | None = None
+        self.is_simulated = False
+        """A real run's workers are asked for what they copy: see watch.rules.workers."""
         #: Data sets that were split, with their parts; those that DataLoaders have, by identity,
         #: and the lines that made these.
         self._split: list[tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = []
@@ -53,7 +70,8 @@ class Loaders:
                 place = self._loaded[id(trained)][1] if self._is_loaded(trained) else None
                 sizes = sum(length_of(each) or 0 for each in used), length_of(trained) or 0
                 self._note("validation_trained", *sizes, place=place)
-        return tuple(self._found.values())
+        copied = (self._copied,) if self._copied is not None and self.is_simulated else ()
+        return *self._found.values(), *copied
 
     def _is_loaded(self, data: Any) -> bool:
         known = self._loaded.get(id(data))
@@ -85,6 +103,8 @@ class Loaders:
         if (few := never_drawn(sampler, data, self._made.get(sampler) or place)) is not None:
             self._found.setdefault(few.kind, few)
         self._look_at_workers(loader, data, place)
+        if (copied := copied_generator(loader)) is not None:
+            self._copied = self._copied or Misuse("generator_of_workers", copied[:3], copied[3])
 
     def _look_at_workers(self, loader: Any, data: Any, place: str | None) -> None:
         """Are there workers of an earlier epoch, with what the data set was then?"""
@@ -96,6 +116,15 @@ class Loaders:
         if changed and (read := [name for name in _read(type(data)) if name in changed]):
             told = type(data).__name__, read[0], before[read[0]], now[read[0]]
             self._note("workers_not_told", *told, place=place)
+
+    def pins(self) -> None:
+        """The script pins a tensor, after the first step."""
+        if threading.current_thread() is not threading.main_thread() or _is_by_loader():
+            return
+        place = self._place() or ""
+        self._pins[place] += 1
+        if self._pins[place] >= _PINS:
+            self._note("pinned_by_hand", place=place)
 
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
@@ -111,6 +140,61 @@ class Loaders:
         on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
         if on_gpu and self._last is not None:
             self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
+
+
+def _is_by_loader() -> bool:
+    """Does a DataLoader ask for it, as by a method of the script's own batches?"""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_OF_LOADERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:
+    """A generator of random numbers that a data set, or a transform of it, has as an attribute and
+    draws from in workers, each of which has a copy in the same state: its path, the workers, if
+    those of each epoch have, and the line of the method that draws."""
+    workers = getattr(loader, "num_workers", 0)
+    data = getattr(loader, "dataset", None)
+    if workers < 1 or getattr(loader, "worker_init_fn", None) is not None:
+        return None
+    while isinstance(data, Subset):
+        data = data.dataset
+    stays = getattr(loader, "persistent_workers", False)
+    if workers == 1 and stays:
+        return None
+    for path, owner in (("", data), *_values(data)):
+        names = [name for name, each in _values(owner) if isinstance(each, _GENERATORS)]
+        drawn = _drawing(type(owner)) if names else {}
+        for name in names:
+            if name in drawn:
+                code = drawn[name].__code__
+                at = f"{code.co_filename}:{code.co_firstlineno}"
+                told = ".".join(filter(None, ("dataset", path, name)))
+                return told, str(workers), "" if stays else "each epoch", at
+    return None
+
+
+def _drawing(kind: type) -> dict[str, FunctionType]:
+    """Attributes that methods run by workers read, and those methods; none where one of them makes
+    the attribute, or asks which worker it is in."""
+    found: dict[str, FunctionType] = {}
+    for function in _methods(kind):
+        instructions = list(dis.get_instructions(function))
+        if any(each.argval == "get_worker_info" for each in instructions):
+            return {}
+        for each in instructions:
+            if each.opname in _READS:
+                found.setdefault(each.argval, function)
+    made = {
+        each.argval
+        for function in _methods(kind)
+        for each in dis.get_instructions(function)
+        if each.opname == "STORE_ATTR"
+    }
+    return {name: function for name, function in found.items() if name not in made}
 
 
 def _is_not_pinned(loader: Any, batch: Any) -> bool:
@@ -138,16 +222,25 @@ def _values(data: Any) -> Iterator[tuple[str, Any]]:
 
 def _read(kind: type) -> list[str]:
     """Attributes of an object that its samples are made with, by the script's own code."""
-    found: list[str] = []
+    names = [
+        each.argval
+        for function in _methods(kind)
+        for each in dis.get_instructions(function)
+        if each.opname in _READS
+    ]
+    return list(dict.fromkeys(names))
+
+
+def _methods(kind: type) -> list[FunctionType]:
+    """Those of the script's own code that make a sample, or a transform of one."""
     functions = dict(inspect.getmembers(kind, inspect.isfunction))
     waiting = [functions[name] for name in _OF_WORKERS if name in functions]
-    known: set[FunctionType] = set()
+    known: dict[FunctionType, None] = {}
     while waiting:
         function = waiting.pop()
         if function in known or is_library(function.__code__.co_filename):
             continue
-        known.add(function)
-        names = [each.argval for each in dis.get_instructions(function) if each.opname in _READS]
-        found += names
+        known[function] = None
+        names = (each.argval for each in dis.get_instructions(function) if each.opname in _READS)
         waiting += [functions[name] for name in names if name in functions]
-    return list(dict.fromkeys(found))
+    return list(known)

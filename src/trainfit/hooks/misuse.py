@@ -113,11 +113,11 @@ class MisuseObserver:
         self._flat_by = ""
         self._repeats = Repeats()
         self._remade = Remade()
-        self.batches = Batches()
+        self.batches = Batches(place)
         self.samples = Samples()
         self.graphs = Graphs()
         self.second_order = SecondOrder()
-        self.scaled = ScaledLosses()
+        self.scaled = ScaledLosses(place)
         self.loaders = Loaders(place)
         self.masks = Masks(place)
         self.outputs = Outputs(place)
@@ -134,7 +134,7 @@ class MisuseObserver:
         self.passes = Passes()
         self.labels = Labels()
         self.hooked = Hooked()
-        self.averages = Averages()
+        self.averages = Averages(place)
         self.ties = Ties()
         self.freezing = Freezing()
         self.profiling = Profiling()
@@ -173,7 +173,8 @@ class MisuseObserver:
         )
         followed = *followed, *self.targets.found(), *self.inputs.found(), *self.restored.found()
         followed = *followed, *self.bystanders.found(trains=self._begun)
-        followed = *followed, *self.profiling.found()
+        followed = *followed, *self.profiling.found(), *self.averages.found()
+        followed = *followed, *self.scaled.found(), *self.batches.found()
         followed = *followed, *self.plateaus.found(self._steps(), self.batches.of_epoch)
         followed = *followed, *self.predictions.found(), *self.sequences.found()
         followed = *followed, *self.lost.found(names)
@@ -268,6 +269,7 @@ class MisuseObserver:
 
     def gave(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a result."""
+        self.loaders.is_simulated = True  # else functions are not told of
         self.predictions.gave(name := name_of(func), args, kwargs, result)
         if self._steps():
             self.averages.gave(name, args, result)
@@ -310,7 +312,7 @@ class MisuseObserver:
         if "term_cut_off" not in self._found and (cut := cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
-        self.batches.trained()
+        self.batches.trained(node)
         nodes = nodes_of(node)
         everything = nodes or ()
         self.graphs.look(everything)
@@ -509,6 +511,11 @@ class MisuseObserver:
         self.loaders.iterated(loader)
         if isinstance(size := getattr(loader, "batch_size", None), int) and size > 1:
             self._batch_sizes.add(size)
+
+    def pinning(self) -> None:
+        """A tensor of the host is about to be pinned."""
+        if self._begun and called_by_user():
+            self.loaders.pins()
 
     def moving(self, module: Any) -> None:
         """A module is about to be moved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -13,11 +13,14 @@ import torch
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.schedules import VANISHED
-from trainfit.results.runs.learning import LEAST_HALF
+from trainfit.results.runs.learning import LEAST_HALF, Misuse
 from trainfit.torch_private.tensors import version
 
 #: Steps that are looked at one by one; of later ones the 8th, the 16th and so on.
 FIRST_LOOKS: Final = 4
+#: Steps that show how many micro-batches each has, and those that clip the gradients of each.
+_LEAST_ALIKE: Final = 3
+_LEAST_CLIPPED: Final = 2
 #: Those after another part of the model is trained than before.
 LATER_LOOKS: Final = 3
 
@@ -208,7 +211,16 @@ class Accumulated:
         dropping: where they were in a step that lost some.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
+        self._place = place
+        #: Of the first steps, in their order: how many micro-batches each had, by which optimizer,
+        #: and the line that made it.
+        self._first: list[tuple[int, int, str | None]] = []
+        #: Backward passes of this step after which gradients were clipped, and the line; steps with
+        #: as many of these as micro-batches.
+        self._clips: set[int] = set()
+        self._clipped_at: str | None = None
+        self._clipped_steps = 0
         self.used = 0
         self.is_new_pass = False
         self.dropped_at: str | None = None
@@ -250,6 +262,10 @@ class Accumulated:
     def step(self, micro_batches: int, optimizer: Any) -> None:
         """… which had so many batches of its own."""
         self._micro_batches[micro_batches] += 1
+        if len(self._first) < FIRST_LOOKS:
+            self._first.append((micro_batches, id(optimizer), self._place()))
+        self._clipped_steps += 1 < micro_batches == self.used == len(self._clips)
+        self._clips.clear()
         dropped = micro_batches - self.used if self.dropped_at is not None else 0
         others = dropped == micro_batches  # several losses' gradients put together in their place
         if others and any(
@@ -259,6 +275,23 @@ class Accumulated:
         self._dropped[max(0, dropped)] += 1
         if dropped > 0:
             self.dropping = self.dropped_at
+
+    def clipped(self) -> None:
+        """Gradients are clipped, to a limit that is meant to be one."""
+        if self.used:
+            self._clips.add(self.used)
+            self._clipped_at = self._place()
+
+    def found(self) -> Iterator[Misuse]:
+        """A first step of one micro-batch where the others have several, as of a condition that is
+        true of 0, too; gradients that are clipped after each micro-batch of a step."""
+        counts = [each for each, *_ in self._first]
+        is_one_loop = len({each[1:] for each in self._first}) == 1
+        are_alike = len(counts) >= _LEAST_ALIKE and is_one_loop and len({*counts[1:]}) == 1
+        if are_alike and counts[0] == 1 < counts[1]:
+            yield Misuse("first_step_early", (str(counts[1]),), self._first[0][2])
+        if self._clipped_steps >= _LEAST_CLIPPED:
+            yield Misuse("clipped_in_parts", (str(self.micro_batches()),), self._clipped_at)
 
     def micro_batches(self) -> int:
         """Those of most steps; of as many that differ the fewest: a GradScaler's first steps, whose

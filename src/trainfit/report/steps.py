@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -112,7 +113,16 @@ def _growing(pattern: StepPattern) -> str:
         text += f"; it ends with {size(pattern.grows_by_bytes)} more, when what keeps it is full"
     if pattern.sources:
         text += f"; the script keeps {_source(pattern.sources[0])}"
+    if pattern.unit == "model call" and pattern.sources and pattern.sources[0].module:
+        text += (
+            "; what a forward pass computes for a backward pass stays with its results: put the "
+            "calls under torch.no_grad()"
+        )
     return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"
+
+
+#: Operators whose results no cache of keys and values is made of, but a backward pass needs.
+_OF_GRAPHS: Final = re.compile(r"conv|elu|silu|mish|sigmoid|tanh|pool|softmax|dropout")
 
 
 def _is_cache(pattern: StepPattern) -> bool:
@@ -120,7 +130,10 @@ def _is_cache(pattern: StepPattern) -> bool:
     is what an evaluation keeps of its results."""
     if pattern.text_calls is not None or not pattern.sources:
         return True
-    return bool(pattern.sources[0].module) or pattern.sources[0].kind == "kv_cache"
+    source = pattern.sources[0]
+    if source.kind == "kv_cache":
+        return True
+    return bool(source.module) and not _OF_GRAPHS.search(source.operator)
 
 
 def _growing_cache(pattern: StepPattern, growth: int) -> str:

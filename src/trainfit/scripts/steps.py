@@ -84,7 +84,7 @@ class StepWatch:
         self._needs_tensors: _Calls | None = None
         self._before = _Calls()
         self.feeds: list[StepFeed] = []
-        self._waits: list[set[str | None]] = []
+        self._waits: list[Counter[str | None]] = []
         self.loop: Framework = ""
         self.where: str | None = None
         self._begin()
@@ -92,7 +92,7 @@ class StepWatch:
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
         backward = ENGINE_RUN_BACKWARD.now
-        self._simulation.on_wait = lambda: self._waiting.add(call_of_user())
+        self._simulation.on_wait = lambda: self._waiting.update((call_of_user(),))
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             cycle = self._simulation.cycle
@@ -184,17 +184,27 @@ class StepWatch:
         if found is None:
             return None
         # The first step has what comes before the loop, too.
-        each = set.intersection(*self._waits[1:]) if len(self._waits) > 2 else set()
-        waits = tuple(sorted(filter(None, each)))
+        times = self._waits[1:] if len(self._waits) > 2 else [Counter[str | None]()]
+        each = {line: min(step[line] for step in times) for line in times[0] if line is not None}
+        most = max(each.values(), default=0)
+        looped = most if most > _WAITS_OF_LOOP * (found.accumulation or 1) else 0
+        waits = sorted(line for line, number in each.items() if number)
+        if looped:
+            waits.sort(key=lambda line: -each[line])
         tried = self._simulation.engine.steps_with_trials.values()
         trials = max((len(steps - {0}) for steps in tried), default=0)
         return dataclasses.replace(
-            found, loop=self.loop, where=self.where, waits=waits, trials=trials
+            found,
+            loop=self.loop,
+            where=self.where,
+            waits=tuple(waits),
+            looped_waits=looped,
+            trials=trials,
         )
 
     def _begin(self) -> None:
         self._batches: list[GivenBatch] = []
-        self._waiting: set[str | None] = set()
+        self._waiting: Counter[str | None] = Counter()
         self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Calls]
         self._calls = weakref.WeakKeyDictionary()
         self._backwards = 0
@@ -319,6 +329,9 @@ _CALLS: Final = 100
 _BACKWARDS: Final = 20
 #: Calls in a row that distinguish a growing cache from mere variation.
 _GROWTHS: Final = 4
+#: Times that a line waits for the GPU in each micro-batch, above which a loop goes over samples:
+#: a few numbers are read by one line that is called for each of them.
+_WAITS_OF_LOOP: Final = 4
 
 
 class InferenceWatch:

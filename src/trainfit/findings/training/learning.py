@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import habits
-from trainfit.findings.training import inputs, losses, misuse, numbers, rates, terms, wiring
+from trainfit.findings.training import (
+    accumulation,
+    inputs,
+    losses,
+    misuse,
+    numbers,
+    rates,
+    terms,
+    wiring,
+)
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import CUT_OFF, LEAST_HALF, LearningFacts, Misuse
 from trainfit.results.text import count, percent, size
@@ -558,7 +567,7 @@ KINDS: Final = (
 BETWEEN_EPOCHS: Final = (
     *("evaluation_mode", "same_order", "own_state", "state_not_loaded", "schedule_left_behind"),
     *("part_replaced", "freeze_ignored", "parameters_twice", *wiring.LATER),
-    *(*terms.LATER, *numbers.LATER),
+    *(*terms.LATER, *numbers.LATER, *accumulation.LATER),
 )
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),

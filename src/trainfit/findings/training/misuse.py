@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from trainfit.findings.training.accumulation import ACCUMULATION
 from trainfit.findings.training.inputs import INPUTS
 from trainfit.findings.training.numbers import NUMBERS
 from trainfit.findings.training.sequences import SEQUENCES
@@ -506,6 +507,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "double": _double,
     "result_on_context": _on_context,
     "advantage_with_graph": _advantage,
+    **ACCUMULATION,
     **INPUTS,
     **NUMBERS,
     **SEQUENCES,

@@ -11,6 +11,9 @@ from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import percent
 
+#: The share of targets that the last activation does not give from which nothing right is learned.
+_MOST_OUTSIDE: Final = 0.25
+
 
 def _of_output(found: Misuse) -> Finding:
     (name,) = found.told
@@ -165,6 +168,50 @@ def _minimized(_: Misuse) -> Finding:
     )
 
 
+def _unreachable(found: Misuse) -> Finding:
+    name, activation, least, largest, share = found.told
+    gives = {
+        "relu": "0 and more",
+        "softplus": "numbers above 0",
+        "tanh": "-1 to 1",
+    }.get(activation, "0 to 1")
+    return Finding(
+        "targets_unreachable",
+        "critical" if float(share) >= _MOST_OUTSIDE else "warning",
+        f"{percent(float(share))} of the targets of {name} are outside of what the model can give: "
+        f"its last activation, {activation}, gives {gives}, and targets are {least} to {largest}",
+        (Evidence("least target", least), Evidence("largest target", largest)),
+        "the loss stays at the distance to them, and the gradient of an activation at its limit "
+        "is 0 or nearly so",
+        (
+            Fix("leave the last activation out: a layer's output may be any number"),
+            Fix(
+                "scale the targets into its range, (y - least) / (largest - least), and scale "
+                "predictions back"
+            ),
+        ),
+    )
+
+
+def _scores(found: Misuse) -> Finding:
+    (shape,) = found.told
+    return Finding(
+        "scores_drawn",
+        "critical",
+        f"Classes are drawn with a layer's output ({shape}) as their probabilities, as it is",
+        (),
+        "probabilities are 0 or more; a negative one raises (on a GPU as a device-side assert), "
+        "and others are no softmax of the scores, which a log_softmax next to it goes by",
+        (
+            Fix(
+                "torch.multinomial(scores.softmax(-1), 1)",
+                line="torch.multinomial(scores.softmax(-1), 1)",
+            ),
+            Fix("torch.distributions.Categorical(logits=scores)"),
+        ),
+    )
+
+
 NUMBERS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "root_of_output": _of_output,
     "root_at_zero": _at_zero,
@@ -175,6 +222,8 @@ NUMBERS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "threshold_on_logits": _threshold,
     "one_output_chosen": _one,
     "overlap_minimized": _minimized,
+    "targets_unreachable": _unreachable,
+    "scores_drawn": _scores,
 }
 #: Those that an evaluation may be the first to show.
 LATER: Final = (

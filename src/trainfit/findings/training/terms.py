@@ -3,9 +3,11 @@ gradients, where that is not what is meant: what was seen, why it matters, what 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.worker_copies import generator_copied
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count
@@ -298,6 +300,38 @@ def _not_pinned(found: Misuse) -> Finding:
     )
 
 
+def _copied(found: Misuse) -> Finding:
+    path, workers, epochs = found.told
+    copied = generator_copied(
+        (path,), "warning", by_workers=int(workers) > 1, by_epochs=bool(epochs)
+    )
+    return dataclasses.replace(
+        copied,
+        kind="generator_of_workers",
+        cause="a worker begins with the data set as it is when the workers start, its generator's "
+        "state too; PyTorch seeds random, numpy.random and torch in each of them, and no other",
+        confidence="likely",
+    )
+
+
+def _by_hand(_: Misuse) -> Finding:
+    return Finding(
+        "pinned_by_hand",
+        "warning",
+        "Each batch is pinned by the training itself: it waits while pinned memory is made and "
+        "the batch is copied into it",
+        (),
+        "pin_memory() copies on the host before the copy to the GPU, and is no faster than "
+        ".to(device) alone; a DataLoader does it in a thread, meanwhile",
+        (
+            Fix(
+                "DataLoader(…, pin_memory=True), and x.to(device, non_blocking=True)",
+                line="x = x.to(device, non_blocking=True)",
+            ),
+        ),
+    )
+
+
 TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "log_of_output": _of_output,
     "deviation_of_one": _of_one,
@@ -314,6 +348,8 @@ TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "norm_left_behind": _left,
     "hooks_added": _hooks,
     "pinned_in_vain": _not_pinned,
+    "generator_of_workers": _copied,
+    "pinned_by_hand": _by_hand,
 }
 #: Those that the last batch of an epoch, or a later epoch, may be the first to show.
 LATER: Final = ("deviation_of_one", "labels_too_long", "one_memory", "norm_left_behind")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
 from trainfit.hooks.provenance.cuts import Marks
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.modules import BatchNorm
 from trainfit.torch_private.tensors import version
 
@@ -20,12 +21,17 @@ class Averages:
     """Follows copies of a model whose weights a script averages: does it keep the statistics of
     BatchNorm up to date, too? Told of the first steps alone, in which all is seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
+        self._place = place
         #: Tensors that were changed in place since the first step, or whose data were asked for,
         #: which may be changed without a new version.
         self._changed: Marks[bool] = Marks()
         #: What detach() gave since then, of which tensor: it has the numbers of that one.
         self._same: Marks[weakref.ref[torch.Tensor]] = Marks()
+        #: Averages of torch.optim.swa_utils, and whether BatchNorm's statistics were computed with
+        #: the weights that they have now.
+        self._equal: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._not_renewed: Misuse | None = None
         self.left: tuple[int, str] | None = None
         """BatchNorm layers of such a copy whose statistics are those of the day it was made, and
         the name of one."""
@@ -49,6 +55,38 @@ class Averages:
     def changed(self, tensor: torch.Tensor) -> bool:
         """Was it changed in place since the first step, or were its data asked for?"""
         return bool(self._changed.of(tensor))
+
+    def averaged(self, model: Any) -> None:
+        """An average of torch.optim.swa_utils gets other weights. Those of an own function (an EMA)
+        are near the model's, whose statistics they are given."""
+        is_equal = model.avg_fn is None and getattr(model, "multi_avg_fn", None) is None
+        if is_equal and not model.use_buffers:
+            self._equal[model] = False
+
+    def renewed(self, model: Any) -> None:
+        """BatchNorm's statistics of such an average are computed."""
+        if model in self._equal:
+            self._equal[model] = True
+
+    def found(self) -> Iterator[Misuse]:
+        """An average that is evaluated with statistics that are the model's: its BatchNorm layers,
+        and the name of one."""
+        if self._not_renewed is not None:
+            yield self._not_renewed
+
+    def evaluates(self, model: Any) -> None:
+        """Such an average is about to be called."""
+        if model.training:
+            self.renewed(model)
+        elif self._equal.get(model, True) is False and self._not_renewed is None:
+            norms = [
+                name.removeprefix("module.")
+                for name, part in model.named_modules()
+                if isinstance(part, BatchNorm) and part.running_mean is not None
+            ]
+            if norms:
+                told = str(len(norms)), norms[0]
+                self._not_renewed = Misuse("norm_of_average", told, self._place())
 
     def calling(self, model: Any, trained: Collection[int], others: Iterable[Any]) -> None:
         """An outermost module is about to be called; the optimizers have the tensors ``trained``,

@@ -27,7 +27,8 @@ _IN_ORDER: Final = _AS_THEY_ARE | _TURNED
 _ABOVE: Final = {"gt", "ge"}
 _OF_LOGITS: Final = "binary_cross_entropy_with_logits"
 _COMPARE: Final = {"eq", "ne"}
-_FOLLOWED: Final = _LARGEST | _POSITIONS | _LAYERS | _IN_ORDER | _COMPARE | _ABOVE
+_DRAWS: Final = "multinomial"
+_FOLLOWED: Final = {_DRAWS} | _LARGEST | _POSITIONS | _LAYERS | _IN_ORDER | _COMPARE | _ABOVE
 
 
 class Predictions(FirstOfKind):
@@ -53,7 +54,9 @@ class Predictions(FirstOfKind):
         if not given:
             return
         source = given[0]
-        if name in _COMPARE:
+        if name == _DRAWS:
+            self.drawing(source)
+        elif name in _COMPARE:
             self._compare(given)
         elif name in _LARGEST:
             self._choose(source, args, kwargs, result)
@@ -68,6 +71,11 @@ class Predictions(FirstOfKind):
                 self._outputs.put(result, True)
         else:
             self._pass_on(name, source, result)
+
+    def drawing(self, weights: Any) -> None:
+        """Classes are drawn with these as their probabilities."""
+        if isinstance(weights, torch.Tensor) and self._outputs.of(weights):
+            self._note("scores_drawn", shape_of(weights))
 
     def comparing(self, name: str, output: Any) -> None:
         """A loss function is given this output."""

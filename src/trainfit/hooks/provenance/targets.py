@@ -4,6 +4,7 @@ And a divergence that is averaged over what it is the sum of."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -46,6 +47,17 @@ _MOST_TARGETS: Final = 1 << 16
 #: interpolation leave a probability.
 _MOST_NUMBERS: Final = 1 << 22
 _ROUNDED: Final = 0.01
+#: What the nodes of activations give, and those that leave numbers as they are; the share of
+#: targets outside of that from which it is told: single ones may be noise.
+_RANGES: Final = {
+    "Relu": (0.0, math.inf),
+    "Softplus": (0.0, math.inf),
+    "Sigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+}
+_VIEWS: Final = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "ToCopy")
+_MANY_OUTSIDE: Final = 0.05
 #: Tokens of a row from which it is told that labels are the tokens moved by one, and how many
 #: different ones there must be: a row of one token is like itself in any case.
 _LEAST_TOKENS: Final = 8
@@ -73,6 +85,8 @@ class Targets(FirstOfKind):
         self._several: NumberMarks[int] = NumberMarks()
         #: Those of large numbers: their mean.
         self._large: NumberMarks[float] = NumberMarks()
+        #: The numbers of a batch's tensors, which the GPU's copies have as well: a sample of many.
+        self._numbers: NumberMarks[torch.Tensor] = NumberMarks()
         #: Of the pass that goes on: tokens that were attended to with no mask, and whether others
         #: had one.
         self._unmasked: list[_Seen] = []
@@ -87,6 +101,9 @@ class Targets(FirstOfKind):
         for each in tensors if self._is_told else ():
             if each.device.type != "cpu" or not each.is_floating_point() or not each.numel():
                 continue
+            with no_dispatch():
+                every = -(-each.numel() // _MOST_TARGETS)
+                self._numbers.put(each, each.reshape(-1)[::every].clone())
             if each.dim() <= _DIMENSIONS and each.numel() <= _MOST_TARGETS:
                 with no_dispatch():
                     mean = float(each.abs().mean())
@@ -113,11 +130,13 @@ class Targets(FirstOfKind):
             if whole and whole[0] is not None and whole[0].dim() == _DIMENSIONS:
                 node: Any = result.grad_fn
                 node.metadata[_MARK] = whole[0]
-        if not self._several and not self._large:
+        if not self._several and not self._large and not self._numbers:
             return
         for each in given[:1]:
             if (most := self._several.of(each)) is not None:
                 self._several.put(result, most)
+            if (numbers := self._numbers.of(each)) is not None and result.is_floating_point():
+                self._numbers.put(result, numbers)
             if (mean := self._large.of(each)) is not None:
                 self._large.put(result, mean)
 
@@ -157,6 +176,24 @@ class Targets(FirstOfKind):
         own = output.numel() // max(1, output.shape[0])
         if output.requires_grad and own >= _LEAST_CLASSES:
             self._note("divergence_averaged", shape_of(output), own)
+
+    def _look_at_range(self, name: str, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Are there targets that the last activation never gives?"""
+        by = _last_activation(output)
+        if by not in _RANGES or "targets_unreachable" in self._found:
+            return
+        numbers = self._numbers.of(target)
+        if numbers is None:
+            numbers = _numbers_of(target)
+        if numbers is None or not 0 < numbers.numel() <= _MOST_NUMBERS:
+            return
+        least, largest = _RANGES[by]
+        with no_dispatch():
+            outside = (numbers < least - _ROUNDED) | (numbers > largest + _ROUNDED)
+            share = float(outside.float().mean())
+            ends = [f"{float(each):.4g}" for each in numbers.aminmax()]
+        if share >= _MANY_OUTSIDE:
+            self._note("targets_unreachable", name, by.lower(), *ends, f"{share:.3f}")
 
     def probable(self, name: str, output: Any, target: Any) -> None:
         """A loss of probabilities is called, of all numbers alike: are the targets such?"""
@@ -210,6 +247,8 @@ class Targets(FirstOfKind):
             return
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
             self._note("arguments_swapped", name)
+        if name in ELEMENTWISE and output.requires_grad and not target.requires_grad:
+            self._look_at_range(name, output, target)
         mean = self._large.of(target) if name in ELEMENTWISE else None
         if mean is not None and output.requires_grad and gives_layer(output):
             self._note("targets_large", name, f"{mean:,.0f}")
@@ -233,6 +272,16 @@ class Targets(FirstOfKind):
                 for each in unmasked:
                     if _are_next(labels, each.tokens):
                         self._note("sees_ahead", place=each.place or "")
+
+
+def _last_activation(output: torch.Tensor) -> str:
+    """The node of the activation that gave these numbers, as they are."""
+    node: Any = output.grad_fn
+    for _ in range(_NODES):
+        if node is None or not node.name().startswith(_VIEWS):
+            break
+        node = next((each for each, _ in node.next_functions if each is not None), None)
+    return "" if node is None else str(node.name()).partition("Backward")[0]
 
 
 def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -31,7 +31,8 @@ class StepMakeup:
     none). ``per_step`` are the micro-batches of each simulated step; ``varied`` says whether the
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
-    the CPU waits for the GPU in each step. ``trials`` are the steps after the first in which
+    the CPU waits for the GPU in each step; ``looped_waits``: how often at the first of them, where
+    that is for each sample (0: it is not). ``trials`` are the steps after the first in which
     ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
@@ -51,6 +52,7 @@ class StepMakeup:
     where: str | None = None
     waits: tuple[str, ...] = ()
     trials: int = 0
+    looped_waits: int = 0
     why: str = ""
     is_whole: bool = False
     rounds: int = 1

@@ -5,6 +5,7 @@ Commands name these errors too: PyTorch is imported by who raises one.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,8 +38,20 @@ class UnsupportedOperatorError(NotImplementedError):
         self.detail = detail
 
 
+#: The variable that hides GPUs from CUDA, and numbers the others.
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
 def no_such_gpu(gpu: str, count: int, index: int) -> str:
-    """What to do where a script names a GPU that the machine does not have."""
+    """What to do where a script names a GPU that the machine does not have, or hides."""
+    visible = [each for each in os.environ.get(_VISIBLE, "").split(",") if each.strip()]
+    if visible and visible != ["-1"] and index >= len(visible):
+        last = len(visible) - 1
+        left = "one GPU, which is cuda:0" if not last else f"{last + 1} GPUs, cuda:0 to cuda:{last}"
+        return (
+            f"{_VISIBLE}={','.join(visible)} leaves {left}: GPUs are numbered from 0 among those "
+            'that are visible; torch.device("cuda"), or no such variable'
+        )
     have = "one GPU is simulated, cuda:0" if count == 1 else f"{count} GPUs are simulated"
     return f'{have}: name as many as the script uses, --gpu "{index + 1}x {gpu}"'
 

@@ -1,0 +1,123 @@
+"""Steps of several batches or several passes: the gradients that each of them uses, and what stays
+in memory until it does. And averages of the weights of many steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.runs.learning import Misuse
+from trainfit.results.text import count
+
+
+def _first(found: Misuse) -> Finding:
+    (others,) = found.told
+    return Finding(
+        "first_step_early",
+        "warning",
+        f"The first step uses the gradient of one micro-batch, the others those of {others}",
+        (Evidence("micro-batches of the others", others),),
+        "the condition of the step is true of batch 0, too (0 % accumulate == 0): the first step "
+        f"of each epoch comes after one batch, with 1/{others} of the gradient if the loss is "
+        "divided, and the batches after the last step are left for the next epoch",
+        (
+            Fix(
+                "count from 1: if (i + 1) % accumulate == 0 or i + 1 == len(loader)",
+                line="if (i + 1) % accumulate == 0:",
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _clipped(found: Misuse) -> Finding:
+    (number,) = found.told
+    return Finding(
+        "clipped_in_parts",
+        "warning",
+        f"Gradients are clipped after each of the {number} micro-batches of a step",
+        (Evidence("micro-batches of a step", number),),
+        "what has been added up so far is scaled down each time: the first micro-batches count "
+        "less than the last, and the limit is not that of the step's gradient",
+        (
+            Fix(
+                "clip once, where the step is: if (i + 1) % accumulate == 0: clip_grad_norm_(…); "
+                "optimizer.step()"
+            ),
+        ),
+    )
+
+
+def _summed(found: Misuse) -> Finding:
+    (batches,) = found.told
+    return Finding(
+        "backward_of_many",
+        "warning",
+        f"The losses of {batches} batches are added before one backward(): the activations of all "
+        f"{batches} are in memory at once",
+        (Evidence("batches of a backward pass", batches),),
+        "each loss keeps the graph of its forward pass until backward(): memory grows with each "
+        "batch, and is freed at the end",
+        (
+            Fix(
+                f"(loss / {batches}).backward() for each batch, and one optimizer.step() after "
+                "them: the gradients add up to the same, with the memory of one batch (without "
+                "the division, if the losses are not averaged now)",
+                line="loss.backward()",
+            ),
+            Fix("zero_grad(), backward() and step() for each batch, if a step an epoch is not "
+                "what is meant"),
+        ),
+    )  # fmt: skip
+
+
+def _between(_: Misuse) -> Finding:
+    return Finding(
+        "scale_updated_between",
+        "warning",
+        "scaler.update() runs between two steps of the same pass: the second one divides its "
+        "gradients by another scale than they were multiplied by",
+        (),
+        "update() halves the scale after an overflow and doubles it after 2000 steps without one; "
+        "gradients that were scaled before it are then twice or half of what they should be, and "
+        "with two updates a step the scale grows twice as fast",
+        (
+            Fix(
+                "scaler.step(…) of each optimizer, then scaler.update() once, at the end",
+                line="scaler.update()",
+            ),
+        ),
+    )
+
+
+def _average(found: Misuse) -> Finding:
+    norms, name = found.told
+    more = f" and {count(int(norms) - 1, 'more layer')}" if int(norms) > 1 else ""
+    return Finding(
+        "norm_of_average",
+        "critical",
+        f"The averaged model is evaluated with BatchNorm statistics ({name}{more}) that are not "
+        "those of its weights",
+        (Evidence("layers", norms),),
+        "AveragedModel averages the parameters, and copies running_mean and running_var of the "
+        "last model: no batch was seen with the averaged weights",
+        (
+            Fix(
+                "torch.optim.swa_utils.update_bn(loader, swa_model, device=…) after the last "
+                "update_parameters(), before the evaluation and the checkpoint",
+                line="torch.optim.swa_utils.update_bn(train_loader, swa_model, device=device)",
+            ),
+        ),
+    )
+
+
+ACCUMULATION: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
+    "first_step_early": _first,
+    "clipped_in_parts": _clipped,
+    "backward_of_many": _summed,
+    "scale_updated_between": _between,
+    "norm_of_average": _average,
+}
+#: Those that an epoch's end may be the first to show.
+LATER: Final = ("norm_of_average",)
