@@ -247,8 +247,8 @@ def _of_page(text: str) -> Iterator[tuple[str, str]]:
         if not _BEFORE_PIP.fullmatch(told["before"]):
             continue  # a sentence tells of it: its other words are no packages
         for word in _REQUIREMENT.sub(" ", told["words"]).split():
-            if found := _UNPINNED.fullmatch(word.strip("\"'")):
-                yield found["name"], ""
+            if plain := _UNPINNED.fullmatch(word.strip("\"'")):
+                yield plain["name"], ""
 
 
 _READERS: Final = {
