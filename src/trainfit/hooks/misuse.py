@@ -170,14 +170,19 @@ class MisuseObserver:
             *self.loaders.found(self.batches.data),
             *self.terms.found(),
             *self.passes.found(names),
+            *self.targets.found(),
+            *self.inputs.found(),
+            *self.restored.found(),
+            *self.bystanders.found(trains=self._begun),
+            *self.profiling.found(),
+            *self.averages.found(),
+            *self.scaled.found(),
+            *self.batches.found(),
+            *self.plateaus.found(self._steps(), self.batches.of_epoch),
+            *self.predictions.found(),
+            *self.sequences.found(),
+            *self.lost.found(names),
         )
-        followed = *followed, *self.targets.found(), *self.inputs.found(), *self.restored.found()
-        followed = *followed, *self.bystanders.found(trains=self._begun)
-        followed = *followed, *self.profiling.found(), *self.averages.found()
-        followed = *followed, *self.scaled.found(), *self.batches.found()
-        followed = *followed, *self.plateaus.found(self._steps(), self.batches.of_epoch)
-        followed = *followed, *self.predictions.found(), *self.sequences.found()
-        followed = *followed, *self.lost.found(names)
         if not leaves:
             return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
