@@ -167,22 +167,13 @@ class MisuseObserver:
         self._note_stalled(names)
         self._note_wiring()
         followed = (
-            *self.loaders.found(self.batches.data),
-            *self.terms.found(),
-            *self.passes.found(names),
-            *self.targets.found(),
-            *self.inputs.found(),
-            *self.restored.found(),
-            *self.bystanders.found(trains=self._begun),
-            *self.profiling.found(),
-            *self.averages.found(),
-            *self.scaled.found(),
-            *self.batches.found(),
-            *self.plateaus.found(self._steps(), self.batches.of_epoch),
-            *self.predictions.found(),
-            *self.sequences.found(),
-            *self.lost.found(names),
-        )
+            *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
+            *self.targets.found(), *self.inputs.found(), *self.restored.found(),
+            *self.bystanders.found(trains=self._begun), *self.profiling.found(),
+            *self.averages.found(), *self.scaled.found(), *self.batches.found(),
+            *self.plateaus.found(self._steps(), self.batches.of_epoch), *self.predictions.found(),
+            *self.sequences.found(), *self.lost.found(names),
+        )  # fmt: skip
         if not leaves:
             return (*self._found.values(), *followed)
         known = [name for key, name in names.items() if key in leaves]
