@@ -13,6 +13,7 @@ from trainfit.torch_private.needed import needed
 
 #: Its modules, for whoever waits for their import.
 TRACE_RULES: Final = "torch._dynamo.trace_rules"
+_FRAMES: Final = "torch._dynamo.eval_frame"
 _CALLBACK: Final = "torch._dynamo.callback"
 _REMOTE_MODULES: Final = "torch.distributed.nn.jit.instantiator"
 #: What PyTorch "compiles", with a backend that runs eagerly, for FlexAttention outside of a
@@ -23,6 +24,13 @@ EAGER_FLEX: Final = "_flex_attention_hop_wrapper"
 def import_compiler() -> None:
     """Every optimizer imports ``torch._dynamo``."""
     importlib.import_module("torch._dynamo")
+
+
+def class_of_compiled() -> type | None:
+    """That of what ``torch.compile`` gives for a module; ``None``: nobody can have asked for it
+    yet."""
+    kind: type | None = getattr(sys.modules.get(_FRAMES), "OptimizedModule", None)
+    return kind
 
 
 def remove_import_folder() -> None:

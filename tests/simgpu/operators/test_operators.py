@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import inspect
@@ -384,6 +385,29 @@ def test_torch_compile_is_left_out_and_said(sim: Simulation) -> None:
 
     double(model(random(2, 64))).sum().backward()
     assert "torch.compile was skipped" in assumptions(sim)
+
+
+def test_a_compiled_model_is_what_scripts_know_of_it(sim: Simulation) -> None:
+    plain = mlp()
+    plain.note = "mine"
+    model = torch.compile(plain)
+    assert model._orig_mod is plain and model.note == "mine" and model is torch.compile(model)
+    assert [*model.state_dict()] == [f"_orig_mod.{name}" for name in plain.state_dict()]
+    assert isinstance(model, torch._dynamo.OptimizedModule) and not isinstance(model, nn.Sequential)
+    with pytest.raises(RuntimeError, match=r"_orig_mod\."):
+        mlp().load_state_dict(model.state_dict())
+    model.eval()
+    assert not plain.training and not model.training
+    model.note = "theirs"
+    assert plain.note == "theirs"
+    copied = copy.deepcopy(model)
+    assert copied._orig_mod is not plain and copied(random(2, 64)).is_cuda
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    wrapped = nn.Sequential(model)
+    wrapped(random(2, 64)).sum().backward()
+    assert calls == [1]
+    assert not any("_orig_mod" in each for each in sim.recording.strings)
 
 
 def test_many_layers_run_forward_and_backward(sim: Simulation) -> None:

@@ -205,6 +205,8 @@ class ModuleTracker:
         root = f"{self._recorder.text(self._stack[-1])}.<{kind}>" if self._stack else kind
         for path, child in module.named_modules():
             if id(child) not in self._names:
+                # What torch.compile puts around a module is no part of its name.
+                path = path.replace("_orig_mod.", "").removesuffix("._orig_mod")
                 text = f"{root}.{path}" if path else root
                 name = self._recorder.string(text)
                 self._names[id(child)] = name

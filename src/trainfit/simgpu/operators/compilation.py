@@ -17,6 +17,7 @@ from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor
+from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     bytes_of,
@@ -25,13 +26,62 @@ from trainfit.simgpu.operators.kernel_rules import (
 )
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import compiled
-from trainfit.torch_private.compiled import EAGER_FLEX
+from trainfit.torch_private.compiled import EAGER_FLEX, class_of_compiled
+from trainfit.torch_private.modules import forward_hooks_of
 from trainfit.torch_private.operators import no_dispatch
 
 #: PyTorch "compiles" it, with a backend that runs eagerly, for FlexAttention outside of a
 #: compiled callable.
 _EAGER: Final = EAGER_FLEX
+#: Where the module is, in what compiling it gives.
+_WITHIN: Final = "_orig_mod"
 _FLEX: Final = "torch.nn.attention.flex_attention"
+
+
+def _class_of(compiled: Any) -> type:
+    return class_of_compiled() or type(compiled)
+
+
+class CompiledModule(torch.nn.Module):
+    """What ``torch.compile`` gives for a module, which is called in its place.
+
+    To the script it is PyTorch's own (torch/_dynamo/eval_frame.py): names of its state begin with
+    ``_orig_mod.``, attributes are those of the module, and it is an ``OptimizedModule``.
+    """
+
+    #: What isinstance() goes by besides the type; super() without arguments would, too.
+    __class__ = property(_class_of)  # type: ignore[assignment]
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        torch.nn.Module.__init__(self)
+        self._orig_mod = module
+        self.training = module.training
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if forward_hooks_of(self)[0] or forward_hooks_of(self)[1]:
+            return torch.nn.Module.__call__(self, *args, **kwargs)
+        return self._orig_mod(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the module."""
+        return self._orig_mod(*args, **kwargs)
+
+    def dynamo_ctx(self, function: Any) -> Any:
+        """What would compile a function (Lightning asks for it): it is left as it is."""
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _WITHIN:
+            return torch.nn.Module.__getattr__(self, name)
+        return getattr(self._orig_mod, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == _WITHIN or _WITHIN not in vars(self).get("_modules", ()):
+            torch.nn.Module.__setattr__(self, name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+            if name == "training":
+                torch.nn.Module.__setattr__(self, name, value)
 
 
 class Compilation:
@@ -54,10 +104,13 @@ class Compilation:
         """``torch.compile(model)``, or the decorator ``torch.compile(mode=...)``."""
         if model is None:
             return self.compile
+        if isinstance(model, CompiledModule):
+            return model
         if isinstance(model, torch.nn.Module):
             self.models.add(model)
             self._any_model = True
-            return model
+            # A library that compiles knows how to go on with either.
+            return CompiledModule(model) if called_by_user() else model
         if getattr(model, "__name__", "") == _EAGER:
             return model
         if inspect.isclass(model) or not callable(model):
