@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from trainfit.simgpu.device.user_location import call_of_user, is_library, loaded_modules
 from trainfit.torch_private.data_loading import dataset_of, index_sampler_of
-from trainfit.torch_private.modules import ShardedParameter, sharded_parameters, within_checkpoint
+from trainfit.torch_private.modules import sharded_parameters, within_checkpoint
 
 
 def length_of(data: Any) -> int | None:
@@ -113,7 +113,7 @@ def gathered_at_once(models: Iterable[Any]) -> Gathered | None:
     for model in models if ranks() > 1 else ():
         sharded = sharded_parameters(model)
         every = sum(each.nbytes for each in sharded)
-        units: dict[int, list[ShardedParameter]] = {}
+        units: dict[int, list[Any]] = {}
         for each in sharded:
             units.setdefault(id(each.unit), []).append(each)
         unit = max(units.values(), key=lambda held: sum(each.nbytes for each in held), default=[])

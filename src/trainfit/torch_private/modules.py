@@ -143,7 +143,7 @@ def parts_of_schedule(scheduler: Any) -> tuple[Any, ...]:
 
 
 #: Where both are found once something has imported them.
-OF_FSDP: Final = "torch.distributed.fsdp"
+_OF_FSDP: Final = "torch.distributed.fsdp"
 #: The module of an optimizer's state, imported with FSDP, and what tells the keys of all ranks.
 OPTIMIZER_STATES: Final = "torch.distributed.fsdp._optim_utils"
 KEYS_OF_STATES: Final = "_map_param_key_to_optim_keys"
@@ -183,7 +183,7 @@ def in_sync_batch_norm(frame: FrameType | None) -> bool:
 def in_shards(model: Any) -> bool:
     """Does FSDP of the first kind keep a part of each parameter of ``model`` on each of its ranks?
     (The second kind's parameters are tensors that know of the others' parts.)"""
-    module: Any = sys.modules.get(OF_FSDP)
+    module: Any = sys.modules.get(_OF_FSDP)
     first = getattr(module, "FullyShardedDataParallel", ())
     return any(
         isinstance(part, first) and part.sharding_strategy.name != "NO_SHARD"
@@ -194,7 +194,7 @@ def in_shards(model: Any) -> bool:
 def half_of(model: Any) -> str:
     """The half precision to which FSDP casts the parameters of ``model``, or of its first part
     that has one; empty: there is none."""
-    if OF_FSDP not in sys.modules:
+    if _OF_FSDP not in sys.modules:
         return ""
     for part in model.modules():
         dtype = str(_cast_to(part)).removeprefix("torch.")
@@ -205,7 +205,7 @@ def half_of(model: Any) -> str:
 
 def _cast_to(part: Any) -> Any:
     """The dtype to which FSDP casts the parameters of a part of a model; ``None``: to none."""
-    module: Any = sys.modules[OF_FSDP]
+    module: Any = sys.modules[_OF_FSDP]
     first, second = module.FullyShardedDataParallel, getattr(module, "FSDPModule", ())
     policy = part.mixed_precision if isinstance(part, first) else None
     if isinstance(part, second):
@@ -213,7 +213,7 @@ def _cast_to(part: Any) -> Any:
     return getattr(policy, "param_dtype", None)
 
 
-class ShardedParameter(NamedTuple):
+class _ShardedParameter(NamedTuple):
     """A parameter that FSDP keeps in shards and puts together for its use, with what ``unit``, a
     part of the model, has of others at once; ``owner`` is the module that has it. ``numbers`` and
     ``nbytes`` are of the whole parameter, in the dtype in which it is put together."""
@@ -224,10 +224,10 @@ class ShardedParameter(NamedTuple):
     nbytes: int
 
 
-def sharded_parameters(model: Any) -> list[ShardedParameter]:
+def sharded_parameters(model: Any) -> list[_ShardedParameter]:
     """Those of ``model``, by both kinds of FSDP; none of an FSDP1 that does not free them after
     the forward pass."""
-    module: Any = sys.modules.get(OF_FSDP)
+    module: Any = sys.modules.get(_OF_FSDP)
     if module is None:
         return []
     found = []
@@ -236,18 +236,18 @@ def sharded_parameters(model: Any) -> list[ShardedParameter]:
             flat = unit._handle.flat_param
             width = (_cast_to(unit) or flat.dtype).itemsize
             infos = zip(flat._param_infos, flat._numels, strict=False)
-            found += [ShardedParameter(unit, at.module, n, n * width) for at, n in infos]
+            found += [_ShardedParameter(unit, at.module, n, n * width) for at, n in infos]
     if second := getattr(module, "FSDPModule", None):
         found += _of_second_kind(model, None, second)
     return found
 
 
-def _of_second_kind(part: Any, unit: Any, kind: type) -> Iterator[ShardedParameter]:
+def _of_second_kind(part: Any, unit: Any, kind: type) -> Iterator[_ShardedParameter]:
     unit = part if isinstance(part, kind) else unit
     for each in parameters_of(part).values() if unit is not None else ():
         if hasattr(each, "device_mesh"):  # not one that is left out (ignored_params)
             width = (_cast_to(unit) or each.dtype).itemsize
-            yield ShardedParameter(unit, part, each.numel(), each.numel() * width)
+            yield _ShardedParameter(unit, part, each.numel(), each.numel() * width)
     for child in filter(None, children_of(part).values()):
         yield from _of_second_kind(child, unit, kind)
 
