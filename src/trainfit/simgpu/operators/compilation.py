@@ -50,7 +50,7 @@ class CompiledModule(torch.nn.Module):
     """
 
     #: What isinstance() goes by besides the type; super() without arguments would, too.
-    __class__ = property(_class_of)  # type: ignore[assignment]
+    __class__ = property(_class_of)
 
     def __init__(self, module: torch.nn.Module) -> None:
         torch.nn.Module.__init__(self)
