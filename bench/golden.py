@@ -264,7 +264,7 @@ def changed(stored: list[str], now: list[str]) -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, or write (with ``--only``: those cases again); the exit code."""
+    """Compare, or write (with ``--only`` or ``--quick``: those cases again); the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
     bench = Bench(folder, options.python)
     try:
@@ -278,7 +278,8 @@ def run(options: argparse.Namespace) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if options.write:
-        before = json.loads(lzma.decompress(STORE.read_bytes()))["cases"] if options.only else {}
+        is_part = options.only or options.quick  # the others stay as they are stored
+        before = json.loads(lzma.decompress(STORE.read_bytes()))["cases"] if is_part else {}
         texts = before | {name: masked(lines, again[name]) for name, lines in outputs.items()}
         stored = {"torch": version("torch"), "cases": texts}
         STORE.write_bytes(lzma.compress(json.dumps(stored, indent=0).encode()))
