@@ -337,7 +337,7 @@ def _loop(node: ast.For | ast.While, filename: str, after: tuple[int, ...]) -> L
         node.iter.func.id
         if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name)
         else "",
-        next(filter(None, (_use(each, names) for each in node.body)), None),
+        _first_use(node.body, names, from_zero=_is_from_zero(node.iter)),
     )
 
 
@@ -360,17 +360,46 @@ def _taking(target: ast.expr, filename: str) -> CodeType:
     return compile(ast.fix_missing_locations(ast.Module([take], [])), filename, "exec")
 
 
-def _use(node: ast.AST, names: frozenset[str]) -> int | None:
+def _first_use(body: Iterable[ast.AST], names: frozenset[str], *, from_zero: bool) -> int | None:
+    return next(filter(None, (_use(each, names, from_zero=from_zero) for each in body)), None)
+
+
+def _use(node: ast.AST, names: frozenset[str], *, from_zero: bool) -> int | None:
     """The line at which one of these names decides something: no text, no log, no note of when
-    something was, no part of a history."""
+    something was, no part of a history, and nothing that the first round did, too."""
     if isinstance(node, ast.JoinedStr | ast.Slice) or _is_noted(node, names):
         return None
     if isinstance(node, ast.Call) and (called(node) in _LIGHT or called(node).startswith(_DRAWS)):
         return None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
         return node.lineno
-    children = ast.iter_child_nodes(node)
-    return next(filter(None, (_use(each, names) for each in children)), None)
+    if from_zero and isinstance(node, ast.If) and _holds_at_first(node.test, names):
+        return _first_use((*node.body, *node.orelse), names, from_zero=from_zero)
+    return _first_use(ast.iter_child_nodes(node), names, from_zero=from_zero)
+
+
+def _is_from_zero(over: ast.expr) -> bool:
+    """Is it a range that begins at 0, maybe with a progress bar?"""
+    if isinstance(over, ast.Call) and over.args and called(over) in _BARS:
+        over = over.args[0]
+    return isinstance(over, ast.Call) and called(over) == "range" and len(over.args) == 1
+
+
+def _holds_at_first(test: ast.expr, names: frozenset[str]) -> bool:
+    """Is it true of 0 (``epoch % 10 == 0``, or that or another)? Then the first round did it."""
+    match test:
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(_holds_at_first(each, names) for each in values)
+        case ast.Compare(left=rest, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]):
+            pass
+        case ast.UnaryOp(op=ast.Not(), operand=rest):
+            pass
+        case _:
+            return False
+    match rest:
+        case ast.BinOp(left=ast.Name(id=name), op=ast.Mod()):
+            return name in names
+    return False
 
 
 def _called_alike(loop: ast.For) -> frozenset[str]:
@@ -389,7 +418,7 @@ def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
     parts = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
     kept = [each for each in parts if isinstance(each, ast.Name) and each.id in names]
     others = [each for each in parts if each not in kept]
-    return bool(kept) and not any(_use(each, names) for each in others)
+    return bool(kept) and _first_use(others, names, from_zero=False) is None
 
 
 def _code(over: ast.expr, filename: str) -> CodeType:
