@@ -213,6 +213,7 @@ def test_pip_in_another_message_is_no_missing_package() -> None:
         ("FrEIA_x", "freia-x", "pip install freia-x (asking 1.5 names it)"),
         ("mcli_x", "mosaicml-x-cli; rich", "pip install mosaicml-x-cli (asking 1.5 names it)"),
         ("mcli_x", "mosaicml-x-cli; other-x", "no list of requirements here names it"),
+        ("mcli_x", "yarl-x; mcli-x-core", "pip install mcli-x-core (asking 1.5 names it)"),
     ],
 )
 def test_what_an_installed_package_imports_it_asks_for(

@@ -236,13 +236,17 @@ def _in_folder(folder: Path, title: str) -> Finding:
 
 def _asked_by_importer(name: str, raised: ParsedException) -> Asked | None:
     """What the installed package that imports the module asks for of it: under the module's name,
-    or else the one package that it asks for and that is not installed (mcli is mosaicml-cli's)."""
+    or else the one package that it asks for and that is not installed (mcli is mosaicml-cli's); of
+    several the one whose name has the module's in it (graphql is graphql-core's)."""
     importers = [each.package for each in raised.frames if each.package]
     asked = list(wanted_by(importers[-1])) if importers else []
     wanted = {plain_name(_DISTRIBUTIONS.get(name, name)), plain_name(name)}
     named = next((each for each in asked if plain_name(each.package) in wanted), None)
     absent = [each for each in asked if not is_installed(each.package)]
-    return absent[0] if named is None and len(absent) == 1 else named
+    parts = set(plain_name(name).split("-"))
+    alike = [each for each in absent if parts <= set(plain_name(each.package).split("-"))]
+    found = alike if len(absent) > 1 else absent
+    return found[0] if named is None and len(found) == 1 else named
 
 
 def _finding(title: str, fix: str) -> Finding:
