@@ -20,9 +20,9 @@ import torch
 from torch.utils.data import RandomSampler, SequentialSampler, Subset
 
 from trainfit.hooks.losses import OF_CLASSES
+from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
-from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.data_loading import dataset_of
 from trainfit.torch_private.modules import outermost_call
@@ -107,11 +107,11 @@ class _Loader(NamedTuple):
     batches: int = 0
 
 
-class Batches:
+class Batches(FirstOfKind):
     """Follows the batches of a training's first steps."""
 
-    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
-        self._running = place
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__(place)
         #: What was gone over last and has given nothing yet, two at most; the DataLoader of each
         #: iterator, by identity; those that gave batches since the last backward pass; that of the
         #: training.
@@ -148,9 +148,6 @@ class Batches:
         #: DataLoaders that give single tensors, by identity: whether these are labels.
         self._single: dict[int, bool] = {}
         self._is_told = False
-        self.summed: tuple[int, str | None] | None = None
-        """Batches of one DataLoader whose losses are added before one backward pass, and its line.
-        """
         self.apart: tuple[int, str | None] | None = None
         """Samples of two data sets, inputs and their labels, that two DataLoaders shuffle, and the
         line that goes over one of them."""
@@ -214,26 +211,22 @@ class Batches:
         self._taken += 1
 
     def trained(self, root: Any = None) -> None:
-        """A backward pass begins at this node. Where an evaluation had batches, too, it tells
-        nothing of what is trained on."""
+        """A backward pass begins at this node: of losses of several batches? Where an evaluation
+        had batches, too, it tells nothing of what is trained on."""
         last = itertools.takewhile(lambda each: each is self._current[-1], self._current[::-1])
         # The first pass that is told of comes after others, whose batches are there as well.
-        asked = len(list(last)) if self.summed is None and self._is_told else 0
+        is_known = "backward_of_many" in self._found
+        asked = len(list(last)) if self._is_told and not is_known else 0
         self._is_told = True
         # A pass that came to its end was asked once more.
         batches = min(asked, self._current[-1].batches or asked) if asked else 0
         if batches >= _SUMMED and terms_of(root) >= batches:
-            self.summed = batches, self._running()
+            self._note("backward_of_many", batches)
         if self._current and all(each is self._current[0] for each in self._current):
             self._training = self._current[0]
         if self.apart is None and len(self._current) == _PAIR:
             self._look_at_pair(*self._current)
         self._current = []
-
-    def found(self) -> Iterator[Misuse]:
-        """Batches whose losses are added before one backward pass."""
-        if self.summed is not None:
-            yield Misuse("backward_of_many", (str(self.summed[0]),), self.summed[1])
 
     def _look_at_pair(self, one: _Loader, other: _Loader) -> None:
         """Do two DataLoaders give the inputs and the labels, each shuffled by itself?"""

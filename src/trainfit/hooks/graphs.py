@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerAction
 
 from trainfit.hooks.losses import parameters_of
+from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.values import only_line
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import forward_of
@@ -138,16 +139,15 @@ class SecondOrder:
         return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
 
 
-class ScaledLosses:
+class ScaledLosses(FirstOfKind):
     """Follows the losses that a GradScaler scales, and those of the same step that it does not."""
 
-    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
-        self._place = place
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__(place)
         self._is_scaled = False
         #: Was the scale updated since a loss was scaled last?
         self._is_updated = False
         self._times_between = 0
-        self._between: Misuse | None = None
         self.is_enabled = True
         """Does the GradScaler scale that is asked to?"""
         #: Parameters that passes of losses as they are went to, by identity, with the line.
@@ -173,16 +173,11 @@ class ScaledLosses:
         """The scale is updated."""
         self._is_updated = True
 
-    def found(self) -> Iterator[Misuse]:
-        """Steps with gradients that were scaled before the last update of the scale."""
-        if self._between is not None:
-            yield self._between
-
     def steps(self) -> None:
         """A GradScaler makes a step: of gradients that it scaled before its last update?"""
         self._times_between += self._is_updated
-        if self._times_between >= _LEAST_MIXED and self._between is None and self._is_updated:
-            self._between = Misuse("scale_updated_between", (), self._place())
+        if self._times_between >= _LEAST_MIXED and self._is_updated:
+            self._note("scale_updated_between")
 
     def read(self) -> None:
         """A script asks for the scale, to use it itself."""

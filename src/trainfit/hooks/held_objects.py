@@ -132,7 +132,8 @@ def is_within(path: str, outer: Iterable[str]) -> bool:
 # Random generators.
 
 
-def _is_generator(value: Any) -> bool:
+def is_generator(value: Any) -> bool:
+    """Is it one of NumPy's, of Python's or of PyTorch's?"""
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
     return isinstance(value, kinds)
 
@@ -141,7 +142,7 @@ def generators(dataset: Any) -> Iterator[tuple[str, Any]]:
     """Those that a data set holds, or that its functions name: path and object, each once."""
     seen: set[int] = set()
     for path, value in _places(dataset):
-        if _is_generator(value) and id(value) not in seen and len(seen) < _MOST:
+        if is_generator(value) and id(value) not in seen and len(seen) < _MOST:
             seen.add(id(value))
             yield path, value
 

@@ -103,12 +103,10 @@ class LearningObserver:
         self._passes = 0
         #: Backward passes, and other changes of gradients, of the whole run.
         self._passed = self._changed = 0
-        self._zeroed = False
-        self._has_zeroed = False
+        self._zeroed = self._has_zeroed = False
         #: What the last backward pass began at.
         self._root: weakref.ref[Any] | None = None
-        self._scaled = False
-        self._unscaled = False
+        self._scaled = self._unscaled = False
         #: Steps with gradients that were scaled and not unscaled; and whether any ever were, or
         #: whether the script asked for the scale.
         self._steps_scaled = 0
@@ -154,6 +152,7 @@ class LearningObserver:
         self._misfit: LossMisfit | None = None
         self.misuse = MisuseObserver(place, lambda: self._all[0].steps if self._all else 0)
         """What has no effect, or another than it is meant to have."""
+        self.misuse.loaders.are_workers_asked = reads_values
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
         #: A number that was added to float16, where it is 0, and the line.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dis
 import inspect
-import random
 import sys
 import threading
 import weakref
@@ -14,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch.utils.data import Subset, WeightedRandomSampler, default_collate
 
+from trainfit.hooks.held_objects import is_generator
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library
@@ -32,9 +31,6 @@ _SPLITS: Final = 8
 _PLAIN: Final = (int, float, str, bool, type(None))
 #: Methods that workers run.
 _OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__", "__call__")
-#: Generators of random numbers, of which a worker gets a copy: PyTorch seeds those of the modules
-#: random, numpy.random and torch in each worker (torch/utils/data/_utils/worker.py), and no others.
-_GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 #: Modules of PyTorch's DataLoader.
 _OF_LOADERS: Final = "torch.utils.data."
 _READS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
@@ -45,6 +41,8 @@ class Loaders:
 
     def __init__(self, place: Callable[[], str | None]) -> None:
         self._place = place
+        self.are_workers_asked = False
+        """Do the workers themselves tell what they copy, as in a real run (watch.rules.workers)?"""
         self._found: dict[str, Misuse] = {}
         #: Lines that made samplers.
         self._made: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
@@ -53,9 +51,6 @@ class Loaders:
         self._last: tuple[weakref.ref[Any], str | None] | None = None
         #: How often a line has pinned memory since the first step.
         self._pins: Counter[str] = Counter()
-        self._copied: Misuse | None = None
-        self.is_simulated = False
-        """A real run's workers are asked for what they copy: see watch.rules.workers."""
         #: Data sets that were split, with their parts; those that DataLoaders have, by identity,
         #: and the lines that made these.
         self._split: list[tuple[weakref.ref[Any], list[weakref.ref[Any]]]] = []
@@ -70,8 +65,7 @@ class Loaders:
                 place = self._loaded[id(trained)][1] if self._is_loaded(trained) else None
                 sizes = sum(length_of(each) or 0 for each in used), length_of(trained) or 0
                 self._note("validation_trained", *sizes, place=place)
-        copied = (self._copied,) if self._copied is not None and self.is_simulated else ()
-        return *self._found.values(), *copied
+        return tuple(self._found.values())
 
     def _is_loaded(self, data: Any) -> bool:
         known = self._loaded.get(id(data))
@@ -103,8 +97,8 @@ class Loaders:
         if (few := never_drawn(sampler, data, self._made.get(sampler) or place)) is not None:
             self._found.setdefault(few.kind, few)
         self._look_at_workers(loader, data, place)
-        if (copied := copied_generator(loader)) is not None:
-            self._copied = self._copied or Misuse("generator_of_workers", copied[:3], copied[3])
+        if not self.are_workers_asked and (copied := copied_generator(loader)) is not None:
+            self._note("generator_of_workers", *copied[:3], place=copied[3])
 
     def _look_at_workers(self, loader: Any, data: Any, place: str | None) -> None:
         """Are there workers of an earlier epoch, with what the data set was then?"""
@@ -155,7 +149,9 @@ def _is_by_loader() -> bool:
 def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:
     """A generator of random numbers that a data set, or a transform of it, has as an attribute and
     draws from in workers, each of which has a copy in the same state: its path, the workers, if
-    those of each epoch have, and the line of the method that draws."""
+    those of each epoch have, and the line of the method that draws. PyTorch seeds the generators of
+    the modules random, numpy.random and torch in each worker (torch/utils/data/_utils/worker.py),
+    and no others."""
     workers = getattr(loader, "num_workers", 0)
     data = getattr(loader, "dataset", None)
     if workers < 1 or getattr(loader, "worker_init_fn", None) is not None:
@@ -166,7 +162,7 @@ def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:
     if workers == 1 and stays:
         return None
     for path, owner in (("", data), *_values(data)):
-        names = [name for name, each in _values(owner) if isinstance(each, _GENERATORS)]
+        names = [name for name, each in _values(owner) if is_generator(each)]
         drawn = _drawing(type(owner)) if names else {}
         for name in names:
             if name in drawn:

@@ -265,7 +265,6 @@ class MisuseObserver:
 
     def gave(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a result."""
-        self.loaders.is_simulated = True  # else functions are not told of
         self.predictions.gave(name := name_of(func), args, kwargs, result)
         if self._steps():
             self.averages.gave(name, args, result)

@@ -211,7 +211,7 @@ class Accumulated:
         dropping: where they were in a step that lost some.
     """
 
-    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(self, place: Callable[[], str | None]) -> None:
         self._place = place
         #: Of the first steps, in their order: how many micro-batches each had, by which optimizer,
         #: and the line that made it.

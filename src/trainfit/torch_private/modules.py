@@ -56,19 +56,23 @@ def forward_hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     return [named(module) for named in _HOOKS]
 
 
+#: Where what ``torch.compile`` returns for a module has that module.
+COMPILED: Final = "_orig_mod"
+
+
 def uncompiled(model: Any) -> Any:
     """What ``torch.compile`` was given, where ``model`` is what it returned."""
-    return getattr(model, "_orig_mod", model)
+    return getattr(model, COMPILED, model)
 
 
 def is_compiled(module: nn.Module) -> bool:
     """By ``torch.compile`` or its own ``compile``: the calls of its layers are not seen."""
-    return hasattr(module, "_orig_mod") or _compiled_call(module) is not None
+    return is_wrapper_of_compiled(module) or _compiled_call(module) is not None
 
 
 def is_wrapper_of_compiled(module: nn.Module) -> bool:
     """Is it what ``torch.compile`` returned?"""
-    return hasattr(module, "_orig_mod")
+    return hasattr(module, COMPILED)
 
 
 def outermost_call() -> FrameType | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.provenance.cuts import Marks
-from trainfit.results.runs.learning import Misuse
+from trainfit.hooks.provenance.cuts import FirstOfKind, Marks
 from trainfit.torch_private.modules import BatchNorm
 from trainfit.torch_private.tensors import version
 
@@ -17,12 +16,12 @@ from trainfit.torch_private.tensors import version
 _IN_PLACE: Final = ("__imul__", "__iadd__", "__isub__", "__itruediv__")
 
 
-class Averages:
+class Averages(FirstOfKind):
     """Follows copies of a model whose weights a script averages: does it keep the statistics of
     BatchNorm up to date, too? Told of the first steps alone, in which all is seen."""
 
-    def __init__(self, place: Callable[[], str | None] = lambda: None) -> None:
-        self._place = place
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__(place)
         #: Tensors that were changed in place since the first step, or whose data were asked for,
         #: which may be changed without a new version.
         self._changed: Marks[bool] = Marks()
@@ -31,7 +30,6 @@ class Averages:
         #: Averages of torch.optim.swa_utils, and whether BatchNorm's statistics were computed with
         #: the weights that they have now.
         self._equal: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._not_renewed: Misuse | None = None
         self.left: tuple[int, str] | None = None
         """BatchNorm layers of such a copy whose statistics are those of the day it was made, and
         the name of one."""
@@ -68,25 +66,18 @@ class Averages:
         if model in self._equal:
             self._equal[model] = True
 
-    def found(self) -> Iterator[Misuse]:
-        """An average that is evaluated with statistics that are the model's: its BatchNorm layers,
-        and the name of one."""
-        if self._not_renewed is not None:
-            yield self._not_renewed
-
     def evaluates(self, model: Any) -> None:
-        """Such an average is about to be called."""
+        """Such an average is about to be called: with statistics that are the model's?"""
         if model.training:
             self.renewed(model)
-        elif self._equal.get(model, True) is False and self._not_renewed is None:
+        elif "norm_of_average" not in self._found and self._equal.get(model, True) is False:
             norms = [
                 name.removeprefix("module.")
                 for name, part in model.named_modules()
                 if isinstance(part, BatchNorm) and part.running_mean is not None
             ]
             if norms:
-                told = str(len(norms)), norms[0]
-                self._not_renewed = Misuse("norm_of_average", told, self._place())
+                self._note("norm_of_average", len(norms), norms[0])
 
     def calling(self, model: Any, trained: Collection[int], others: Iterable[Any]) -> None:
         """An outermost module is about to be called; the optimizers have the tensors ``trained``,

@@ -380,8 +380,7 @@ def _use(node: ast.AST, names: frozenset[str], *, from_zero: bool) -> int | None
 
 def _is_from_zero(over: ast.expr) -> bool:
     """Is it a range that begins at 0, maybe with a progress bar?"""
-    if isinstance(over, ast.Call) and over.args and called(over) in _BARS:
-        over = over.args[0]
+    over = _without_bar(over)
     return isinstance(over, ast.Call) and called(over) == "range" and len(over.args) == 1
 
 
@@ -421,10 +420,16 @@ def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
     return bool(kept) and _first_use(others, names, from_zero=False) is None
 
 
+def _without_bar(over: ast.expr) -> ast.expr:
+    """What a progress bar goes over, or what has none."""
+    if isinstance(over, ast.Call) and over.args and called(over) in _BARS:
+        return over.args[0]
+    return over
+
+
 def _code(over: ast.expr, filename: str) -> CodeType:
     """Gives what it is, where that is plain; otherwise ``None``."""
-    if isinstance(over, ast.Call) and over.args and called(over) in _BARS:
-        over = over.args[0]
+    over = _without_bar(over)
     calls = [each.func for each in ast.walk(over) if isinstance(each, ast.Call)]
     plain = all(isinstance(each, _PLAIN) for each in ast.walk(over))
     if not plain or any(getattr(each, "id", "") not in _CALLED for each in calls):

@@ -13,7 +13,7 @@ from torch.nn.modules import module as nn_module
 from trainfit.simgpu.device.recorder import INPUT, Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of, plain
-from trainfit.torch_private.modules import buffers_of, parameters_of
+from trainfit.torch_private.modules import COMPILED, buffers_of, parameters_of
 from trainfit.torch_private.tensors import current_node, local_part, node_number, sequence_number
 
 
@@ -206,7 +206,7 @@ class ModuleTracker:
         for path, child in module.named_modules():
             if id(child) not in self._names:
                 # What torch.compile puts around a module is no part of its name.
-                path = path.replace("_orig_mod.", "").removesuffix("._orig_mod")
+                path = path.replace(f"{COMPILED}.", "").removesuffix(f".{COMPILED}")
                 text = f"{root}.{path}" if path else root
                 name = self._recorder.string(text)
                 self._names[id(child)] = name

@@ -27,14 +27,12 @@ from trainfit.simgpu.operators.kernel_rules import (
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.compiled import EAGER_FLEX, class_of_compiled
-from trainfit.torch_private.modules import forward_hooks_of
+from trainfit.torch_private.modules import COMPILED, forward_hooks_of
 from trainfit.torch_private.operators import no_dispatch
 
 #: PyTorch "compiles" it, with a backend that runs eagerly, for FlexAttention outside of a
 #: compiled callable.
 _EAGER: Final = EAGER_FLEX
-#: Where the module is, in what compiling it gives.
-_WITHIN: Final = "_orig_mod"
 _FLEX: Final = "torch.nn.attention.flex_attention"
 
 
@@ -49,7 +47,8 @@ class CompiledModule(torch.nn.Module):
     ``_orig_mod.``, attributes are those of the module, and it is an ``OptimizedModule``.
     """
 
-    #: What isinstance() goes by besides the type; super() without arguments would, too.
+    #: For isinstance(), which asks for it where the type does not fit. With it, super() needs its
+    #: arguments, or the base class stands in its place.
     __class__ = property(_class_of)
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -71,12 +70,12 @@ class CompiledModule(torch.nn.Module):
         return function
 
     def __getattr__(self, name: str) -> Any:
-        if name == _WITHIN:
+        if name == COMPILED:
             return torch.nn.Module.__getattr__(self, name)
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == _WITHIN or _WITHIN not in vars(self).get("_modules", ()):
+        if name == COMPILED or COMPILED not in vars(self).get("_modules", ()):
             torch.nn.Module.__setattr__(self, name, value)
         else:
             setattr(self._orig_mod, name, value)

@@ -65,10 +65,12 @@ class _Still:
 
     @property
     def kept_by(self) -> ThreadStack | None:
-        """The thread that Python waits for at its end, where the script itself is over."""
+        """The thread that Python waits for at its end, where the script itself is over, and that is
+        at a line of the script."""
         if not _is_over(self.event):
             return None
-        return next((each for each in self.threads[1:] if each.role == "other"), None)
+        kept = next((each for each in self.threads[1:] if each.role == "other"), None)
+        return kept if kept is not None and kept.where is not None else None
 
     @property
     def waits_for_ranks(self) -> bool:
@@ -126,36 +128,18 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         return
     # Who waits for others is no cause; who has made the fewest steps comes first.
     first = min(found, key=lambda each: (each.waits_for_ranks, each.event.step))
-    who, where, function = _where(first)
-    rank = first.view.rank
+    is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out
+    title, cause, fix, where = _of_end(first) if is_over else _of_pause(first)
     usual = median(first.view.steps["step_s"])
-    at = f"at {where} in {function}" if where is not None else f"in {function}"
-    title = f"No step for {duration(first.seconds)}: {who} is {at}"
-    other = first.locked_out
-    if other is not None and other.where is not None:
-        at = f"{_short(other.where.path)}:{other.where.line}"
-        title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
-    died = _died_before(first)
-    title += f", and a thread ended by {died.raised}" if died is not None else ""
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
     others = [each for each in found if each is not first]
     if others:
         names = ", ".join(str(each.view.header.rank) for each in others)
         evidence.append(Evidence("ranks that wait for it", names))
-    evidence += [Evidence("stack", _stack(each)) for each in _busy(first)]
+    seen = [kept] if kept is not None else _busy(first)
+    evidence += [Evidence("stack", _stack(each)) for each in seen]
     evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
-    cause, fix = _cause_and_fix(first)
-    kept = first.kept_by
-    if _is_over(first.event):
-        title = f"The script is over, and its process did not end for {duration(first.seconds)}"
-        cause, fix = "Python ends when all threads have that are no daemons", Fix(_END_THREAD)
-        where = None
-        if kept is not None and kept.where is not None:
-            where = Place(_short(kept.where.path), kept.where.line, source=kept.where.code)
-            code = f" `{short(kept.where.code, 60)}`" if kept.where.code else ""
-            title += f": a thread is at {where} in {kept.where.function}{code}"
-            evidence = [*evidence[:-1], Evidence("stack", _stack(kept))]
     # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
     profiled = of_kind("profiler_on", first.view.header.learning.misuses)
     if where is None and profiled is not None:
@@ -171,9 +155,34 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         "likely" if first.threads else "possible",
         place=where,
-        rank=rank,
+        rank=first.view.rank,
         last_step=first.event.step,
     )
+
+
+def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
+    """What is said of a training that stands still: title, cause, fix, and the line."""
+    who, where, function = _where(still)
+    at = f"at {where} in {function}" if where is not None else f"in {function}"
+    title = f"No step for {duration(still.seconds)}: {who} is {at}"
+    other = still.locked_out
+    if other is not None and other.where is not None:
+        at = f"{_short(other.where.path)}:{other.where.line}"
+        title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
+    died = _died_before(still)
+    title += f", and a thread ended by {died.raised}" if died is not None else ""
+    return title, *_cause_and_fix(still), where
+
+
+def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
+    """…, of a script that is over, and whose process does not end."""
+    title = f"The script is over, and its process did not end for {duration(still.seconds)}"
+    where, kept = None, still.kept_by
+    if kept is not None and (frame := kept.where) is not None:
+        where = Place(_short(frame.path), frame.line, source=frame.code)
+        code = f" `{short(frame.code, 60)}`" if frame.code else ""
+        title += f": a thread is at {where} in {frame.function}{code}"
+    return title, "Python ends when all threads have that are no daemons", Fix(_END_THREAD), where
 
 
 @dataclass(frozen=True)
