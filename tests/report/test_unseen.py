@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from trainfit.report.steps import unseen_text
+from trainfit.report.steps import eager_text, unseen_text
 from trainfit.results.runs.steps import Coverage, StepPattern
 
 _SEEN = Coverage(False, False, 0.05, 64)
@@ -32,3 +32,9 @@ def test_what_was_not_among_the_steps(changes: dict[str, object], steps: int, te
 def test_calls_of_a_model_have_no_evaluation() -> None:
     calls = StepPattern("settled", 3, (1, 1, 1), (1, 1, 1), unit="model call")
     assert unseen_text(_SEEN, calls, 3) == "" and unseen_text(None, None, 3) == ""
+
+
+def test_what_is_compiled_on_a_gpu_was_simulated_in_eager_mode() -> None:
+    compiled = dataclasses.replace(_SEEN, is_eager=True)
+    assert eager_text(compiled) == " in eager mode (torch.compile is left out)"
+    assert eager_text(_SEEN) == eager_text(None) == ""

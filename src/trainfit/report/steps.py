@@ -250,6 +250,12 @@ def unseen_text(coverage: Coverage | None, pattern: StepPattern | None, steps: i
     return f"; {_SEEN[coverage.evaluated, coverage.saved]} in {count(steps, 'step')}"
 
 
+def eager_text(coverage: Coverage | None) -> str:
+    """That a figure is without ``torch.compile``, in the words that follow it."""
+    eager = coverage is not None and coverage.is_eager
+    return " in eager mode (torch.compile is left out)" if eager else ""
+
+
 # ---
 # Batches that differ in shape, as one line.
 

@@ -541,9 +541,9 @@ class Runner:
 
     def _covered(self, status: Status) -> Coverage:
         """Where the script came to its end, no epoch's end comes later."""
-        found = dataclasses.replace(
-            self._coverage.result(), evaluation_batches=self._loaders.epochs.longest
-        )
+        longest, eager = self._loaders.epochs.longest, self._simulation.is_eager
+        found = self._coverage.result()
+        found = dataclasses.replace(found, evaluation_batches=longest, is_eager=eager)
         if status == "ended":
             return dataclasses.replace(found, steps_per_epoch=None, is_whole=True)
         return found

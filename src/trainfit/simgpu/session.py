@@ -431,6 +431,11 @@ class Simulation:
 
         return __init__
 
+    @property
+    def is_eager(self) -> bool:
+        """Did what ``torch.compile`` was given run in eager mode?"""
+        return self._compilation.left_out
+
     def _call(self, module: torch.nn.Module, given: Any) -> None:
         self._compilation.called(module, given)
         if self.cycle.awaits:

@@ -33,7 +33,7 @@ from trainfit.results.findings import (
 from trainfit.results.gpus import NO_TENSOR_CORES
 from trainfit.results.memory import MemoryFigures, RecordingSummary
 from trainfit.results.plan import PlanResult
-from trainfit.results.runs.steps import GrowthSource, StepMakeup, StepPattern
+from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
 from trainfit.results.speed import CollectiveTime, Ranks, Speed, StepSpeed
 from trainfit.results.text import WIDTH, printable, share, size
 
@@ -221,6 +221,16 @@ def test_that_kept_blocks_are_released_stands_in_the_first_line() -> None:
     there = dataclasses.replace(PLAN.recommended, retries=3)
     said = answer(dataclasses.replace(PLAN, recommended=there))
     assert said.endswith(f", {full}.") and said.count(full) == 1
+
+
+def test_a_figure_without_the_compiler_says_so_in_the_first_line() -> None:
+    eager = Coverage(False, False, is_eager=True)
+    words = " in eager mode (torch.compile is left out)"
+    for fits in (True, False):
+        plan = with_now(fits=fits)
+        assert words in answer(dataclasses.replace(plan, coverage=eager))
+        assert words not in answer(plan)
+    assert words in recording_subject(dataclasses.replace(SUMMARY, coverage=eager)).headline.text
 
 
 def test_not_even_one_sample_fits() -> None:

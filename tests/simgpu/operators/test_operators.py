@@ -784,6 +784,8 @@ def test_both_ends_of_a_piece_that_begins_at_a_drawn_number(sim: Simulation) -> 
 
 def test_compiled_callables_are_named_once_with_the_line_that_calls_them(sim: Simulation) -> None:
     model = mlp()
+    model(random(2, 64))
+    assert not sim.is_eager
     model.compile()
 
     @torch.compile
@@ -792,6 +794,7 @@ def test_compiled_callables_are_named_once_with_the_line_that_calls_them(sim: Si
 
     for _ in range(3):
         double(model(random(2, 64)))
+    assert sim.is_eager
     notes = sim.recording.header["assumptions"]
     assert list(notes.values()) == [1, 1]
     first, second = notes

@@ -39,6 +39,7 @@ from trainfit.report.sections.memory_charts import (
 from trainfit.report.sections.speed import of_work
 from trainfit.report.steps import (
     coverage_text,
+    eager_text,
     only_seen,
     pattern_lines,
     pattern_notes,
@@ -231,7 +232,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     full = summary.out_of_memory
     spoilt = spoilt_text(summary.findings)
     limits = _of_what(summary) or unseen_text(summary.coverage, summary.pattern, summary.steps)
-    figures = f"{size(need)} of {size(there)}{spoilt}"
+    figures = f"{size(need)} of {size(there)}{eager_text(summary.coverage)}{spoilt}"
     close = beyond_text(summary.memory, there)
     others = summary.other_processes_bytes
     fits = full is None and need <= there
@@ -323,6 +324,7 @@ def memory_subject(report: MemoryReport) -> Subject:
     """Does it fit, when is the peak, what is it of, what stays, and how it grows with the batch."""
     batch = f" at batch size {report.batch_size}" if report.batch_size is not None else ""
     need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}"
+    need += eager_text(report.coverage)
     unseen = unseen_text(report.coverage, report.pattern, report.pattern.steps)
     full = report.out_of_memory
     close = beyond_text(report.memory, report.gpu_memory_bytes)

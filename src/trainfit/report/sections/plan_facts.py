@@ -22,7 +22,14 @@ from trainfit.report.lengths import solved_text
 from trainfit.report.notes import beyond_text, protection_notes, spoilt_text
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
-from trainfit.report.steps import coverage_text, half_text, largest_text, shapes_text, step_lines
+from trainfit.report.steps import (
+    coverage_text,
+    eager_text,
+    half_text,
+    largest_text,
+    shapes_text,
+    step_lines,
+)
 from trainfit.results.changes import LaunchPart
 from trainfit.results.configuration import ALIKE, AmpChoice, Configuration, EpochEnd
 from trainfit.results.findings import EPOCH_GROWTH, FAILS_LATER, LAST_BATCH, SCHEDULE_ENDS
@@ -68,6 +75,7 @@ def _fits(result: PlanResult) -> str:
         at += f" with AMP {now.amp}"
     if now.rank:
         at += f" (rank {now.rank}, which needs more than rank 0)"
+    at += eager_text(result.coverage)
     end = result.epoch_end
     # How many epochs there are until then tells more than what the last one needs.
     grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)

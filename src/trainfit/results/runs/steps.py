@@ -138,7 +138,8 @@ class Coverage:
     mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
     memory, ``by_number`` the one at which something goes by the number of an epoch (``None``: there
     is none, or the loops are none of the script's). ``is_whole``: the script came to its end, and
-    has no more than was simulated.
+    has no more than was simulated. ``is_eager``: what it gives to ``torch.compile`` ran in eager
+    mode.
     """
 
     evaluated: bool
@@ -153,6 +154,7 @@ class Coverage:
     after: str | None = None
     by_number: str | None = None
     is_whole: bool = False
+    is_eager: bool = False
 
     @property
     def all_steps(self) -> int | None:

@@ -108,7 +108,7 @@ class OperatorWatch:
             flops_of=flops,
             kernels=work["kernels"],
             moved_bytes=work["moved"],
-            compiled=any("torch.compile" in text for text in self._simulation.engine.assumptions),
+            compiled=self._simulation.is_eager,
         )
 
     def _step_end(self, steps: int) -> None:

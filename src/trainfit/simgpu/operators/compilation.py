@@ -86,13 +86,15 @@ class CompiledModule(torch.nn.Module):
 class Compilation:
     """Stands for ``torch.compile`` and notes which of its results were called.
 
-    Attributes: ``models`` are the modules that were compiled and not yet called.
+    Attributes: ``models`` are the modules that were compiled and not yet called; ``left_out``: what
+    a GPU would have run compiled ran in eager mode.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._depth = 0
         self._any_model = False
+        self.left_out = False
         self.models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def inside(self) -> bool:
@@ -157,6 +159,7 @@ class Compilation:
             and (_on_device(args) or _on_device(module.parameters()))
         ):
             self.models.discard(module)
+            self.left_out = True
             self._engine.assume("torch.compile was skipped: the model was simulated in eager mode")
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -167,7 +170,7 @@ class Compilation:
         def called(*args: Any, **kwargs: Any) -> Any:
             nonlocal noted
             if not noted and (_on_device(args) or _on_device(kwargs.values())):
-                noted = True
+                noted = self.left_out = True
                 self._engine.assume(
                     f"torch.compile was skipped: {_name(function)} ran in eager mode"
                 )
