@@ -8,6 +8,7 @@ run has a parent of its own, which ends it when nobody listens any more.
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import multiprocessing.process
@@ -78,6 +79,7 @@ def watch(pid, listener):
 for name in MODULES:
     importlib.import_module(name)
 importlib.import_module("trainfit.hardware").catalogue()
+gc.freeze()  # no run looks through what all share, which would copy it
 asked = serve(socket.socket(fileno=int(sys.argv[1])))
 sys.argv = ["-c", *asked["argv"]]
 os.chdir(asked["cwd"])

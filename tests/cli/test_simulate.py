@@ -404,3 +404,11 @@ def test_samples_with_a_graph_are_told(guard: str, tmp_path: Path) -> None:
     done = trainfit("simulate", *GPU, script, cwd=tmp_path)
     told = "The evaluation calls the model with gradients on" in " ".join(done.stdout.split())
     assert done.returncode == 0 and told == ("enable" in guard), done.stdout + done.stderr
+
+
+def test_a_run_looks_through_no_object_of_an_import(tmp_path: Path) -> None:
+    """Half a million: what looks for the script's own, after each run, would cost a second."""
+    counts = "import gc\nassert gc.get_freeze_count() > len(gc.get_objects())\n"
+    script = write(tmp_path, counts + STEPS + "for _ in range(3): step()\n")
+    done = trainfit("simulate", *GPU, "--", "python", script, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr

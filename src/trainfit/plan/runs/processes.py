@@ -30,16 +30,19 @@ from trainfit.results.text import size
 #: Starts a module of ours in the user's interpreter, whose environment stays as it is; simulated
 #: GPUs in it keep time by the speed model. None of the half a million objects that importing
 #: PyTorch makes is garbage: they are not looked through until the module begins.
-_START = (
+_START: Final = (
     "import gc; gc.disable()\n"
     "{before}from trainfit.torch_private.needed import tells_parent\n"
     "with tells_parent():\n"
     "    from trainfit.simgpu.cuda import clocks\n"
     "    from trainfit.speed.step import StepClock; clocks.use(StepClock)\n"
-    "    from {module} import main; gc.enable(); main()"
+    "    from {module} import main; {after}gc.enable(); main()"
 )
+#: A simulated run, which looks through the objects of its script: not through these.
+_SIMULATION: Final = "trainfit.scripts.trace_run"
+_FROZEN: Final = "gc.freeze(); "
 #: Before that, where the user's script runs in this very process.
-_PROTECTED = (
+_PROTECTED: Final = (
     "from pathlib import Path; from trainfit.scripts import sandbox; "
     "sandbox.begin(Path(sys.argv[1]).parent); "
 )
@@ -72,7 +75,7 @@ class OwnProcess:
         command: Command,
         folder: Path,
         environment: Mapping[str, str],
-        module: str = "trainfit.scripts.trace_run",
+        module: str = _SIMULATION,
         *,
         runs_script: bool = True,
         wrapper: Sequence[str] = (),
@@ -229,7 +232,8 @@ _keeping = threading.Lock()
 
 def _python(command: Command, module: str, before: str = "") -> list[str]:
     # Unbuffered: what it printed is there when it is killed.
-    code = _START.format(module=module, before=before)
+    after = _FROZEN if module == _SIMULATION else ""
+    code = _START.format(module=module, before=before, after=after)
     return command.interpreter.start(code, "-u", *command.python_flags)
 
 
