@@ -162,6 +162,8 @@ class _Teller:
         self._tell("pytest_runtest_logfinish", nodeid=nodeid, location=location)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and report.when != "call" and self._config.option.durations is None:
+            return  # nothing is printed of it
         data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
         self._tell("pytest_runtest_logreport", report=data)
 
