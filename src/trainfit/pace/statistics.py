@@ -170,18 +170,23 @@ def _drawn_medians(parts: Sequence[Values], chance: np.random.Generator) -> list
     """The median of each resample; many resamples at a time, as far as memory allows."""
     values, lengths = np.concatenate(list(parts)), np.array([len(part) for part in parts])
     longest = int(lengths.max())
+    # Ranks of the values stand for them: numpy orders small integers in a fifth of the time.
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(len(values), np.min_scalar_type(len(values)))
+    ranks[order] = np.arange(len(values))
     at_a_time = max(1, _DRAWN_AT_A_TIME // (len(parts) * longest))
     found: list[float] = []
     while len(found) < _RESAMPLES:
         shape = (min(at_a_time, _RESAMPLES - len(found)), len(parts))
         blocks = chance.integers(0, len(parts), shape)
         calls = (chance.random((*shape, longest)) * lengths[blocks, None]).astype(np.intp)
-        drawn = values[calls + (np.cumsum(lengths) - lengths)[blocks, None]]
+        drawn = ranks[calls + (np.cumsum(lengths) - lengths)[blocks, None]]
         # A shorter block has fewer calls than there are places: the others come last in order.
-        drawn[np.arange(longest) >= lengths[blocks, None]] = np.inf
-        ordered = np.sort(drawn.reshape(shape[0], -1), axis=1)
+        drawn[np.arange(longest) >= lengths[blocks, None]] = len(values)
+        ordered = np.sort(drawn.reshape(shape[0], -1), axis=1, kind="stable")
         counts, rows = lengths[blocks].sum(axis=1), np.arange(shape[0])
-        found += ((ordered[rows, (counts - 1) // 2] + ordered[rows, counts // 2]) / 2).tolist()
+        low, high = (values[order[ordered[rows, at // 2]]] for at in (counts - 1, counts))
+        found += ((low + high) / 2).tolist()
     return found
 
 
