@@ -149,3 +149,65 @@ def test_a_seed_in_the_function_of_an_epoch(tmp_path: Path, first: str, is_wrong
     fold = f"def fold():\n    {first}\n    optimizer = SGD(model.parameters())\n"
     fold += textwrap.indent(_LOOP, "    ")
     assert _kinds(tmp_path, f"{fold}\nfor _ in range(9): fold()\n") == []
+
+
+@pytest.mark.parametrize("line", ["torch.no_grad()", "torch.autocast('cuda')", "no_grad()"])
+def test_contexts_that_nothing_runs_in(tmp_path: Path, line: str) -> None:
+    assert _kinds(tmp_path, f"model.eval()\n{line}\nevaluate(model)\n") == ["context-not-entered"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with torch.no_grad():\n    evaluate(model)",
+        "context = torch.no_grad()",
+        "torch.set_grad_enabled(True)",
+        "stack.enter_context(torch.no_grad())",
+        "@torch.no_grad()\ndef evaluate(model): ...",
+        "engine.no_grad()",
+    ],
+)
+def test_contexts_that_are_entered(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, f"{text}\n") == []
+
+
+_MADE = "optimizer = torch.optim.Adam(model.parameters())\n"
+
+
+def test_an_optimizer_that_is_new_in_each_epoch(tmp_path: Path) -> None:
+    inner = textwrap.indent(_MADE + _LOOP, "    ")
+    assert _kinds(tmp_path, f"for epoch in range(9):\n{inner}") == ["optimizer-each-epoch"]
+    function = f"def train(model):\n{inner}\nfor epoch in range(9):\n    train(model)\n"
+    assert _kinds(tmp_path, function) == ["optimizer-each-epoch"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{_MADE}for epoch in range(9):\n{textwrap.indent(_LOOP, '    ')}",
+        f"for fold in range(9):\n{textwrap.indent(_MADE + _LOOP, '    ')}",
+        f"for fold in range(9):\n    model = Net()\n{textwrap.indent(_MADE + _LOOP, '    ')}",
+        "for epoch in range(9):\n    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        + textwrap.indent(_LOOP, "    "),
+    ],
+    ids=["before", "of folds", "with its model", "without averages"],
+)
+def test_optimizers_that_are_to_be_new(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, text) == []
+
+
+def test_a_break_that_ends_the_first_pass(tmp_path: Path) -> None:
+    assert _kinds(tmp_path, f"{_LOOP}    break\n") == ["loop-breaks-first"]
+    assert _kinds(tmp_path, f"{_LOOP}    if step == 9:\n        break\n") == []
+    assert _kinds(tmp_path, "for x, y in loader:\n    show(x)\n    break\n") == []
+
+
+def test_a_model_that_is_not_moved(tmp_path: Path) -> None:
+    assert _kinds(tmp_path, "model = Net()\nmodel.cuda\n") == ["not-called"]
+
+
+def test_a_model_that_is_new_in_each_epoch(tmp_path: Path) -> None:
+    inner = textwrap.indent(_MADE + _LOOP, "    ")
+    made = "for epoch in range(9):\n    model = Net()\n"
+    assert _kinds(tmp_path, f"{made}{inner}") == ["model-each-epoch"]
+    assert _kinds(tmp_path, f"{made}    model.load_state_dict(torch.load('a.pt'))\n{inner}") == []

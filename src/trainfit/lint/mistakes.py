@@ -19,7 +19,17 @@ from trainfit.results.findings import Finding, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
 _CALLED: Final = {
-    *("backward", "empty_cache", "eval", "set_epoch", "step", "synchronize", "train", "unscale_"),
+    *(
+        "backward",
+        "cuda",
+        "empty_cache",
+        "eval",
+        "set_epoch",
+        "step",
+        "synchronize",
+        "train",
+        "unscale_",
+    ),
     *("update", "wait_for_everyone", "zero_", "zero_grad"),
 }
 #: What makes iterators, which give each element once.
@@ -39,7 +49,12 @@ _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 SPOILS: Final = frozenset(
     (
         *("not-called", "iterator-used-up", "steps-after-loop", "parameter-rebound"),
-        *("step-without-result", "gradients-left-off", "gradients-never-zeroed"),
+        *(
+            "step-without-result",
+            "gradients-left-off",
+            "gradients-never-zeroed",
+            "model-each-epoch",
+        ),
     )
 )
 #: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).

@@ -27,6 +27,10 @@ _READS_WHOLE: Final = re.compile(
     r"|read_pickle|read_table|read_feather)$"
 )
 _LAZY: Final = {"mmap_mode", "mmap", "nrows", "skiprows", "usecols", "chunksize", "iterator"}
+#: Contexts of PyTorch's that change nothing until they are entered.
+_CONTEXTS: Final = {"no_grad", "inference_mode", "enable_grad", "autocast"}
+#: Methods with which a new model is not one that has learned nothing.
+_RESTORES: Final = {"load_state_dict", "from_pretrained", "load"}
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 
 
@@ -42,6 +46,9 @@ def without_effect(source: Source) -> Iterator[Finding]:
         elif isinstance(node, ast.For | ast.While):
             yield from _new_scaler(source, node)
             yield from _adding_up(source, node)
+            yield from _made_each_epoch(source, node)
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            yield from _not_entered(source, node)
         elif isinstance(node, ast.FunctionDef) and node.name in _PER_SAMPLE:
             yield from _read_again(source, node)
 
@@ -168,6 +175,93 @@ def _calls_of(body: list[ast.stmt]) -> Iterator[ast.Call]:
         if isinstance(node, ast.Call):
             yield node
         waiting += ast.iter_child_nodes(node)
+
+
+def _not_entered(source: Source, node: ast.Expr) -> Iterator[Finding]:
+    """``torch.no_grad()`` as a line."""
+    assert isinstance(node.value, ast.Call)
+    name = path_of(node.value.func).rpartition(".")
+    if name[2] not in _CONTEXTS or not (name[0].startswith("torch") or name[0] == ""):
+        return
+    text = source.text(node.value)
+    yield line_finding(
+        source,
+        node,
+        "context-not-entered",
+        f"{text} as a line has no effect: nothing runs in it",
+        "it makes a context, which begins with a with statement alone.",
+        f"with {text}: and what is meant to run so indented below it",
+    )
+
+
+def _made_each_epoch(source: Source, loop: ast.For | ast.While) -> Iterator[Finding]:
+    """``optimizer = Adam(model.parameters())`` in a loop over epochs, or in the function of one."""
+    counter = path_of(loop.target) if isinstance(loop, ast.For) else ""
+    if not re.search(r"(?i)epoch|^ep$", counter):
+        return
+    called = {path_of(call.func) for call in _calls_of(loop.body)}
+    functions = [
+        each for each in source.nodes if isinstance(each, ast.FunctionDef) and each.name in called
+    ]
+    for body in (loop.body, *(each.body for each in functions)):
+        batches = [each for each in body if isinstance(each, ast.For) and _trains(each)]
+        if any(method_of(each) in _RESTORES for each in _calls_of(body)):
+            continue
+        lines = [each for each in body if isinstance(each, ast.Assign)]
+        new = {path_of(target) for each in lines for target in each.targets}
+        for line in lines if batches else ():
+            found = _new_in_epoch(source, line, batches[0], new)
+            if found is not None:
+                yield found
+                return
+
+
+def _trains(loop: ast.For) -> bool:
+    return {"backward", "step"} <= {method_of(call) for call in _calls_of(loop.body)}
+
+
+def _new_in_epoch(
+    source: Source, line: ast.Assign, batches: ast.For, new: set[str]
+) -> Finding | None:
+    """An optimizer that a loop over batches steps, or its model."""
+    name, value = path_of(line.targets[0]), line.value
+    if not isinstance(value, ast.Call) or not _OPTIMIZER.search(path_of(value.func)):
+        return None
+    steps = {
+        path_of(call.func.value)
+        for call in _calls_of(batches.body)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    }
+    given = [path_of(each) for argument in value.args[:1] for each in ast.walk(argument)]
+    if name not in steps:
+        return None
+    owner = next((each for each in given if each in new and each), "")
+    if owner:
+        return line_finding(
+            source,
+            line,
+            "model-each-epoch",
+            f"{owner} is new in each epoch, and so is its optimizer: what the epoch before has "
+            "learned is gone",
+            f"{owner} is made in the loop over epochs.",
+            f"make {owner} and its optimizer once, before the loop over epochs",
+        )
+    is_plain = path_of(value.func).endswith("SGD") and not any(
+        each.arg in ("momentum", None) for each in value.keywords
+    )
+    if is_plain or line.lineno > batches.lineno:
+        return None
+    return line_finding(
+        source,
+        line,
+        "optimizer-each-epoch",
+        f"{source.short(line)}: a new optimizer in each epoch, which knows nothing of the steps "
+        "before",
+        "its averages of gradients (momentum, Adam's) begin at 0 each time, and a schedule of its "
+        "learning rate at its start.",
+        "make the optimizer and its schedule once, before the loop over epochs",
+        "warning",
+    )
 
 
 def _adding_up(source: Source, loop: ast.For | ast.While) -> Iterator[Finding]:
