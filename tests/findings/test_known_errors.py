@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pack_padded_sequence as pack
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from trainfit.findings.facts import FailureContext
 from trainfit.findings.failure import KINDS, of_exception
 
 HALF_IMAGE = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
@@ -100,6 +101,47 @@ class Halves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return gradient
+
+
+class Gradient(torch.autograd.Function):
+    """Gives its gradient in the place of another input, or has no backward."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, x: torch.Tensor) -> torch.Tensor:
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return gradient, None
+
+
+class WithoutBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.exp()
+
+
+def hooked_before_in_place() -> None:
+    layers = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    layers[0].register_full_backward_hook(lambda *_: None)
+    layers(ONES)
+
+
+def sparse_step(kind: type[torch.optim.Optimizer], **options: float) -> None:
+    table = nn.Embedding(4, 2, sparse=kind is not torch.optim.SparseAdam)
+    table(classes(3)).sum().backward()
+    kind(table.parameters(), lr=0.1, **options).step()  # type: ignore[call-arg]
+
+
+def clipped_sparse() -> None:
+    table = nn.Embedding(4, 2, sparse=True)
+    table(classes(3)).sum().backward()
+    nn.utils.clip_grad_norm_(table.parameters(), 1.0)
+
+
+def averaged_counters() -> None:
+    counters = [torch.tensor(3)]
+    torch._foreach_addcdiv_(counters, [torch.tensor(2)], [torch.tensor(2)])
 
 
 def part_of_weight() -> None:
@@ -192,6 +234,15 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("flag_of_result", lambda: setattr(ONES * 2, "requires_grad", False)),
     ("custom_backward", lambda: Halves.apply(ONES).sum().backward()),
     ("custom_backward", lambda: Halves.apply(ONES, ONES * 2).sum().backward()),
+    ("custom_backward", lambda: Gradient.apply(2.0, ONES).sum().backward()),
+    ("custom_backward", lambda: WithoutBackward.apply(ONES).sum().backward()),
+    ("hook_on_in_place", hooked_before_in_place),
+    ("sparse_gradients", lambda: sparse_step(torch.optim.Adam)),
+    ("sparse_gradients", lambda: sparse_step(torch.optim.SparseAdam)),
+    ("sparse_gradients", lambda: sparse_step(torch.optim.SGD, weight_decay=0.1)),
+    ("sparse_gradients", lambda: sparse_step(torch.optim.Adagrad, weight_decay=0.1)),
+    ("sparse_gradients", clipped_sparse),
+    ("averaged_counters", averaged_counters),
     ("view_in_place", part_of_weight),
     ("dimensions_differ", lambda: F.interpolate(torch.zeros(1, 2, 3), 6, mode="bilinear")),
     ("dimensions_differ", lambda: F.max_pool2d(torch.zeros(4, 8), 2)),
@@ -262,6 +313,34 @@ def explained(function: Callable[[], Any]) -> str | None:
 @pytest.mark.parametrize(("kind", "refused"), REFUSED)
 def test_a_refusal_is_explained(kind: str, refused: Callable[[], Any]) -> None:
     assert explained(refused) == kind
+
+
+def test_the_gradient_of_a_result_is_told_from_one_that_is_missing() -> None:
+    said = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n'
+        "    x -= 0.1 * x.grad\nTypeError: unsupported operand type(s) for *: 'float' and "
+        "'NoneType'\n"
+    )
+    warned = (
+        "UserWarning: The .grad attribute of a Tensor that is not a leaf Tensor is being accessed."
+    )
+    of_result = of_exception(said, seen=FailureContext(output=warned))
+    missing = of_exception(said)
+    assert of_result is not None and of_result.kind == "gradient_of_result"
+    assert "device=device, requires_grad=True" in of_result.fix.action
+    assert missing is not None and missing.kind == "gradient_none"
+
+
+def test_predictions_of_another_number_than_labels() -> None:
+    said = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 3, in <module>\n'
+        "    {}\nRuntimeError: The size of tensor a (3) must match the size of tensor b (32) at "
+        "non-singleton dimension 0\n"
+    )
+    compared = of_exception(said.format("hits = (pred == y).sum()"))
+    added = of_exception(said.format("x = x + self.positions"))
+    assert compared is not None and "argmax(dim=1)" in compared.fix.action
+    assert added is not None and "argmax" not in added.fix.action
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,109 @@ def test_one_step_to_begin_with_is_of_another_line(kinds: Kinds) -> None:
     assert "first_step_early" not in kinds(training)
 
 
+def attacking(order: str) -> Callable[[], Any]:
+    """Each step looks for an adversarial example, by a pass of its own, and trains on it."""
+
+    def training() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(_STEPS):
+            x, y = torch.randn(4, 8).cuda(), torch.zeros(4, dtype=torch.long).cuda()
+            if order == "zeroed before":
+                optimizer.zero_grad()
+            changed = x.clone().requires_grad_()
+            F.cross_entropy(model(changed), y).backward()
+            assert changed.grad is not None
+            changed = (changed + changed.grad.sign()).detach()
+            if order == "zeroed after":
+                optimizer.zero_grad()
+            F.cross_entropy(model(changed), y).backward()
+            optimizer.step()
+
+    return training
+
+
+@pytest.mark.parametrize("order", ["zeroed before", "zeroed after"])
+def test_a_pass_to_the_inputs_is_no_micro_batch(kinds: Kinds, order: str) -> None:
+    assert not {"gradients_dropped", "loss_not_divided"} & kinds(attacking(order)).keys()
+
+
+def test_a_pass_over_another_batch_whose_gradients_are_dropped(kinds: Kinds) -> None:
+    def training() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(_STEPS):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8).cuda()).mean().backward()
+            optimizer.step()
+
+    assert "gradients_dropped" in kinds(training)
+
+
+def closing(zeroes: Callable[[torch.optim.Optimizer, nn.Module], Any]) -> Callable[[], Any]:
+    """LBFGS, with what ``zeroes`` does first in its closure."""
+
+    def training() -> None:
+        model = nn.Linear(8, 1).cuda()
+        x, y = torch.randn(16, 8).cuda(), torch.randn(16, 1).cuda()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+
+        def closure() -> Any:
+            zeroes(optimizer, model)
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for _ in range(_STEPS):
+            optimizer.zero_grad()
+            optimizer.step(closure)
+
+    return training
+
+
+def test_a_closure_that_adds_its_gradients_up(kinds: Kinds) -> None:
+    found = kinds(closing(lambda *_: None))
+    assert (
+        "no_gradient" not in found
+        and "first line of the closure" in found["closure_adds"].fix.action
+    )
+
+
+@pytest.mark.parametrize(
+    "zeroes",
+    [
+        lambda optimizer, _: optimizer.zero_grad(),
+        lambda optimizer, _: optimizer.zero_grad(set_to_none=False),
+        lambda _, model: [setattr(each, "grad", None) for each in model.parameters()],
+        lambda _, model: [
+            each.grad.zero_() for each in model.parameters() if each.grad is not None
+        ],
+    ],
+)
+def test_a_closure_that_sets_its_gradients_to_zero(kinds: Kinds, zeroes: Any) -> None:
+    assert not {"closure_adds", "no_gradient"} & kinds(closing(zeroes)).keys()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_steps_before_a_training_that_goes_on(simulation: Simulation, trains: bool) -> None:
+    """A schedule that is brought to where the run before ended."""
+    with observing(simulation) as observer:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(_STEPS):
+            optimizer.step()
+        for x, y in classes(4):
+            observer.called(model)
+            loss = F.cross_entropy(model(x.cuda()), y.cuda())
+            if trains:
+                optimizer.zero_grad()
+                loss.backward()
+            optimizer.step()
+        found = {each.kind for each in of_learning(observer.facts())}
+    assert ("no_gradient" in found) is not trains
+
+
 def _clips(model: nn.Module, limit: float = 1.0) -> Any:
     return nn.utils.clip_grad_norm_(model.parameters(), limit)
 
@@ -447,3 +550,16 @@ def test_batches_that_are_pinned_by_hand(kinds: Kinds) -> None:
     found = kinds(lambda: pinning(before=False))["pinned_by_hand"]
     assert found.place is not None and "pin_memory=True" in found.fix.action
     assert "pinned_by_hand" not in kinds(lambda: pinning(before=True))
+
+
+def test_results_that_are_copied_to_the_host_are_not_pinned_by_hand(kinds: Kinds) -> None:
+    def training() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in classes():
+            output = model(x.cuda())
+            F.cross_entropy(output, y.cuda()).backward()
+            optimizer.step()
+            assert output.detach().to("cpu", non_blocking=True).is_pinned()
+
+    assert "pinned_by_hand" not in kinds(training)

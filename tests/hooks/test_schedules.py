@@ -267,3 +267,20 @@ def test_a_warm_up_is_part_of_its_training(make: Make, reached: float | None) ->
         assert reached is not None and found.reached == pytest.approx(reached, rel=0.01)
         (told,) = of_learning(LearningFacts(steps=4, schedule_unused=found))
         assert told.kind == "schedule_unused" and "warm-up is longer" in told.title
+
+
+@pytest.mark.parametrize("each", [1, 8])
+def test_a_schedule_that_goes_on_where_another_run_ended(each: int) -> None:
+    """20 epochs were brought up before the first step: those are no 20 calls of its steps."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1)
+    scheduler = schedules.CosineAnnealingLR(optimizer, 50)
+    scheduler.load_state_dict({**scheduler.state_dict(), "last_epoch": 20})
+    known = Schedule(weakref.ref(scheduler), "train.py:7")
+    known.begins(optimizer)
+    for step in range(1, 4):
+        optimizer.step()
+        if step % each == 0:
+            scheduler.step()
+    found = schedule_end([known], 3, 240, [optimizer])
+    assert (found is not None) is (each == 1)
+    assert found is None or (found.rises and found.step == 30)

@@ -296,3 +296,24 @@ def test_the_end_of_the_script_ends_the_only_step() -> None:
     cycle.called(g.parameters)
     assert not cycle.is_unfinished
     assert steps(cycle, "ddd", d=d) == "ddd" and cycle.is_unfinished
+
+
+def test_steps_before_a_training_that_goes_on_are_none() -> None:
+    a = Optimizer()
+    cycle = made(a)
+    assert [cycle.only_resumes(a) for _ in range(3)] == [True] * 3
+    cycle.next_pass()
+    assert not cycle.only_resumes(a)
+
+
+@pytest.mark.parametrize(
+    "how", ["its model was called", "it has a gradient", "it was there before"]
+)
+def test_first_steps_of_a_training(how: str) -> None:
+    a = Optimizer()
+    cycle = StepCycle()
+    cycle.made(a, before=how == "it was there before")
+    if how == "its model was called":
+        cycle.called(a.parameters)
+    a.parameters[0].grad = 1.0 if how == "it has a gradient" else None
+    assert not cycle.only_resumes(a)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trainfit.findings import (
+    autograd_errors,
     fixes,
     gpu_errors,
     habits,
@@ -458,6 +459,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     outdated.outdated,
     missing.missing,
     missing.told,
+    autograd_errors.known,
     tensor_errors.known,
     script_errors.known,
     outdated.excluded,

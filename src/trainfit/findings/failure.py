@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.findings import (
+    autograd_errors,
     exceptions,
     fixes,
     gpu_errors,
@@ -42,6 +43,7 @@ KINDS: Final = (
     *("notebook_line", "script_error"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,
+    *autograd_errors.KINDS,
     *tensor_errors.KINDS,
     *script_errors.KINDS,
 )
@@ -56,7 +58,8 @@ WHATEVER_THE_LENGTH: Final = (
     *("no_graph", "graph_used_twice", "changed_in_place", "leaf_in_place", "unsafe_autocast"),
     *("scaler_unused", "scaler_order", "no_parameters", "optimizer_groups", "state_dict_names"),
     *("state_dict_sizes", "unused_parameters", "ready_twice", "plateau_metric"),
-    "tied_across_groups",
+    *("tied_across_groups", "custom_backward", "hook_on_in_place", "sparse_gradients"),
+    *("recurrent_evaluated", "recurrent_twice", "second_derivative"),
     *("label_out_of_range", "index_out_of_range", "one_number_wanted", "expanded_written"),
     *("lengths_unsorted", "length_of_none", "attention_shapes", "no_closure", "no_numbers"),
 )

@@ -174,7 +174,7 @@ _KNOWN: Final = (
     # torch/optim/optimizer.py
     KnownError(
         "optimizer_tensors",
-        re.compile(r"optimizer can only optimize Tensors|can't optimize a non-leaf Tensor"),
+        re.compile(r"optimizer can only optimize Tensors"),
         "The optimizer is given something else than parameters",
         "one list of parameters: [*a.parameters(), *b.parameters()]; a tensor of your own as "
         "nn.Parameter(x.to(device)), not nn.Parameter(x).to(device), which is a copy",

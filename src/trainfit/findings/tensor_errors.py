@@ -464,20 +464,13 @@ _KNOWN: Final = (
         "Truth values are subtracted",
         "~mask in place of 1 - mask; mask.float() to compute with it",
     ),
-    # torch/csrc/autograd/python_variable.cpp, engine.cpp, custom_function.cpp
+    # torch/csrc/autograd/python_variable.cpp
     KnownError(
         "flag_of_result",
         re.compile(r"you can only change requires_grad flags of leaf variables"),
         "requires_grad is set on a tensor that was computed",
         "x.detach() for a tensor without a graph; to freeze, set it on parameters: "
         "module.requires_grad_(False)",
-    ),
-    KnownError(
-        "custom_backward",
-        re.compile(r"returned an (?:incorrect number of gradients|invalid gradient at index)"),
-        "backward() of a Function of your own does not give one gradient for each input",
-        "as many results as forward() has inputs after ctx (None for what needs none), each in its "
-        "input's shape",
     ),
     # aten/src/ATen/native/PackedSequence.cpp
     KnownError(
@@ -523,30 +516,18 @@ _KNOWN: Final = (
 )
 #: The sizes of a loss's weights, which it multiplies its terms by; a gradient that is None.
 _WEIGHTS_OF_LOSS: Final = "sizes_of_weights"
-_NO_GRADIENT_YET: Final = "gradient_none"
 _BINARY: Final = re.compile(r"\bbinary_cross_entropy\w*\(")
-_OF_NONE: Final = re.compile(
-    r"'NoneType' object has no attribute|unsupported operand type\(s\).*'NoneType'"
-    r"|must be (?:a )?Tensor, not NoneType|bad operand type for unary \S+ 'NoneType'"
-)
-_GRADIENT: Final = re.compile(r"\.grad\b(?!_)")
+#: Of predictions and labels.
+_COMPARED: Final = re.compile(r"==|\.eq\(")
 #: Their kinds.
 KINDS: Final = (
     *dict.fromkeys(each.kind for each in _KNOWN),
-    *(_WEIGHTS_OF_LOSS, _NO_GRADIENT_YET),
+    _WEIGHTS_OF_LOSS,
 )
 
 
 def known(raised: ParsedException, _: FailureContext) -> Finding | None:
     """What an operator that refuses its tensors means."""
-    if _OF_NONE.search(raised.message) and _GRADIENT.search(raised.code):
-        return failure_finding(
-            _NO_GRADIENT_YET,
-            "A parameter's .grad is None where the line uses it: no backward pass has given it one",
-            "",
-            "if p.grad is not None: around it (frozen and unused parameters have none), after "
-            "backward(); torch.nn.utils.clip_grad_value_ and clip_grad_norm_ leave those out",
-        )
     met = first_met(_KNOWN, raised.message)
     if met is not None and met[0].kind == "sizes_differ" and _in_binary_loss(raised):
         return failure_finding(
@@ -556,6 +537,14 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "pos_weight has one number for each output of a sample: torch.tensor([4.0]) of a yes "
             "or no, as many as labels of several; negatives / positives is usual, and two classes "
             "need no two (that is cross_entropy's weight)",
+        )
+    if met is not None and met[0].kind == "sizes_differ" and _COMPARED.search(raised.code):
+        return failure_finding(
+            met[0].kind,
+            "Predictions and labels that are compared differ in number",
+            "",
+            "output.argmax(dim=1), or torch.max(output, 1)[1]: the classes are in dimension 1, the "
+            "samples in dimension 0; each batch with its own labels",
         )
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
 

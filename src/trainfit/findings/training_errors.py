@@ -65,9 +65,10 @@ _KNOWN: Final = (
         "graph_used_twice",
         re.compile(r"Trying to backward through the graph a second time"),
         "A backward pass goes through a graph that an earlier one has used",
-        "detach what is carried from step to step (hidden = hidden.detach()); add the losses of "
-        "one forward pass and call backward() once; what several passes use again (log_prob and "
-        "values of a rollout) belongs in torch.no_grad(); retain_graph=True lets memory grow",
+        "detach what is carried from step to step (hidden = hidden.detach()) and what is made for "
+        "another loss (D(fake.detach()) of a GAN's discriminator); add the losses of one forward "
+        "pass and call backward() once; what several passes use again (log_prob and values of a "
+        "rollout) belongs in torch.no_grad(); retain_graph=True lets memory grow",
     ),
     # torch/optim/lbfgs.py
     KnownError(
@@ -313,7 +314,7 @@ _KNOWN: Final = (
         "target_type",
         re.compile(
             r"expected target dtype to be Long|expected scalar type Long but found"
-            r"|nll_loss\w*\" not implemented for '(?:Int|Float|Double|Half)'"
+            r"|nll_loss\w*\" not implemented for '(?:Int|Short|Char|Bool|Float|Double|Half)'"
             r"|floating point type for target with class probabilities"
             r"|result type Float can't be cast to the desired output type Long"
             r"|multi-target not supported"

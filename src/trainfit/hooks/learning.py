@@ -8,7 +8,6 @@ first steps of each optimizer, and then now and then.
 from __future__ import annotations
 
 import dataclasses
-import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +39,7 @@ from trainfit.hooks.optimizer_looks import (
     FIRST_LOOKS,
     Accumulated,
     ObservedOptimizer,
+    has_no_gradients,
     kept_of,
     only_vector,
     steps_at_zero,
@@ -49,17 +49,24 @@ from trainfit.hooks.optimizer_looks import (
 from trainfit.hooks.owners import (
     Gradients,
     in_modules,
+    names_of,
     untrained,
     unused_gradients,
     without_gradients,
 )
+from trainfit.hooks.provenance.passes import reaches_inputs
 from trainfit.hooks.provenance.views import seems_swapped
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, passed_by, ranks
 from trainfit.hooks.remade import of_schedules
-from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
-from trainfit.hooks.values import anomaly_at, denormals, rooted_at, where_not_finite
+from trainfit.hooks.schedules import (
+    Schedule,
+    made_for,
+    schedule_end,
+    schedule_fades,
+    schedule_unused,
+)
+from trainfit.hooks.values import anomaly_at, denormals, loss_of, rooted_at, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
-from trainfit.torch_private.tensors import item
 
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8
@@ -71,7 +78,6 @@ _NAMES: Final = 3
 _SMALL: Final = 1 << 20
 #: The look after which it is asked, once, whose tensors got no gradient.
 _LOOK_AT_OWNERS: Final = 2
-_AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: A limit that no gradient of a training that learns reaches: its norm is only measured.
 _ONLY_MEASURED: Final = 1e4
 
@@ -100,13 +106,13 @@ class LearningObserver:
         self._counts_in_place = counts_in_place
         self._seen: weakref.WeakKeyDictionary[Any, ObservedOptimizer] = weakref.WeakKeyDictionary()
         self._all: list[ObservedOptimizer] = []
-        self._passes = 0
+        #: Backward passes of this step, and those of them that give inputs a gradient, too.
+        self._passes = self._to_inputs = 0
         #: Backward passes, and other changes of gradients, of the whole run.
         self._passed = self._changed = 0
-        self._zeroed = self._has_zeroed = False
+        self._zeroed = self._has_zeroed = self._scaled = self._unscaled = False
         #: What the last backward pass began at.
         self._root: weakref.ref[Any] | None = None
-        self._scaled = self._unscaled = False
         #: Steps with gradients that were scaled and not unscaled; and whether any ever were, or
         #: whether the script asked for the scale.
         self._steps_scaled = 0
@@ -226,11 +232,14 @@ class LearningObserver:
         self.misuse.second_order.passes((self._place() or "") if with_graph else None)
         self._passes += 1
         self._passed += 1
-        self._accumulated.used += 1
+        root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
+        if reaches_inputs(root, self._made):
+            self._to_inputs += 1
+        else:
+            self._accumulated.used += 1
         if self._clipping is not None and self._trained_before:
             self._clipped_late = self._clipped_late or self._clipping
         self._clipping = None
-        root = tensors[0] if isinstance(tensors, Sequence) and tensors else tensors
         if self._rootless is None and has_no_graph(root):
             self._rootless = rooted_at(self._place() or "")
         if self._is_broadcast and self._misfit is None and isinstance(root, torch.Tensor):
@@ -245,13 +254,6 @@ class LearningObserver:
             self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
         if with_graph and self._graphs_at is None:
             self._graphs_at = self._place() or ""
-
-    def _loss(self) -> float:
-        """The last loss, where the CPU has it and the script still does; else 0."""
-        root = self._root() if self._root is not None else None
-        if root is None or root.device.type != "cpu" or root.numel() != 1:
-            return 0.0
-        return float(item(root.detach()))
 
     def _called(self) -> list[Any]:
         """Models that were called and live."""
@@ -275,14 +277,6 @@ class LearningObserver:
     def made(self, optimizer: Any) -> None:
         """An optimizer is made."""
         self._made[optimizer] = self._place()
-
-    def _rate_is_from(self, optimizer: Any) -> str | None:
-        """The line that made an optimizer's schedule, or else the optimizer."""
-        schedules = [(each.alive, each.place) for each in self._schedules]
-        of_it = (
-            place for each, place in schedules if getattr(each, "optimizer", None) is optimizer
-        )
-        return next(of_it, None) or self._made.get(optimizer)
 
     def scheduled(self, scheduler: Any) -> None:
         """A schedule of learning rates is made."""
@@ -344,7 +338,7 @@ class LearningObserver:
 
     def zeroed(self, owner: Any) -> None:
         """Gradients were set to zero or dropped, by zero_grad of an optimizer or a module."""
-        self._zeroed = self._has_zeroed = True
+        self._zeroed = self._has_zeroed = self._accumulated.zeroed_within = True
         for optimizer, seen in self._seen.items():
             # A model's own zero_grad is of any of them.
             if owner is optimizer or not isinstance(owner, torch.optim.Optimizer):
@@ -378,11 +372,16 @@ class LearningObserver:
         if self._passes:
             self._restarts.step()
         seen = self._seen.get(optimizer)
+        self._accumulated.enter(optimizer, self._passed)
         if seen is None:
+            if not self._passed and not self._calls and has_no_gradients(optimizer):
+                return  # before a training that goes on, or with a closure
             seen = self._seen[optimizer] = ObservedOptimizer(optimizer)
             self._all.append(seen)
             self._look_at_data()
             self.misuse.begins(optimizer, self._called(), self._made.get(optimizer))
+            for each in self._schedules:
+                each.begins(optimizer)
         if self._passes:
             at = self._made.get(optimizer)
             self.misuse.stepping(optimizer, at, unscaled=self._unscaled)
@@ -395,14 +394,20 @@ class LearningObserver:
             seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
             self.misuse.freezing.look(optimizer, self._names_of_all)
             if seen.zero_rates == 1 or len(seen.vanished) == 1:
-                seen.rate_at = self._rate_is_from(optimizer)
+                seen.rate_at = made_for(self._schedules, optimizer) or self._made.get(optimizer)
             if self._reads_values:
                 self._look_at_numbers(optimizer)
             if self._reads_values and seen.looks > FIRST_LOOKS:
                 seen.denormal = denormals(optimizer)
                 place = self._made.get(optimizer)
                 look = self.misuse.stalled.look
-                look(optimizer, place, self._loss(), self._called(), is_only=len(self._all) == 1)
+                look(
+                    optimizer,
+                    place,
+                    loss_of(self._root),
+                    self._called(),
+                    is_only=len(self._all) == 1,
+                )
             self.misuse.looked(seen.steps)
             self._anomaly = self._anomaly or anomaly_at(self._place)
             self._half = self._half or (self._scaled and seen.is_half)
@@ -420,13 +425,13 @@ class LearningObserver:
         if self._not_finite is None and root is not None:
             nodes = () if self._trained_before else nodes_of(root.grad_fn) or ()
             data, at = self.misuse.batches.data, self._place() or ""
-            self._not_finite = where_not_finite(optimizer, self._loss(), nodes, data, at)
+            self._not_finite = where_not_finite(optimizer, loss_of(self._root), nodes, data, at)
 
     def _look_at_owners(self, seen: ObservedOptimizer) -> None:
         """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
         part that was replaced the optimizer alone holds them."""
         called = self._called()
-        within = {key for model in called for key in _names(model)}
+        within = {key for model in called for key in names_of(model)}
         foreign = {key for key, had in seen.had.items() if not had and key not in within}
         if called and foreign:
             self._owned |= in_modules(foreign)
@@ -458,19 +463,21 @@ class LearningObserver:
             self._not_split = self._over_all
 
     def _micro_batches_now(self) -> int:
-        """Backward passes of the step that had a batch of their own: the others are of several
-        losses of one batch (a generator's and a discriminator's, a penalty)."""
+        """Backward passes of the step that had a batch of their own, and not several losses of one
+        (a generator's and a discriminator's, a penalty)."""
         if self._is_fed:
             most = max(self._batches.values(), default=1)
         elif len(self._all) > 1 or len(self._models) > 1:
             most = 1  # which of them had data of its own is not known
         else:
-            most = self._calls or self._passes
-        return max(1, min(self._passes, most))
+            most = (self._calls or self._passes) - self._to_inputs
+        return max(1, min(self._passes - self._to_inputs, most))
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer's step is over."""
         seen = self._seen.get(optimizer)
+        if self._accumulated.leave(optimizer, self._passed) and seen is not None and seen.was_due:
+            seen.gets(optimizer)
         if seen is not None and seen.will_be_due():
             seen.remember(optimizer)
         if seen is not None and seen.was_due and seen.looks == _LOOK_AT_OWNERS:
@@ -481,13 +488,13 @@ class LearningObserver:
             self.misuse.freezing.stepped(self._called(), used)
         if self._passes:
             self._trained_before = True
-        self._passes = self._calls = self._accumulated.used = 0
+        self._passes = self._calls = self._to_inputs = self._accumulated.used = 0
         if seen is not None:
             seen.over(self._passed, self._changed)
         self._batches.clear()
         self._accumulated.dropped_at = None
         self._zeroed = self._scaled = self._unscaled = False
-        self.awake = any(each.is_next_due for each in self._all)
+        self.awake = not self._all or any(each.is_next_due for each in self._all)
         if seen is not None and seen.was_due:
             self._looked()
 
@@ -502,7 +509,7 @@ class LearningObserver:
         self._restarts.passed()
 
     def _names_of_all(self) -> dict[int, str]:
-        return {key: name for model in self._called() for key, name in _names(model).items()}
+        return {key: name for model in self._called() for key, name in names_of(model).items()}
 
     # -- what came of it -------------------------------------------------------------------------
 
@@ -591,9 +598,3 @@ class LearningObserver:
             loss_divisors=tuple(sorted(common(losses))),
             loss_is_known=bool(losses) and all(loss.is_known for loss in losses),
         )
-
-
-def _names(model: Any) -> dict[int, str]:
-    """As the script's own module calls them, without those of what is put around it
-    (DistributedDataParallel, torch.compile)."""
-    return {id(tensor): _AROUND.sub("", name) for name, tensor in model.named_parameters()}

@@ -21,6 +21,8 @@ FIRST_LOOKS: Final = 4
 #: Steps that show how many micro-batches each has, and those that clip the gradients of each.
 _LEAST_ALIKE: Final = 3
 _LEAST_CLIPPED: Final = 2
+#: Passes within one step that show what a closure does.
+_LEAST_WITHIN: Final = 2
 #: Those after another part of the model is trained than before.
 LATER_LOOKS: Final = 3
 
@@ -105,6 +107,11 @@ class ObservedOptimizer:
             else:
                 self.vanished.clear()  # of a schedule that begins again
 
+    def gets(self, optimizer: Any) -> None:
+        """Gradients came within the step, of a closure."""
+        for tensor in tensors_of(optimizer):
+            self.had[id(tensor)] = self.had.get(id(tensor), False) or tensor.grad is not None
+
     def remember(self, optimizer: Any) -> None:
         """One gradient after the step, with its version: is it used again in the next?"""
         self._old = None
@@ -152,6 +159,10 @@ class ObservedOptimizer:
         return small[0] if small else None
 
 
+def has_no_gradients(optimizer: Any) -> bool:
+    return all(tensor.grad is None for tensor in tensors_of(optimizer))
+
+
 def only_vector(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str | None:
     """The only tensor that is trained next to frozen ones, where it has one dimension."""
     trained = [each for seen in looked for each in seen.trained()]
@@ -195,6 +206,13 @@ def where_most(looked: Sequence[ObservedOptimizer]) -> str:
     return max(every, default=(0.0, ""))[1]
 
 
+def _first_version(optimizer: Any) -> tuple[int, int] | None:
+    """Of the first gradient that there is: its identity and its version."""
+    found = (each.grad for each in tensors_of(optimizer) if each.grad is not None)
+    first = next(found, None)
+    return None if first is None else (id(first), version(first))
+
+
 def _versions(tensors: Sequence[Any]) -> dict[int, int]:
     """Of each tensor's gradient, by the tensor's identity."""
     return {id(each): version(each.grad) for each in tensors if each.grad is not None}
@@ -235,6 +253,38 @@ class Accumulated:
         self._passes = 0
         self._remainders: list[int] = []
         self._lost = self._losses_else = self._whole_steps = 0
+        #: Of the step that goes on: its optimizer, by identity, backward passes before it, and the
+        #: version of a gradient then.
+        self._entered: tuple[int, int, tuple[int, int] | None] | None = None
+        self.zeroed_within = False
+        """Were gradients set to zero since the step that goes on began?"""
+        #: Passes of a closure that added up their gradients in one step, and the step's line.
+        self._added_up: tuple[int, str | None] | None = None
+
+    def enter(self, optimizer: Any, passes: int) -> None:
+        """A step begins, after so many backward passes of the run."""
+        self.zeroed_within = False
+        self._entered = id(optimizer), passes, _first_version(optimizer)
+
+    def leave(self, optimizer: Any, passes: int) -> bool:
+        """… and is over: did it make gradients itself, by a closure? Those of several passes that
+        nothing has set to zero are a sum."""
+        entered, self._entered = self._entered, None
+        if entered is None or entered[0] != id(optimizer) or passes <= entered[1]:
+            return False
+        within, now = passes - entered[1], _first_version(optimizer)
+        if (
+            within < _LEAST_WITHIN
+            or self.zeroed_within
+            or now is None
+            or self._added_up is not None
+        ):
+            return True
+        # A pass writes into a gradient that is there, or makes it.
+        before = entered[2][1] if entered[2] is not None and entered[2][0] == now[0] else -1
+        if now[1] - before == within:
+            self._added_up = within, self._place()
+        return True
 
     def drop(self, place: str, owner: Any) -> None:
         """Gradients that no step has used are about to be set to zero, by a method of an optimizer
@@ -283,8 +333,11 @@ class Accumulated:
             self._clipped_at = self._place()
 
     def found(self) -> Iterator[Misuse]:
-        """A first step of one micro-batch where the others have several, as of a condition that is
-        true of 0, too; gradients that are clipped after each micro-batch of a step."""
+        """A closure that adds gradients up; a first step of one micro-batch where the others have
+        several, as of a condition that is true of 0, too; gradients that are clipped after each
+        micro-batch of a step."""
+        if self._added_up is not None:
+            yield Misuse("closure_adds", (str(self._added_up[0]),), self._added_up[1])
         counts = [each for each, *_ in self._first]
         is_one_loop = len({each[1:] for each in self._first}) == 1
         are_alike = len(counts) >= _LEAST_ALIKE and is_one_loop and len({*counts[1:]}) == 1

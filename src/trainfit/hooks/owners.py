@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -12,6 +13,7 @@ import torch
 from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.modules import is_ready, parameters_of
 
+_AROUND: Final = re.compile(r"^(?:module\.|_orig_mod\.)+")
 #: Below this share of all gradients, some that nobody uses cost next to nothing.
 _LEAST: Final = 0.01
 #: From this share of all tensors on, those that are never trained are no side of a library's model.
@@ -36,6 +38,12 @@ def tensors_of(optimizer: Any) -> list[Any]:
         for tensor in group["params"]
         if isinstance(tensor, torch.Tensor)
     ]
+
+
+def names_of(model: Any) -> dict[int, str]:
+    """Of parameters, by identity, as the script's own module calls them, without those of what is
+    put around it (DistributedDataParallel, torch.compile)."""
+    return {id(tensor): _AROUND.sub("", name) for name, tensor in model.named_parameters()}
 
 
 class Gradients(NamedTuple):

@@ -63,16 +63,37 @@ _CALLS: Final = (0, *(1 << power for power in range(21)))
 _END: Final = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Schedule:
-    """A scheduler of PyTorch's, and the user's line that made it."""
+    """A scheduler of PyTorch's, the user's line that made it, and how often it had been stepped
+    when its optimizer made its first step: a run that goes on has brought it to where it was."""
 
     made: weakref.ref[Any]
     place: str | None
+    before: int = 0
 
     @property
     def alive(self) -> Any | None:
         return self.made()
+
+    @property
+    def calls(self) -> int:
+        """How often it has been stepped since."""
+        return int(getattr(self.alive, "last_epoch", 0)) - self.before
+
+    def is_of(self, optimizer: Any) -> bool:
+        return getattr(self.alive, "optimizer", None) is optimizer
+
+    def begins(self, optimizer: Any) -> None:
+        """An optimizer is about to make its first step."""
+        if self.is_of(optimizer):
+            self.before += self.calls
+
+
+def made_for(schedules: Sequence[Schedule], optimizer: Any) -> str | None:
+    """The line that made an optimizer's schedule; ``None``: it has none."""
+    of_it = (each.place for each in schedules if each.is_of(optimizer))
+    return next(of_it, None)
 
 
 def schedule_end(
@@ -84,12 +105,11 @@ def schedule_end(
     A schedule that is not stepped with the optimizer's steps is left out: how often it will be is
     not known.
     """
-    known = [(each.alive, each.place) for each in schedules]
-    within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
+    within = _parts(schedules)
     ends = [
-        _end(each, place, steps, ahead)
-        for each, place in known
-        if id(each) not in within and getattr(each, "optimizer", None) in optimizers
+        _end(each, steps, ahead)
+        for each in schedules
+        if id(each.alive) not in within and getattr(each.alive, "optimizer", None) in optimizers
     ]
     return min(filter(None, ends), key=lambda end: end.step, default=None)
 
@@ -104,15 +124,17 @@ def schedule_unused(
         return _called_by_epochs(schedules, steps, optimizers)
     if steps < _LEAST_IDLE or ahead < _SHORTEST:
         return None
-    known = [(each.alive, each.place) for each in schedules]
-    within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
-    for each, place in known:
-        if id(each) not in within and (more := _made_for_more(each, steps, ahead)) is not None:
+    within = _parts(schedules)
+    for known in schedules:
+        each, place, calls = known.alive, known.place, known.calls
+        if id(each) in within:
+            continue
+        if (more := _made_for_more(each, calls, steps, ahead)) is not None:
             return ScheduleUnused(type(each).__name__, more, ahead, place, is_stepped=True)
-        if id(each) not in within and (share := _still_rising(each, steps, ahead)) is not None:
+        if (share := _still_rising(each, calls, steps, ahead)) is not None:
             warm_up = round(ahead / share)
             return ScheduleUnused(type(each).__name__, warm_up, ahead, place, True, share)
-        is_idle = getattr(each, "last_epoch", None) == 0 and id(each) not in within
+        is_idle = getattr(each, "last_epoch", None) == 0
         if not is_idle or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue
         length = _length(each, ahead)
@@ -124,11 +146,12 @@ def schedule_unused(
 def _called_by_epochs(
     schedules: Sequence[Schedule], steps: int, optimizers: Sequence[Any]
 ) -> ScheduleUnused | None:
-    for each, place in ((each.alive, each.place) for each in schedules):
+    for known in schedules:
+        each, place, calls = known.alive, known.place, known.calls
         least = _LENGTHS_IN_STEPS.get(type(each))
         if least is None or getattr(each, "optimizer", None) not in optimizers or _is_led(each):
             continue
-        length, calls = _length(each, 0), getattr(each, "last_epoch", 0)
+        length = _length(each, 0)
         if length is not None and length >= least and 1 < calls <= steps // _SHORTEST:
             return ScheduleUnused(type(each).__name__, length, length * steps // calls, place)
     return None
@@ -141,13 +164,13 @@ def schedule_fades(
     each of so many optimizer ``steps``; nothing is stepped for it."""
     if steps < _SHORTEST:
         return None
-    known = [(each.alive, each.place) for each in schedules]
-    within = {id(part) for each, _ in known for part in parts_of_schedule(each)}
-    for each, place in known:
+    within = _parts(schedules)
+    for known in schedules:
+        each, place, calls = known.alive, known.place, known.calls
         if id(each) in within or getattr(each, "optimizer", None) not in optimizers:
             continue
         every = {StepLR: getattr(each, "step_size", None), ExponentialLR: 1}.get(type(each))
-        factor, calls = getattr(each, "gamma", None), getattr(each, "last_epoch", 0)
+        factor = getattr(each, "gamma", None)
         if not isinstance(every, int) or not isinstance(factor, float) or not 0 < factor < 1:
             continue
         if every > 0 and abs(calls - steps) <= 1:
@@ -173,22 +196,27 @@ def rate_as_factor(
     return None
 
 
-def _made_for_more(scheduler: Any, steps: int, ahead: int) -> int | None:
+def _parts(schedules: Sequence[Schedule]) -> set[int]:
+    """Schedules that others are made of, by identity."""
+    return {id(part) for each in schedules for part in parts_of_schedule(each.alive)}
+
+
+def _made_for_more(scheduler: Any, calls: int, steps: int, ahead: int) -> int | None:
     """Steps that a schedule is made for which is stepped once with each of the optimizer's, if it
     is hardly gone through until the end of the run."""
     if type(scheduler) not in (OneCycleLR, CosineAnnealingLR):
         return None
     length = _length(scheduler, ahead)
-    is_stepped = abs(getattr(scheduler, "last_epoch", 0) - steps) <= 1
+    is_stepped = abs(calls - steps) <= 1
     if length is None or not is_stepped or _is_led(scheduler):
         return None
     return length if ahead <= _MOSTLY_UNUSED * length else None
 
 
-def _still_rising(scheduler: Any, steps: int, ahead: int) -> float | None:
+def _still_rising(scheduler: Any, calls: int, steps: int, ahead: int) -> float | None:
     """Of a warm-up that is stepped with each of the optimizer's steps and is not over when the run
     is, the share of its rate that it has got to; ``None``: there is none."""
-    groups, calls = scheduler.optimizer.param_groups, getattr(scheduler, "last_epoch", 0)
+    groups = scheduler.optimizer.param_groups
     full = max((float(group.get("initial_lr", 0)) for group in groups), default=0.0)
     is_low = 0 <= _rate(groups) <= _WARM * full
     if not is_low or abs(calls - steps) > 1 or _is_led(scheduler):
@@ -231,10 +259,10 @@ def _is_led(scheduler: Any) -> bool:
     return [float(group["lr"]) for group in groups] != [float(r) for r in scheduler.get_last_lr()]
 
 
-def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleEnd | None:
+def _end(schedule: Schedule, steps: int, ahead: int) -> ScheduleEnd | None:
     if steps < _LEAST_STEPS:
         return None
-    calls = getattr(scheduler, "last_epoch", 0)
+    scheduler, place, calls = schedule.alive, schedule.place, schedule.calls
     each, left = divmod(calls + 1, steps)
     if not each or left > 1:
         return None
@@ -243,7 +271,7 @@ def _end(scheduler: Any, place: str | None, steps: int, ahead: int) -> ScheduleE
     if type(scheduler) is CosineAnnealingWarmRestarts and scheduler.T_mult == 1:
         half, most = int(scheduler.T_0), _MOST_RESTARTS
     if half is not None and most * half <= each * ahead:
-        return ScheduleEnd(max(1, half // each), ahead, rises=True, place=place)
+        return ScheduleEnd(max(1, (half - schedule.before) // each), ahead, rises=True, place=place)
     with contextlib.suppress(Exception):
         # The last step's calls come after it: no step is made with the rate that they leave.
         found = _stepped(scheduler, each * ahead - calls, unused=each)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.learning import Misuse
-from trainfit.torch_private.tensors import saved_exponent
+from trainfit.torch_private.tensors import item, saved_exponent
 
 #: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
 _TENSORS: Final = 3
@@ -46,6 +46,14 @@ _WIDE: Final = 64
 _DEAD: Final = 0.9
 _LOOKS_AT_UNITS: Final = 4
 _WITH_UNITS: Final = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+
+
+def loss_of(known: weakref.ref[Any] | None) -> float:
+    """The last loss, where the CPU has it and the script still does; else 0."""
+    root = known() if known is not None else None
+    if root is None or root.device.type != "cpu" or root.numel() != 1:
+        return 0.0
+    return float(item(root.detach()))
 
 
 def denormals(optimizer: Any) -> dict[str, float]:

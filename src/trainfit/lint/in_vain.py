@@ -201,6 +201,8 @@ def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
 def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
     """A sum over a loop that returns at the end of its first pass."""
     last = loop.body[-1]
+    if isinstance(last, ast.Break):
+        yield from _breaks_first(source, loop, last)
     if not isinstance(last, ast.Return) or last.value is None:
         return
     inside = [each for line in loop.body for each in ast.walk(line)]
@@ -222,6 +224,26 @@ def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
         "the line is within the loop.",
         "indent it as the loop itself, so that it comes after the last pass",
     )
+
+
+def _breaks_first(source: Source, loop: ast.For, last: ast.Break) -> Iterator[Finding]:
+    """A loop over batches that trains, and ends with ``break``."""
+    inside = [each for line in loop.body for each in ast.walk(line)]
+    methods = {method_of(each) for each in inside if isinstance(each, ast.Call)}
+    if not {"backward", "step"} <= methods or any(
+        isinstance(each, ast.Continue) for each in inside
+    ):
+        return
+    found = line_finding(
+        source,
+        last,
+        "loop-breaks-first",
+        f"break ends the loop at line {loop.lineno} in its first pass: each epoch trains on one "
+        "batch",
+        "the line is within the loop, under no condition.",
+        "leave it out, or put it under the condition that is meant: if step == max_steps: break",
+    )
+    yield dataclasses.replace(found, severity="warning")
 
 
 def _shared(source: Source) -> Iterator[Finding]:

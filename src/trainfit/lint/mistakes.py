@@ -14,11 +14,22 @@ from typing import Final
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
 from trainfit.lint.index import line_finding
+from trainfit.lint.no_effect import without_effect
 from trainfit.results.findings import Finding, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
 _CALLED: Final = {
-    *("backward", "empty_cache", "eval", "set_epoch", "step", "synchronize", "train", "unscale_"),
+    *(
+        "backward",
+        "cuda",
+        "empty_cache",
+        "eval",
+        "set_epoch",
+        "step",
+        "synchronize",
+        "train",
+        "unscale_",
+    ),
     *("update", "wait_for_everyone", "zero_", "zero_grad"),
 }
 #: What makes iterators, which give each element once.
@@ -38,7 +49,12 @@ _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 SPOILS: Final = frozenset(
     (
         *("not-called", "iterator-used-up", "steps-after-loop", "parameter-rebound"),
-        *("step-without-result", "gradients-left-off"),
+        *(
+            "step-without-result",
+            "gradients-left-off",
+            "gradients-never-zeroed",
+            "model-each-epoch",
+        ),
     )
 )
 #: Functions whose ``training`` is True where it is not given (that of alpha_dropout is False).
@@ -82,6 +98,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _idle_schedules(source)
     yield from _retried(source)
     yield from lost_lines(source)
+    yield from without_effect(source)
 
 
 def uncalled(source: Source) -> Iterator[Finding]:
@@ -308,12 +325,15 @@ def _seeded_each_pass(source: Source) -> Iterator[Finding]:
             continue
         if not isinstance(call.args[0], ast.Constant):
             continue
-        _, loops = _surroundings(call, around)
-        if not loops or _is_apart(call, loops[0], around):
+        scope, loops = _surroundings(call, around)
+        within = loops[0] if loops else scope
+        if not loops and isinstance(scope, ast.FunctionDef):
+            loops = _loops_that_call(source, scope.name)
+        if not loops or _is_apart(call, within, around):
             continue
         names = {
             each.func.attr
-            for each in ast.walk(loops[0])
+            for each in ast.walk(within)
             if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
         }
         # A model that is made in the loop is another one: one fold after another.
@@ -333,10 +353,23 @@ def _seeded_each_pass(source: Source) -> Iterator[Finding]:
         )
 
 
-def _is_apart(call: ast.AST, loop: ast.For | ast.While, around: dict[ast.AST, ast.AST]) -> bool:
-    """Is a call in a branch of a loop, or in a block that keeps random numbers apart?"""
+def _loops_that_call(source: Source, name: str) -> list[ast.For | ast.While]:
+    """Loops of a file over calls of a function, by its own name."""
+    return [
+        loop
+        for loop in source.nodes
+        if isinstance(loop, ast.For | ast.While)
+        and any(
+            isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == name
+            for each in ast.walk(loop)
+        )
+    ]
+
+
+def _is_apart(call: ast.AST, outer: ast.AST, around: dict[ast.AST, ast.AST]) -> bool:
+    """Is it in a branch of a loop or a function, or in a block that keeps random numbers apart?"""
     node: ast.AST = call
-    while node is not loop:
+    while node is not outer:
         node = around[node]
         if isinstance(node, ast.If | ast.With | ast.Try):
             return True

@@ -420,7 +420,7 @@ class Simulation:
 
     def _count_step(self, optimizer: torch.optim.Optimizer) -> None:
         """``optimizer`` has stepped."""
-        if self.cycle.stepped(optimizer):
+        if not self.cycle.only_resumes(optimizer) and self.cycle.stepped(optimizer):
             self.end_step()
 
     def _making(self, construct: Callable[..., None]) -> Callable[..., None]:

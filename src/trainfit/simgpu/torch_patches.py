@@ -14,6 +14,7 @@ from torch.nn import parameter
 
 from trainfit.simgpu.device.device_names import complete
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
+from trainfit.simgpu.device.host_fills import is_in_pinned, pin
 from trainfit.simgpu.device.subclasses import become
 from trainfit.simgpu.device.tensor import (
     CUDA,
@@ -231,17 +232,9 @@ def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
     """Pinning needs a real driver; the simulated copy takes any host memory."""
     if isinstance(tensor, DeviceTensor):
         raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
-    _memory_of(tensor)._trainfit_pinned = True
+    pin(tensor)
     return tensor
 
 
 def _is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-    return getattr(_memory_of(tensor), "_trainfit_pinned", False)
-
-
-def _memory_of(tensor: torch.Tensor) -> Any:
-    """What has the bytes: views of a pinned tensor (FSDP's shards) are pinned, too."""
-    if isinstance(tensor, DeviceTensor) or tensor.layout is not torch.strided:
-        return tensor
-    with NoTorchFunction():
-        return tensor.untyped_storage()
+    return is_in_pinned(tensor)

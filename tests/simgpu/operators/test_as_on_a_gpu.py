@@ -109,3 +109,43 @@ def test_what_the_device_cannot_do() -> None:
     with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
         torch.randperm(4, device="cuda", generator=torch.Generator())
     torch.randperm(4, device="cuda", generator=torch.Generator("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [(torch.int32, ()), (torch.bool, ()), (torch.int32, (4, 4)), (torch.uint8, (4, 4))],
+)
+def test_classes_of_a_type_that_no_kernel_is_made_for(
+    dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    output = torch.zeros(2, 3, *shape, device="cuda")
+    target = torch.zeros(2, *shape, dtype=dtype, device="cuda")
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"Long but|not implemented for"):
+        functional.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_classes_of_bytes_are_classes(dtype: torch.dtype) -> None:
+    output = torch.zeros(2, 3, device="cuda", requires_grad=True)
+    functional.cross_entropy(output, torch.zeros(2, dtype=dtype, device="cuda")).backward()
+    assert output.grad is not None and output.grad.shape == (2, 3)
+
+
+def test_what_cudnn_does_not_differentiate() -> None:
+    network = nn.LSTM(4, 4).cuda()
+    x = torch.rand(3, 2, 4, device="cuda", requires_grad=True)
+
+    def penalized() -> None:
+        output = network(x)[0].sum()
+        (gradient,) = torch.autograd.grad(output, x, create_graph=True)
+        gradient.norm().backward()
+
+    with pytest.raises(NotImplementedError, match="'_cudnn_rnn_backward' is not implemented"):
+        penalized()
+    with torch.backends.cudnn.flags(enabled=False):
+        penalized()
+    network.eval()
+    with pytest.raises(RuntimeError, match="can only be called in training mode"):
+        network(x)[0].sum().backward()
+    with torch.backends.cudnn.flags(enabled=False):
+        network(x)[0].sum().backward()

@@ -31,6 +31,25 @@ def _first(found: Misuse) -> Finding:
     )
 
 
+def _closure(found: Misuse) -> Finding:
+    (passes,) = found.told
+    return Finding(
+        "closure_adds",
+        "critical",
+        "The closure adds its gradients up: the optimizer calls it several times in a step, and "
+        "nothing sets them to zero in between",
+        (Evidence("calls in a simulated or watched step", passes),),
+        "the optimizer (LBFGS) computes loss and gradient at several points of one step; each but "
+        "the first is the sum of all before",
+        (
+            Fix(
+                "optimizer.zero_grad() as the first line of the closure, not before step()",
+                line="optimizer.zero_grad()",
+            ),
+        ),
+    )
+
+
 def _clipped(found: Misuse) -> Finding:
     (number,) = found.told
     return Finding(
@@ -114,6 +133,7 @@ def _average(found: Misuse) -> Finding:
 
 ACCUMULATION: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "first_step_early": _first,
+    "closure_adds": _closure,
     "clipped_in_parts": _clipped,
     "backward_of_many": _summed,
     "scale_updated_between": _between,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import shape_of
+from trainfit.hooks.losses import nodes_of, shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.structure import memory_of
 from trainfit.results.runs.learning import Misuse
@@ -189,6 +189,22 @@ class Passes:
                 names = type(one).__name__, type(other).__name__
                 self._note("one_memory", *names, len(same), shape_of(same[0]), place="")
                 return
+
+
+def reaches_inputs(root: Any, optimizers: Iterable[Any]) -> bool:
+    """Does a backward pass from ``root`` give a gradient to a batch as well as to parameters, as
+    one that looks for an adversarial example does? What one of the optimizers has is no batch."""
+    leaves = [
+        leaf
+        for node in nodes_of(getattr(root, "grad_fn", None)) or ()
+        if (leaf := getattr(node, "variable", None)) is not None
+    ]
+    others = [each for each in leaves if not isinstance(each, torch.nn.Parameter)]
+    given = [each for each in others if each.dim() > 1]
+    if not given or len(others) == len(leaves):
+        return False
+    own = {id(each) for optimizer in optimizers for each in tensors_of(optimizer)}
+    return any(id(each) not in own for each in given)
 
 
 def _owners_below(root: Any, owners: Mapping[int, int]) -> dict[Any, int]:

@@ -43,6 +43,8 @@ _LATE: Final = 20
 #: optimizer that PyTorch knows, and where it has one that it may accumulate for.
 _WITHOUT_OPTIMIZER: Final = 8
 _ACCUMULATED: Final = 1024
+#: Steps before all passes that are none: more are of a script that makes no gradients.
+_RESUMED: Final = 10_000
 
 
 class _Used:
@@ -97,6 +99,7 @@ class StepCycle:
         self._looks = self._alike = 0
         self._passes = self._passes_alone = self._passes_of_all = 0
         self._by_batches = self._by_calls = False
+        self._resumed = 0
 
     # -- optimizers ----------------------------------------------------------------------------
 
@@ -170,6 +173,18 @@ class StepCycle:
         if self._waiting or (self._unseen and self._expects()):
             return False
         self._begin()
+        return True
+
+    def only_resumes(self, optimizer: Any) -> bool:
+        """Does an outermost step change nothing, before all passes and calls of the model? A script
+        that resumes may step an optimizer and its schedule as often as the run before did."""
+        if self._passes_of_all or self._used or self._resumed >= _RESUMED:
+            return False
+        if id(optimizer) in self._called or id(optimizer) in self._from_before:
+            return False
+        if any(each.grad is not None for each in _parameters(optimizer)):
+            return False
+        self._resumed += 1
         return True
 
     @property

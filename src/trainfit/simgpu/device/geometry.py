@@ -230,6 +230,29 @@ for _words, _places, _funcs in (
     CHECKS.update(dict.fromkeys(_funcs, _of_one_dtype(_words, *_places)))
 
 
+def _classes(kernel: str) -> Callable[[Any, Any], None]:
+    """Targets of a loss over classes: CUDA's kernels are made for int64, and where there are no
+    pixels for uint8 as well (AT_DISPATCH_NLL_LOSS_INDEX_TYPES in ATen/native/cuda/Loss.cu,
+    data_ptr<int64_t> in NLLLoss2d.cu)."""
+
+    def check(args: Any, _: Any) -> None:
+        target = args[1]
+        if target.dtype is torch.int64 or (kernel and target.dtype is torch.uint8):
+            return
+        name = _name_of(target)
+        if kernel:
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{name}'")
+        raise RuntimeError(f"expected scalar type Long but found {name}")
+
+    return check
+
+
+CHECKS[aten.nll_loss_forward.default] = _classes("nll_loss_forward_reduce_cuda_kernel_2d_index")
+CHECKS[aten.nll_loss2d_forward.default] = _classes("")
+#: Where operators have classes that are uint8 on a GPU, and int64 for their fake kernels.
+_CLASSES: Final = {aten.nll_loss_forward.default: 1, aten.nll_loss_backward.default: 2}
+
+
 def _filled(at: int) -> Callable[[Any, Any], None]:
     """A number that the dtype cannot hold: -1e9 in float16, whose largest is 65504."""
 
@@ -334,6 +357,8 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
     check, layout = CHECKS.get(func), LAYOUTS.get(func)
     if check is not None:
         check(args, kwargs)
+    if (at := _CLASSES.get(func)) is not None and plain[at].dtype is torch.uint8:
+        plain = (*plain[:at], torch.empty_like(plain[at], dtype=torch.int64), *plain[at + 1 :])
     try:
         with no_dispatch():
             result = func(*plain, **plain_kwargs)

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from trainfit.simgpu.device.tensor import note_read
+from trainfit.simgpu.device.tensor import DeviceTensor, note_read
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import leaves_of, no_dispatch
-from trainfit.torch_private.tensors import FILE_WRITER
+from trainfit.torch_private.tensors import FILE_WRITER, NoTorchFunction
 
 # ---
 # Copies of a checkpoint's tensors on the host: as large as they are, without their bytes. In RAM
@@ -304,3 +304,24 @@ def _is_whole(tensor: Any) -> bool:
         and tensor.is_contiguous()
         and tensor.untyped_storage().nbytes() == tensor.nbytes
     )
+
+
+# ---
+# Pinned memory, of which a copy is simulated like any other.
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Its memory is pinned from now on; the simulated copies work with any."""
+    memory_of(tensor)._trainfit_pinned = True
+
+
+def is_in_pinned(tensor: torch.Tensor) -> bool:
+    return getattr(memory_of(tensor), "_trainfit_pinned", False)
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """What has the bytes: views of a pinned tensor (FSDP's shards) are pinned, too."""
+    if isinstance(tensor, DeviceTensor) or tensor.layout is not torch.strided:
+        return tensor
+    with NoTorchFunction():
+        return tensor.untyped_storage()

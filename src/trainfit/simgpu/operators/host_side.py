@@ -10,7 +10,7 @@ import torch
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
-from trainfit.simgpu.device.host_fills import is_packing, unwritten
+from trainfit.simgpu.device.host_fills import is_packing, pin, unwritten
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
@@ -115,7 +115,9 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
         content = unwritten(source._meta) if is_held and is_large else _plausible(engine, source)
     with no_dispatch():
         copied = content.to(dtype, copy=not is_new)
-        return copied.pin_memory() if kwargs.get("non_blocking") else copied
+        if kwargs.get("non_blocking"):
+            pin(copied)
+        return copied
 
 
 def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:

@@ -266,6 +266,8 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     engine.record(engine.info(func))
     if all(grad is None for grad in grads):
         return None, None, None, [None] * len(weights)
+    if not args[16]:  # _cudnn_rnn_backward_input
+        raise RuntimeError("cudnn RNN backward can only be called in training mode")
     call = _Call(source, batch_first, batch_sizes)
     # Gradients that were not given are zeros; others are made contiguous for the call.
     given = zip(grads, (args[6], hx, cx), strict=True)
@@ -279,7 +281,7 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
         dhx = engine.empty(tuple(hx.shape), hx.dtype)
         dcx = engine.empty(tuple(cx.shape), cx.dtype) if cx is not None else None
         engine.workspace(workspace)
-    dw: list[Any] = [None] * len(weights)
+    dw: list[Any] = []
     if wanted[3]:
         with engine.holding(*(("contiguous_copy", (nbytes,)) for nbytes in copies[:1])):
             dw = _weight_gradients(engine, weights, flat)

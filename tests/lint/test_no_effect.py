@@ -1,0 +1,213 @@
+"""Lines of which a training takes no notice, and others like them, which have their effect."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from trainfit.lint.api import mistakes_in
+
+_LOOP = """
+for x, y in loader:
+    optimizer.zero_grad()
+    criterion(model(x), y).backward()
+    optimizer.step()
+"""
+_BY_HAND = """
+for x, y in loader:
+    loss = ((x @ w - y) ** 2).mean()
+    loss.backward()
+    {}
+"""
+
+
+def _kinds(tmp_path: Path, text: str) -> list[str]:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(text))
+    return [each.kind for each in mistakes_in(script)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["optimizer.lr = 0.01", "optimizer.learning_rate = 0.01", 'optimizer.defaults["lr"] = 1'],
+)
+def test_settings_of_an_optimizer_that_are_none(tmp_path: Path, line: str) -> None:
+    made = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    assert _kinds(tmp_path, f"{made}{line}\n") == ["optimizer-attribute"]
+    script = mistakes_in(tmp_path / "train.py")
+    assert "for group in optimizer.param_groups: group['lr'] = " in script[0].fixes[0].action
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimizer = torch.optim.SGD(p, 0.1)\nfor g in optimizer.param_groups:\n    g['lr'] = 1",
+        "optimizer = MyOptimizer(p, 0.1)\noptimizer.lr = 0.01",
+        "config = Config()\nconfig.lr = 0.01",
+        "class Net:\n    def __init__(self):\n        self.lr = 0.01",
+    ],
+)
+def test_settings_that_something_reads(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, text) == []
+
+
+def test_the_mode_of_the_outermost_module_alone(tmp_path: Path) -> None:
+    assert _kinds(tmp_path, "model = Net()\nmodel.training = False\n") == ["mode-of-one-module"]
+    assert mistakes_in(tmp_path / "train.py")[0].fixes[0].action == "model.eval()"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "for layer in model.modules():\n    layer.training = False",
+        "drop = nn.Dropout(0.5)\ndrop.training = False",
+        "class Net(nn.Module):\n    def train(self, mode=True):\n        self.training = False",
+        "model.training = mode",
+    ],
+)
+def test_modes_that_are_set_where_they_count(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, text) == []
+
+
+def test_a_loader_that_is_cycled(tmp_path: Path) -> None:
+    made = "from itertools import cycle\nmore = DataLoader(data, 8)\n"
+    assert _kinds(tmp_path, f"{made}for a, b in zip(loader, cycle(more)): ...\n") == [
+        "loader-cycled"
+    ]
+    assert _kinds(tmp_path, "colours = cycle(['r', 'g'])\n") == []
+    assert _kinds(tmp_path, "def cycle(l):\n    while True:\n        yield from l\n") == []
+
+
+def test_a_scaler_that_is_new_in_each_step(tmp_path: Path) -> None:
+    step = "    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()\n"
+    made = "scaler = torch.amp.GradScaler('cuda')\n"
+    assert _kinds(tmp_path, f"for x in loader:\n    {made}{step}") == ["scaler-remade"]
+    assert _kinds(tmp_path, f"{made}for x in loader:\n{step}") == []
+    inner = textwrap.indent(f"for x in loader:\n{step}", "    ")
+    assert _kinds(tmp_path, f"for fold in folds:\n    {made}{inner}") == []
+
+
+@pytest.mark.parametrize("line", ["w -= lr * w.grad", "w.data -= lr * w.grad.data"])
+def test_gradients_that_nothing_sets_to_zero(tmp_path: Path, line: str) -> None:
+    assert _kinds(tmp_path, _BY_HAND.format(line)) == ["gradients-never-zeroed"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "w -= lr * w.grad; w.grad.zero_()",
+        "w -= lr * w.grad; w.grad = None",
+        "w -= lr * w.grad; model.zero_grad()",
+        "x -= lr * x.grad; x = batch()",
+        "w -= lr * (w.grad - g)" + "\n    w.grad.mul_(0.9)",
+        "y -= lr * w.weight",
+    ],
+)
+def test_gradients_that_are_set_to_zero(tmp_path: Path, line: str) -> None:
+    assert _kinds(tmp_path, _BY_HAND.format(line)) == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        "np.load(self.path)[index]",
+        "torch.from_numpy(np.load('all.npy')[index])",
+        "pd.read_csv(self.path).iloc[index]",
+        "json.load(open(self.path))[index]",
+    ],
+)
+def test_a_file_that_is_read_for_each_sample(tmp_path: Path, read: str) -> None:
+    sample = f"class Data:\n    def __getitem__(self, index):\n        return {read}\n"
+    assert _kinds(tmp_path, sample) == ["file-read-for-each-sample"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "return np.load(self.files[index])",
+        "path = self.files[index]\n        return np.load(path)",
+        "with open(self.files[index]) as file:\n            return json.load(file)",
+        "return np.load(self.path, mmap_mode='r')[index]",
+        "if self.x is None:\n            self.x = np.load(self.path)\n        return self.x[index]",
+        "return pd.read_csv(self.path, skiprows=index, nrows=1)",
+    ],
+)
+def test_files_of_one_sample_each_or_read_once(tmp_path: Path, lines: str) -> None:
+    sample = f"class Data:\n    def __getitem__(self, index):\n        {lines}\n"
+    assert _kinds(tmp_path, sample) == []
+
+
+@pytest.mark.parametrize(("first", "is_wrong"), [("torch.manual_seed(0)", True), ("", False)])
+def test_a_seed_in_the_function_of_an_epoch(tmp_path: Path, first: str, is_wrong: bool) -> None:
+    epoch = f"def epoch():\n    {first or 'pass'}\n{textwrap.indent(_LOOP, '    ')}\n"
+    assert (
+        "seeded-each-pass" in _kinds(tmp_path, f"{epoch}for _ in range(9): epoch()\n")
+    ) is is_wrong
+    assert _kinds(tmp_path, f"{epoch}epoch()\n") == []
+    fold = f"def fold():\n    {first}\n    optimizer = SGD(model.parameters())\n"
+    fold += textwrap.indent(_LOOP, "    ")
+    assert _kinds(tmp_path, f"{fold}\nfor _ in range(9): fold()\n") == []
+
+
+@pytest.mark.parametrize("line", ["torch.no_grad()", "torch.autocast('cuda')", "no_grad()"])
+def test_contexts_that_nothing_runs_in(tmp_path: Path, line: str) -> None:
+    assert _kinds(tmp_path, f"model.eval()\n{line}\nevaluate(model)\n") == ["context-not-entered"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "with torch.no_grad():\n    evaluate(model)",
+        "context = torch.no_grad()",
+        "torch.set_grad_enabled(True)",
+        "stack.enter_context(torch.no_grad())",
+        "@torch.no_grad()\ndef evaluate(model): ...",
+        "engine.no_grad()",
+    ],
+)
+def test_contexts_that_are_entered(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, f"{text}\n") == []
+
+
+_MADE = "optimizer = torch.optim.Adam(model.parameters())\n"
+
+
+def test_an_optimizer_that_is_new_in_each_epoch(tmp_path: Path) -> None:
+    inner = textwrap.indent(_MADE + _LOOP, "    ")
+    assert _kinds(tmp_path, f"for epoch in range(9):\n{inner}") == ["optimizer-each-epoch"]
+    function = f"def train(model):\n{inner}\nfor epoch in range(9):\n    train(model)\n"
+    assert _kinds(tmp_path, function) == ["optimizer-each-epoch"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{_MADE}for epoch in range(9):\n{textwrap.indent(_LOOP, '    ')}",
+        f"for fold in range(9):\n{textwrap.indent(_MADE + _LOOP, '    ')}",
+        f"for fold in range(9):\n    model = Net()\n{textwrap.indent(_MADE + _LOOP, '    ')}",
+        "for epoch in range(9):\n    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        + textwrap.indent(_LOOP, "    "),
+    ],
+    ids=["before", "of folds", "with its model", "without averages"],
+)
+def test_optimizers_that_are_to_be_new(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, text) == []
+
+
+def test_a_break_that_ends_the_first_pass(tmp_path: Path) -> None:
+    assert _kinds(tmp_path, f"{_LOOP}    break\n") == ["loop-breaks-first"]
+    assert _kinds(tmp_path, f"{_LOOP}    if step == 9:\n        break\n") == []
+    assert _kinds(tmp_path, "for x, y in loader:\n    show(x)\n    break\n") == []
+
+
+def test_a_model_that_is_not_moved(tmp_path: Path) -> None:
+    assert _kinds(tmp_path, "model = Net()\nmodel.cuda\n") == ["not-called"]
+
+
+def test_a_model_that_is_new_in_each_epoch(tmp_path: Path) -> None:
+    inner = textwrap.indent(_MADE + _LOOP, "    ")
+    made = "for epoch in range(9):\n    model = Net()\n"
+    assert _kinds(tmp_path, f"{made}{inner}") == ["model-each-epoch"]
+    assert _kinds(tmp_path, f"{made}    model.load_state_dict(torch.load('a.pt'))\n{inner}") == []
