@@ -407,8 +407,10 @@ def test_one_thread_where_the_second_of_two_cores_is_idle() -> None:
     told = [Event(0.5, "threads", 0, None, "train.py:3")]
     result = judge(run_on_cpu(header=header, machine=machine, events=told))
     found = finding(result, "one_hot_thread")
-    assert str(found.at) == "train.py:3" and found.fix.settings == {"OMP_NUM_THREADS": "2"}
-    assert "torch.set_num_threads(2)" in found.fix.action
+    # The environment does not change the call.
+    assert str(found.at) == "train.py:3" and not found.fix.settings
+    assert found.fix.line == "torch.set_num_threads(2)" and "there" in found.fix.action
+    assert result.next_command == "trainfit watch -- python train.py"
     own_code = judge(run_on_cpu(header=header, machine=machine, other_s=0.1))
     assert "one_hot_thread" not in kinds(own_code)
     machine = {"cores_busy": 1.3, "cores_ours": 1.02}
@@ -600,6 +602,18 @@ def test_the_line_that_sets_the_threads_of_the_training() -> None:
     # What the environment says is not what that call says.
     fix = told.findings[0].fix
     assert fix.action.startswith("torch.set_num_threads(1) there") and not fix.settings
+    assert fix.line == "torch.set_num_threads(1)" and told.next_command.startswith("trainfit watch")
+    # The machine's own number of another library is not what fills the cores.
+    pools = header | {"threads": {"torch": 16, "openmp": 16, "openblas": 2}}
+    fix = (
+        loaded(header=pools, **words, events=[Event(1.0, "threads", text="a.py:6")]).findings[0].fix
+    )
+    assert not fix.settings and fix.line == "torch.set_num_threads(1)"
+    pools["threads"]["openblas"] = 64
+    fix = (
+        loaded(header=pools, **words, events=[Event(1.0, "threads", text="a.py:6")]).findings[0].fix
+    )
+    assert set(fix.settings) == {"OPENBLAS_NUM_THREADS"} and "there" in fix.action
     several = [Event(1.0, "threads", text=each) for each in ("train.py:6", "train.py:90")]
     assert "at train.py:90" in answer(loaded(header=header, **words, events=several))
     assert ", at " not in answer(loaded(header=header, **words))  # the machine's own number
