@@ -675,9 +675,21 @@ def test_of_a_deep_stack_the_calls_next_to_the_loop_are_kept() -> None:
 
     counts = StackCounts()
     loop()
+    counts.settle(1)
     (line,) = counts.summary().lines
     first = loop.__code__.co_firstlineno
     assert line.callers[-1].endswith(f":{first + 1}") and len(line.callers) == 6
+
+
+def test_looks_count_when_their_step_is_over() -> None:
+    """Neither a pause that does not end nor what comes after the last step is any step's."""
+    counts = StackCounts()
+    for step in (1, 1, 2, 2, 2):
+        counts.look(step)
+        counts.count(users_stack(threading.get_ident())[:1])
+    assert (counts.looks, sum(each.count for each in counts.summary().lines)) == (2, 2)
+    counts.settle(3)
+    assert (counts.looks, sum(each.count for each in counts.summary().lines)) == (5, 5)
 
 
 def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
@@ -689,7 +701,7 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
         exec(f"def {name}(look): look()", line)
         run = eval(f"lambda look: {name}(look)", line)
         run(lambda: counts.count(users_stack(threading.get_ident())[1:3]))
-        counts.looks += 1
+    counts.settle(1)
     told = counts.summary()
     assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
 

@@ -101,6 +101,10 @@ class MainThreadLooks:
         self.loops = ElementLoops()
         self.hooks, self.passes = StackCounts(), StackCounts()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
+        self._counts = (
+            *(self.other, self.fetch, self.sampler, self.hooks, self.passes),
+            *self.waits.values(),
+        )
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
         self.variables = VariableLooks()
@@ -124,6 +128,13 @@ class MainThreadLooks:
         """Wait for its end."""
         self._stop.set()
         self._thread.join(timeout=1.0)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Looks of steps that are over count."""
+        for each in self._counts:
+            each.settle(self._training.count)
+        self.threads.settle(self._training.count)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # it only misses what it would have seen
@@ -148,7 +159,7 @@ class MainThreadLooks:
         """At what reads files, and needs no moment of its own."""
         training = self._training
         if self._looks and training.thread is not None:
-            self.threads.look(training.thread, now)
+            self.threads.look(training.thread, now, training.count)
         self._look_for_standstill(now)
 
     # -- code ----------------------------------------------------------------------------------
@@ -161,8 +172,9 @@ class MainThreadLooks:
         if training.count < _LEAST_STEPS and now - self._stepped_at < _LEAST_S:
             return
         self._looks += 1
-        self.other.looks += 1
-        self.sampler.looks += 1
+        self._settle()
+        self.other.look(training.count)
+        self.sampler.look(training.count)
         current = training.phases.current
         # Of a light step the phase is not known: its stack tells.
         if training.light or current in (ph.OTHER, ph.INPUT):
@@ -173,7 +185,7 @@ class MainThreadLooks:
             stack := users_stack(training.thread)
         ):
             self._found += 1
-            waits.looks += 1
+            waits.look(self._training.count)
             waits.count(stack, self.loop)
         if self._looks >= self._told_looks:
             self._told_looks = int(1.5 * self._looks)
@@ -188,7 +200,7 @@ class MainThreadLooks:
         made = in_fetch(stack)
         if made is not None:
             self._found += 1
-            self.fetch.looks += 1
+            self.fetch.look(self._training.count)
             self.fetch.count(made)
         elif (chosen := in_sampler(stack)) is not None:
             self._found += 1
@@ -201,8 +213,8 @@ class MainThreadLooks:
         stack = users_stack(thread)
         if not is_in_pass(stack):
             return
-        self.hooks.looks += 1
-        self.passes.looks += 1
+        self.hooks.look(self._training.count)
+        self.passes.look(self._training.count)
         if waits_in_pass(stack):
             self._found += 1
             self.passes.count(stack, self.loop)

@@ -73,17 +73,37 @@ _NO_CODE: Final[frozenset[CodeType]] = frozenset()
 
 
 class StackCounts:
-    """Lines that a thread was found at. One thread looks; another may ask for the result."""
+    """Lines that a thread was found at. One thread looks; another may ask for the result.
+
+    Looks count when the step, or the batch, that they were in is over (:meth:`settle`): neither
+    those of a pause that does not end, nor what a script does after its last step, are of any.
+    """
 
     def __init__(self) -> None:
         self.looks = 0
         self._lines: collections.Counter[_Key] = collections.Counter()
+        self._open_looks = 0
+        self._open_lines: collections.Counter[_Key] = collections.Counter()
+        self._of = 0
+
+    def look(self, of: int) -> None:
+        """A look in the step, or the batch, of this number."""
+        self.settle(of)
+        self._open_looks += 1
+
+    def settle(self, of: int) -> None:
+        """What was seen before that one counts."""
+        if of != self._of:
+            self._of = of
+            self.looks, self._open_looks = self.looks + self._open_looks, 0
+            self._lines.update(self._open_lines)
+            self._open_lines.clear()
 
     def count(self, stack: Sequence[Call], loop: frozenset[CodeType] = _NO_CODE) -> None:
         """A look at a stack, innermost first. Where no frame is the script's, its line has no
         place. ``loop`` are functions of the training loop: what called them is the same always."""
         inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
-        self._lines[_line(stack[: inmost + 1])] += 1
+        self._open_lines[_line(stack[: inmost + 1])] += 1
 
     def summary(self) -> StackLooks:
         """The most frequent lines."""
