@@ -296,7 +296,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            verb = "watch" if finding.kind in BY_KIND else "plan"
+            is_fixed_first = finding.kind in BY_KIND or finding.kind in ranking.STANDSTILL
+            verb = "watch" if is_fixed_first else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"
 

@@ -62,6 +62,7 @@ def test_a_worker_that_never_returns_is_named_live() -> None:
     assert "a DataLoader worker" in progress_line(result)
     assert "1 of 4 workers" in found.cause and "timeout=60" in found.fix.action
     assert len(watch_screen(result)) <= 25
+    assert result.next_command == "trainfit watch -- python train.py"
 
 
 OVER = f"""pid 10
@@ -209,6 +210,27 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     assert found.rank == 1 and str(found.place) == "train.py:14"
     assert any(each.value == "0" for each in found.evidence)
     assert "other ranks wait for this one" in found.cause
+
+
+BARRIER = f"""pid 11
+
+{HEAD}
+  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 5356 in barrier
+  File "/home/me/train.py", line 12 in <module>"""
+
+
+def test_ranks_that_wait_for_each_other_in_different_calls_are_all_told() -> None:
+    for made in (ranks(still(BACKWARD), still(BARRIER)), ranks(still(BARRIER), still(BACKWARD))):
+        found = judge(made).findings[0]
+        assert (found.kind, str(found.place)) == ("standstill", "train.py:12")
+        assert "different calls" in found.title and "train.py:15" in found.title
+        assert "all_reduce the condition" in found.fix.action
+    # The one that few ranks are at is the odd one, whatever it is.
+    found = judge(ranks(still(BARRIER), still(BACKWARD), still(BARRIER))).findings[0]
+    assert str(found.place) == "train.py:15" and found.rank == 1
+    # At one line they wait for what is not seen; a rank that does not wait is the cause.
+    for made in (ranks(still(BACKWARD), still(BACKWARD)), ranks(still(BACKWARD), still(SLEEPS))):
+        assert "different calls" not in judge(made).findings[0].title
 
 
 def test_a_rank_that_left_without_a_word_ended_first() -> None:

@@ -284,5 +284,7 @@ def _at_exit() -> None:
             _active.stop("failed", 1)
         else:
             _active.stop("failed" if _exit_code else "finished", _exit_code or 0)
+    except KeyboardInterrupt:
+        pass  # typed once more: the process is to end, and Python would print our frames
     except Exception as error:
         _active.failed("exit", error)

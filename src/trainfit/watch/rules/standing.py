@@ -73,12 +73,16 @@ class _Still:
         return kept if kept is not None and kept.where is not None else None
 
     @property
+    def is_in_backward(self) -> bool:
+        frames = () if self.main is None else self.main.frames
+        return any(frame.function == _BACKWARD for frame in frames)
+
+    @property
     def waits_for_ranks(self) -> bool:
         if self.view.header.world_size < 2 or self.main is None:
             return False
-        return any(
-            frame.function == _BACKWARD or any(each in frame.path for each in _OF_RANKS)
-            for frame in self.main.frames
+        return self.is_in_backward or any(
+            each in frame.path for each in _OF_RANKS for frame in self.main.frames
         )
 
 
@@ -128,16 +132,21 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         return
     # Who waits for others is no cause; who has made the fewest steps comes first.
     first = min(found, key=lambda each: (each.waits_for_ranks, each.event.step))
+    apart = _apart(run, found)
+    if apart:
+        first = apart[0]
     is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out
-    title, cause, fix, where = _of_end(first) if is_over else _of_pause(first)
+    title, cause, fix, where = (
+        _of_calls(apart) if apart else _of_end(first) if is_over else _of_pause(first)
+    )
     usual = median(first.view.steps["step_s"])
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
     others = [each for each in found if each is not first]
-    if others:
+    if others and not apart:
         names = ", ".join(str(each.view.header.rank) for each in others)
         evidence.append(Evidence("ranks that wait for it", names))
-    seen = [kept] if kept is not None else _busy(first)
+    seen = [kept] if kept is not None else [e for each in apart or [first] for e in _busy(each)]
     evidence += [Evidence("stack", _stack(each)) for each in seen]
     evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
     # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
@@ -157,6 +166,40 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         place=where,
         rank=first.view.rank,
         last_step=first.event.step,
+    )
+
+
+def _apart(run: RunView, found: Sequence[_Still]) -> list[_Still]:
+    """Where all ranks wait for the others, and not all at one line: one of each line, that with the
+    fewest ranks first, and a call of the script's own before a backward pass. Else nothing."""
+    every = len(found) == found[0].view.header.world_size == len(run.ranks)
+    if not every or not all(each.waits_for_ranks for each in found):
+        return []
+    at: dict[str, list[_Still]] = {}
+    for each in found:
+        at.setdefault(str(_where(each)[1]), []).append(each)
+    if len(at) < 2 or "None" in at:
+        return []
+    return [each[0] for each in sorted(at.values(), key=lambda e: (len(e), e[0].is_in_backward))]
+
+
+def _of_calls(apart: Sequence[_Still]) -> tuple[str, str, Fix, Place | None]:
+    """…, of ranks that wait for each other in different calls."""
+    told = []
+    for each in apart[:2]:
+        _, where, function = _where(each)
+        told.append(f"rank {each.view.header.rank} at {where} in {function}")
+    first = apart[0]
+    title = f"No step for {duration(first.seconds)}: the ranks wait for each other in different "
+    return (
+        f"{title}calls, {' and '.join(told)}",
+        "Each call waits until all ranks make it: they have to make the same ones in one order",
+        Fix(
+            "let all ranks decide alike what leads there (all_reduce the condition of an if, a "
+            "continue or a break), give them as many batches (DistributedSampler, drop_last=True), "
+            "or train within torch.distributed.algorithms.Join([model])"
+        ),
+        _where(first)[1],
     )
 
 
