@@ -162,6 +162,15 @@ _BY_WAIT: Final = {
     ),
     "disk": Habit("waits for a file", _LESS_OFTEN),
 }
+#: How a queue is asked for what comes next; and by what multiprocessing's waits for it.
+_GET: Final = re.compile(r"(?:^|\.)get$")
+_RECEIVES: Final = ("read", "select.poll", "selectors.select")
+_QUEUE: Final = Habit(
+    "waits for a queue",
+    "what fills it is slower than the training: look at the thread or process that does (threads "
+    "of Python take turns, processes do not); a torch.utils.data.Dataset whose DataLoader has "
+    "workers makes batches in processes, while the step computes",
+)
 BATCHES: Final = Habit(
     "makes batches by hand",
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
@@ -241,6 +250,13 @@ def _over_numbers(over: str) -> Habit:
     )
 
 
+def is_queue(names: Sequence[str], waits_for: str) -> bool:
+    """Is it a queue, of threads or of processes, that is waited for?"""
+    if not names or _GET.search(names[0]) is None:
+        return False
+    return waits_for == "lock" or names[-1] in _RECEIVES
+
+
 def habit_of(
     names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "", bare: bool = False
 ) -> Habit:
@@ -248,6 +264,8 @@ def habit_of(
     around it goes over. ``bare``: a function that the loop of the training calls has that loop, and
     computes in it without calling anything."""
     text = " ".join(names)
+    if is_queue(names, waits_for):
+        return _QUEUE
     if waits_for in ("sleep", "lock", "network"):
         return _BY_WAIT[waits_for]
     for pattern, habit in _KNOWN:

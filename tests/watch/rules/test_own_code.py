@@ -70,10 +70,12 @@ def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
     waits = CodeLine("train.py:22", 60, (), "list", "waiter.acquire", "lock")
     decode = StackLooks(80, (CodeLine("train.py:11", 50, ("thread.py:58",), "append"),))
 
-    def judged(threads: ThreadLooks, ready: float = 0.0) -> WatchResult:
+    def judged(
+        threads: ThreadLooks, ready: float = 0.0, waits: CodeLine = waits, cpu_s: float = 0.02
+    ) -> WatchResult:
         """``ready``: of the time, that in which the main thread has no core for other programs."""
         busy = {"cores_busy": 8.0, "cores_ours": 0.8, "runnable": 20.0} if ready else {}
-        record = run_on_cpu(other_s=0.1, cpu_s=0.02, machine=busy)
+        record = run_on_cpu(other_s=0.1, cpu_s=cpu_s, machine=busy)
         times = np.arange(0.0, 60.0, 0.5)
         row = {"time_s": times, "rank": 0, "role": 0, "pid": 100, "cpu_cores": 0.3}
         lacks = row | {"main_thread": ready, "threads": ready}
@@ -97,6 +99,12 @@ def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
     assert "processes instead" not in side_by_side.fix.action
     for idle in (ThreadLooks(), ThreadLooks(decode, 0.02, 8, 0.1)):
         assert "waits for a lock" in finding(judged(idle), "other_code").title
+    # Of a queue it is who fills it, also where the training computes more than that.
+    get = dataclasses.replace(waits, calls="batches.get")
+    some = ThreadLooks(decode, 0.12, 8, 0.3)
+    assert "waits for a lock" in finding(judged(some, cpu_s=0.2), "other_code").title
+    assert "waits for 8 threads" in finding(judged(some, waits=get, cpu_s=0.2), "other_code").title
+    assert "waits for a queue" in finding(judged(ThreadLooks(), waits=get), "other_code").title
 
 
 def test_few_steps_are_enough_where_they_are_long() -> None:

@@ -98,6 +98,28 @@ def test_a_thread_that_keeps_a_script_from_its_end_is_named(
     assert "join()" in found.fix.action
 
 
+@pytest.mark.parametrize(
+    ("ending", "seconds", "severity"),
+    [("finished", 30.0, "warning"), ("interrupted", 30.0, "critical"), ("finished", 0.4, None)],
+)
+def test_a_process_that_keeps_a_script_from_its_end_is_named(
+    ending: str, seconds: float, severity: str | None
+) -> None:
+    pid = {"pid": 77.0}
+    events = [Event(1.0, "child", 0, None, "train.py:9", pid)]
+    events += [Event(21.0, "awaits", 200, None, "Process-1", pid)]
+    # The sampler goes on as long as the process does.
+    events += [Event(21.0 + seconds, "note", 200)]
+    result = judge(run(header={"ending": ending}, events=events))
+    if severity is None:
+        assert "standstill" not in kinds(result)
+        return
+    found = result.findings[0]
+    assert (found.kind, found.severity, str(found.place)) == ("standstill", severity, "train.py:9")
+    assert "waits for the process Process-1, which train.py:9 started" in answer(result)
+    assert "daemon=True" in found.fix.action
+
+
 def test_a_finished_run_did_not_stand_still() -> None:
     assert "standstill" not in kinds(judge(still(SLEEPS, ending="finished")))
 

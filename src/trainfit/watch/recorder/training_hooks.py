@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.torch_private.data_loading import TORCHDATA
 from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
+from trainfit.torch_private.needed import WORKER_LOOP
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.job import script_place
@@ -40,6 +42,7 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
     patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
     patches.hook(subprocess.Popen, "__init__", functools.partial(_program, host))
+    patches.hook(BaseProcess, "start", functools.partial(_child, host))
     patches.hook(torch, "set_num_threads", functools.partial(_threads, host))
     handles = _hook_optimizers(host)
 
@@ -217,6 +220,24 @@ def _program(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
                     host.event("program", text=place, values={"pid": float(process.pid)})
 
     return __init__
+
+
+def _child(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
+    """Processes of :mod:`multiprocessing` that the script starts, and not a DataLoader for it."""
+    left = [_PROGRAMS]
+
+    @in_place_of(start)
+    def started(process: Any, *args: Any, **kwargs: Any) -> Any:
+        of_loader = getattr(getattr(process, "_target", None), "__name__", "") == WORKER_LOOP
+        result = start(process, *args, **kwargs)
+        if left[0] and host.live and not of_loader:
+            with careful(host, "start"):
+                left[0] -= 1
+                if place := script_place():
+                    host.event("child", text=place, values={"pid": float(process.pid)})
+        return result
+
+    return started
 
 
 def _threads(host: Host, set_number: Callable[..., Any]) -> Callable[..., Any]:

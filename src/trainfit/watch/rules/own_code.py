@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.own_code import BATCHES, Habit, adds_to, from_memory, habit_of
+from trainfit.findings.own_code import BATCHES, Habit, adds_to, from_memory, habit_of, is_queue
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import CodeLine, StackLooks
 from trainfit.watch import checks, thresholds
@@ -146,7 +146,8 @@ def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
     at = costliest(_at_work(threads.code))
     if line.most.waits_for != "lock" or at is None or at.count < thresholds.LOOKS_AT_LINE:
         return None
-    if threads.cores < (MainThread(rank).cpu or 0.0):
+    # What waits for a queue waits for who fills it, however little that computes.
+    if threads.cores < (MainThread(rank).cpu or 0.0) and not is_queue(line.names, "lock"):
         return None
     # Next to other programs they get as little of a core as the training does.
     alone = threads.cores * (CoreWaits(rank).training_stretch or 1.0)

@@ -114,8 +114,8 @@ def _is_over(event: Event) -> bool:
     main = next(iter(parse_stacks(event.text)), None)
     if main is None or not main.frames:
         return False
-    first = main.frames[0]
-    return first.function == "_shutdown" and Path(first.path).name == _SHUTDOWN
+    outer = main.frames[-1]  # a pool's own end is within it
+    return outer.function == "_shutdown" and Path(outer.path).name == _SHUTDOWN
 
 
 def _end(view: RankView) -> float:
@@ -129,6 +129,7 @@ def _end(view: RankView) -> float:
 def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     found = [still for view in run.ranks if (still := _still(view)) is not None]
     if not found:
+        yield from filter(None, map(_of_children, run.ranks))
         return
     # Who waits for others is no cause; who has made the fewest steps comes first.
     first = min(found, key=lambda each: (each.waits_for_ranks, each.event.step))
@@ -226,6 +227,44 @@ def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
         code = f" `{short(frame.code, 60)}`" if frame.code else ""
         title += f": a thread is at {where} in {frame.function}{code}"
     return title, "Python ends when all threads have that are no daemons", Fix(_END_THREAD), where
+
+
+#: Seconds for which a process that is over may wait for others that it has started.
+_WAITS_S: Final = 5.0
+#: A process that nobody ends.
+_END_PROCESS: Final = (
+    "tell the process to end after the last step (put None into its queue, and let it return at "
+    "that), and get() all that it has put into a multiprocessing.Queue: before that it does not "
+    "end; Process(daemon=True) is ended with the script"
+)
+
+
+def _of_children(view: RankView) -> Finding | None:
+    """Of a script that is over, and whose process waits for others that it has started."""
+    awaited = [each for each in view.record.events if each.kind == "awaits"]
+    if not awaited:
+        return None
+    seconds = _end(view) - awaited[-1].time_s
+    if seconds < max(_WAITS_S, NOTICEABLE * _end(view)):
+        return None
+    first = awaited[0]
+    started = {e.values["pid"]: e.text for e in view.record.events if e.kind == "child"}
+    place = Place.parse(started.get(first.values["pid"]))
+    at = f", which {place} started" if place is not None else ""
+    others = f" and {count(len(awaited) - 1, 'other')}" if len(awaited) > 1 else ""
+    return Finding(
+        "standstill",
+        "warning" if view.header.ending == "finished" else "critical",
+        f"The script is over, and its process did not end for {duration(seconds)}: it waits for "
+        f"the process {first.text}{at}{others}",
+        (Evidence("PID", f"{first.values['pid']:.0f}"),),
+        "Python ends when all processes of multiprocessing have that are no daemons",
+        (Fix(_END_PROCESS),),
+        "certain",
+        place=place,
+        rank=view.rank,
+        last_step=first.step,
+    )
 
 
 @dataclass(frozen=True)
