@@ -182,7 +182,7 @@ _MAKES: Final = re.compile(
     r"(?:stack|cat|concat\w*|tensor|\w*numpy|\w*array|collate\w*|\w*batch\w*|\w*sample\w*|load\w*"
     r"|choices?|\w*perm\w*|shuffle|randint\w*|index\w*)$"
 )
-_ALONE: Final = Habit(
+ALONE: Final = Habit(
     "runs Python code",
     "do it for many at once, or in a process of its own; if it makes batches, in a Dataset whose "
     "DataLoader has workers",
@@ -208,7 +208,7 @@ def from_memory(name: str, habit: Habit) -> Habit:
     data set that a worker could read."""
     if habit is BATCHES:
         what = f"joins samples of `{name}`, which the training fills"
-    elif habit is _ALONE:
+    elif habit is ALONE:
         what = habit.what
     else:
         return habit
@@ -280,7 +280,7 @@ def habit_of(
     if has_loader:
         return _PYTHON
     makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)
-    return BATCHES if makes else _ALONE
+    return BATCHES if makes else ALONE
 
 
 # ---

@@ -10,6 +10,7 @@ import pytest
 
 from helpers_watch import (
     HEADER,
+    LOADER,
     finding,
     kinds,
     loader,
@@ -158,6 +159,17 @@ def test_passes_without_gradients_after_nearly_each_step_are_not_called_an_evalu
     found = finding(stalls("evaluation_s", EVALUATION, 1, 0.1), "evaluation_share")
     assert found.title.startswith("Forward passes without gradients use ")
     assert found.confidence == "likely" and "evaluate less" not in found.fix.action
+
+
+@pytest.mark.parametrize(("passes", "severity"), [(400, "warning"), (3, "info")])
+def test_a_whole_data_set_after_each_step_is_an_evaluation(passes: int, severity: str) -> None:
+    """A teacher is called in each step, too, and the data set gone over now and then."""
+    second = dataclasses.replace(LOADER, role="evaluation", place="train.py:50", passes=passes)
+    spent = {"evaluation_s": 0.1, "flags": EVALUATION, "gpu_gap_s": np.nan}
+    result = judge(run(400, header={"loaders": (LOADER, second)}, **spent))
+    found = finding(result, "evaluation_share")
+    assert found.severity == severity
+    assert ("after nearly each step" in found.title) == (severity == "warning")
 
 
 # --- Cores ----------------------------------------------------------------------------------------

@@ -376,6 +376,26 @@ def test_batches_of_what_the_training_itself_fills() -> None:
     assert told("agent.memory", line=logs) == told(line=logs)
 
 
+def test_what_reinforcement_learning_plays_is_a_part_of_it() -> None:
+    """A rollout of steps of an environment, whose lists are made for each; and neighbouring lines
+    that nobody has a word for."""
+
+    def told(*lines: CodeLine, other_s: float = 0.03) -> str:
+        record = other(*lines, other_s=other_s)
+        rank = record.ranks[0]
+        header = dataclasses.replace(rank.header, loaders=())
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=header),))
+        return finding(judge(record), "other_code").severity
+
+    play = CodeLine("ppo.py:14", 60, (), "env.step", "env.step")
+    stack = CodeLine("ppo.py:30", 60, (), "torch.stack", "torch.stack")
+    assert told(play) == "info" and told(play, other_s=1.0) == "warning"
+    assert told(stack) != "info"  # nothing is played
+    assert told(dataclasses.replace(play, count=20), stack) == "info"
+    odd = [CodeLine(f"a.py:{line}", 20, (), f"self.f{line}", f"self.f{line}") for line in (7, 8, 9)]
+    assert told(*odd) == "info" and told(dataclasses.replace(odd[0], count=90)) != "info"
+
+
 @pytest.mark.parametrize("called", ["loss.backward", "opt.zero_grad", "Trainer().train", "pl.fit"])
 def test_the_step_itself_is_no_other_code(called: str) -> None:
     """Also where a library's loop, which the script calls in one line, does more than the step."""

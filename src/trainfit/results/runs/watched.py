@@ -61,6 +61,8 @@ class WatchedLoader:
     start_method: str = ""
     made: int = 1
     """Times that the script has made it again, with the same settings."""
+    passes: int = 0
+    """Times that it was gone over to its end."""
 
 
 @dataclasses.dataclass(frozen=True)

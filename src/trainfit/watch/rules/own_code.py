@@ -9,7 +9,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.own_code import BATCHES, Habit, adds_to, from_memory, habit_of, is_queue
+from trainfit.findings.own_code import (
+    ALONE,
+    BATCHES,
+    Habit,
+    adds_to,
+    from_memory,
+    habit_of,
+    is_queue,
+)
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import CodeLine, StackLooks
 from trainfit.watch import checks, thresholds
@@ -108,9 +116,13 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     usual, weight = habit, severity(share)
     if grown:
         habit = adds_to(grown)
-    elif rank.header.memories and not rank.header.loaders:
-        habit = from_memory(rank.header.memories[0], habit)
-        if habit is not usual:
+    elif not rank.header.loaders:
+        if rank.header.memories:
+            habit = from_memory(rank.header.memories[0], habit)
+        makes_data = _steps_an_environment(rank) and usual in (BATCHES, ALONE)
+        # What nobody has a word for, and is at no line of its own, is no habit that could be left.
+        nothing = usual is ALONE and line.is_several
+        if habit is not usual or makes_data or nothing:
             # Such a training is partly that: what it learns from it has to make itself.
             weight = "warning" if share >= _MOST_OF_ALL else "info"
     if (at := _threads_waited_for(rank, line)) is not None:
@@ -132,6 +144,18 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         line.place,
     )
+
+
+#: How scripts call what reinforcement learning learns from.
+_ENVIRONMENT: Final = re.compile(
+    r"(?:^|\.)(?:\w*envs?|environment|game|sim(?:ulator)?|world)\.(?:step|reset)$|^gym(?:nasium)?\."
+)
+
+
+def _steps_an_environment(rank: RankView) -> bool:
+    """Does the training itself play what it learns from?"""
+    lines = rank.header.other_code.lines
+    return any(_ENVIRONMENT.search(name) is not None for each in lines for name in each.names)
 
 
 #: Cores that threads have together, from which they compute what the training waits for; and from

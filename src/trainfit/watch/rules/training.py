@@ -426,13 +426,15 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         yield Unknown(_EVALUATION_SHARE_KIND, "only one evaluation ran", "watch two evaluations")
         return
     between = float(np.median(np.diff(places))) if len(places) > 1 else float(len(rank.steps))
-    if between <= _NEARLY_EACH:
+    each = between <= _NEARLY_EACH
+    if each and not _is_gone_over(rank, len(places)):
         yield _within_training(share, spent[places], between)
         return
     yield Finding(
         _EVALUATION_SHARE_KIND,
         "warning",
         f"Evaluation uses {checks.in_percent(share)} of the time"
+        + (", after nearly each step" if each else "")
         + ("" if small is None else f", in batches of {small[0].batch_size}"),
         (
             Evidence("an evaluation", float(np.median(spent[places])), "s"),
@@ -458,6 +460,16 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _is_gone_over(rank: RankView, evaluations: int) -> bool:
+    """Does each of them go over a whole DataLoader? What a rollout, a teacher or a target computes
+    is of no data set, or of the training's batches."""
+    passes = (each.passes for each in rank.header.loaders if each.role == "evaluation")
+    return max(passes, default=0) >= _MOSTLY_WHOLE * evaluations
+
+
+#: Of evaluations, those that go over a whole DataLoader, from which it is that and not a part of
+#: the method.
+_MOSTLY_WHOLE: Final = 0.5
 #: Of the training's batch size, what an evaluation's is at most that was not chosen: a DataLoader's
 #: own is 1.
 _SMALL_BATCH: Final = 0.25
