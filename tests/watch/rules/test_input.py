@@ -28,6 +28,8 @@ from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
+from trainfit.watch.rules.fetching import Fetching
+from trainfit.watch.view import RunView
 
 #: A healthy step without its wait for batches, seconds.
 REST_S = 0.1
@@ -419,6 +421,23 @@ def test_a_loader_that_is_made_for_each_epoch_cannot_keep_its_workers() -> None:
     found = finding(epochs(persistent=False, made=10), "epoch_start")
     assert not found.fix.settings and "make the DataLoader once" in found.fix.action
     assert finding(epochs(persistent=False, made=3), "epoch_start").fix.settings
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_a_worker_begins_with_is_no_unevenness(restarted: bool) -> None:
+    """A buffer that is filled in each epoch: to keep more batches ready would not help."""
+    starts = np.arange(200) % 20 == 0
+    waited = {"input_s": np.where(starts, 1.5, 0.001), "flags": np.where(starts, EPOCH_START, 0)}
+    first = {"fetch_s": np.where(starts, 1.2, 0.02), "worker": 0}
+    first["pid"] = 101 + np.cumsum(starts) if restarted else 101
+    header = {"loaders": loader(num_workers=1, persistent_workers=not restarted)}
+    result = judge(run(**waited, header=header, fetches=first))
+    found = finding(result, "epoch_start")
+    assert ("the first batch of a worker takes 1.2 s" in found.title) == restarted
+    assert ("shuffle buffer" in found.fix.action) == restarted
+    assert Fetching(RunView(run(**waited, header=header, fetches=first)).judged).is_uneven != (
+        restarted
+    )
 
 
 def test_a_pass_over_the_data_for_each_step_is_no_epoch() -> None:
