@@ -96,6 +96,16 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(
+            r"(?:^|\.)(?:Manager|Pool|ProcessPoolExecutor|ThreadPoolExecutor|fork)$"
+            r"|^multiprocessing\.(?:managers|popen_\w+|process|context|util)\.|\w*[Pp]roc\w*\.start$"
+        ),
+        Habit(
+            "starts processes",
+            "start them once, before the loop, and give them what is to be done through a queue",
+        ),
+    ),
+    (
         re.compile(r"(?:^|\.)(?:shuffle|permutation|randperm|sort|sorted|argsort)$"),
         Habit(
             "orders a whole list",
@@ -182,6 +192,16 @@ _MAKES: Final = re.compile(
     r"(?:stack|cat|concat\w*|tensor|\w*numpy|\w*array|collate\w*|\w*batch\w*|\w*sample\w*|load\w*"
     r"|choices?|\w*perm\w*|shuffle|randint\w*|index\w*)$"
 )
+DRAWS: Final = Habit(
+    "draws random numbers",
+    "draw them for many steps at once (a tensor whose rows are the batches); what stands for data "
+    "is made by the workers of a DataLoader, while the step computes",
+)
+#: Functions that fill a tensor or an array with them.
+_RANDOM: Final = re.compile(
+    r"^torch\.(?:rand|randn|randint|normal|bernoulli|multinomial)(?:_like)?$"
+    r"|(?:^|\.)(?:standard_)?(?:normal|uniform|randn|rand|random_sample)_?$"
+)
 ALONE: Final = Habit(
     "runs Python code",
     "do it for many at once, or in a process of its own; if it makes batches, in a Dataset whose "
@@ -232,12 +252,18 @@ _OF_ELEMENTS: Final = re.compile(
 )
 
 
+_INDEXED: Final = (
+    "what is indexed in the loop should be a list or an array (a deque goes through its entries to "
+    "each index, a tensor makes a new tensor of each)"
+)
+
+
 def _over_elements(over: str) -> Habit:
     return Habit(
         f"goes over the elements of `{over}` in Python",
         "use operators on whole tensors (torch.bincount counts classes, also pairs of them: "
         "bincount(n * a + b)), or .tolist() before the loop; what stays the same, as the "
-        "weights of a sampler, compute once",
+        f"weights of a sampler, compute once; {_INDEXED}",
     )
 
 
@@ -245,8 +271,7 @@ def _over_numbers(over: str) -> Habit:
     return Habit(
         f"goes over `{over}` in Python",
         "take all at once from a tensor or an array that is made once (memory[indices]), by "
-        "operators on whole tensors; what is indexed in the loop should be a list or an array (a "
-        "deque goes through its entries to each index, a tensor makes a new tensor of each)",
+        f"operators on whole tensors; {_INDEXED}",
     )
 
 
@@ -279,6 +304,8 @@ def habit_of(
         return _over_numbers(over) if over.startswith("range") else _over_elements(over)
     if has_loader:
         return _PYTHON
+    if names and all(map(_RANDOM.search, names)):
+        return DRAWS
     makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)
     return BATCHES if makes else ALONE
 

@@ -12,7 +12,9 @@ from trainfit.results.findings import Finding
 #: A run that stands still, or ranks of it that are gone; so far nothing else matters.
 STANDSTILL: Final = ("standstill", "rank_died", "rank_missing", "worker_died")
 _ENDS: Final = frozenset((*failure.KINDS, *STANDSTILL))
-_SPOILS: Final = frozenset((*learning.KINDS, "loss_not_finite", "iterable_not_sharded"))
+_SPOILS: Final = frozenset(
+    (*learning.KINDS, "loss_not_finite", "iterable_not_sharded", "never_steps")
+)
 #: What grows until the run ends by it.
 _FILLS: Final = frozenset(("memory_growth", "ram_growth", "shm_growth", "temporary_growth"))
 #: Of the time, what a finding without a share is taken to cost, by its severity.

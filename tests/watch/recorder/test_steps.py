@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import inspect
 import math
 import os
@@ -704,6 +705,30 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
     counts.settle(1)
     told = counts.summary()
     assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
+    # Of a library it stays known that it is that one.
+    keys = [("a.py:3", (), f"numpy.part_{n}", "arr.astype", "", "", "f") for n in range(100)]
+    *_, last = stacks._most(collections.Counter(keys))
+    assert (last.calls, last.inner, last.count) == ("", "numpy.…", 76)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_optimizer_that_never_steps_is_told(tmp_path: Path, by_hand: bool) -> None:
+    """And not one that the script takes the place of."""
+    model = nn.Linear(3, 1)
+    with recorded(tmp_path) as run:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(100):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            if by_hand:
+                for each in model.parameters():
+                    each.data.sub_(0.1 * each.grad)
+    told = [each for each in run.rank.events if each.kind == "never_steps"]
+    assert len(told) == (not by_hand) and len(run.rank.steps) > 20
+    found = [each for each in judge(load_run(tmp_path)).findings if each.kind == "never_steps"]
+    assert len(found) == (not by_hand)
+    for each in found:
+        assert each.is_critical and each.at.file.endswith("test_steps.py")
 
 
 def test_a_model_whose_parameters_come_with_the_first_call(tmp_path: Path) -> None:

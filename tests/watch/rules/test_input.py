@@ -302,6 +302,16 @@ def test_ready_batches_that_cost_more_to_take_than_to_make(
     assert finding(result, "input_bound").fix.settings == settings
 
 
+def test_cheap_batches_are_no_fault_of_the_data_set() -> None:
+    """A TensorDataset without workers: what little its batches cost they cost with any settings."""
+    fetches, header = {"fetch_s": 4e-4, "cpu_s": 4e-4}, {"loaders": loader(num_workers=0)}
+    step = {"forward_s": 1e-3, "backward_s": 1e-3, "optimizer_s": 1e-3, "other_s": 0.0}
+    for waits_s, severity in ((5e-4, "info"), (2e-3, "critical")):
+        made = run_on_cpu(4000, header=header, fetches=fetches, input_s=waits_s, **step)
+        found = finding(judge(made), "input_bound")
+        assert found.severity == severity and "would not help" in found.fix.action
+
+
 def test_a_hand_off_that_waits_for_a_core_is_no_reason_against_workers() -> None:
     machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 24.0}
     made = run(input_s=0.05, queued=4, machine=machine, fetches={"fetch_s": 0.03, "cpu_s": 0.03})

@@ -146,6 +146,8 @@ def test_a_busy_gpu_loses_nothing_by_it() -> None:
 
 
 LOOP = ElementLoop("model.py:9", "range(x.shape[1])", 50, 60, 80)
+#: Outputs with what each image has of boxes.
+RAGGED = dataclasses.replace(LOOP, over="zip(outputs, targets)", looks=16)
 
 
 def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_known() -> None:
@@ -284,6 +286,14 @@ def test_a_loop_over_time_steps_in_the_forward_pass_is_named() -> None:
     assert found.value_of("a round, at most") == pytest.approx(0.75 * 0.02 / 50)
 
 
+def test_what_comes_with_each_sample_is_gone_over_with_them() -> None:
+    found = finding(looped(RAGGED, forward_s=0.02, backward_s=0.04), "loop_over_elements")
+    assert found.severity == "info" and (found.share or 0.0) > 0.05
+    alone = dataclasses.replace(RAGGED, over="outputs", looks=16)
+    found = finding(looped(alone, forward_s=0.02, backward_s=0.04), "loop_over_elements")
+    assert found.severity == "warning"
+
+
 def test_a_loop_whose_rounds_compute_for_long_is_none() -> None:
     """A convolution of each frame of a video: one of all frames would not be quicker."""
     assert "loop_over_elements" not in kinds(looped(forward_s=0.2, backward_s=0.4))
@@ -376,11 +386,23 @@ def test_batches_of_what_the_training_itself_fills() -> None:
     assert told("agent.memory", line=logs) == told(line=logs)
 
 
+def test_an_average_of_the_weights_as_it_is_best_made_is_little() -> None:
+    """get_ema_multi_avg_fn, which is recommended, and not a function for each weight."""
+    line = CodeLine("train.py:12", 40, (), "ema.update_parameters", "torch._foreach_lerp_")
+    each = dataclasses.replace(line, inner="ema.lerp_")
+    for one, other_s, severity in (
+        (line, 0.03, "info"),
+        (line, 0.1, "critical"),
+        (each, 0.03, "warning"),
+    ):
+        assert finding(judge(other(one, other_s=other_s)), "other_code").severity == severity
+
+
 def test_what_reinforcement_learning_plays_is_a_part_of_it() -> None:
     """A rollout of steps of an environment, whose lists are made for each; and neighbouring lines
     that nobody has a word for."""
 
-    def told(*lines: CodeLine, other_s: float = 0.03) -> str:
+    def told(*lines: CodeLine, other_s: float = 0.06) -> str:
         record = other(*lines, other_s=other_s)
         rank = record.ranks[0]
         header = dataclasses.replace(rank.header, loaders=())
@@ -390,8 +412,10 @@ def test_what_reinforcement_learning_plays_is_a_part_of_it() -> None:
     play = CodeLine("ppo.py:14", 60, (), "env.step", "env.step")
     stack = CodeLine("ppo.py:30", 60, (), "torch.stack", "torch.stack")
     assert told(play) == "info" and told(play, other_s=1.0) == "warning"
-    assert told(stack) != "info"  # nothing is played
+    assert told(stack) != "info" and told(stack, other_s=0.02) == "info"  # nothing is played
     assert told(dataclasses.replace(play, count=20), stack) == "info"
+    drawn = CodeLine("train.py:30", 60, (), "torch.randn", "torch.randn")  # stands for data
+    assert told(drawn) == "info" and told(drawn, other_s=1.0) == "warning"
     odd = [CodeLine(f"a.py:{line}", 20, (), f"self.f{line}", f"self.f{line}") for line in (7, 8, 9)]
     assert told(*odd) == "info" and told(dataclasses.replace(odd[0], count=90)) != "info"
 

@@ -12,6 +12,7 @@ from typing import Final
 from trainfit.findings.own_code import (
     ALONE,
     BATCHES,
+    DRAWS,
     Habit,
     adds_to,
     from_memory,
@@ -121,10 +122,14 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
             habit = from_memory(rank.header.memories[0], habit)
         makes_data = _steps_an_environment(rank) and usual in (BATCHES, ALONE)
         # What nobody has a word for, and is at no line of its own, is no habit that could be left.
-        nothing = usual is ALONE and line.is_several
+        nothing = usual is DRAWS or (usual is ALONE and line.is_several)
         if habit is not usual or makes_data or nothing:
             # Such a training is partly that: what it learns from it has to make itself.
             weight = "warning" if share >= _MOST_OF_ALL else "info"
+        elif usual in (ALONE, BATCHES) and share < thresholds.CRITICAL_SHARE:
+            weight = "info"  # what a step learns from has to be made somewhere
+    if share < thresholds.CRITICAL_SHARE and any(map(_FOR_ALL.search, _inner(line))):
+        weight = "info"  # an average of the weights, as it is best made
     if (at := _threads_waited_for(rank, line)) is not None:
         yield _waits_for_threads(rank, line, at, share)
         return
@@ -144,6 +149,14 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         line.place,
     )
+
+
+#: One operator for all weights of an average (``torch.optim.swa_utils``).
+_FOR_ALL: Final = re.compile(r"_foreach_(?:lerp|mul|add)_?$")
+
+
+def _inner(line: CostlyLine) -> Iterator[str]:
+    return (each.inner for each in line.calls if each.calls.endswith("update_parameters"))
 
 
 #: How scripts call what reinforcement learning learns from.
@@ -323,9 +336,11 @@ def _find_loop(view: RunView) -> Iterator[Finding | Unknown]:
         return
     if share < thresholds.WARNING_SHARE:
         return
+    # What comes with each sample (boxes, as many as there are) is gone over with them.
+    is_ragged = loop.over.startswith("zip(") and share < thresholds.CRITICAL_SHARE
     yield Finding(
         LOOP_KIND,
-        severity(share),
+        "info" if is_ragged else severity(share),
         f"{loop.place} goes over `{loop.over}` in Python in the forward pass: with its backward "
         f"pass {checks.in_percent(share)} of the time",
         (

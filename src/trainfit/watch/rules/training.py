@@ -15,6 +15,7 @@ from trainfit.findings.training.learning import KINDS as LEARNING_KINDS
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
+from trainfit.results.runs.step_cycle import NEVER_STEPS
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.text import count as plural
@@ -245,8 +246,27 @@ def _double(run: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _never_steps(run: RunView) -> Iterator[Finding]:
+    """Gradients are made and dropped, and no optimizer uses them."""
+    view = run.judged
+    told = next((each for each in view.record.events if each.kind == "never_steps"), None)
+    if told is None:
+        return
+    yield Finding(
+        "never_steps",
+        "critical",
+        "The optimizer never steps: the weights are as they were in the beginning",
+        (Evidence("backward passes whose gradients were dropped, at least", float(NEVER_STEPS)),),
+        "zero_grad() drops the gradients of each backward pass before anything has used them",
+        (Fix("call optimizer.step() after each backward pass", line="optimizer.step()"),),
+        "certain",
+        place=Place.parse(told.text),
+    )
+
+
 RULES: Final = (
     Rule(("double_precision",), _double),
+    Rule(("never_steps",), _never_steps),
     Rule(("no_batch",), _no_batch),
     Rule(LEARNING_KINDS, _learning),
     Rule(("loss_not_finite",), _loss),

@@ -124,12 +124,20 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
 
 def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
     """The most frequent; of the others the lines without what they call, which may be a different
-    function of a library at each look."""
+    function of a library at each look: only which library that is."""
     every = lines.most_common()
     others: collections.Counter[_Key] = collections.Counter()
-    for (place, callers, _, _, waits_for, over, function), count in every[_MOST_LINES:]:
-        others[place, callers, "", "", waits_for, over, function] += count
+    for (place, callers, calls, inner, waits_for, over, function), count in every[_MOST_LINES:]:
+        library = _library(calls) or _library(inner)
+        others[place, callers, "", library, waits_for, over, function] += count
     return tuple(_told(*each) for each in (*every[:_MOST_LINES], *others.most_common(_MOST_LINES)))
+
+
+def _library(name: str) -> str:
+    """ "pandas.…" of "pandas.core.series.__getitem__"; empty: it is of none, or of Python's own."""
+    first, dot, _ = name.partition(".")
+    is_one = bool(dot) and first in sys.modules and first not in sys.stdlib_module_names
+    return f"{first}.…" if is_one and first != "torch" else ""
 
 
 def _told(key: _Key, count: int) -> CodeLine:
@@ -283,7 +291,9 @@ def waits_in_pass(stack: Sequence[Call]) -> bool:
     own = next((n for n, each in enumerate(stack) if not is_library(_file(each))), None)
     if own is None:
         return False
-    return any(_NO_COMPUTING.search(name) is not None for name in _names(stack[: own + 1]))
+    # What prints a tensor is in PyTorch's own functions: what the line calls tells it, too.
+    names = *_names(stack[: own + 1]), called_in(*stack[own][:2])
+    return any(_NO_COMPUTING.search(name) is not None for name in names)
 
 
 def fetched_index(thread: int, stack: Sequence[Call]) -> str:
