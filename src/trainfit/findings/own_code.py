@@ -29,6 +29,9 @@ _FOR_EACH: Final = Habit(
 _OF_PARAMETERS: Final = re.compile(
     r"parameters\(|\bparams?\b|param_groups|buffers\(|shadow|state_dict|weights|grads?\b"
 )
+LOGS: Final = Habit(
+    "logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"
+)
 _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(r"update_parameters$"),
@@ -73,7 +76,7 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     ),
     (
         re.compile(r"print|logg|\.flush$|\.write$|tqdm|set_postfix|set_description"),
-        Habit("logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"),
+        LOGS,
     ),
     (
         re.compile(r"plt\.|pyplot|matplotlib|add_image|add_histogram|wandb|mlflow|tensorboard"),
@@ -220,6 +223,16 @@ def adds_to(name: str) -> Habit:
         f"copies all of `{name}` to add to it",
         "append to a Python list and join that once (torch.cat, np.concatenate), write into a "
         "tensor that is made once, or keep sums instead of all values",
+    )
+
+
+def more_handlers(name: str, place: str) -> Habit:
+    """Of a line that logs, through handlers that become more and more."""
+    at = f" at {place}" if place else ""
+    return Habit(
+        "logs through more and more handlers",
+        f"add the handler once, where the script begins: `{name}` grows{at}, and each message is "
+        "written as often as there are handlers",
     )
 
 

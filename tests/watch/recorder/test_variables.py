@@ -14,14 +14,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from trainfit.results.runs.watched import GrowingVariable
+from trainfit.results.runs.watched import FIGURES, GrowingVariable
 from trainfit.watch.recorder.looks import variables
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.worker_hooks import FetchCode
@@ -49,6 +49,31 @@ def looked(loop: Callable[[], Loop], looks: int = 8) -> dict[str, GrowingVariabl
             next(running)
         found.look(20 * (number + 1), frame, frozenset((frame.f_code,)))
     return {each.name: each for each in found.found()}
+
+
+def test_figures_that_are_never_closed_are_pyplots(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import matplotlib.pyplot as plt\n# plt.figure()\nfig, ax = plt.subplots(1)\n"
+    )
+    kept: collections.OrderedDict[int, object] = collections.OrderedDict()
+    pyplot = SimpleNamespace(Gcf=SimpleNamespace(figs=kept))
+    monkeypatch.setitem(sys.modules, "matplotlib._pylab_helpers", pyplot)  # type: ignore[arg-type]
+    monkeypatch.setattr(variables, "_modules", lambda: iter([(str(script), {}, None)]))
+
+    def steps(closes: bool) -> Loop:
+        while True:
+            kept[len(kept)] = object()
+            if closes:
+                kept.clear()
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    assert not looked(lambda: steps(closes=True))
+    kept.clear()
+    found = looked(lambda: steps(closes=False))["pyplot"]
+    assert (found.kind, found.last_size) == (FIGURES, 160) and found.place.endswith("train.py:3")
 
 
 class Buffer:

@@ -14,6 +14,7 @@ from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import (
+    FIGURES,
     CodeLine,
     Event,
     GrowingVariable,
@@ -155,6 +156,21 @@ def test_graphs_that_are_kept_are_told_before_the_ram_shows_it() -> None:
     # Outputs of a layer, which a hook keeps, are seen sooner than losses.
     few = {"first_size": 5, "last_size": 56, "steps": 50}
     assert told(**few, item_bytes=1 << 17) and not told(**few, item_bytes=4)
+
+
+@pytest.mark.parametrize(("figures", "is_told"), [(65, True), (18, False)])
+def test_figures_that_stay_open_are_told_before_the_ram_shows_it(
+    figures: int, is_told: bool
+) -> None:
+    kept = GrowingVariable("pyplot", "train.py:11", FIGURES, 2, figures, 150)
+    result = judge(growing(0.0, growing=(kept,)))
+    assert ("ram_growth" in kinds(result)) == is_told
+    if is_told:
+        found = finding(result, "ram_growth")
+        assert found.title.startswith("pyplot keeps each figure that is not closed")
+        assert found.fix.line == "plt.close(fig)" and str(found.at) == "train.py:11"
+        grows = finding(judge(growing(50e6, growing=(kept,))), "ram_growth")
+        assert "a step: pyplot keeps each figure" in grows.title
 
 
 def test_graphs_that_are_kept_are_told_of_less() -> None:

@@ -363,6 +363,18 @@ def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
     assert "join that once" in found.fix.action
 
 
+def test_handlers_that_become_more_are_why_a_line_logs_for_long() -> None:
+    grows = GrowingVariable("log.handlers", "train.py:7", "list", 3, 395, 6000)
+    for line, more in ((LOGS, True), (SAVES, False)):
+        record = other(dataclasses.replace(line, count=60))
+        rank = record.ranks[0]
+        told = dataclasses.replace(rank.header, growing=(grows,))
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=told),))
+        found = finding(judge(record), "other_code")
+        assert ("through more and more handlers" in found.title) == more
+        assert ("grows at train.py:7" in found.fix.action) == more
+
+
 def test_batches_of_what_the_training_itself_fills() -> None:
     """Of a replay memory there is no data set, and its batches are a part of such a training."""
     line = CodeLine("dqn.py:14", 60, ("train.py:41",), "torch.stack", "torch.stack")

@@ -137,6 +137,10 @@ NO_THREADS: Final = ThreadLooks()
 Holds = Literal["", "tensors", "graphs"]
 
 
+#: The kind of what pyplot keeps.
+FIGURES: Final = "figures"
+
+
 @dataclasses.dataclass(frozen=True)
 class GrowingVariable:
     """A variable of the script that grew with the steps: from ``first_size`` to ``last_size``

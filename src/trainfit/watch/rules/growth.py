@@ -17,7 +17,7 @@ from trainfit.results.runs.tables import (
     TEMPORARY,
     Table,
 )
-from trainfit.results.runs.watched import Event, GrowingVariable
+from trainfit.results.runs.watched import FIGURES, Event, GrowingVariable
 from trainfit.results.text import count, duration, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
@@ -62,7 +62,8 @@ def _kept_by(view: RankView, role: int) -> GrowingVariable | None:
     if role == 0 and (found := kept_tensors(view)) is not None:
         return found
     every = view.header.growing if role == 0 else view.header.worker_growing
-    caches = [each for each in every if each.kind == _CACHE or (role and each.holds)]
+    kinds = (_CACHE, FIGURES)
+    caches = [each for each in every if each.kind in kinds or (role and each.holds)]
     return max(caches, key=lambda each: each.last_size, default=None)
 
 
@@ -74,17 +75,31 @@ def keeps(variable: GrowingVariable) -> str:
     """What it does, in words: "`history` (train.py:41) keeps each step's tensors"."""
     if variable.kind == _CACHE:
         return f"`{variable.name}` keeps all that it has returned"
+    if variable.kind == FIGURES:
+        return f"{variable.name} keeps each figure that is not closed"
     what = "autograd graph" if variable.holds == "graphs" else "tensors"
     return f"`{variable.name}` keeps each step's {what}"
 
 
 def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
     """Cause and fix."""
+    if variable.kind == FIGURES:
+        return (
+            f"{variable.last_size} figures were open at the last look, which {variable.name} keeps "
+            "until they are closed",
+            Fix(_CLOSE, line="plt.close(fig)"),
+        )
     grown = f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} "
     grown += f"{'additions' if variable.kind == 'sum' else 'entries'} in {variable.steps} steps"
     habit = KEPT_GRAPHS if variable.holds == "graphs" else KEPT_BATCHES
     habit = CYCLED if variable.kind == "cycle" else habit
     return f"{grown}; {habit.cause}", Fix(habit.action)
+
+
+_CLOSE: Final = (
+    "close each figure when it is saved, or make one before the loop and draw into it after "
+    "ax.clear(); matplotlib.figure.Figure() makes one that pyplot does not know"
+)
 
 
 # ---
@@ -97,7 +112,7 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
         return
     main = list(_of_processes(view, 0, "the training process", view.main_process))
     if not any(isinstance(each, Finding) for each in main):
-        main = list(_kept_graphs(view)) or main
+        main = list(_kept_graphs(view)) or list(_open_figures(view)) or main
     yield from main
     yield from _of_processes(view, 1, "the workers", view.workers)
 
@@ -119,8 +134,12 @@ def _kept_graphs(view: RankView) -> Iterator[Finding]:
         return
     if variable.last_size - variable.first_size < _MOSTLY * variable.steps:
         return
+    yield _kept(variable)
+
+
+def _kept(variable: GrowingVariable) -> Finding:
     cause, fix = what_keeps(variable)
-    yield Finding(
+    return Finding(
         "ram_growth",
         "warning",
         f"{keeps(variable)}, for as long as the run goes on",
@@ -130,6 +149,17 @@ def _kept_graphs(view: RankView) -> Iterator[Finding]:
         "certain",
         place=Place.parse(variable.place),
     )
+
+
+#: Open figures of which Matplotlib itself warns (its ``figure.max_open_warning``).
+_MOST_FIGURES: Final = 20
+
+
+def _open_figures(view: RankView) -> Iterator[Finding]:
+    """… or whose figures are small yet."""
+    for each in view.header.growing:
+        if each.kind == FIGURES and each.last_size > _MOST_FIGURES:
+            yield _kept(each)
 
 
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:

@@ -13,11 +13,13 @@ from trainfit.findings.own_code import (
     ALONE,
     BATCHES,
     DRAWS,
+    LOGS,
     Habit,
     adds_to,
     from_memory,
     habit_of,
     is_queue,
+    more_handlers,
 )
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import CodeLine, StackLooks
@@ -115,8 +117,11 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     grown = _added_to(rank, line)
     habit, name = _done_at(line, has_loader=bool(rank.header.loaders))
     usual, weight = habit, severity(share)
+    handlers = next((e for e in rank.header.growing if e.name.endswith(".handlers")), None)
     if grown:
         habit = adds_to(grown)
+    elif handlers is not None and habit is LOGS:
+        habit = more_handlers(handlers.name, handlers.place)
     elif not rank.header.loaders:
         if rank.header.memories:
             habit = from_memory(rank.header.memories[0], habit)
