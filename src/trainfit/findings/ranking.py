@@ -16,7 +16,9 @@ _SPOILS: Final = frozenset(
     (*learning.KINDS, "loss_not_finite", "iterable_not_sharded", "never_steps")
 )
 #: What grows until the run ends by it.
-_FILLS: Final = frozenset(("memory_growth", "ram_growth", "shm_growth", "temporary_growth"))
+_FILLS: Final = frozenset(
+    ("memory_growth", "ram_growth", "shm_growth", "temporary_growth", "process_growth")
+)
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
 #: The run learns from something else than is meant: weighs as much as what is critical.

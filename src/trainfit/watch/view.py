@@ -171,6 +171,12 @@ class RankView:
         return self._processes(1)
 
     @functools.cached_property
+    def children(self) -> Table:
+        """Samples of all processes that the rank has started."""
+        every = self._sampled(self.run.processes)
+        return _where(every, (every["role"] != 0) & (every["rank"] == self.header.rank))
+
+    @functools.cached_property
     def memory(self) -> Table:
         """By kind, of the rank's processes."""
         every = self._sampled(self.run.memory)

@@ -173,6 +173,35 @@ def test_figures_that_stay_open_are_told_before_the_ram_shows_it(
         assert "a step: pyplot keeps each figure" in grows.title
 
 
+def started(more: Any, events: bool = True) -> WatchResult:
+    """So many processes as ``more`` says of a second, by the number of seconds."""
+    record = run(STEPS)
+    seconds = np.arange(0.0, 40.0)
+    pids = [(at, 500 + n) for at in seconds for n in range(int(more(at)))]
+    rows = np.zeros(len(pids), tables.PROCESSES)
+    rows["time_s"], rows["pid"] = [at for at, _ in pids], [pid for _, pid in pids]
+    rows["role"], rows["rss_bytes"] = 2, GIB // 4
+    mains = record.processes[record.processes["role"] == 0]
+    told = [Event(1.0, "child", 3, None, "data.py:6", {"pid": float(pid)}) for _, pid in pids[-9:]]
+    rank = dataclasses.replace(record.ranks[0], events=tuple(told if events else ()))
+    processes = np.concatenate([mains, rows])
+    return judge(dataclasses.replace(record, processes=processes, ranks=(rank,)))
+
+
+def test_processes_that_do_not_end() -> None:
+    found = finding(started(lambda at: 2 + at / 3), "process_growth")
+    assert found.title.endswith("5 at first, 15 in the end") and str(found.at) == "data.py:6"
+    assert "Manager().shutdown()" in found.fix.action
+    assert finding(started(lambda at: 2 + at / 3, events=False), "process_growth").place is None
+    for healthy in (
+        lambda at: 8,  # workers
+        lambda at: min(8, at),  # a pool that is filled by what is asked of it
+        lambda at: 4 * (at % 10 < 5),  # those of each epoch
+        lambda at: 1 + at / 20,
+    ):
+        assert "process_growth" not in kinds(started(healthy))
+
+
 def test_graphs_that_are_kept_are_told_of_less() -> None:
     """In a run of few steps, on a machine that others use."""
     for holds in ("graphs", "tensors"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -114,7 +116,8 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
     if not any(isinstance(each, Finding) for each in main):
         main = list(_kept_graphs(view)) or list(_open_figures(view)) or main
     yield from main
-    yield from _of_processes(view, 1, "the workers", view.workers)
+    if not any(True for _ in _find_processes(run)):  # the RAM of ever more of them is no cache
+        yield from _of_processes(view, 1, "the workers", view.workers)
 
 
 #: Steps in which a variable has kept graphs of nearly each, from which that is no window of some.
@@ -506,4 +509,76 @@ def _writes_at(view: RankView) -> Place | None:
 
 FILES: Final = Rule(("shm_growth", "temporary_growth"), _find_files, each_rank=True)
 
-RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES)
+# ---
+# Processes that the script starts, and that do not end.
+
+
+_PROCESSES_KIND: Final = "process_growth"
+#: Processes that must have come, and that are there in the end; parts of the run in each of which
+#: there must be more of them: a pool is full some time.
+_MORE_PROCESSES: Final = 4
+_PARTS: Final = 4
+
+
+def _find_processes(run: RunView) -> Iterator[Finding]:
+    view = run.judged
+    rows = view.children
+    times, at = np.unique(rows["time_s"], return_inverse=True)
+    if len(times) < 2 * _PARTS or not len(view.steps):
+        return
+    counts = np.bincount(at)
+    parts = [float(np.median(part)) for part in np.array_split(counts, _PARTS)]
+    grows = all(later > before for before, later in itertools.pairwise(parts))
+    if not grows or counts[-1] - parts[0] < _MORE_PROCESSES:
+        return
+    last = rows[rows["time_s"] == times[-1]]
+    place, held = _started_at(view, last), float(np.sum(np.maximum(0, last["rss_bytes"])))
+    seconds = float(times[-1] - times[0])
+    yield Finding(
+        _PROCESSES_KIND,
+        "critical" if _takes_ram(view, seconds, held * (1 - parts[0] / counts[-1])) else "warning",
+        f"Processes that the script starts do not end: {parts[0]:.0f} at first, {counts[-1]} in "
+        "the end",
+        (
+            Evidence("more of them", 60 * (counts[-1] - parts[0]) / seconds, "1/min"),
+            Evidence("their RAM (pages that they share count for each)", held, "bytes"),
+        ),
+        "Each keeps its memory and its place in the system's table of processes until it ends",
+        (
+            Fix(
+                "start them once, before the loop (a Manager, a pool, a DataLoader with "
+                "persistent_workers), or end each when it is done with: a with block, close() and "
+                "join(), Manager().shutdown(), Popen.wait()"
+            ),
+        ),
+        "certain" if place is not None else "likely",
+        place=place,
+    )
+
+
+def _takes_ram(view: RankView, seconds: float, grown: float) -> bool:
+    """Will the RAM be full soon, by what has gone of it while these processes have come? They share
+    pages: what has gone is a part of what each seems to have."""
+    left = known(view.machine["ram_available_bytes"])
+    gone = float(left[0] - left[-1]) if len(left) > 1 else 0.0
+    if gone < max(_LEAST_BYTES, _SHARED * grown):
+        return False
+    return float(left[-1]) * seconds / gone < _SOON_S
+
+
+#: Of the RSS of processes that were forked off a training, what may be pages of their own.
+_SHARED: Final = 0.1
+
+
+def _started_at(view: RankView, alive: Table) -> Place | None:
+    """The line that started most of these processes; ``None``: it was not seen."""
+    pids = {float(each) for each in alive["pid"]}
+    told = [each for each in view.record.events if each.kind in ("child", "program")]
+    lines = Counter(each.text for each in told if each.values["pid"] in pids)
+    line, number = next(iter(lines.most_common(1)), ("", 0))
+    return Place.parse(line) if number >= _MORE_PROCESSES else None
+
+
+PROCESSES: Final = Rule((_PROCESSES_KIND,), _find_processes, each_rank=True)
+
+RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES, PROCESSES)

@@ -19,6 +19,7 @@ from trainfit.results.runs.watched import Event, RankRecord, exit_words
 from trainfit.results.text import count, duration, short
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import ending
+from trainfit.watch.rules.growth import PROCESSES
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.thresholds import NOTICEABLE
 from trainfit.watch.view import RankView, RunView, known, median
@@ -129,7 +130,10 @@ def _end(view: RankView) -> float:
 def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     found = [still for view in run.ranks if (still := _still(view)) is not None]
     if not found:
-        yield from filter(None, map(_of_children, run.ranks))
+        of_children = list(filter(None, map(_of_children, run.ranks)))
+        ended = all(each.severity != "critical" for each in of_children)
+        if not ended or not any(True for _ in PROCESSES.look(run)):
+            yield from of_children  # else they are many: to end them all needs that long
         return
     # Who waits for others is no cause; who has made the fewest steps comes first.
     first = min(found, key=lambda each: (each.waits_for_ranks, each.event.step))
