@@ -226,6 +226,14 @@ def adds_to(name: str) -> Habit:
     )
 
 
+def held_at(line: str) -> Habit:
+    """Of a line that waits for a lock, which another thread holds at ``line``."""
+    return Habit(
+        f"waits for a lock that a thread holds at {line}",
+        "hold it for less there: copy what is needed, and write or compute after it is let go",
+    )
+
+
 def more_handlers(name: str, place: str) -> Habit:
     """Of a line that logs, through handlers that become more and more."""
     at = f" at {place}" if place else ""

@@ -363,6 +363,19 @@ def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
     assert "join that once" in found.fix.action
 
 
+@pytest.mark.parametrize(("seen", "is_told"), [(50, True), (12, False)])
+def test_who_holds_the_lock_that_the_training_waits_for(seen: int, is_told: bool) -> None:
+    waits = CodeLine("train.py:13", 60, (), "", "__main__.log", "lock")
+    holds = CodeLine("writer.py:8", seen, (), "os.fsync", "os.fsync", "disk")
+    record = other(waits)
+    rank = record.ranks[0]
+    told = dataclasses.replace(rank.header, lock_code=StackLooks(60, (holds,)))
+    record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=told),))
+    found = finding(judge(record), "other_code")
+    assert found.title.startswith("train.py:13 waits for a lock")
+    assert ("that a thread holds at writer.py:8" in found.title) == is_told
+
+
 def test_handlers_that_become_more_are_why_a_line_logs_for_long() -> None:
     grows = GrowingVariable("log.handlers", "train.py:7", "list", 3, 395, 6000)
     for line, more in ((LOGS, True), (SAVES, False)):

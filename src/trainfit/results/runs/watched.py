@@ -273,6 +273,8 @@ class RunHeader(ResultFile):
     """Of threads while they make batches: lines of the data set."""
     sampler_code: StackLooks = NO_LOOKS
     """Of the main thread, in the training: lines of what chooses the samples of batches."""
+    lock_code: StackLooks = NO_LOOKS
+    """Of other threads, while the main thread waits for a lock: lines that hold one."""
     sync_code: StackLooks = NO_LOOKS
     """Of the main thread, while it waits for the GPU: the lines that wait."""
     copy_code: StackLooks = NO_LOOKS

@@ -18,6 +18,7 @@ from trainfit.findings.own_code import (
     adds_to,
     from_memory,
     habit_of,
+    held_at,
     is_queue,
     more_handlers,
 )
@@ -117,11 +118,14 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     grown = _added_to(rank, line)
     habit, name = _done_at(line, has_loader=bool(rank.header.loaders))
     usual, weight = habit, severity(share)
+    held = costliest(rank.header.lock_code)
     handlers = next((e for e in rank.header.growing if e.name.endswith(".handlers")), None)
     if grown:
         habit = adds_to(grown)
     elif handlers is not None and habit is LOGS:
         habit = more_handlers(handlers.name, handlers.place)
+    elif line.most.waits_for == "lock" and held is not None and _is_held(rank, held):
+        habit = held_at(str(held))
     elif not rank.header.loaders:
         if rank.header.memories:
             habit = from_memory(rank.header.memories[0], habit)
@@ -154,6 +158,12 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         line.place,
     )
+
+
+def _is_held(rank: RankView, at: CostlyLine) -> bool:
+    """Was another thread found there most times that the training waited for a lock?"""
+    looks = rank.header.lock_code.looks
+    return at.count >= max(thresholds.LOOKS_AT_LINE, _SAME * looks)
 
 
 #: One operator for all weights of an average (``torch.optim.swa_utils``).

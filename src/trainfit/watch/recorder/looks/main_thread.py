@@ -9,6 +9,7 @@ training's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
+    holds_lock,
     in_fetch,
     in_hook,
     in_sampler,
@@ -55,6 +57,8 @@ _TIMES_LONGEST: Final = 8.0
 #: Seconds of a checkpoint or of a compilation that are usual.
 _PATIENT_S: Final = 60.0
 _PATIENT: Final = (ph.CHECKPOINT, ph.EVALUATION)
+#: Threads that are looked at for who holds a lock.
+_MOST_THREADS: Final = 32
 #: A standstill that lasts is told again after so many times its length.
 _AGAIN: Final = 3.0
 _LONGEST_TEXT: Final = 16_000
@@ -99,10 +103,10 @@ class MainThreadLooks:
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
         self.loops = ElementLoops()
-        self.hooks, self.passes = StackCounts(), StackCounts()
+        self.hooks, self.passes, self.holders = StackCounts(), StackCounts(), StackCounts()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
         self._counts = (
-            *(self.other, self.fetch, self.sampler, self.hooks, self.passes),
+            *(self.other, self.fetch, self.sampler, self.hooks, self.passes, self.holders),
             *self.waits.values(),
         )
         self.loop: frozenset[CodeType] = frozenset()
@@ -207,7 +211,16 @@ class MainThreadLooks:
             self.sampler.count(chosen)
         elif stack and not is_in_phase(stack):
             self._found += 1
-            self.other.count(stack, self.loop)
+            if self.other.count(stack, self.loop) == "lock":
+                self._look_at_holders(thread)
+
+    def _look_at_holders(self, thread: int) -> None:
+        """Where other threads of the script are that hold a lock, while the training waits for
+        one."""
+        self.holders.look(self._training.count)
+        for each in itertools.islice(sys._current_frames(), _MOST_THREADS):
+            if each != thread and holds_lock(stack := users_stack(each)):
+                self.holders.count(stack)
 
     def _look_at_pass(self, thread: int) -> None:
         stack = users_stack(thread)

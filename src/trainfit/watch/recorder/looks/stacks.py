@@ -99,11 +99,14 @@ class StackCounts:
             self._lines.update(self._open_lines)
             self._open_lines.clear()
 
-    def count(self, stack: Sequence[Call], loop: frozenset[CodeType] = _NO_CODE) -> None:
-        """A look at a stack, innermost first. Where no frame is the script's, its line has no
-        place. ``loop`` are functions of the training loop: what called them is the same always."""
+    def count(self, stack: Sequence[Call], loop: frozenset[CodeType] = _NO_CODE) -> WaitsFor:
+        """A look at a stack, innermost first; what is waited for there. Where no frame is the
+        script's, its line has no place. ``loop`` are functions of the training loop: what called
+        them is the same always."""
         inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
-        self._open_lines[_line(stack[: inmost + 1])] += 1
+        key = _line(stack[: inmost + 1])
+        self._open_lines[key] += 1
+        return key[4]
 
     def summary(self) -> StackLooks:
         """The most frequent lines."""
@@ -203,6 +206,33 @@ def users_stack(thread: int) -> list[Call]:
 
 def _is_ours(call: Call) -> bool:
     return any(each in _file(call) for each in _OURS)
+
+
+def holds_lock(stack: Sequence[Call]) -> bool:
+    """Is a line of the script within a ``with`` of a lock, and not one that waits for it?"""
+    own = [each for each in stack if not is_library(_file(each))]
+    if not own or stack[0][0].co_name in ("__enter__", "acquire"):
+        return False
+    if own[0] is stack[0] and _line(stack)[4] == "lock":
+        return False
+    return any(_is_within_lock(code, line_at(code, lasti)) for code, lasti, _ in own)
+
+
+@functools.lru_cache(1 << 10)
+def _is_within_lock(code: CodeType, number: int) -> bool:
+    least: int | None = None
+    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        text = linecache.getline(code.co_filename, at)
+        if not text.strip():
+            continue
+        indent = len(text) - len(text.lstrip())
+        if least is None or indent < least:
+            if at < number and _WITH_LOCK.match(text.strip()):
+                return True
+            if _WITH_LOCK.match(text.strip()) and not text.rstrip().endswith(":"):
+                return True  # its body is on the same line
+            least = indent
+    return False
 
 
 def in_fetch(stack: Sequence[Call]) -> Sequence[Call] | None:
