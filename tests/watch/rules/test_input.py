@@ -443,7 +443,7 @@ def test_what_a_worker_begins_with_is_no_unevenness(restarted: bool) -> None:
     header = {"loaders": loader(num_workers=1, persistent_workers=not restarted)}
     result = judge(run(**waited, header=header, fetches=first))
     found = finding(result, "epoch_start")
-    assert ("the first batch of a worker takes 1.2 s" in found.title) == restarted
+    assert ("the first batch of a worker needs 1.2 s" in found.title) == restarted
     assert ("shuffle buffer" in found.fix.action) == restarted
     assert Fetching(RunView(run(**waited, header=header, fetches=first)).judged).is_uneven != (
         restarted

@@ -344,7 +344,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
     cause, fix = _why_and_fix(loader, count)
     first_s = Fetching(rank).first_batch_s
     if first_s is not None and first_s >= _MOSTLY_FIRST * wait:
-        title += f": the first batch of a worker takes {duration(first_s)}"
+        title += f": the first batch of a worker needs {duration(first_s)}"
         cause, fix = _BEGINS.cause, Fix(f"{_BEGINS.action}; {fix.action}", settings=fix.settings)
     if place is not None:
         title = "Each step starts a new pass over the data for one batch, "
