@@ -29,9 +29,7 @@ _FOR_EACH: Final = Habit(
 _OF_PARAMETERS: Final = re.compile(
     r"parameters\(|\bparams?\b|param_groups|buffers\(|shadow|state_dict|weights|grads?\b"
 )
-LOGS: Final = Habit(
-    "logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"
-)
+LOGS: Final = Habit("logs", "log every 50 steps, and let the file's buffer be, without flush")
 _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(r"update_parameters$"),
@@ -360,6 +358,7 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         re.compile(
             r"h5py\.File|h5py\._hl\.files|make_fid|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile"
             r"|TarFile|lmdb\.open|sqlite3\.connect|netCDF4|open_dataset|open_group|zarr\.open"
+            r"|(?:env|file|f|db|con\w*|h5\w*)\.close$"
         ),
         Habit(
             "opens the file for each sample",
@@ -590,10 +589,11 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
     if _OVER_ROWS.search(over):
         return _READS_TABLE
     if over:
+        once = "do it once, in __init__, and index that; or " if over.startswith("self.") else ""
         return Habit(
             f"goes over `{over}` in Python",
-            "use operators on whole tensors or arrays (torch.tensor(list) at once, pad_sequence, "
-            "np.stack) instead of a loop over elements",
+            f"{once}use operators on whole tensors or arrays (torch.tensor(list) at once, "
+            "pad_sequence, np.stack) instead of a loop over elements",
         )
     if any(map(_CONVERTS.search, names)):
         return _CONVERTED

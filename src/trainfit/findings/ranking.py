@@ -48,10 +48,14 @@ def spoils(finding: Finding) -> bool:
     return finding.kind in _SPOILS and finding.is_critical
 
 
+def comes_first(finding: Finding) -> bool:
+    """Does it come before all that costs time?"""
+    return spoils(finding) or (finding.kind in _FILLS and finding.is_critical)
+
+
 def order(finding: Finding) -> tuple[int, float, bool, str]:
     """The key that findings of a run are sorted by."""
-    before_all = spoils(finding) or (finding.kind in _FILLS and finding.is_critical)
-    place = 0 if ends(finding) else 1 if before_all else 2 + (finding.severity == "info")
+    place = 0 if ends(finding) else 1 if comes_first(finding) else 2 + (finding.severity == "info")
     return place, -_cost(finding), finding.kind not in _CAUSES, finding.kind
 
 

@@ -317,7 +317,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            verb = "watch" if finding.kind in BY_KIND else "plan"
+            is_fixed_first = finding.kind in BY_KIND or ranking.comes_first(finding)
+            verb = "watch" if is_fixed_first else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"
 

@@ -199,6 +199,7 @@ def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
         (("row.split",), "self.rows", "goes over `self.rows`"),
         (("text.encode",), "texts", "goes over `texts`"),  # of a str
         (("tok.encode",), "texts", "makes tokens"),
+        (("env.close", "env.close"), "", "opens the file for each sample"),
     ],
 )
 def test_a_loop_over_rows_of_a_file_reads_a_table(
@@ -206,6 +207,8 @@ def test_a_loop_over_rows_of_a_file_reads_a_table(
 ) -> None:
     habit = habit_of_samples(names, over)
     assert habit is not None and words in habit.what
+    # What the data set itself holds need not be gone over for each sample.
+    assert ("and index that" in habit.action) == (over == "self.rows")
 
 
 def test_a_commit_for_each_parameter_is_the_database_s_cost() -> None:
