@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import inspect
 import math
 import os
@@ -709,6 +710,24 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
     keys = [("a.py:3", (), f"numpy.part_{n}", "arr.astype", "", "", "f") for n in range(100)]
     *_, last = stacks._most(collections.Counter(keys))
     assert (last.calls, last.inner, last.count) == ("", "numpy.…", 76)
+
+
+@pytest.mark.parametrize("on_again", [False, True])
+def test_a_garbage_collector_that_is_switched_off_is_known(tmp_path: Path, on_again: bool) -> None:
+    model = nn.Linear(3, 1)
+    try:
+        with recorded(tmp_path) as run:
+            gc.disable()
+            assert not gc.isenabled()
+            if on_again:
+                gc.enable()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+    finally:
+        gc.enable()
+    assert ("test_steps.py:" in run.rank.header.collector_off) != on_again
 
 
 @pytest.mark.parametrize("by_hand", [False, True])

@@ -158,6 +158,15 @@ def test_graphs_that_are_kept_are_told_before_the_ram_shows_it() -> None:
     assert told(**few, item_bytes=1 << 17) and not told(**few, item_bytes=4)
 
 
+def test_without_the_garbage_collector_circles_stay() -> None:
+    grows = finding(judge(growing(50e6, collector_off="train.py:3")), "ram_growth")
+    assert "gc.disable() is in effect" in grows.title and str(grows.at) == "train.py:3"
+    assert "gc.collect()" in grows.fix.action
+    kept = finding(judge(growing(50e6, collector_off="train.py:3", growing=(KEPT,))), "ram_growth")
+    assert "gc.disable" not in kept.title and str(kept.at) == "train.py:52"
+    assert "ram_growth" not in kinds(judge(growing(0.0, collector_off="train.py:3")))
+
+
 @pytest.mark.parametrize(("figures", "is_told"), [(65, True), (18, False)])
 def test_figures_that_stay_open_are_told_before_the_ram_shows_it(
     figures: int, is_told: bool

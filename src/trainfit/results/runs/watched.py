@@ -293,6 +293,9 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
     """The same in a worker, with its batches as steps: what its data set keeps."""
+    collector_off: str = ""
+    """The line of the script that has switched Python's garbage collector off; "?": it was before
+    PyTorch was imported."""
     memories: tuple[str, ...] = ()
     """Lists that the training itself fills with samples (a replay memory)."""
     element_loops: tuple[ElementLoop, ...] = ()

@@ -4,6 +4,7 @@ programs that it starts."""
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import subprocess
 import sys
@@ -47,6 +48,10 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(subprocess.Popen, "__init__", functools.partial(_program, host))
     patches.hook(BaseProcess, "start", functools.partial(_child, host))
     patches.hook(torch, "set_num_threads", functools.partial(_threads, host))
+    patches.hook(gc, "disable", functools.partial(_collector, host, True))
+    patches.hook(gc, "enable", functools.partial(_collector, host, False))
+    if not gc.isenabled():
+        host.learn(collector_off="?")
     handles = _hook_optimizers(host)
 
     def remove() -> None:
@@ -280,6 +285,19 @@ def _child(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return started
+
+
+def _collector(host: Host, off: bool, switch: Callable[[], None]) -> Callable[[], None]:
+    """The script switches Python's garbage collector off, or on."""
+
+    @in_place_of(switch)
+    def switched() -> None:
+        with careful(host, "gc"):
+            if host.live:
+                host.learn(collector_off=script_place() if off else "")
+        switch()
+
+    return switched
 
 
 def _threads(host: Host, set_number: Callable[..., Any]) -> Callable[..., Any]:

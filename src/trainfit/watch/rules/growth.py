@@ -213,8 +213,12 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     elif variable is not None:
         cause, fix = what_keeps(variable)
         title += f": {keeps(variable)}"
+    elif role == 0 and view.header.collector_off:
+        cause, fix = _CYCLES
+        title += ": gc.disable() is in effect"
     else:
         cause, fix = _WHO_KEEPS[role]
+    at_line = view.header.collector_off if role == 0 and variable is None else ""
     yield Finding(
         "ram_growth",
         "critical" if sure and full_s < _SOON_S else "warning",
@@ -223,8 +227,16 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         cause,
         (fix,),
         "certain" if variable is not None else "likely",
-        place=None if variable is None else Place.parse(variable.place),
+        place=Place.parse(at_line if variable is None else variable.place),
     )
+
+
+#: Where the script has switched the garbage collector off.
+_CYCLES: Final = (
+    "objects that refer to each other in a circle (an exception with its frames, an object that "
+    "knows its owner) are freed by the garbage collector only, which is off",
+    Fix("leave out gc.disable(), or call gc.collect() every few hundred steps"),
+)
 
 
 def _what_a_data_set_keeps(variable: GrowingVariable, role: int) -> str:
