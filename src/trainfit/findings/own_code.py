@@ -219,7 +219,7 @@ def adds_to(name: str) -> Habit:
     """Of a line that makes a new tensor or array of all that a variable has, and a little more."""
     return Habit(
         f"copies all of `{name}` to add to it",
-        "append to a Python list and join that once (torch.cat, np.concatenate), write into a "
+        "append to a Python list and join that once (torch.cat, pd.DataFrame), write into a "
         "tensor that is made once, or keep sums instead of all values",
     )
 

@@ -51,6 +51,29 @@ def looked(loop: Callable[[], Loop], looks: int = 8) -> dict[str, GrowingVariabl
     return {each.name: each for each in found.found()}
 
 
+def test_a_table_that_is_made_again_with_a_row_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pd.concat([table, row]): pandas itself is not asked for anything but its length."""
+
+    class DataFrame:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return self.rows
+
+    def steps() -> Loop:
+        table = DataFrame(0)
+        while True:
+            table = DataFrame(len(table) + 1)
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    assert not looked(steps)  # of anybody
+    monkeypatch.setattr(DataFrame, "__module__", "pandas.core.frame")
+    found = looked(steps)["table"]
+    assert (found.kind, found.last_size) == ("DataFrame", 160)
+    assert found.place.startswith("tests/watch/recorder/test_variables.py:")
+
+
 def test_figures_that_are_never_closed_are_pyplots(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -161,7 +161,7 @@ def test_graphs_that_are_kept_are_told_before_the_ram_shows_it() -> None:
 def test_without_the_garbage_collector_circles_stay() -> None:
     grows = finding(judge(growing(50e6, collector_off="train.py:3")), "ram_growth")
     assert "gc.disable() is in effect" in grows.title and str(grows.at) == "train.py:3"
-    assert "gc.collect()" in grows.fix.action
+    assert "gc.collect()" in grows.fix.action and grows.is_critical
     kept = finding(judge(growing(50e6, collector_off="train.py:3", growing=(KEPT,))), "ram_growth")
     assert "gc.disable" not in kept.title and str(kept.at) == "train.py:52"
     assert "ram_growth" not in kinds(judge(growing(0.0, collector_off="train.py:3")))

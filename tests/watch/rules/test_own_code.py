@@ -354,8 +354,9 @@ def test_a_loop_over_parameters_is_told_from_others(over: str) -> None:
     assert "parameters" not in finding(judge(other(elements)), "other_code").title
 
 
-def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
-    grows = GrowingVariable("m.preds", "metrics.py:5", "tensor", 100, 9000, 160, "tensors")
+@pytest.mark.parametrize("kind", ["tensor", "array", "DataFrame"])
+def test_a_line_that_adds_to_a_tensor_that_grows(kind: str) -> None:
+    grows = GrowingVariable("m.preds", "metrics.py:5", kind, 100, 9000, 160, "tensors")
     line = CodeLine("metrics.py:5", 60, ("train.py:41",), "torch.cat", "torch.cat")
     record = other(line)
     rank = record.ranks[0]

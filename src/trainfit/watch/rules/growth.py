@@ -202,6 +202,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     of_data = variable is not None and (role == 1 or variable.kind == _CACHE)
     sure = (
         (variable is not None and not of_data)
+        or (role == 0 and view.header.collector_off)
         or seconds >= _LASTING_S
         or _outgrows(view, full_s, seconds)
         or _outgrows_ram(view, variable)

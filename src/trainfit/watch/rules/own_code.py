@@ -50,7 +50,7 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
     first, last = line.lines
     for each in rank.header.growing:
         place = Place.parse(each.place)
-        if place is None or each.kind not in ("tensor", "array"):
+        if place is None or each.kind not in ("tensor", "array", "DataFrame"):
             continue
         if place.file == line.place.file and first <= place.line <= last:
             return each.name

@@ -298,7 +298,7 @@ def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _size(value: Any) -> int | None:
-    """Entries, elements, or additions of a sum's graph; ``None``: it is nothing that grows."""
+    """Entries, rows, elements, or additions of a sum's graph; ``None``: nothing that grows."""
     value = _saved(value)
     kind = type(value)
     if kind in _SIZED:
@@ -307,6 +307,8 @@ def _size(value: Any) -> int | None:
         return int(value.cache_info().currsize)
     if kind is torch.Tensor:
         return _additions(value) or value.numel()
+    if kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] in ("pandas", "polars"):
+        return len(value)
     return value.size if kind is np.ndarray else None
 
 
