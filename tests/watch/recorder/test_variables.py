@@ -51,6 +51,20 @@ def looked(loop: Callable[[], Loop], looks: int = 8) -> dict[str, GrowingVariabl
     return {each.name: each for each in found.found()}
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_copies_of_the_model_are_tensors_that_are_kept(whole: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+    def steps() -> Loop:
+        best = []
+        while True:
+            best.append(copy.deepcopy(model if whole else model.state_dict()))
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    found = looked(steps)["best"]
+    assert (found.holds, found.item_bytes) == ("tensors", 2 * (8 * 8 + 8) * 4)
+
+
 def test_a_table_that_is_made_again_with_a_row_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """pd.concat([table, row]): pandas itself is not asked for anything but its length."""
 

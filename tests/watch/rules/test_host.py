@@ -161,6 +161,24 @@ def test_passes_without_gradients_after_nearly_each_step_are_not_called_an_evalu
     assert found.confidence == "likely" and "evaluate less" not in found.fix.action
 
 
+@pytest.mark.parametrize(
+    ("workers", "persistent", "seconds", "is_told"),
+    [(2, False, 0.5, True), (0, False, 0.5, False), (2, True, 0.5, False), (2, False, 5.0, False)],
+)
+def test_workers_that_are_started_for_each_evaluation(
+    workers: int, persistent: bool, seconds: float, is_told: bool
+) -> None:
+    second = dataclasses.replace(
+        LOADER, role="evaluation", place="train.py:50", num_workers=workers,
+        persistent_workers=persistent,
+    )  # fmt: skip
+    hit = np.arange(400) % 20 == 19
+    spent = {"evaluation_s": np.where(hit, seconds, 0.0), "flags": np.where(hit, EVALUATION, 0)}
+    result = judge(run(400, header={"loaders": (LOADER, second)}, **spent))
+    action = finding(result, "evaluation_share").fix.action
+    assert ("persistent_workers=True for the DataLoader at train.py:50" in action) == is_told
+
+
 @pytest.mark.parametrize(("passes", "severity"), [(400, "warning"), (3, "info")])
 def test_a_whole_data_set_after_each_step_is_an_evaluation(passes: int, severity: str) -> None:
     """A teacher is called in each step, too, and the data set gone over now and then."""

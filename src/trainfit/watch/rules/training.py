@@ -464,8 +464,9 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         "The training waits while the model is evaluated",
         (
             Fix(
-                "evaluate less often or on fewer samples, if that is more than you want, and under "
-                "torch.no_grad(), where a larger batch fits"
+                _started_each_time(rank, float(np.median(spent[places])))
+                + "evaluate less often or on fewer samples, if that is more than you want, and "
+                "under torch.no_grad(), where a larger batch fits"
             )
             if small is None
             else Fix(
@@ -478,6 +479,23 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         checks.event_place(rank, "evaluation"),
     )
+
+
+#: Seconds of an evaluation up to which the start of its workers is a good part of it.
+_SHORT_S: Final = 1.0
+
+
+def _started_each_time(rank: RankView, seconds: float) -> str:
+    """What to do about workers that are started for each short evaluation; empty: none are."""
+    for each in rank.header.loaders:
+        begins = each.num_workers and not each.persistent_workers
+        if each.role == "evaluation" and begins and seconds < _SHORT_S:
+            workers = plural(each.num_workers, "worker")
+            return (
+                f"set persistent_workers=True for the DataLoader at {each.place}, which starts "
+                f"{workers} for each evaluation; "
+            )
+    return ""
 
 
 def _is_gone_over(rank: RankView, evaluations: int) -> bool:

@@ -385,6 +385,8 @@ def _is_row(part: Any) -> bool:
 def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:
     if type(value) in _DICTIONARIES:
         value = list(value.values())
+    elif issubclass(type(value), torch.nn.Module):  # a copy of the model
+        value = list(itertools.islice(torch.nn.Module.parameters(value), _SMALL))
     if issubclass(type(value), list | tuple) and depth:
         for each in value[:_SMALL]:
             yield from _leaves(each, depth - 1)
