@@ -396,6 +396,16 @@ def test_where_the_others_are_too_slow_as_well_the_loss_is_divided() -> None:
     assert both == pytest.approx(0.5, abs=0.02)
 
 
+def test_a_worker_of_the_evaluations_loader_is_no_slow_one() -> None:
+    """The training has one worker, the evaluation two: number 1 is the evaluation's."""
+    turns = np.arange(200) % 2
+    made = {"fetch_s": np.where(turns == 1, 0.35, 0.1), "worker": turns, "pid": 101 + turns}
+    header = {"loaders": loader(num_workers=1)}
+    assert "slow_worker" not in kinds(judge(run(**SLOW, header=header, fetches=made)))
+    header = {"loaders": loader(num_workers=2)}
+    assert "slow_worker" in kinds(judge(run(**SLOW, header=header, fetches=made)))
+
+
 def test_a_slow_worker_that_nobody_waits_for_is_no_fault() -> None:
     turns = np.arange(200) % WORKERS
     assert not judge(run(fetches={"fetch_s": np.where(turns == 2, 0.35, 0.2)})).findings

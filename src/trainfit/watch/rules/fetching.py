@@ -497,7 +497,9 @@ class Fetching:
         fetches: Table = self.rank.fetches
         counted, found = self.core_waits.fetch_s, {}
         every = fetches["fetch_s"] if counted is None else counted
-        for worker in np.unique(fetches["worker"][fetches["worker"] >= 0]):
+        # Those of another loader (an evaluation's) have numbers of their own.
+        own = (fetches["worker"] >= 0) & (fetches["worker"] < (self.workers or 0))
+        for worker in np.unique(fetches["worker"][own]):
             times = known(every[fetches["worker"] == worker])
             if len(times) >= thresholds.LEAST_FETCHES:
                 found[int(worker)] = float(np.median(times))
