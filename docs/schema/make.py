@@ -82,7 +82,7 @@ _UNITS: Final = {
     "as the object says": "after before high low value",
     "count": "adamw_parameters all_numbers assumptions batch_tensors blocks bus_bits count event "
              "events failures first_size last_size processes retries device_allocations_per_step "
-             "files frozen loss_divisors looks of_looks looped_waits machines made rounds "
+             "files frozen loss_divisors looks of_looks looped_waits machines made passes rounds "
              "cells cheapest fastest best_per_unit "
              "made_again micro_batches dropped_micro_batches remainder optimized trained_numbers "
              "foreign "

@@ -145,6 +145,17 @@ def test_files_that_the_script_keeps_open_are_told_by_its_line() -> None:
     failure = Failure("OSError", text.partition(": ")[2], script)
     of_workers = of_failure(failure, LoaderSettings(2), seen)
     assert of_workers is not None and "set_sharing_strategy" in of_workers.fix.action
+    # Without a name: a file that a library opens once more.
+    bare = text.partition(": '")[0]
+    fault = of_exception(script.replace(text, bare))
+    assert (
+        fault is not None and str(fault.place) == "train.py:12" and "with open(" in fault.fix.action
+    )
+    sends = (
+        f'  File "/lib/torch/multiprocessing/reductions.py", line 359, in reduce_storage\n{bare}'
+    )
+    fault = of_exception(script.replace(text, sends))
+    assert fault is not None and "set_sharing_strategy" in fault.fix.action
 
 
 def test_a_class_that_a_checkpoint_misses_is_no_spawned_worker() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.results.runs.step_cycle import StepCycle
+from trainfit.results.runs.step_cycle import NEVER_STEPS, StepCycle
 
 
 class Parameter:
@@ -47,6 +47,21 @@ def made(*optimizers: Any) -> StepCycle:
 def test_the_steps_of_one_optimizer() -> None:
     a = Optimizer()
     assert steps(made(a), "aaa", a=a) == "a|a|a|"
+
+
+@pytest.mark.parametrize("drops", [True, False])
+def test_iterations_are_steps_where_gradients_are_dropped_and_nothing_steps(drops: bool) -> None:
+    """Up to many passes an optimizer may accumulate; what is dropped after each pass is not."""
+    cycle, over = made(Optimizer()), 0
+    for _ in range(2 * NEVER_STEPS):
+        over += cycle.next_batch()
+        cycle.next_pass()
+        if drops:
+            cycle.zeroed()
+            cycle.zeroed()  # of the model, too
+    assert over == (NEVER_STEPS if drops else 0)
+    a = Optimizer()
+    assert cycle.stepped(a) and not cycle.next_batch()  # one that does step is what counts
 
 
 def test_an_optimizer_that_steps_for_a_part_of_its_parameters_at_a_time() -> None:

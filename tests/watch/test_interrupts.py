@@ -76,3 +76,28 @@ def test_an_error_in_a_module_shows_no_frame_of_the_hook_that_calls_it() -> None
         files.append(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
     assert len(files) > 2 and not [each for each in files if "torch_private" in each]
+
+
+def test_what_is_typed_while_all_is_printed_says_nothing() -> None:
+    """Python would tell of an interrupt in its own end: "lost sys.stderr"."""
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from trainfit.cli.main import main\n"
+        "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"  # runs after what comes later
+        "sys.argv = ['trainfit', 'watch', '--read', '/nowhere/at/all']\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_an_interrupt_while_the_record_is_closed_shows_no_frame_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "_failed", None)
+    monkeypatch.setattr(process, "_active", SimpleNamespace(pid=os.getpid(), stop=stop))
+    process._at_exit()

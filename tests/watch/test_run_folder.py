@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from helpers_watch import HEADER, step_rows
+from trainfit.results.runs.watched import Event
 from trainfit.watch.run_folder import new_folder, prune, remove_empty, unused_folder
+from trainfit.watch.view import tail_run
 
 
 @pytest.mark.parametrize(
@@ -153,3 +157,16 @@ def test_what_is_pruned_is_what_new_runs_are_named(
     made = tmp_path / "trainfit" / "watch"
     assert prune(made, most=1) == 2
     assert len(list(made.iterdir())) == 1
+
+
+def test_what_a_script_did_once_is_known_while_it_goes_on(tmp_path: Path) -> None:
+    """Who set the threads, and started a process: long before the steps that are looked at."""
+    steps = step_rows(50, on_gpu=False)
+    dataclasses.replace(HEADER, ending="running").save(tmp_path / "rank0.json")
+    steps.tofile(tmp_path / "rank0.steps.bin")
+    events = [Event(1.0, kind, 0, None, "train.py:3") for kind in ("threads", "child", "epoch")]
+    lines = [json.dumps(dataclasses.asdict(each)) for each in events]
+    (tmp_path / "rank0.events.jsonl").write_text("\n".join(lines) + "\n")
+    found = tail_run(tmp_path)
+    assert found is not None
+    assert [each.kind for each in found.ranks[0].events] == ["threads", "child"]

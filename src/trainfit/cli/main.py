@@ -53,8 +53,7 @@ def _run(argv: Sequence[str] | None) -> int:
         with _terminate_as_interrupt(terminated), laid_out_for(_screen_columns()):
             verb, options, command = _read(sys.argv[1:] if argv is None else argv)
             if argv is None and verb.name not in _USERS_CODE:
-                # This process ends without taking PyTorch apart, which takes a second.
-                atexit.register(gc.freeze)
+                atexit.register(_leave)
             code: int = verb.code()(options, command)
         sys.stdout.flush()
         return code
@@ -77,6 +76,13 @@ def _run(argv: Sequence[str] | None) -> int:
         from trainfit.cli.bug_report import fault_of, report_fault
 
         return report_fault(fault_of(error))
+
+
+def _leave() -> None:
+    """End without taking PyTorch apart, which takes a second, and without a word of what is typed
+    meanwhile: all is printed."""
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _said_of(error: OSError) -> str:

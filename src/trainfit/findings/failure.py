@@ -102,6 +102,8 @@ _SHM_PLACES: Final = re.compile(r"/dev/shm|</?torch_\d+|multiprocessing/synchron
 _SHM_OPEN: Final = re.compile(r"unable to open (?:shared memory object|file) <[^>]*torch_")
 #: Where it is a file of the script's that is named.
 _OPENED: Final = re.compile(r"Too many open files: '(?!/dev/shm|/torch_)")
+#: Where tensors are sent between processes, a file each.
+_SENT: Final = re.compile(r"multiprocessing[/\\.](?:reductions?|resource_sharer|queues|connection)")
 #: EMFILE; what is left of it where a descriptor was dropped (`multiprocessing/reduction.py`).
 _FILES: Final = re.compile(r"Too many open files|received \d+ items of ancdata|\[Errno 24\]")
 #: What a worker's own handler and the loader say of a bus error is a guess ("might be caused by
@@ -238,7 +240,9 @@ def _resources(
     text = _text(failure, seen)
     said = short(raised.message or failure.message) or spoken(failure, seen)
     if _FILES.search(text):
-        if _OPENED.search(raised.message) and not (settings is not None and settings.num_workers):
+        has_workers = settings is not None and settings.num_workers
+        is_own = raised.place is not None and not _SENT.search(failure.traceback)
+        if not has_workers and (_OPENED.search(raised.message) or is_own):
             summary = "Too many open files: what the script opened before is not closed"
             fix = fixes.CLOSE_FILES
             return failure_finding("open_files", summary, said, fix, settings, raised.place)

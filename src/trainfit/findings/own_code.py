@@ -29,6 +29,7 @@ _FOR_EACH: Final = Habit(
 _OF_PARAMETERS: Final = re.compile(
     r"parameters\(|\bparams?\b|param_groups|buffers\(|shadow|state_dict|weights|grads?\b"
 )
+LOGS: Final = Habit("logs", "log every 50 steps, and let the file's buffer be, without flush")
 _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(r"update_parameters$"),
@@ -73,7 +74,7 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     ),
     (
         re.compile(r"print|logg|\.flush$|\.write$|tqdm|set_postfix|set_description"),
-        Habit("logs", "log every 50 steps, and let the file's buffer be: no flush in the loop"),
+        LOGS,
     ),
     (
         re.compile(r"plt\.|pyplot|matplotlib|add_image|add_histogram|wandb|mlflow|tensorboard"),
@@ -93,6 +94,16 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
             "starts a program",
             "ask the system itself (shutil.disk_usage, psutil, pynvml), or start it every few "
             "hundred steps and do not wait for it",
+        ),
+    ),
+    (
+        re.compile(
+            r"(?:^|\.)(?:Manager|Pool|ProcessPoolExecutor|ThreadPoolExecutor|fork)$"
+            r"|^multiprocessing\.(?:managers|popen_\w+|process|context|util)\.|\w*[Pp]roc\w*\.start$"
+        ),
+        Habit(
+            "starts processes",
+            "start them once, before the loop, and give them what is to be done through a queue",
         ),
     ),
     (
@@ -162,6 +173,15 @@ _BY_WAIT: Final = {
     ),
     "disk": Habit("waits for a file", _LESS_OFTEN),
 }
+#: How a queue is asked for what comes next; and by what multiprocessing's waits for it.
+_GET: Final = re.compile(r"(?:^|\.)get$")
+_RECEIVES: Final = ("read", "select.poll", "selectors.select")
+_QUEUE: Final = Habit(
+    "waits for a queue",
+    "what fills it is slower than the training: look at the thread or process that does (threads "
+    "of Python take turns, processes do not); a torch.utils.data.Dataset whose DataLoader has "
+    "workers makes batches in processes, while the step computes",
+)
 BATCHES: Final = Habit(
     "makes batches by hand",
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
@@ -173,7 +193,17 @@ _MAKES: Final = re.compile(
     r"(?:stack|cat|concat\w*|tensor|\w*numpy|\w*array|collate\w*|\w*batch\w*|\w*sample\w*|load\w*"
     r"|choices?|\w*perm\w*|shuffle|randint\w*|index\w*)$"
 )
-_ALONE: Final = Habit(
+DRAWS: Final = Habit(
+    "draws random numbers",
+    "draw them for many steps at once (a tensor whose rows are the batches); what stands for data "
+    "is made by the workers of a DataLoader, while the step computes",
+)
+#: Functions that fill a tensor or an array with them.
+_RANDOM: Final = re.compile(
+    r"^torch\.(?:rand|randn|randint|normal|bernoulli|multinomial)(?:_like)?$"
+    r"|(?:^|\.)(?:standard_)?(?:normal|uniform|randn|rand|random_sample)_?$"
+)
+ALONE: Final = Habit(
     "runs Python code",
     "do it for many at once, or in a process of its own; if it makes batches, in a Dataset whose "
     "DataLoader has workers",
@@ -189,8 +219,26 @@ def adds_to(name: str) -> Habit:
     """Of a line that makes a new tensor or array of all that a variable has, and a little more."""
     return Habit(
         f"copies all of `{name}` to add to it",
-        "append to a Python list and join that once (torch.cat, np.concatenate), write into a "
+        "append to a Python list and join that once (torch.cat, pd.DataFrame), write into a "
         "tensor that is made once, or keep sums instead of all values",
+    )
+
+
+def held_at(line: str) -> Habit:
+    """Of a line that waits for a lock, which another thread holds at ``line``."""
+    return Habit(
+        f"waits for a lock that a thread holds at {line}",
+        "hold it for less there: copy what is needed, and write or compute after it is let go",
+    )
+
+
+def more_handlers(name: str, place: str) -> Habit:
+    """Of a line that logs, through handlers that become more and more."""
+    at = f" at {place}" if place else ""
+    return Habit(
+        "logs through more and more handlers",
+        f"add the handler once, where the script begins: `{name}` grows{at}, and each message is "
+        "written as often as there are handlers",
     )
 
 
@@ -199,7 +247,7 @@ def from_memory(name: str, habit: Habit) -> Habit:
     data set that a worker could read."""
     if habit is BATCHES:
         what = f"joins samples of `{name}`, which the training fills"
-    elif habit is _ALONE:
+    elif habit is ALONE:
         what = habit.what
     else:
         return habit
@@ -223,12 +271,18 @@ _OF_ELEMENTS: Final = re.compile(
 )
 
 
+_INDEXED: Final = (
+    "what is indexed in the loop should be a list or an array (a deque goes through its entries to "
+    "each index, a tensor makes a new tensor of each)"
+)
+
+
 def _over_elements(over: str) -> Habit:
     return Habit(
         f"goes over the elements of `{over}` in Python",
         "use operators on whole tensors (torch.bincount counts classes, also pairs of them: "
         "bincount(n * a + b)), or .tolist() before the loop; what stays the same, as the "
-        "weights of a sampler, compute once",
+        f"weights of a sampler, compute once; {_INDEXED}",
     )
 
 
@@ -236,9 +290,15 @@ def _over_numbers(over: str) -> Habit:
     return Habit(
         f"goes over `{over}` in Python",
         "take all at once from a tensor or an array that is made once (memory[indices]), by "
-        "operators on whole tensors; what is indexed in the loop should be a list or an array (a "
-        "deque goes through its entries to each index, a tensor makes a new tensor of each)",
+        f"operators on whole tensors; {_INDEXED}",
     )
+
+
+def is_queue(names: Sequence[str], waits_for: str) -> bool:
+    """Is it a queue, of threads or of processes, that is waited for?"""
+    if not names or _GET.search(names[0]) is None:
+        return False
+    return waits_for == "lock" or names[-1] in _RECEIVES
 
 
 def habit_of(
@@ -248,6 +308,8 @@ def habit_of(
     around it goes over. ``bare``: a function that the loop of the training calls has that loop, and
     computes in it without calling anything."""
     text = " ".join(names)
+    if is_queue(names, waits_for):
+        return _QUEUE
     if waits_for in ("sleep", "lock", "network"):
         return _BY_WAIT[waits_for]
     for pattern, habit in _KNOWN:
@@ -261,8 +323,10 @@ def habit_of(
         return _over_numbers(over) if over.startswith("range") else _over_elements(over)
     if has_loader:
         return _PYTHON
+    if names and all(map(_RANDOM.search, names)):
+        return DRAWS
     makes = any(_MAKES.fullmatch(name.rpartition(".")[2]) for name in names)
-    return BATCHES if makes else _ALONE
+    return BATCHES if makes else ALONE
 
 
 # ---
@@ -294,6 +358,7 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         re.compile(
             r"h5py\.File|h5py\._hl\.files|make_fid|[Zz]ip[Ff]ile|_RealGetContents|EndRecData|tarfile"
             r"|TarFile|lmdb\.open|sqlite3\.connect|netCDF4|open_dataset|open_group|zarr\.open"
+            r"|(?:env|file|f|db|con\w*|h5\w*)\.close$"
         ),
         Habit(
             "opens the file for each sample",
@@ -524,10 +589,11 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
     if _OVER_ROWS.search(over):
         return _READS_TABLE
     if over:
+        once = "do it once, in __init__, and index that; or " if over.startswith("self.") else ""
         return Habit(
             f"goes over `{over}` in Python",
-            "use operators on whole tensors or arrays (torch.tensor(list) at once, pad_sequence, "
-            "np.stack) instead of a loop over elements",
+            f"{once}use operators on whole tensors or arrays (torch.tensor(list) at once, "
+            "pad_sequence, np.stack) instead of a loop over elements",
         )
     if any(map(_CONVERTS.search, names)):
         return _CONVERTED

@@ -12,9 +12,13 @@ from trainfit.results.findings import Finding
 #: A run that stands still, or ranks of it that are gone; so far nothing else matters.
 STANDSTILL: Final = ("standstill", "rank_died", "rank_missing", "worker_died")
 _ENDS: Final = frozenset((*failure.KINDS, *STANDSTILL))
-_SPOILS: Final = frozenset((*learning.KINDS, "loss_not_finite", "iterable_not_sharded"))
+_SPOILS: Final = frozenset(
+    (*learning.KINDS, "loss_not_finite", "iterable_not_sharded", "never_steps")
+)
 #: What grows until the run ends by it.
-_FILLS: Final = frozenset(("memory_growth", "ram_growth", "shm_growth", "temporary_growth"))
+_FILLS: Final = frozenset(
+    ("memory_growth", "ram_growth", "shm_growth", "temporary_growth", "process_growth")
+)
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
 #: The run learns from something else than is meant: weighs as much as what is critical.
@@ -44,10 +48,14 @@ def spoils(finding: Finding) -> bool:
     return finding.kind in _SPOILS and finding.is_critical
 
 
+def comes_first(finding: Finding) -> bool:
+    """Does it come before all that costs time?"""
+    return spoils(finding) or (finding.kind in _FILLS and finding.is_critical)
+
+
 def order(finding: Finding) -> tuple[int, float, bool, str]:
     """The key that findings of a run are sorted by."""
-    before_all = spoils(finding) or (finding.kind in _FILLS and finding.is_critical)
-    place = 0 if ends(finding) else 1 if before_all else 2 + (finding.severity == "info")
+    place = 0 if ends(finding) else 1 if comes_first(finding) else 2 + (finding.severity == "info")
     return place, -_cost(finding), finding.kind not in _CAUSES, finding.kind
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from trainfit.results.findings import Fix
+
 Where = Literal["environment", "worker_init_fn", "script"]
 
 
@@ -114,6 +116,12 @@ def call_of(pool: str) -> str:
     """The call that holds a pool's threads down in a worker; empty: none does."""
     library = _BY_POOL.get(pool)
     return library.line if library is not None and library.where == "worker_init_fn" else ""
+
+
+def set_at(threads: int) -> Fix:
+    """Of PyTorch's threads that a line of the script sets: another number there."""
+    call = f"torch.set_num_threads({threads})"
+    return Fix(f"{call} there: the environment does not change that call", line=call)
 
 
 def variables() -> tuple[str, ...]:

@@ -231,6 +231,7 @@ def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterat
         yield from rank.header.notes
         yield from _out_of_memory(rank)
     yield from _trainings(view)
+    yield from _late_start(view.judged)
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         steps = [rank.header.first_lost_step for rank in ranks]
@@ -266,6 +267,24 @@ def _trainings(view: RunView) -> Iterator[str]:
     )
 
 
+#: Seconds before the first step, and their part of the run, from which they are worth a word.
+_LATE_S: Final = 10.0
+_LATE_SHARE: Final = 0.5
+
+
+def _late_start(rank: RankView) -> Iterator[str]:
+    """How much of a run was no training yet."""
+    steps = rank.record.steps
+    if not len(steps):
+        return
+    first, end = float(steps["end_s"][0]), float(steps["end_s"][-1])
+    if first >= max(_LATE_S, _LATE_SHARE * end):
+        yield (
+            f"the first training step was over after {duration(first)} of {duration(end)}: what "
+            "comes before it (imports, reading data, the model, the first batch) is not judged"
+        )
+
+
 def _out_of_memory(rank: RankRecord) -> Iterator[str]:
     """The last time that memory ran out, which mostly ended the run."""
     full = [event for event in rank.events if event.kind == "out_of_memory"]
@@ -285,6 +304,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
     if findings and findings[0].kind in ending.ENDING.kinds:
         verb = "plan" if findings[0].kind == "gpu_out_of_memory" else "watch"
         return f"trainfit {verb} -- {header.command}"
+    if findings and findings[0].kind in ranking.STANDSTILL:
+        return f"trainfit watch -- {header.command}"
     if checks.are_few(rank):
         return f"trainfit plan -- {header.command}"  # the same again would tell no more
     if any(_is_said(header.command, finding) for finding in findings):
@@ -296,7 +317,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            verb = "watch" if finding.kind in BY_KIND else "plan"
+            is_fixed_first = finding.kind in BY_KIND or ranking.comes_first(finding)
+            verb = "watch" if is_fixed_first else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"
 

@@ -171,6 +171,12 @@ class RankView:
         return self._processes(1)
 
     @functools.cached_property
+    def children(self) -> Table:
+        """Samples of all processes that the rank has started."""
+        every = self._sampled(self.run.processes)
+        return _where(every, (every["role"] != 0) & (every["rank"] == self.header.rank))
+
+    @functools.cached_property
     def memory(self) -> Table:
         """By kind, of the rank's processes."""
         every = self._sampled(self.run.memory)
@@ -364,6 +370,8 @@ def _rows(table: Table, time: str) -> Table:
 # The last minute of a run that goes on, for a live view: only the end of each file is read.
 
 
+#: Events that say what the script did once and is so from then on.
+_LASTING: Final = ("child", "never_steps", "threads")
 #: Of a rank's events, the bytes that are read.
 _EVENT_BYTES: Final = 1 << 16
 #: Rows of each table at most: some minutes of steps, a minute of samples.
@@ -426,7 +434,7 @@ def _last_events(path: Path, since: float) -> tuple[Event, ...]:
     for line in lines:
         with contextlib.suppress(ValueError, DecodingError):  # cut off, or being written
             found.append(decode(Event, json.loads(line)))
-    return tuple(each for each in found if each.time_s >= since)
+    return tuple(each for each in found if each.time_s >= since or each.kind in _LASTING)
 
 
 def _last(path: Path, kind: np.dtype[Any], column: str, since: float) -> Table:

@@ -18,7 +18,12 @@ import torch
 from trainfit.results.runs.watched import StackLooks
 from trainfit.scripts.call_sites import calls_of, locals_in, undisturbed
 from trainfit.watch.recorder import worker_hooks
-from trainfit.watch.recorder.looks.stacks import at_any_line, line_at, users_stack
+from trainfit.watch.recorder.looks.stacks import (
+    at_any_line,
+    holds_lock,
+    line_at,
+    users_stack,
+)
 
 _LOOKS = 40
 _DATA = b"x" * 8192
@@ -181,3 +186,50 @@ def test_looks_at_a_worker_become_rarer_where_they_cost_much() -> None:
     )
     assert first == cheap == 0.05  # 0.2 ms each
     assert 0.0009 / dear < 0.005 and 0.1 < dear < hung == 0.5
+
+
+class _Writer(threading.Thread):
+    """Holds a lock while it waits, or waits without it."""
+
+    def __init__(self, holds: str) -> None:
+        super().__init__(daemon=True)
+        self.holds, self.lock = holds, threading.Lock()
+        self.there, self.ends = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        if self.holds == "block":
+            with self.lock:
+                self.write()
+        elif self.holds == "line":
+            with self.lock: self.write()  # fmt: skip  # noqa: E701
+        elif self.holds == "after":
+            with self.lock:
+                pass
+            self.write()
+        else:
+            self.there.set()
+            with self.lock:
+                pass
+
+    def write(self) -> None:
+        self.there.set()
+        self.ends.wait()
+
+
+@pytest.mark.parametrize(
+    ("holds", "is_held"), [("block", True), ("line", True), ("after", False), ("waits", False)]
+)
+def test_a_thread_within_a_lock_is_told_from_one_that_waits_for_it(
+    holds: str, is_held: bool
+) -> None:
+    writer = _Writer(holds)
+    if holds == "waits":
+        writer.lock.acquire()
+    writer.start()
+    writer.there.wait()
+    time.sleep(0.02)
+    assert holds_lock(users_stack(writer.ident or 0)) == is_held
+    writer.ends.set()
+    if holds == "waits":
+        writer.lock.release()
+    writer.join()

@@ -35,7 +35,11 @@ def looked(monkeypatch: pytest.MonkeyPatch, thread: threading.Thread, rate: floa
     looks = OtherThreadLooks()
     for number in range(11):
         clock["now"] = float(number)
-        looks.look(threading.get_ident(), 100.0 + clock["now"])
+        looks.look(threading.get_ident(), 100.0 + clock["now"], number)
+    # What is seen while no step ends is of none.
+    for number in range(11, 40):
+        clock["now"] = float(number)
+        looks.look(threading.get_ident(), 100.0 + clock["now"], 11)
     found = looks.summary()
     at_lines = [line for line in found.code.lines if "test_other_threads.py" in line.place]
     assert sum(line.count for line in at_lines) == (10 if rate > 0.05 else 0)
@@ -77,7 +81,7 @@ def test_of_a_large_pool_all_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPa
     try:
         for number in range(60):
             clock["now"] = float(number)
-            looks.look(threading.get_ident(), 100.0 + clock["now"])
+            looks.look(threading.get_ident(), 100.0 + clock["now"], number)
     finally:
         stop.set()
         for each in pool:

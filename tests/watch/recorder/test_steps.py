@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import gc
 import inspect
 import math
 import os
@@ -675,9 +677,21 @@ def test_of_a_deep_stack_the_calls_next_to_the_loop_are_kept() -> None:
 
     counts = StackCounts()
     loop()
+    counts.settle(1)
     (line,) = counts.summary().lines
     first = loop.__code__.co_firstlineno
     assert line.callers[-1].endswith(f":{first + 1}") and len(line.callers) == 6
+
+
+def test_looks_count_when_their_step_is_over() -> None:
+    """Neither a pause that does not end nor what comes after the last step is any step's."""
+    counts = StackCounts()
+    for step in (1, 1, 2, 2, 2):
+        counts.look(step)
+        counts.count(users_stack(threading.get_ident())[:1])
+    assert (counts.looks, sum(each.count for each in counts.summary().lines)) == (2, 2)
+    counts.settle(3)
+    assert (counts.looks, sum(each.count for each in counts.summary().lines)) == (5, 5)
 
 
 def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
@@ -689,9 +703,51 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
         exec(f"def {name}(look): look()", line)
         run = eval(f"lambda look: {name}(look)", line)
         run(lambda: counts.count(users_stack(threading.get_ident())[1:3]))
-        counts.looks += 1
+    counts.settle(1)
     told = counts.summary()
     assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
+    # Of a library it stays known that it is that one.
+    keys = [("a.py:3", (), f"numpy.part_{n}", "arr.astype", "", "", "f") for n in range(100)]
+    *_, last = stacks._most(collections.Counter(keys))
+    assert (last.calls, last.inner, last.count) == ("", "numpy.…", 76)
+
+
+@pytest.mark.parametrize("on_again", [False, True])
+def test_a_garbage_collector_that_is_switched_off_is_known(tmp_path: Path, on_again: bool) -> None:
+    model = nn.Linear(3, 1)
+    try:
+        with recorded(tmp_path) as run:
+            gc.disable()
+            assert not gc.isenabled()
+            if on_again:
+                gc.enable()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+    finally:
+        gc.enable()
+    assert ("test_steps.py:" in run.rank.header.collector_off) != on_again
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_optimizer_that_never_steps_is_told(tmp_path: Path, by_hand: bool) -> None:
+    """And not one that the script takes the place of."""
+    model = nn.Linear(3, 1)
+    with recorded(tmp_path) as run:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(100):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            if by_hand:
+                for each in model.parameters():
+                    each.data.sub_(0.1 * each.grad)
+    told = [each for each in run.rank.events if each.kind == "never_steps"]
+    assert len(told) == (not by_hand) and len(run.rank.steps) > 20
+    found = [each for each in judge(load_run(tmp_path)).findings if each.kind == "never_steps"]
+    assert len(found) == (not by_hand)
+    for each in found:
+        assert each.is_critical and each.at.file.endswith("test_steps.py")
 
 
 def test_a_model_whose_parameters_come_with_the_first_call(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from trainfit.results.runs.watched import GrowingVariable
+from trainfit.results.runs.watched import FIGURES, GrowingVariable
 from trainfit.watch.recorder.looks import variables
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.worker_hooks import FetchCode
@@ -49,6 +49,68 @@ def looked(loop: Callable[[], Loop], looks: int = 8) -> dict[str, GrowingVariabl
             next(running)
         found.look(20 * (number + 1), frame, frozenset((frame.f_code,)))
     return {each.name: each for each in found.found()}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_copies_of_the_model_are_tensors_that_are_kept(whole: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+
+    def steps() -> Loop:
+        best = []
+        while True:
+            best.append(copy.deepcopy(model if whole else model.state_dict()))
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    found = looked(steps)["best"]
+    assert (found.holds, found.item_bytes) == ("tensors", 2 * (8 * 8 + 8) * 4)
+
+
+def test_a_table_that_is_made_again_with_a_row_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pd.concat([table, row]): pandas itself is not asked for anything but its length."""
+
+    class DataFrame:
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return self.rows
+
+    def steps() -> Loop:
+        table = DataFrame(0)
+        while True:
+            table = DataFrame(len(table) + 1)
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    assert not looked(steps)  # of anybody
+    monkeypatch.setattr(DataFrame, "__module__", "pandas.core.frame")
+    found = looked(steps)["table"]
+    assert (found.kind, found.last_size) == ("DataFrame", 160)
+    assert found.place.startswith("tests/watch/recorder/test_variables.py:")
+
+
+def test_figures_that_are_never_closed_are_pyplots(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import matplotlib.pyplot as plt\n# plt.figure()\nfig, ax = plt.subplots(1)\n"
+    )
+    kept: collections.OrderedDict[int, object] = collections.OrderedDict()
+    pyplot = SimpleNamespace(Gcf=SimpleNamespace(figs=kept))
+    monkeypatch.setitem(sys.modules, "matplotlib._pylab_helpers", pyplot)  # type: ignore[arg-type]
+    monkeypatch.setattr(variables, "_modules", lambda: iter([(str(script), {}, None)]))
+
+    def steps(closes: bool) -> Loop:
+        while True:
+            kept[len(kept)] = object()
+            if closes:
+                kept.clear()
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    assert not looked(lambda: steps(closes=True))
+    kept.clear()
+    found = looked(lambda: steps(closes=False))["pyplot"]
+    assert (found.kind, found.last_size) == (FIGURES, 160) and found.place.endswith("train.py:3")
 
 
 class Buffer:

@@ -14,6 +14,7 @@ from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import (
+    FIGURES,
     CodeLine,
     Event,
     GrowingVariable,
@@ -155,6 +156,59 @@ def test_graphs_that_are_kept_are_told_before_the_ram_shows_it() -> None:
     # Outputs of a layer, which a hook keeps, are seen sooner than losses.
     few = {"first_size": 5, "last_size": 56, "steps": 50}
     assert told(**few, item_bytes=1 << 17) and not told(**few, item_bytes=4)
+
+
+def test_without_the_garbage_collector_circles_stay() -> None:
+    grows = finding(judge(growing(50e6, collector_off="train.py:3")), "ram_growth")
+    assert "gc.disable() is in effect" in grows.title and str(grows.at) == "train.py:3"
+    assert "gc.collect()" in grows.fix.action and grows.is_critical
+    kept = finding(judge(growing(50e6, collector_off="train.py:3", growing=(KEPT,))), "ram_growth")
+    assert "gc.disable" not in kept.title and str(kept.at) == "train.py:52"
+    assert "ram_growth" not in kinds(judge(growing(0.0, collector_off="train.py:3")))
+
+
+@pytest.mark.parametrize(("figures", "is_told"), [(65, True), (18, False)])
+def test_figures_that_stay_open_are_told_before_the_ram_shows_it(
+    figures: int, is_told: bool
+) -> None:
+    kept = GrowingVariable("pyplot", "train.py:11", FIGURES, 2, figures, 150)
+    result = judge(growing(0.0, growing=(kept,)))
+    assert ("ram_growth" in kinds(result)) == is_told
+    if is_told:
+        found = finding(result, "ram_growth")
+        assert found.title.startswith("pyplot keeps each figure that is not closed")
+        assert found.fix.line == "plt.close(fig)" and str(found.at) == "train.py:11"
+        grows = finding(judge(growing(50e6, growing=(kept,))), "ram_growth")
+        assert "a step: pyplot keeps each figure" in grows.title
+
+
+def started(more: Any, events: bool = True) -> WatchResult:
+    """So many processes as ``more`` says of a second, by the number of seconds."""
+    record = run(STEPS)
+    seconds = np.arange(0.0, 40.0)
+    pids = [(at, 500 + n) for at in seconds for n in range(int(more(at)))]
+    rows = np.zeros(len(pids), tables.PROCESSES)
+    rows["time_s"], rows["pid"] = [at for at, _ in pids], [pid for _, pid in pids]
+    rows["role"], rows["rss_bytes"] = 2, GIB // 4
+    mains = record.processes[record.processes["role"] == 0]
+    told = [Event(1.0, "child", 3, None, "data.py:6", {"pid": float(pid)}) for _, pid in pids[-9:]]
+    rank = dataclasses.replace(record.ranks[0], events=tuple(told if events else ()))
+    processes = np.concatenate([mains, rows])
+    return judge(dataclasses.replace(record, processes=processes, ranks=(rank,)))
+
+
+def test_processes_that_do_not_end() -> None:
+    found = finding(started(lambda at: 2 + at / 3), "process_growth")
+    assert found.title.endswith("5 at first, 15 in the end") and str(found.at) == "data.py:6"
+    assert "Manager().shutdown()" in found.fix.action
+    assert finding(started(lambda at: 2 + at / 3, events=False), "process_growth").place is None
+    for healthy in (
+        lambda at: 8,  # workers
+        lambda at: min(8, at),  # a pool that is filled by what is asked of it
+        lambda at: 4 * (at % 10 < 5),  # those of each epoch
+        lambda at: 1 + at / 20,
+    ):
+        assert "process_growth" not in kinds(started(healthy))
 
 
 def test_graphs_that_are_kept_are_told_of_less() -> None:

@@ -200,3 +200,13 @@ def test_a_loader_without_a_batch_is_why_nothing_trains() -> None:
     assert not kinds(judge(run_on_cpu(0))) and not kinds(
         judge(run_on_cpu(header={"loaders": empty}))
     )
+
+
+@pytest.mark.parametrize(("late_s", "is_told"), [(43.0, True), (8.0, False), (15.0, False)])
+def test_what_comes_before_the_first_step_is_told_where_it_is_most_of_a_run(
+    late_s: float, is_told: bool
+) -> None:
+    ends = late_s + 0.1 * np.arange(1, 200)
+    result = judge(run(199, end_s=ends))
+    told = [each for each in result.notes if each.startswith("the first training step was over")]
+    assert len(told) == is_told and all("43.1 s of 62.9 s" in each for each in told)

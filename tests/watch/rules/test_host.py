@@ -10,6 +10,7 @@ import pytest
 
 from helpers_watch import (
     HEADER,
+    LOADER,
     finding,
     kinds,
     loader,
@@ -158,6 +159,35 @@ def test_passes_without_gradients_after_nearly_each_step_are_not_called_an_evalu
     found = finding(stalls("evaluation_s", EVALUATION, 1, 0.1), "evaluation_share")
     assert found.title.startswith("Forward passes without gradients use ")
     assert found.confidence == "likely" and "evaluate less" not in found.fix.action
+
+
+@pytest.mark.parametrize(
+    ("workers", "persistent", "seconds", "is_told"),
+    [(2, False, 0.5, True), (0, False, 0.5, False), (2, True, 0.5, False), (2, False, 5.0, False)],
+)
+def test_workers_that_are_started_for_each_evaluation(
+    workers: int, persistent: bool, seconds: float, is_told: bool
+) -> None:
+    second = dataclasses.replace(
+        LOADER, role="evaluation", place="train.py:50", num_workers=workers,
+        persistent_workers=persistent,
+    )  # fmt: skip
+    hit = np.arange(400) % 20 == 19
+    spent = {"evaluation_s": np.where(hit, seconds, 0.0), "flags": np.where(hit, EVALUATION, 0)}
+    result = judge(run(400, header={"loaders": (LOADER, second)}, **spent))
+    action = finding(result, "evaluation_share").fix.action
+    assert ("persistent_workers=True for the DataLoader at train.py:50" in action) == is_told
+
+
+@pytest.mark.parametrize(("passes", "severity"), [(400, "warning"), (3, "info")])
+def test_a_whole_data_set_after_each_step_is_an_evaluation(passes: int, severity: str) -> None:
+    """A teacher is called in each step, too, and the data set gone over now and then."""
+    second = dataclasses.replace(LOADER, role="evaluation", place="train.py:50", passes=passes)
+    spent = {"evaluation_s": 0.1, "flags": EVALUATION, "gpu_gap_s": np.nan}
+    result = judge(run(400, header={"loaders": (LOADER, second)}, **spent))
+    found = finding(result, "evaluation_share")
+    assert found.severity == severity
+    assert ("after nearly each step" in found.title) == (severity == "warning")
 
 
 # --- Cores ----------------------------------------------------------------------------------------
@@ -407,8 +437,10 @@ def test_one_thread_where_the_second_of_two_cores_is_idle() -> None:
     told = [Event(0.5, "threads", 0, None, "train.py:3")]
     result = judge(run_on_cpu(header=header, machine=machine, events=told))
     found = finding(result, "one_hot_thread")
-    assert str(found.at) == "train.py:3" and found.fix.settings == {"OMP_NUM_THREADS": "2"}
-    assert "torch.set_num_threads(2)" in found.fix.action
+    # The environment does not change the call.
+    assert str(found.at) == "train.py:3" and not found.fix.settings
+    assert found.fix.line == "torch.set_num_threads(2)" and "there" in found.fix.action
+    assert result.next_command == "trainfit watch -- python train.py"
     own_code = judge(run_on_cpu(header=header, machine=machine, other_s=0.1))
     assert "one_hot_thread" not in kinds(own_code)
     machine = {"cores_busy": 1.3, "cores_ours": 1.02}
@@ -600,6 +632,18 @@ def test_the_line_that_sets_the_threads_of_the_training() -> None:
     # What the environment says is not what that call says.
     fix = told.findings[0].fix
     assert fix.action.startswith("torch.set_num_threads(1) there") and not fix.settings
+    assert fix.line == "torch.set_num_threads(1)" and told.next_command.startswith("trainfit watch")
+    # The machine's own number of another library is not what fills the cores.
+    pools = header | {"threads": {"torch": 16, "openmp": 16, "openblas": 2}}
+    fix = (
+        loaded(header=pools, **words, events=[Event(1.0, "threads", text="a.py:6")]).findings[0].fix
+    )
+    assert not fix.settings and fix.line == "torch.set_num_threads(1)"
+    pools["threads"]["openblas"] = 64
+    fix = (
+        loaded(header=pools, **words, events=[Event(1.0, "threads", text="a.py:6")]).findings[0].fix
+    )
+    assert set(fix.settings) == {"OPENBLAS_NUM_THREADS"} and "there" in fix.action
     several = [Event(1.0, "threads", text=each) for each in ("train.py:6", "train.py:90")]
     assert "at train.py:90" in answer(loaded(header=header, **words, events=several))
     assert ", at " not in answer(loaded(header=header, **words))  # the machine's own number

@@ -28,6 +28,8 @@ from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
+from trainfit.watch.rules.fetching import Fetching
+from trainfit.watch.view import RunView
 
 #: A healthy step without its wait for batches, seconds.
 REST_S = 0.1
@@ -300,6 +302,16 @@ def test_ready_batches_that_cost_more_to_take_than_to_make(
     assert finding(result, "input_bound").fix.settings == settings
 
 
+def test_cheap_batches_are_no_fault_of_the_data_set() -> None:
+    """A TensorDataset without workers: what little its batches cost they cost with any settings."""
+    fetches, header = {"fetch_s": 4e-4, "cpu_s": 4e-4}, {"loaders": loader(num_workers=0)}
+    step = {"forward_s": 1e-3, "backward_s": 1e-3, "optimizer_s": 1e-3, "other_s": 0.0}
+    for waits_s, severity in ((5e-4, "info"), (2e-3, "critical")):
+        made = run_on_cpu(4000, header=header, fetches=fetches, input_s=waits_s, **step)
+        found = finding(judge(made), "input_bound")
+        assert found.severity == severity and "would not help" in found.fix.action
+
+
 def test_a_hand_off_that_waits_for_a_core_is_no_reason_against_workers() -> None:
     machine = {"cores_busy": 8.0, "cores_ours": 2.0, "runnable": 24.0}
     made = run(input_s=0.05, queued=4, machine=machine, fetches={"fetch_s": 0.03, "cpu_s": 0.03})
@@ -384,6 +396,16 @@ def test_where_the_others_are_too_slow_as_well_the_loss_is_divided() -> None:
     assert both == pytest.approx(0.5, abs=0.02)
 
 
+def test_a_worker_of_the_evaluations_loader_is_no_slow_one() -> None:
+    """The training has one worker, the evaluation two: number 1 is the evaluation's."""
+    turns = np.arange(200) % 2
+    made = {"fetch_s": np.where(turns == 1, 0.35, 0.1), "worker": turns, "pid": 101 + turns}
+    header = {"loaders": loader(num_workers=1)}
+    assert "slow_worker" not in kinds(judge(run(**SLOW, header=header, fetches=made)))
+    header = {"loaders": loader(num_workers=2)}
+    assert "slow_worker" in kinds(judge(run(**SLOW, header=header, fetches=made)))
+
+
 def test_a_slow_worker_that_nobody_waits_for_is_no_fault() -> None:
     turns = np.arange(200) % WORKERS
     assert not judge(run(fetches={"fetch_s": np.where(turns == 2, 0.35, 0.2)})).findings
@@ -419,6 +441,23 @@ def test_a_loader_that_is_made_for_each_epoch_cannot_keep_its_workers() -> None:
     found = finding(epochs(persistent=False, made=10), "epoch_start")
     assert not found.fix.settings and "make the DataLoader once" in found.fix.action
     assert finding(epochs(persistent=False, made=3), "epoch_start").fix.settings
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_a_worker_begins_with_is_no_unevenness(restarted: bool) -> None:
+    """A buffer that is filled in each epoch: to keep more batches ready would not help."""
+    starts = np.arange(200) % 20 == 0
+    waited = {"input_s": np.where(starts, 1.5, 0.001), "flags": np.where(starts, EPOCH_START, 0)}
+    first = {"fetch_s": np.where(starts, 1.2, 0.02), "worker": 0}
+    first["pid"] = 101 + np.cumsum(starts) if restarted else 101
+    header = {"loaders": loader(num_workers=1, persistent_workers=not restarted)}
+    result = judge(run(**waited, header=header, fetches=first))
+    found = finding(result, "epoch_start")
+    assert ("the first batch of a worker needs 1.2 s" in found.title) == restarted
+    assert ("shuffle buffer" in found.fix.action) == restarted
+    assert Fetching(RunView(run(**waited, header=header, fetches=first)).judged).is_uneven != (
+        restarted
+    )
 
 
 def test_a_pass_over_the_data_for_each_step_is_no_epoch() -> None:

@@ -70,10 +70,12 @@ def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
     waits = CodeLine("train.py:22", 60, (), "list", "waiter.acquire", "lock")
     decode = StackLooks(80, (CodeLine("train.py:11", 50, ("thread.py:58",), "append"),))
 
-    def judged(threads: ThreadLooks, ready: float = 0.0) -> WatchResult:
+    def judged(
+        threads: ThreadLooks, ready: float = 0.0, waits: CodeLine = waits, cpu_s: float = 0.02
+    ) -> WatchResult:
         """``ready``: of the time, that in which the main thread has no core for other programs."""
         busy = {"cores_busy": 8.0, "cores_ours": 0.8, "runnable": 20.0} if ready else {}
-        record = run_on_cpu(other_s=0.1, cpu_s=0.02, machine=busy)
+        record = run_on_cpu(other_s=0.1, cpu_s=cpu_s, machine=busy)
         times = np.arange(0.0, 60.0, 0.5)
         row = {"time_s": times, "rank": 0, "role": 0, "pid": 100, "cpu_cores": 0.3}
         lacks = row | {"main_thread": ready, "threads": ready}
@@ -97,6 +99,12 @@ def test_a_pool_of_threads_that_runs_python_code_is_waited_for() -> None:
     assert "processes instead" not in side_by_side.fix.action
     for idle in (ThreadLooks(), ThreadLooks(decode, 0.02, 8, 0.1)):
         assert "waits for a lock" in finding(judged(idle), "other_code").title
+    # Of a queue it is who fills it, also where the training computes more than that.
+    get = dataclasses.replace(waits, calls="batches.get")
+    some = ThreadLooks(decode, 0.12, 8, 0.3)
+    assert "waits for a lock" in finding(judged(some, cpu_s=0.2), "other_code").title
+    assert "waits for 8 threads" in finding(judged(some, waits=get, cpu_s=0.2), "other_code").title
+    assert "waits for a queue" in finding(judged(ThreadLooks(), waits=get), "other_code").title
 
 
 def test_few_steps_are_enough_where_they_are_long() -> None:
@@ -138,6 +146,8 @@ def test_a_busy_gpu_loses_nothing_by_it() -> None:
 
 
 LOOP = ElementLoop("model.py:9", "range(x.shape[1])", 50, 60, 80)
+#: Outputs with what each image has of boxes.
+RAGGED = dataclasses.replace(LOOP, over="zip(outputs, targets)", looks=16)
 
 
 def test_a_line_of_which_looks_found_many_functions_is_named_by_one_that_is_known() -> None:
@@ -189,6 +199,7 @@ def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
         (("row.split",), "self.rows", "goes over `self.rows`"),
         (("text.encode",), "texts", "goes over `texts`"),  # of a str
         (("tok.encode",), "texts", "makes tokens"),
+        (("env.close", "env.close"), "", "opens the file for each sample"),
     ],
 )
 def test_a_loop_over_rows_of_a_file_reads_a_table(
@@ -196,6 +207,8 @@ def test_a_loop_over_rows_of_a_file_reads_a_table(
 ) -> None:
     habit = habit_of_samples(names, over)
     assert habit is not None and words in habit.what
+    # What the data set itself holds need not be gone over for each sample.
+    assert ("and index that" in habit.action) == (over == "self.rows")
 
 
 def test_a_commit_for_each_parameter_is_the_database_s_cost() -> None:
@@ -276,6 +289,14 @@ def test_a_loop_over_time_steps_in_the_forward_pass_is_named() -> None:
     assert found.value_of("a round, at most") == pytest.approx(0.75 * 0.02 / 50)
 
 
+def test_what_comes_with_each_sample_is_gone_over_with_them() -> None:
+    found = finding(looped(RAGGED, forward_s=0.02, backward_s=0.04), "loop_over_elements")
+    assert found.severity == "info" and (found.share or 0.0) > 0.05
+    alone = dataclasses.replace(RAGGED, over="outputs", looks=16)
+    found = finding(looped(alone, forward_s=0.02, backward_s=0.04), "loop_over_elements")
+    assert found.severity == "warning"
+
+
 def test_a_loop_whose_rounds_compute_for_long_is_none() -> None:
     """A convolution of each frame of a video: one of all frames would not be quicker."""
     assert "loop_over_elements" not in kinds(looped(forward_s=0.2, backward_s=0.4))
@@ -333,8 +354,9 @@ def test_a_loop_over_parameters_is_told_from_others(over: str) -> None:
     assert "parameters" not in finding(judge(other(elements)), "other_code").title
 
 
-def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
-    grows = GrowingVariable("m.preds", "metrics.py:5", "tensor", 100, 9000, 160, "tensors")
+@pytest.mark.parametrize("kind", ["tensor", "array", "DataFrame"])
+def test_a_line_that_adds_to_a_tensor_that_grows(kind: str) -> None:
+    grows = GrowingVariable("m.preds", "metrics.py:5", kind, 100, 9000, 160, "tensors")
     line = CodeLine("metrics.py:5", 60, ("train.py:41",), "torch.cat", "torch.cat")
     record = other(line)
     rank = record.ranks[0]
@@ -343,6 +365,31 @@ def test_a_line_that_adds_to_a_tensor_that_grows() -> None:
     found = finding(judge(record), "other_code")
     assert "copies all of `m.preds` to add to it (`torch.cat`)" in found.title
     assert "join that once" in found.fix.action
+
+
+@pytest.mark.parametrize(("seen", "is_told"), [(50, True), (12, False)])
+def test_who_holds_the_lock_that_the_training_waits_for(seen: int, is_told: bool) -> None:
+    waits = CodeLine("train.py:13", 60, (), "", "__main__.log", "lock")
+    holds = CodeLine("writer.py:8", seen, (), "os.fsync", "os.fsync", "disk")
+    record = other(waits)
+    rank = record.ranks[0]
+    told = dataclasses.replace(rank.header, lock_code=StackLooks(60, (holds,)))
+    record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=told),))
+    found = finding(judge(record), "other_code")
+    assert found.title.startswith("train.py:13 waits for a lock")
+    assert ("that a thread holds at writer.py:8" in found.title) == is_told
+
+
+def test_handlers_that_become_more_are_why_a_line_logs_for_long() -> None:
+    grows = GrowingVariable("log.handlers", "train.py:7", "list", 3, 395, 6000)
+    for line, more in ((LOGS, True), (SAVES, False)):
+        record = other(dataclasses.replace(line, count=60))
+        rank = record.ranks[0]
+        told = dataclasses.replace(rank.header, growing=(grows,))
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=told),))
+        found = finding(judge(record), "other_code")
+        assert ("through more and more handlers" in found.title) == more
+        assert ("grows at train.py:7" in found.fix.action) == more
 
 
 def test_batches_of_what_the_training_itself_fills() -> None:
@@ -366,6 +413,40 @@ def test_batches_of_what_the_training_itself_fills() -> None:
     assert "step together" in told("agent.memory", line=environment).fix.action
     logs = dataclasses.replace(line, calls="print", inner="print")
     assert told("agent.memory", line=logs) == told(line=logs)
+
+
+def test_an_average_of_the_weights_as_it_is_best_made_is_little() -> None:
+    """get_ema_multi_avg_fn, which is recommended, and not a function for each weight."""
+    line = CodeLine("train.py:12", 40, (), "ema.update_parameters", "torch._foreach_lerp_")
+    each = dataclasses.replace(line, inner="ema.lerp_")
+    for one, other_s, severity in (
+        (line, 0.03, "info"),
+        (line, 0.1, "critical"),
+        (each, 0.03, "warning"),
+    ):
+        assert finding(judge(other(one, other_s=other_s)), "other_code").severity == severity
+
+
+def test_what_reinforcement_learning_plays_is_a_part_of_it() -> None:
+    """A rollout of steps of an environment, whose lists are made for each; and neighbouring lines
+    that nobody has a word for."""
+
+    def told(*lines: CodeLine, other_s: float = 0.06) -> str:
+        record = other(*lines, other_s=other_s)
+        rank = record.ranks[0]
+        header = dataclasses.replace(rank.header, loaders=())
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=header),))
+        return finding(judge(record), "other_code").severity
+
+    play = CodeLine("ppo.py:14", 60, (), "env.step", "env.step")
+    stack = CodeLine("ppo.py:30", 60, (), "torch.stack", "torch.stack")
+    assert told(play) == "info" and told(play, other_s=1.0) == "warning"
+    assert told(stack) != "info" and told(stack, other_s=0.02) == "info"  # nothing is played
+    assert told(dataclasses.replace(play, count=20), stack) == "info"
+    drawn = CodeLine("train.py:30", 60, (), "torch.randn", "torch.randn")  # stands for data
+    assert told(drawn) == "info" and told(drawn, other_s=1.0) == "warning"
+    odd = [CodeLine(f"a.py:{line}", 20, (), f"self.f{line}", f"self.f{line}") for line in (7, 8, 9)]
+    assert told(*odd) == "info" and told(dataclasses.replace(odd[0], count=90)) != "info"
 
 
 @pytest.mark.parametrize("called", ["loss.backward", "opt.zero_grad", "Trainer().train", "pl.fit"])

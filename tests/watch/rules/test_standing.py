@@ -62,6 +62,7 @@ def test_a_worker_that_never_returns_is_named_live() -> None:
     assert "a DataLoader worker" in progress_line(result)
     assert "1 of 4 workers" in found.cause and "timeout=60" in found.fix.action
     assert len(watch_screen(result)) <= 25
+    assert result.next_command == "trainfit watch -- python train.py"
 
 
 OVER = f"""pid 10
@@ -95,6 +96,28 @@ def test_a_thread_that_keeps_a_script_from_its_end_is_named(
     assert (found.kind, found.severity, str(found.place)) == ("standstill", severity, "log.py:9")
     assert answer(result).startswith("The script is over") and "log.py:9 in run" in answer(result)
     assert "join()" in found.fix.action
+
+
+@pytest.mark.parametrize(
+    ("ending", "seconds", "severity"),
+    [("finished", 30.0, "warning"), ("interrupted", 30.0, "critical"), ("finished", 0.4, None)],
+)
+def test_a_process_that_keeps_a_script_from_its_end_is_named(
+    ending: str, seconds: float, severity: str | None
+) -> None:
+    pid = {"pid": 77.0}
+    events = [Event(1.0, "child", 0, None, "train.py:9", pid)]
+    events += [Event(21.0, "awaits", 200, None, "Process-1", pid)]
+    # The sampler goes on as long as the process does.
+    events += [Event(21.0 + seconds, "note", 200)]
+    result = judge(run(header={"ending": ending}, events=events))
+    if severity is None:
+        assert "standstill" not in kinds(result)
+        return
+    found = result.findings[0]
+    assert (found.kind, found.severity, str(found.place)) == ("standstill", severity, "train.py:9")
+    assert "waits for the process Process-1, which train.py:9 started" in answer(result)
+    assert "daemon=True" in found.fix.action
 
 
 def test_a_finished_run_did_not_stand_still() -> None:
@@ -209,6 +232,27 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     assert found.rank == 1 and str(found.place) == "train.py:14"
     assert any(each.value == "0" for each in found.evidence)
     assert "other ranks wait for this one" in found.cause
+
+
+BARRIER = f"""pid 11
+
+{HEAD}
+  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 5356 in barrier
+  File "/home/me/train.py", line 12 in <module>"""
+
+
+def test_ranks_that_wait_for_each_other_in_different_calls_are_all_told() -> None:
+    for made in (ranks(still(BACKWARD), still(BARRIER)), ranks(still(BARRIER), still(BACKWARD))):
+        found = judge(made).findings[0]
+        assert (found.kind, str(found.place)) == ("standstill", "train.py:12")
+        assert "different calls" in found.title and "train.py:15" in found.title
+        assert "all_reduce the condition" in found.fix.action
+    # The one that few ranks are at is the odd one, whatever it is.
+    found = judge(ranks(still(BARRIER), still(BACKWARD), still(BARRIER))).findings[0]
+    assert str(found.place) == "train.py:15" and found.rank == 1
+    # At one line they wait for what is not seen; a rank that does not wait is the cause.
+    for made in (ranks(still(BACKWARD), still(BACKWARD)), ranks(still(BACKWARD), still(SLEEPS))):
+        assert "different calls" not in judge(made).findings[0].title
 
 
 def test_a_rank_that_left_without_a_word_ended_first() -> None:

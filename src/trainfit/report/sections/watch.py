@@ -105,7 +105,7 @@ def _headline(result: WatchResult) -> Headline:
     worst = result.findings[0] if result.findings else None
     severe = worst is not None and worst.severity != "info"
     commands = []
-    if worst is not None and (worst.fix.line or worst.fix.settings):
+    if worst is not None and severe and (worst.fix.line or worst.fix.settings):
         commands.append(Command(setting_text(worst), "Change"))
     if result.next_command:
         commands.append(Command(result.next_command, "Next"))

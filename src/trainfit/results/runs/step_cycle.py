@@ -11,7 +11,9 @@ at least once since the last one was. So it is
 
 Without an optimizer, a step ends where the next iteration begins after a pass that made gradients
 (a backward pass, or ``torch.autograd.grad`` by the parameters): where the next batch is fetched;
-where none is, where the next model is called; where none is called, with the next pass.
+where none is, where the next model is called; where none is called, with the next pass. So it is,
+too, where zero_grad() has dropped the gradients of many passes and no optimizer has stepped: the
+call of ``step`` was forgotten.
 
 Which optimizers are used shows in the first period only when it is over. Until then, one that was
 made and has not stepped is awaited if the loop has called what it trains, or given that a gradient.
@@ -45,6 +47,9 @@ _WITHOUT_OPTIMIZER: Final = 8
 _ACCUMULATED: Final = 1024
 #: Steps before all passes that are none: more are of a script that makes no gradients.
 _RESUMED: Final = 10_000
+#: Calls of zero_grad() that each drop the gradients of a pass, before any optimizer has stepped,
+#: after which none is awaited: nothing is accumulated so.
+NEVER_STEPS: Final = 64
 
 
 class _Used:
@@ -100,6 +105,7 @@ class StepCycle:
         self._passes = self._passes_alone = self._passes_of_all = 0
         self._by_batches = self._by_calls = False
         self._resumed = 0
+        self._dropped = self._passes_at_drop = 0
 
     # -- optimizers ----------------------------------------------------------------------------
 
@@ -148,6 +154,14 @@ class StepCycle:
             return False
         self._running.pop()
         return not self._running and id(optimizer) not in self._ignored
+
+    def zeroed(self) -> int:
+        """zero_grad() is called before any optimizer has stepped; how often it has dropped the
+        gradients of a pass so far."""
+        if self._passes_of_all > self._passes_at_drop:
+            self._passes_at_drop = self._passes_of_all
+            self._dropped += 1
+        return self._dropped
 
     @property
     def depth(self) -> int:
@@ -237,7 +251,8 @@ class StepCycle:
         if not self._passes or self._running:
             return False
         known = self.has_optimizer or not self.counts_every_pass
-        most = _ACCUMULATED if self.has_optimizer else _WITHOUT_OPTIMIZER
+        accumulates = self.has_optimizer and self._dropped < NEVER_STEPS
+        most = _ACCUMULATED if accumulates else _WITHOUT_OPTIMIZER
         if known and self._passes_alone < most:
             return False
         self._begin()

@@ -61,6 +61,8 @@ class WatchedLoader:
     start_method: str = ""
     made: int = 1
     """Times that the script has made it again, with the same settings."""
+    passes: int = 0
+    """Times that it was gone over to its end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +135,10 @@ NO_THREADS: Final = ThreadLooks()
 
 #: What the entries of a variable keep: tensors, or tensors with their autograd graphs.
 Holds = Literal["", "tensors", "graphs"]
+
+
+#: The kind of what pyplot keeps.
+FIGURES: Final = "figures"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +273,8 @@ class RunHeader(ResultFile):
     """Of threads while they make batches: lines of the data set."""
     sampler_code: StackLooks = NO_LOOKS
     """Of the main thread, in the training: lines of what chooses the samples of batches."""
+    lock_code: StackLooks = NO_LOOKS
+    """Of other threads, while the main thread waits for a lock: lines that hold one."""
     sync_code: StackLooks = NO_LOOKS
     """Of the main thread, while it waits for the GPU: the lines that wait."""
     copy_code: StackLooks = NO_LOOKS
@@ -285,6 +293,9 @@ class RunHeader(ResultFile):
     """Variables of the script that grew with the steps; what keeps tensors first."""
     worker_growing: tuple[GrowingVariable, ...] = ()
     """The same in a worker, with its batches as steps: what its data set keeps."""
+    collector_off: str = ""
+    """The line of the script that has switched Python's garbage collector off; "?": it was before
+    PyTorch was imported."""
     memories: tuple[str, ...] = ()
     """Lists that the training itself fills with samples (a replay memory)."""
     element_loops: tuple[ElementLoop, ...] = ()

@@ -170,13 +170,14 @@ class LoaderRecord:
     def __init__(self, loader: Any, place: str) -> None:
         self.place = place
         self.role = "unknown"
-        self.made = 0
+        self.made = self.passes = 0
         self._told = self._facts(loader)
         self._batch_size = self._told["batch_size"]
 
     def describe(self) -> WatchedLoader:
         told = self._told
-        return WatchedLoader(role=self.role, place=self.place, made=self.made, **told)  # type: ignore[arg-type]
+        counts = {"made": self.made, "passes": self.passes}
+        return WatchedLoader(role=self.role, place=self.place, **counts, **told)  # type: ignore[arg-type]
 
     def is_of(self, loader: Any) -> bool:
         """Has the loader still the settings that it had?"""

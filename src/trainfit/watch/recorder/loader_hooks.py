@@ -188,6 +188,8 @@ class LoaderHooks:
             self._host.saw(error)
             if _DIED.search(str(error)):
                 self._host.event("worker_died", text=str(error)[:2000])
+        elif iteration is not None:
+            iteration.loader.passes += 1
         if token < 0:
             return
         if isinstance(error, StopIteration) and iteration is not None:

@@ -270,6 +270,15 @@ def _is_ours(link: TracebackType) -> bool:
     return link.tb_frame.f_code.co_filename.startswith(_OURS)
 
 
+def _note_children(recorder: Recorder) -> None:
+    """Processes that Python waits for after this, as they are no daemons."""
+    import multiprocessing
+
+    for each in multiprocessing.active_children():
+        if not each.daemon:
+            recorder.event("awaits", text=each.name, values={"pid": float(each.pid or 0)})
+
+
 def _at_exit() -> None:
     if _active is None:
         return
@@ -278,11 +287,14 @@ def _at_exit() -> None:
         failed = _failed or (None if hasattr(sys, "ps1") else getattr(sys, "last_value", None))
         if failed is not None and _failed is None:
             _active.ended_by(failed, "".join(traceback.format_exception(failed)))
+        _note_children(_active)
         if isinstance(failed, KeyboardInterrupt):
             _active.stop("interrupted", 130)
         elif failed is not None:
             _active.stop("failed", 1)
         else:
             _active.stop("failed" if _exit_code else "finished", _exit_code or 0)
+    except KeyboardInterrupt:
+        pass  # typed once more: the process is to end, and Python would print our frames
     except Exception as error:
         _active.failed("exit", error)

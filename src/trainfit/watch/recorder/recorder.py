@@ -526,6 +526,7 @@ class Recorder:
         if self._looks is not None:
             found["other_code"] = self._looks.other.summary()
             found["sampler_code"] = self._looks.sampler.summary()
+            found["lock_code"] = self._looks.holders.summary()
             found["sync_code"] = self._looks.waits[ph.SYNC].summary()
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["other_threads"] = self._looks.threads.summary()

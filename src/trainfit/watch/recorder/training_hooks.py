@@ -4,11 +4,13 @@ programs that it starts."""
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,10 +19,12 @@ from torch.amp import autocast_mode, grad_scaler
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
+from trainfit.results.runs.step_cycle import NEVER_STEPS
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.torch_private.data_loading import TORCHDATA
 from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
+from trainfit.torch_private.needed import WORKER_LOOP
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.job import script_place
@@ -39,8 +43,15 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(clip_grad, "clip_grad_norm_", functools.partial(_clip, host))
     patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
     patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
+    patches.hook(optim.Optimizer, "zero_grad", functools.partial(_zero, host))
+    patches.hook(torch.nn.Module, "zero_grad", functools.partial(_zero, host))
     patches.hook(subprocess.Popen, "__init__", functools.partial(_program, host))
+    patches.hook(BaseProcess, "start", functools.partial(_child, host))
     patches.hook(torch, "set_num_threads", functools.partial(_threads, host))
+    patches.hook(gc, "disable", functools.partial(_collector, host, True))
+    patches.hook(gc, "enable", functools.partial(_collector, host, False))
+    if not gc.isenabled():
+        host.learn(collector_off="?")
     handles = _hook_optimizers(host)
 
     def remove() -> None:
@@ -199,6 +210,45 @@ def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
     return __init__
 
 
+#: Of the weights, numbers that show whether anything changes them.
+_NUMBERS: Final = 256
+
+
+def _zero(host: Host, zero: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients that are dropped, and that no optimizer has used: its ``step`` is never called,
+    unless the script changes the weights by itself."""
+    before: list[tuple[Any, Any]] = []
+
+    @in_place_of(zero)
+    def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        cycle = host.steps.cycle
+        if host.live and cycle.has_optimizer and not cycle.optimizer_steps and host.steps.mine:
+            with careful(host, "zero_grad"):
+                dropped = cycle.zeroed()
+                if dropped == 1 and not before:
+                    before.extend(_numbers(owner))
+                elif dropped == NEVER_STEPS and before:
+                    now = (each.detach().reshape(-1)[:_NUMBERS] for each, _ in before)
+                    same = all(map(torch.equal, now, (values for _, values in before)))
+                    before.clear()
+                    if same:
+                        host.event("never_steps", text=script_place())
+        return zero(owner, *args, **kwargs)
+
+    return zero_grad
+
+
+def _numbers(owner: Any) -> list[tuple[Any, Any]]:
+    """Some weights of an optimizer or a module that have a gradient, and some of their numbers.
+    None on a GPU, which would be waited for."""
+    if isinstance(owner, torch.nn.Module):
+        every = list(owner.parameters())
+    else:
+        every = [each for group in owner.param_groups for each in group["params"]]
+    trained = [each for each in every if each.grad is not None and each.device.type == "cpu"]
+    return [(each, each.detach().reshape(-1)[:_NUMBERS].clone()) for each in trained[:8]]
+
+
 #: Programs that are told of: their line is mostly one.
 _PROGRAMS: Final = 200
 
@@ -217,6 +267,37 @@ def _program(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
                     host.event("program", text=place, values={"pid": float(process.pid)})
 
     return __init__
+
+
+def _child(host: Host, start: Callable[..., Any]) -> Callable[..., Any]:
+    """Processes of :mod:`multiprocessing` that the script starts, and not a DataLoader for it."""
+    left = [_PROGRAMS]
+
+    @in_place_of(start)
+    def started(process: Any, *args: Any, **kwargs: Any) -> Any:
+        of_loader = getattr(getattr(process, "_target", None), "__name__", "") == WORKER_LOOP
+        result = start(process, *args, **kwargs)
+        if left[0] and host.live and not of_loader:
+            with careful(host, "start"):
+                left[0] -= 1
+                if place := script_place():
+                    host.event("child", text=place, values={"pid": float(process.pid)})
+        return result
+
+    return started
+
+
+def _collector(host: Host, off: bool, switch: Callable[[], None]) -> Callable[[], None]:
+    """The script switches Python's garbage collector off, or on."""
+
+    @in_place_of(switch)
+    def switched() -> None:
+        with careful(host, "gc"):
+            if host.live:
+                host.learn(collector_off=script_place() if off else "")
+        switch()
+
+    return switched
 
 
 def _threads(host: Host, set_number: Callable[..., Any]) -> Callable[..., Any]:

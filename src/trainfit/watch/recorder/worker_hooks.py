@@ -309,7 +309,7 @@ class FetchCode:
         made = in_fetch(stack)
         if made is None:
             return
-        self._counts.looks += 1
+        self._counts.look(self._made)
         self._counts.count(made)
         length = now - began
         if not collating and length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
@@ -337,6 +337,7 @@ class FetchCode:
 
     def write(self, *, whole: bool = False) -> None:
         """Now and then, as much as there is; ``whole``: the worker ends."""
+        self._counts.settle(self._made)
         looks = self._counts.looks
         is_new = self.first is not None and (self.first.is_over or whole)
         if is_new and self.first is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trainfit.findings.own_code import Habit, habit_of_samples
 from trainfit.results.findings import Place
@@ -317,12 +318,42 @@ class Fetching:
     @functools.cached_property
     def own_times(self) -> checks.Seconds:
         """Seconds of each batch, without those in which its worker had no core where that was
-        counted, and without the batches of one slow worker, whose loss is told by itself."""
+        counted, and without the batches of one slow worker and the first of each, whose losses are
+        told by themselves."""
+        kept = ~self._are_first
+        if self.slow_worker is not None:
+            kept &= self.rank.fetches["worker"] != self.slow_worker.worker
+        return known(self._times[kept])
+
+    @property
+    def _times(self) -> checks.Seconds:
         counted = self.core_waits.fetch_s
         every = self.rank.fetches["fetch_s"] if counted is None else counted
-        if self.slow_worker is None:
-            return known(every)
-        return known(every[self.rank.fetches["worker"] != self.slow_worker.worker])
+        return np.asarray(every, dtype=np.float64)
+
+    @functools.cached_property
+    def _are_first(self) -> NDArray[np.bool_]:
+        """Which batches are the first of a worker's process, where more of these are started than
+        there are workers: with each epoch. What its data set begins with is in them."""
+        rows, every = self.rank.fetches, self.rank.record.fetches
+        pids, of = np.unique(every["pid"], return_inverse=True)
+        if len(pids) <= 2 * (self.workers or 0) or (pids < 0).any():
+            return np.zeros(len(rows), bool)
+        first = np.full(len(pids), np.inf)
+        np.minimum.at(first, of, every["end_s"])
+        found: NDArray[np.bool_] = rows["end_s"] <= first[np.searchsorted(pids, rows["pid"])]
+        return found
+
+    @functools.cached_property
+    def first_batch_s(self) -> float | None:
+        """Seconds of a worker's first batch, where that is much longer than the others."""
+        first = known(self._times[self._are_first])
+        usual = median(self.own_times)
+        if usual is None or len(first) < thresholds.LEAST_EVENTS:
+            return None
+        seconds = float(np.median(first))
+        most = max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)
+        return seconds if seconds > most else None
 
     @functools.cached_property
     def slow_batch_s(self) -> float | None:
@@ -466,7 +497,9 @@ class Fetching:
         fetches: Table = self.rank.fetches
         counted, found = self.core_waits.fetch_s, {}
         every = fetches["fetch_s"] if counted is None else counted
-        for worker in np.unique(fetches["worker"][fetches["worker"] >= 0]):
+        # Those of another loader (an evaluation's) have numbers of their own.
+        own = (fetches["worker"] >= 0) & (fetches["worker"] < (self.workers or 0))
+        for worker in np.unique(fetches["worker"][own]):
             times = known(every[fetches["worker"] == worker])
             if len(times) >= thresholds.LEAST_FETCHES:
                 found[int(worker)] = float(np.median(times))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,7 +19,7 @@ from trainfit.results.runs.tables import (
     TEMPORARY,
     Table,
 )
-from trainfit.results.runs.watched import Event, GrowingVariable
+from trainfit.results.runs.watched import FIGURES, Event, GrowingVariable
 from trainfit.results.text import count, duration, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
@@ -62,7 +64,8 @@ def _kept_by(view: RankView, role: int) -> GrowingVariable | None:
     if role == 0 and (found := kept_tensors(view)) is not None:
         return found
     every = view.header.growing if role == 0 else view.header.worker_growing
-    caches = [each for each in every if each.kind == _CACHE or (role and each.holds)]
+    kinds = (_CACHE, FIGURES)
+    caches = [each for each in every if each.kind in kinds or (role and each.holds)]
     return max(caches, key=lambda each: each.last_size, default=None)
 
 
@@ -74,17 +77,31 @@ def keeps(variable: GrowingVariable) -> str:
     """What it does, in words: "`history` (train.py:41) keeps each step's tensors"."""
     if variable.kind == _CACHE:
         return f"`{variable.name}` keeps all that it has returned"
+    if variable.kind == FIGURES:
+        return f"{variable.name} keeps each figure that is not closed"
     what = "autograd graph" if variable.holds == "graphs" else "tensors"
     return f"`{variable.name}` keeps each step's {what}"
 
 
 def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
     """Cause and fix."""
+    if variable.kind == FIGURES:
+        return (
+            f"{variable.last_size} figures were open at the last look, which {variable.name} keeps "
+            "until they are closed",
+            Fix(_CLOSE, line="plt.close(fig)"),
+        )
     grown = f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} "
     grown += f"{'additions' if variable.kind == 'sum' else 'entries'} in {variable.steps} steps"
     habit = KEPT_GRAPHS if variable.holds == "graphs" else KEPT_BATCHES
     habit = CYCLED if variable.kind == "cycle" else habit
     return f"{grown}; {habit.cause}", Fix(habit.action)
+
+
+_CLOSE: Final = (
+    "close each figure when it is saved, or make one before the loop and draw into it after "
+    "ax.clear(); matplotlib.figure.Figure() makes one that pyplot does not know"
+)
 
 
 # ---
@@ -97,9 +114,10 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
         return
     main = list(_of_processes(view, 0, "the training process", view.main_process))
     if not any(isinstance(each, Finding) for each in main):
-        main = list(_kept_graphs(view)) or main
+        main = list(_kept_graphs(view)) or list(_open_figures(view)) or main
     yield from main
-    yield from _of_processes(view, 1, "the workers", view.workers)
+    if not any(True for _ in _find_processes(run)):  # the RAM of ever more of them is no cache
+        yield from _of_processes(view, 1, "the workers", view.workers)
 
 
 #: Steps in which a variable has kept graphs of nearly each, from which that is no window of some.
@@ -119,8 +137,12 @@ def _kept_graphs(view: RankView) -> Iterator[Finding]:
         return
     if variable.last_size - variable.first_size < _MOSTLY * variable.steps:
         return
+    yield _kept(variable)
+
+
+def _kept(variable: GrowingVariable) -> Finding:
     cause, fix = what_keeps(variable)
-    yield Finding(
+    return Finding(
         "ram_growth",
         "warning",
         f"{keeps(variable)}, for as long as the run goes on",
@@ -130,6 +152,17 @@ def _kept_graphs(view: RankView) -> Iterator[Finding]:
         "certain",
         place=Place.parse(variable.place),
     )
+
+
+#: Open figures of which Matplotlib itself warns (its ``figure.max_open_warning``).
+_MOST_FIGURES: Final = 20
+
+
+def _open_figures(view: RankView) -> Iterator[Finding]:
+    """… or whose figures are small yet."""
+    for each in view.header.growing:
+        if each.kind == FIGURES and each.last_size > _MOST_FIGURES:
+            yield _kept(each)
 
 
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
@@ -169,6 +202,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     of_data = variable is not None and (role == 1 or variable.kind == _CACHE)
     sure = (
         (variable is not None and not of_data)
+        or (role == 0 and view.header.collector_off)
         or seconds >= _LASTING_S
         or _outgrows(view, full_s, seconds)
         or _outgrows_ram(view, variable)
@@ -180,8 +214,12 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     elif variable is not None:
         cause, fix = what_keeps(variable)
         title += f": {keeps(variable)}"
+    elif role == 0 and view.header.collector_off:
+        cause, fix = _CYCLES
+        title += ": gc.disable() is in effect"
     else:
         cause, fix = _WHO_KEEPS[role]
+    at_line = view.header.collector_off if role == 0 and variable is None else ""
     yield Finding(
         "ram_growth",
         "critical" if sure and full_s < _SOON_S else "warning",
@@ -190,8 +228,16 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
         cause,
         (fix,),
         "certain" if variable is not None else "likely",
-        place=None if variable is None else Place.parse(variable.place),
+        place=Place.parse(at_line if variable is None else variable.place),
     )
+
+
+#: Where the script has switched the garbage collector off.
+_CYCLES: Final = (
+    "objects that refer to each other in a circle (an exception with its frames, an object that "
+    "knows its owner) are freed by the garbage collector only, which is off",
+    Fix("leave out gc.disable(), or call gc.collect() every few hundred steps"),
+)
 
 
 def _what_a_data_set_keeps(variable: GrowingVariable, role: int) -> str:
@@ -476,4 +522,76 @@ def _writes_at(view: RankView) -> Place | None:
 
 FILES: Final = Rule(("shm_growth", "temporary_growth"), _find_files, each_rank=True)
 
-RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES)
+# ---
+# Processes that the script starts, and that do not end.
+
+
+_PROCESSES_KIND: Final = "process_growth"
+#: Processes that must have come, and that are there in the end; parts of the run in each of which
+#: there must be more of them: a pool is full some time.
+_MORE_PROCESSES: Final = 4
+_PARTS: Final = 4
+
+
+def _find_processes(run: RunView) -> Iterator[Finding]:
+    view = run.judged
+    rows = view.children
+    times, at = np.unique(rows["time_s"], return_inverse=True)
+    if len(times) < 2 * _PARTS or not len(view.steps):
+        return
+    counts = np.bincount(at)
+    parts = [float(np.median(part)) for part in np.array_split(counts, _PARTS)]
+    grows = all(later > before for before, later in itertools.pairwise(parts))
+    if not grows or counts[-1] - parts[0] < _MORE_PROCESSES:
+        return
+    last = rows[rows["time_s"] == times[-1]]
+    place, held = _started_at(view, last), float(np.sum(np.maximum(0, last["rss_bytes"])))
+    seconds = float(times[-1] - times[0])
+    yield Finding(
+        _PROCESSES_KIND,
+        "critical" if _takes_ram(view, seconds, held * (1 - parts[0] / counts[-1])) else "warning",
+        f"Processes that the script starts do not end: {parts[0]:.0f} at first, {counts[-1]} in "
+        "the end",
+        (
+            Evidence("more of them", 60 * (counts[-1] - parts[0]) / seconds, "1/min"),
+            Evidence("their RAM (pages that they share count for each)", held, "bytes"),
+        ),
+        "Each keeps its memory and its place in the system's table of processes until it ends",
+        (
+            Fix(
+                "start them once, before the loop (a Manager, a pool, a DataLoader with "
+                "persistent_workers), or end each when it is done with: a with block, close() and "
+                "join(), Manager().shutdown(), Popen.wait()"
+            ),
+        ),
+        "certain" if place is not None else "likely",
+        place=place,
+    )
+
+
+def _takes_ram(view: RankView, seconds: float, grown: float) -> bool:
+    """Will the RAM be full soon, by what has gone of it while these processes have come? They share
+    pages: what has gone is a part of what each seems to have."""
+    left = known(view.machine["ram_available_bytes"])
+    gone = float(left[0] - left[-1]) if len(left) > 1 else 0.0
+    if gone < max(_LEAST_BYTES, _SHARED * grown):
+        return False
+    return float(left[-1]) * seconds / gone < _SOON_S
+
+
+#: Of the RSS of processes that were forked off a training, what may be pages of their own.
+_SHARED: Final = 0.1
+
+
+def _started_at(view: RankView, alive: Table) -> Place | None:
+    """The line that started most of these processes; ``None``: it was not seen."""
+    pids = {float(each) for each in alive["pid"]}
+    told = [each for each in view.record.events if each.kind in ("child", "program")]
+    lines = Counter(each.text for each in told if each.values["pid"] in pids)
+    line, number = next(iter(lines.most_common(1)), ("", 0))
+    return Place.parse(line) if number >= _MORE_PROCESSES else None
+
+
+PROCESSES: Final = Rule((_PROCESSES_KIND,), _find_processes, each_rank=True)
+
+RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES, PROCESSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.findings import fixes
-from trainfit.findings.threads import call_of, variable_of
+from trainfit.findings.threads import call_of, set_at, variable_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import RunHeader
 from trainfit.results.text import GIB
@@ -158,13 +159,13 @@ def _without_others(rank: RankView, left: float) -> Fix:
     if value >= threads or not checks.several_compute(rank):
         return Fix(action)
     # An operator is done when the last of its threads is: each waits for its turn on a core.
-    many = {"torch": threads}
-    settings, line = _settings(many, value), _line(many, value, in_workers=False)
-    return Fix(
-        f"{action}; as long as they run, {_action(settings, line)}: each operator waits until all "
+    fewer = _fix(
+        {"torch": threads}, value, in_workers=False, at=str(checks.thread_place(rank) or "")
+    )
+    return dataclasses.replace(
+        fewer,
+        action=f"{action}; as long as they run, {fewer.action}: each operator waits until all "
         f"{threads} threads of the training have had a core",
-        settings=settings,
-        line=line,
     )
 
 
@@ -359,22 +360,16 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     ]
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
-    if in_workers and "torch" in many:  # pools that are small beside that of a call do not matter
-        many = {name: count for name, count in many.items() if count >= many["torch"]}
-    settings, line = _settings(many, value, in_workers), _line(many, value, in_workers)
     at = header.worker_threads_at if in_workers else str(checks.thread_place(rank) or "")
+    if (in_workers or at) and "torch" in many:  # pools smaller than that of a call do not matter
+        many = {name: count for name, count in many.items() if count >= many["torch"]}
     raised = in_workers and many.get("torch", 0) == max(many.values())
+    fix = _fix(many, value, in_workers, at)
     if raised:
         action = _raised(many["torch"], at)
-    elif at and "torch" in many:
-        action = f"torch.set_num_threads({value}) there: the environment does not change that call"
-        # A library that has as many got them by it (one pool of OpenMP).
-        others = {name: count for name, count in many.items() if count != many["torch"]}
-        settings, line = _settings(others, value), _line(others, value, in_workers)
-    else:
-        action = ""
-    if settings:
-        action = "; ".join(filter(None, (action, _action(settings, line))))
+        if fix.settings:
+            action += f"; {fix.action}"
+        fix = dataclasses.replace(fix, action=action)
     # What is lost is theirs only where they were seen at work.
     share = _lost_to_threads(rank, in_workers) if at_work[in_workers] > own else None
     where = "each worker" if in_workers else "the main process"
@@ -386,7 +381,7 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         f"{', '.join(sorted(many))} start{'s' if len(many) == 1 else ''} "
         f"{max(many.values())} threads in each {'worker' if in_workers else 'process'}; on "
         f"{usable:g} cores they take turns and wait for each other",
-        (Fix(action or _action(settings, line), settings=settings, line=line),),
+        (fix,),
         "certain" if switches is not None else "likely",
         share,
         _where_threads_compute(header, at if raised else "")
@@ -466,6 +461,19 @@ def _line(many: Mapping[str, int], value: int, in_workers: bool) -> str:
     if "torch" in many:
         calls.append(f"torch.set_num_threads({value})")
     return "; ".join(calls)
+
+
+def _fix(many: Mapping[str, int], value: int, in_workers: bool, at: str) -> Fix:
+    """Fewer threads of these libraries; ``at``: the line of the training process that sets those of
+    PyTorch, and of whatever has as many (one pool of OpenMP)."""
+    if not at or in_workers or "torch" not in many:
+        settings, line = _settings(many, value, in_workers), _line(many, value, in_workers)
+        return Fix(_action(settings, line), settings=settings, line=line)
+    others = {name: count for name, count in many.items() if count != many["torch"]}
+    settings, line = _settings(others, value), _line(others, value, in_workers)
+    rest = f"; {_action(settings, line)}" if settings else ""
+    call = set_at(value)
+    return dataclasses.replace(call, action=call.action + rest, settings=settings)
 
 
 def _action(settings: Mapping[str, str], line: str) -> str:

@@ -81,9 +81,13 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
         reason += f"{'; ' if reason else ': '}`{cache.name}` is lost with the workers each epoch"
     if checks.has_gpu(rank) and not checks.has_events(rank):
         confidence = "possible"  # the GPU may have had work meanwhile
+    # Cheap batches, and those that only lack a core when they are there, cost what little they do
+    # with any settings.
+    is_core = fetching.others_press and is_late and not fetching.is_large
+    usual = (slow is None and not fetching.workers and fetching.is_cheap) or is_core
     yield Finding(
         _INPUT_BOUND_KIND,
-        severity(share),
+        "info" if usual and share < thresholds.CRITICAL_SHARE else severity(share),
         f"Waiting for batches costs {checks.in_percent(share)} of the time{reason}",
         tuple(_evidence(fetching, share)),
         cause,

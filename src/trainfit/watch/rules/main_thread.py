@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings import habits
+from trainfit.findings.threads import set_at
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import copies as copying
@@ -403,11 +404,9 @@ def _find_one_hot_thread(view: RunView) -> Iterator[Finding | Unknown]:
             (*evidence, Evidence("threads of PyTorch", float(threads))),
             "OMP_NUM_THREADS, torchrun or the script limits the number of threads",
             (
-                Fix(
-                    f"set OMP_NUM_THREADS={value}"
-                    + (f", and torch.set_num_threads({value}) or no such call" if place else ""),
-                    settings={"OMP_NUM_THREADS": str(value)},
-                ),
+                set_at(value)
+                if place
+                else Fix(f"set OMP_NUM_THREADS={value}", settings={"OMP_NUM_THREADS": str(value)}),
             ),
             "likely",
             place=place,

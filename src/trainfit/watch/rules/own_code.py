@@ -9,7 +9,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from trainfit.findings.own_code import BATCHES, Habit, adds_to, from_memory, habit_of
+from trainfit.findings.own_code import (
+    ALONE,
+    BATCHES,
+    DRAWS,
+    LOGS,
+    Habit,
+    adds_to,
+    from_memory,
+    habit_of,
+    held_at,
+    is_queue,
+    more_handlers,
+)
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import CodeLine, StackLooks
 from trainfit.watch import checks, thresholds
@@ -38,7 +50,7 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
     first, last = line.lines
     for each in rank.header.growing:
         place = Place.parse(each.place)
-        if place is None or each.kind not in ("tensor", "array"):
+        if place is None or each.kind not in ("tensor", "array", "DataFrame"):
             continue
         if place.file == line.place.file and first <= place.line <= last:
             return each.name
@@ -106,13 +118,27 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     grown = _added_to(rank, line)
     habit, name = _done_at(line, has_loader=bool(rank.header.loaders))
     usual, weight = habit, severity(share)
+    held = costliest(rank.header.lock_code)
+    handlers = next((e for e in rank.header.growing if e.name.endswith(".handlers")), None)
     if grown:
         habit = adds_to(grown)
-    elif rank.header.memories and not rank.header.loaders:
-        habit = from_memory(rank.header.memories[0], habit)
-        if habit is not usual:
+    elif handlers is not None and habit is LOGS:
+        habit = more_handlers(handlers.name, handlers.place)
+    elif line.most.waits_for == "lock" and held is not None and _is_held(rank, held):
+        habit = held_at(str(held))
+    elif not rank.header.loaders:
+        if rank.header.memories:
+            habit = from_memory(rank.header.memories[0], habit)
+        makes_data = _steps_an_environment(rank) and usual in (BATCHES, ALONE)
+        # What nobody has a word for, and is at no line of its own, is no habit that could be left.
+        nothing = usual is DRAWS or (usual is ALONE and line.is_several)
+        if habit is not usual or makes_data or nothing:
             # Such a training is partly that: what it learns from it has to make itself.
             weight = "warning" if share >= _MOST_OF_ALL else "info"
+        elif usual in (ALONE, BATCHES) and share < thresholds.CRITICAL_SHARE:
+            weight = "info"  # what a step learns from has to be made somewhere
+    if share < thresholds.CRITICAL_SHARE and any(map(_FOR_ALL.search, _inner(line))):
+        weight = "info"  # an average of the weights, as it is best made
     if (at := _threads_waited_for(rank, line)) is not None:
         yield _waits_for_threads(rank, line, at, share)
         return
@@ -134,6 +160,32 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _is_held(rank: RankView, at: CostlyLine) -> bool:
+    """Was another thread found there most times that the training waited for a lock?"""
+    looks = rank.header.lock_code.looks
+    return at.count >= max(thresholds.LOOKS_AT_LINE, _SAME * looks)
+
+
+#: One operator for all weights of an average (``torch.optim.swa_utils``).
+_FOR_ALL: Final = re.compile(r"_foreach_(?:lerp|mul|add)_?$")
+
+
+def _inner(line: CostlyLine) -> Iterator[str]:
+    return (each.inner for each in line.calls if each.calls.endswith("update_parameters"))
+
+
+#: How scripts call what reinforcement learning learns from.
+_ENVIRONMENT: Final = re.compile(
+    r"(?:^|\.)(?:\w*envs?|environment|game|sim(?:ulator)?|world)\.(?:step|reset)$|^gym(?:nasium)?\."
+)
+
+
+def _steps_an_environment(rank: RankView) -> bool:
+    """Does the training itself play what it learns from?"""
+    lines = rank.header.other_code.lines
+    return any(_ENVIRONMENT.search(name) is not None for each in lines for name in each.names)
+
+
 #: Cores that threads have together, from which they compute what the training waits for; and from
 #: which they do that side by side, outside of Python.
 _AT_WORK: Final = 0.25
@@ -146,7 +198,8 @@ def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
     at = costliest(_at_work(threads.code))
     if line.most.waits_for != "lock" or at is None or at.count < thresholds.LOOKS_AT_LINE:
         return None
-    if threads.cores < (MainThread(rank).cpu or 0.0):
+    # What waits for a queue waits for who fills it, however little that computes.
+    if threads.cores < (MainThread(rank).cpu or 0.0) and not is_queue(line.names, "lock"):
         return None
     # Next to other programs they get as little of a core as the training does.
     alone = threads.cores * (CoreWaits(rank).training_stretch or 1.0)
@@ -298,9 +351,11 @@ def _find_loop(view: RunView) -> Iterator[Finding | Unknown]:
         return
     if share < thresholds.WARNING_SHARE:
         return
+    # What comes with each sample (boxes, as many as there are) is gone over with them.
+    is_ragged = loop.over.startswith("zip(") and share < thresholds.CRITICAL_SHARE
     yield Finding(
         LOOP_KIND,
-        severity(share),
+        "info" if is_ragged else severity(share),
         f"{loop.place} goes over `{loop.over}` in Python in the forward pass: with its backward "
         f"pass {checks.in_percent(share)} of the time",
         (

@@ -19,6 +19,7 @@ from trainfit.results.runs.watched import Event, RankRecord, exit_words
 from trainfit.results.text import count, duration, short
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import ending
+from trainfit.watch.rules.growth import PROCESSES
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.thresholds import NOTICEABLE
 from trainfit.watch.view import RankView, RunView, known, median
@@ -73,12 +74,16 @@ class _Still:
         return kept if kept is not None and kept.where is not None else None
 
     @property
+    def is_in_backward(self) -> bool:
+        frames = () if self.main is None else self.main.frames
+        return any(frame.function == _BACKWARD for frame in frames)
+
+    @property
     def waits_for_ranks(self) -> bool:
         if self.view.header.world_size < 2 or self.main is None:
             return False
-        return any(
-            frame.function == _BACKWARD or any(each in frame.path for each in _OF_RANKS)
-            for frame in self.main.frames
+        return self.is_in_backward or any(
+            each in frame.path for each in _OF_RANKS for frame in self.main.frames
         )
 
 
@@ -110,8 +115,8 @@ def _is_over(event: Event) -> bool:
     main = next(iter(parse_stacks(event.text)), None)
     if main is None or not main.frames:
         return False
-    first = main.frames[0]
-    return first.function == "_shutdown" and Path(first.path).name == _SHUTDOWN
+    outer = main.frames[-1]  # a pool's own end is within it
+    return outer.function == "_shutdown" and Path(outer.path).name == _SHUTDOWN
 
 
 def _end(view: RankView) -> float:
@@ -125,19 +130,28 @@ def _end(view: RankView) -> float:
 def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     found = [still for view in run.ranks if (still := _still(view)) is not None]
     if not found:
+        of_children = list(filter(None, map(_of_children, run.ranks)))
+        ended = all(each.severity != "critical" for each in of_children)
+        if not ended or not any(True for _ in PROCESSES.look(run)):
+            yield from of_children  # else they are many: to end them all needs that long
         return
     # Who waits for others is no cause; who has made the fewest steps comes first.
     first = min(found, key=lambda each: (each.waits_for_ranks, each.event.step))
+    apart = _apart(run, found)
+    if apart:
+        first = apart[0]
     is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out
-    title, cause, fix, where = _of_end(first) if is_over else _of_pause(first)
+    title, cause, fix, where = (
+        _of_calls(apart) if apart else _of_end(first) if is_over else _of_pause(first)
+    )
     usual = median(first.view.steps["step_s"])
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
     others = [each for each in found if each is not first]
-    if others:
+    if others and not apart:
         names = ", ".join(str(each.view.header.rank) for each in others)
         evidence.append(Evidence("ranks that wait for it", names))
-    seen = [kept] if kept is not None else _busy(first)
+    seen = [kept] if kept is not None else [e for each in apart or [first] for e in _busy(each)]
     evidence += [Evidence("stack", _stack(each)) for each in seen]
     evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
     # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
@@ -157,6 +171,40 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         place=where,
         rank=first.view.rank,
         last_step=first.event.step,
+    )
+
+
+def _apart(run: RunView, found: Sequence[_Still]) -> list[_Still]:
+    """Where all ranks wait for the others, and not all at one line: one of each line, that with the
+    fewest ranks first, and a call of the script's own before a backward pass. Else nothing."""
+    every = len(found) == found[0].view.header.world_size == len(run.ranks)
+    if not every or not all(each.waits_for_ranks for each in found):
+        return []
+    at: dict[str, list[_Still]] = {}
+    for each in found:
+        at.setdefault(str(_where(each)[1]), []).append(each)
+    if len(at) < 2 or "None" in at:
+        return []
+    return [each[0] for each in sorted(at.values(), key=lambda e: (len(e), e[0].is_in_backward))]
+
+
+def _of_calls(apart: Sequence[_Still]) -> tuple[str, str, Fix, Place | None]:
+    """…, of ranks that wait for each other in different calls."""
+    told = []
+    for each in apart[:2]:
+        _, where, function = _where(each)
+        told.append(f"rank {each.view.header.rank} at {where} in {function}")
+    first = apart[0]
+    title = f"No step for {duration(first.seconds)}: the ranks wait for each other in different "
+    return (
+        f"{title}calls, {' and '.join(told)}",
+        "Each call waits until all ranks make it: they have to make the same ones in one order",
+        Fix(
+            "let all ranks decide alike what leads there (all_reduce the condition of an if, a "
+            "continue or a break), give them as many batches (DistributedSampler, drop_last=True), "
+            "or train within torch.distributed.algorithms.Join([model])"
+        ),
+        _where(first)[1],
     )
 
 
@@ -183,6 +231,44 @@ def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
         code = f" `{short(frame.code, 60)}`" if frame.code else ""
         title += f": a thread is at {where} in {frame.function}{code}"
     return title, "Python ends when all threads have that are no daemons", Fix(_END_THREAD), where
+
+
+#: Seconds for which a process that is over may wait for others that it has started.
+_WAITS_S: Final = 5.0
+#: A process that nobody ends.
+_END_PROCESS: Final = (
+    "tell the process to end after the last step (put None into its queue, and let it return at "
+    "that), and get() all that it has put into a multiprocessing.Queue: before that it does not "
+    "end; Process(daemon=True) is ended with the script"
+)
+
+
+def _of_children(view: RankView) -> Finding | None:
+    """Of a script that is over, and whose process waits for others that it has started."""
+    awaited = [each for each in view.record.events if each.kind == "awaits"]
+    if not awaited:
+        return None
+    seconds = _end(view) - awaited[-1].time_s
+    if seconds < max(_WAITS_S, NOTICEABLE * _end(view)):
+        return None
+    first = awaited[0]
+    started = {e.values["pid"]: e.text for e in view.record.events if e.kind == "child"}
+    place = Place.parse(started.get(first.values["pid"]))
+    at = f", which {place} started" if place is not None else ""
+    others = f" and {count(len(awaited) - 1, 'other')}" if len(awaited) > 1 else ""
+    return Finding(
+        "standstill",
+        "warning" if view.header.ending == "finished" else "critical",
+        f"The script is over, and its process did not end for {duration(seconds)}: it waits for "
+        f"the process {first.text}{at}{others}",
+        (Evidence("PID", f"{first.values['pid']:.0f}"),),
+        "Python ends when all processes of multiprocessing have that are no daemons",
+        (Fix(_END_PROCESS),),
+        "certain",
+        place=place,
+        rank=view.rank,
+        last_step=first.step,
+    )
 
 
 @dataclass(frozen=True)

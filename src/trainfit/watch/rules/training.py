@@ -15,6 +15,7 @@ from trainfit.findings.training.learning import KINDS as LEARNING_KINDS
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
+from trainfit.results.runs.step_cycle import NEVER_STEPS
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.text import count as plural
@@ -245,8 +246,27 @@ def _double(run: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+def _never_steps(run: RunView) -> Iterator[Finding]:
+    """Gradients are made and dropped, and no optimizer uses them."""
+    view = run.judged
+    told = next((each for each in view.record.events if each.kind == "never_steps"), None)
+    if told is None:
+        return
+    yield Finding(
+        "never_steps",
+        "critical",
+        "The optimizer never steps: the weights are as they were in the beginning",
+        (Evidence("backward passes whose gradients were dropped, at least", float(NEVER_STEPS)),),
+        "zero_grad() drops the gradients of each backward pass before anything has used them",
+        (Fix("call optimizer.step() after each backward pass", line="optimizer.step()"),),
+        "certain",
+        place=Place.parse(told.text),
+    )
+
+
 RULES: Final = (
     Rule(("double_precision",), _double),
+    Rule(("never_steps",), _never_steps),
     Rule(("no_batch",), _no_batch),
     Rule(LEARNING_KINDS, _learning),
     Rule(("loss_not_finite",), _loss),
@@ -426,13 +446,15 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         yield Unknown(_EVALUATION_SHARE_KIND, "only one evaluation ran", "watch two evaluations")
         return
     between = float(np.median(np.diff(places))) if len(places) > 1 else float(len(rank.steps))
-    if between <= _NEARLY_EACH:
+    each = between <= _NEARLY_EACH
+    if each and not _is_gone_over(rank, len(places)):
         yield _within_training(share, spent[places], between)
         return
     yield Finding(
         _EVALUATION_SHARE_KIND,
         "warning",
         f"Evaluation uses {checks.in_percent(share)} of the time"
+        + (", after nearly each step" if each else "")
         + ("" if small is None else f", in batches of {small[0].batch_size}"),
         (
             Evidence("an evaluation", float(np.median(spent[places])), "s"),
@@ -442,8 +464,9 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         "The training waits while the model is evaluated",
         (
             Fix(
-                "evaluate less often or on fewer samples, if that is more than you want, and under "
-                "torch.no_grad(), where a larger batch fits"
+                _started_each_time(rank, float(np.median(spent[places])))
+                + "evaluate less often or on fewer samples, if that is more than you want, and "
+                "under torch.no_grad(), where a larger batch fits"
             )
             if small is None
             else Fix(
@@ -458,6 +481,33 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+#: Seconds of an evaluation up to which the start of its workers is a good part of it.
+_SHORT_S: Final = 1.0
+
+
+def _started_each_time(rank: RankView, seconds: float) -> str:
+    """What to do about workers that are started for each short evaluation; empty: none are."""
+    for each in rank.header.loaders:
+        begins = each.num_workers and not each.persistent_workers
+        if each.role == "evaluation" and begins and seconds < _SHORT_S:
+            workers = plural(each.num_workers, "worker")
+            return (
+                f"set persistent_workers=True for the DataLoader at {each.place}, which starts "
+                f"{workers} for each evaluation; "
+            )
+    return ""
+
+
+def _is_gone_over(rank: RankView, evaluations: int) -> bool:
+    """Does each of them go over a whole DataLoader? What a rollout, a teacher or a target computes
+    is of no data set, or of the training's batches."""
+    passes = (each.passes for each in rank.header.loaders if each.role == "evaluation")
+    return max(passes, default=0) >= _MOSTLY_WHOLE * evaluations
+
+
+#: Of evaluations, those that go over a whole DataLoader, from which it is that and not a part of
+#: the method.
+_MOSTLY_WHOLE: Final = 0.5
 #: Of the training's batch size, what an evaluation's is at most that was not chosen: a DataLoader's
 #: own is 1.
 _SMALL_BATCH: Final = 0.25

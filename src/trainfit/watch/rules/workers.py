@@ -13,12 +13,14 @@ from trainfit.findings.habits import (
     LOADED_IN_TRAINING,
     MADE_AGAIN,
     RESTARTED_ITERATOR,
+    Habit,
     restarted_workers,
 )
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.text import count as plural
+from trainfit.results.text import duration
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
@@ -340,6 +342,10 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
     place = _begun_for_a_batch(rank, len(rank.steps) / count)
     title = f"The start of an epoch costs {wait:.2g} s, {checks.in_percent(share)} of the time"
     cause, fix = _why_and_fix(loader, count)
+    first_s = Fetching(rank).first_batch_s
+    if first_s is not None and first_s >= _MOSTLY_FIRST * wait:
+        title += f": the first batch of a worker needs {duration(first_s)}"
+        cause, fix = _BEGINS.cause, Fix(f"{_BEGINS.action}; {fix.action}", settings=fix.settings)
     if place is not None:
         title = "Each step starts a new pass over the data for one batch, "
         title += f"{checks.in_percent(share)} of the time"
@@ -363,6 +369,14 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+#: Of the wait at the start of an epoch, what a worker's first batch must be of it to be the cause.
+_MOSTLY_FIRST: Final = 0.5
+_BEGINS: Final = Habit(
+    "What the data set does when a worker begins is in its first batch: a shuffle buffer that is "
+    "filled, files that are opened or read",
+    "let the data set begin with less (a shuffle buffer of some batches, with the files themselves "
+    "in random order), or do it once, in __init__",
+)
 #: Steps from one start of the DataLoader to the next, on average, below which most steps have one.
 _HARDLY_TWO: Final = 1.5
 

@@ -9,6 +9,7 @@ training's.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
+    holds_lock,
     in_fetch,
     in_hook,
     in_sampler,
@@ -55,6 +57,8 @@ _TIMES_LONGEST: Final = 8.0
 #: Seconds of a checkpoint or of a compilation that are usual.
 _PATIENT_S: Final = 60.0
 _PATIENT: Final = (ph.CHECKPOINT, ph.EVALUATION)
+#: Threads that are looked at for who holds a lock.
+_MOST_THREADS: Final = 32
 #: A standstill that lasts is told again after so many times its length.
 _AGAIN: Final = 3.0
 _LONGEST_TEXT: Final = 16_000
@@ -99,8 +103,12 @@ class MainThreadLooks:
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
         self.loops = ElementLoops()
-        self.hooks, self.passes = StackCounts(), StackCounts()
+        self.hooks, self.passes, self.holders = StackCounts(), StackCounts(), StackCounts()
         self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
+        self._counts = (
+            *(self.other, self.fetch, self.sampler, self.hooks, self.passes, self.holders),
+            *self.waits.values(),
+        )
         self.loop: frozenset[CodeType] = frozenset()
         """Functions of the script that were on the stack when an optimizer's step was called."""
         self.variables = VariableLooks()
@@ -124,6 +132,13 @@ class MainThreadLooks:
         """Wait for its end."""
         self._stop.set()
         self._thread.join(timeout=1.0)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Looks of steps that are over count."""
+        for each in self._counts:
+            each.settle(self._training.count)
+        self.threads.settle(self._training.count)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # it only misses what it would have seen
@@ -148,7 +163,7 @@ class MainThreadLooks:
         """At what reads files, and needs no moment of its own."""
         training = self._training
         if self._looks and training.thread is not None:
-            self.threads.look(training.thread, now)
+            self.threads.look(training.thread, now, training.count)
         self._look_for_standstill(now)
 
     # -- code ----------------------------------------------------------------------------------
@@ -161,8 +176,9 @@ class MainThreadLooks:
         if training.count < _LEAST_STEPS and now - self._stepped_at < _LEAST_S:
             return
         self._looks += 1
-        self.other.looks += 1
-        self.sampler.looks += 1
+        self._settle()
+        self.other.look(training.count)
+        self.sampler.look(training.count)
         current = training.phases.current
         # Of a light step the phase is not known: its stack tells.
         if training.light or current in (ph.OTHER, ph.INPUT):
@@ -173,7 +189,7 @@ class MainThreadLooks:
             stack := users_stack(training.thread)
         ):
             self._found += 1
-            waits.looks += 1
+            waits.look(self._training.count)
             waits.count(stack, self.loop)
         if self._looks >= self._told_looks:
             self._told_looks = int(1.5 * self._looks)
@@ -188,21 +204,30 @@ class MainThreadLooks:
         made = in_fetch(stack)
         if made is not None:
             self._found += 1
-            self.fetch.looks += 1
+            self.fetch.look(self._training.count)
             self.fetch.count(made)
         elif (chosen := in_sampler(stack)) is not None:
             self._found += 1
             self.sampler.count(chosen)
         elif stack and not is_in_phase(stack):
             self._found += 1
-            self.other.count(stack, self.loop)
+            if self.other.count(stack, self.loop) == "lock":
+                self._look_at_holders(thread)
+
+    def _look_at_holders(self, thread: int) -> None:
+        """Where other threads of the script are that hold a lock, while the training waits for
+        one."""
+        self.holders.look(self._training.count)
+        for each in itertools.islice(sys._current_frames(), _MOST_THREADS):
+            if each != thread and holds_lock(stack := users_stack(each)):
+                self.holders.count(stack)
 
     def _look_at_pass(self, thread: int) -> None:
         stack = users_stack(thread)
         if not is_in_pass(stack):
             return
-        self.hooks.looks += 1
-        self.passes.looks += 1
+        self.hooks.look(self._training.count)
+        self.passes.look(self._training.count)
         if waits_in_pass(stack):
             self._found += 1
             self.passes.count(stack, self.loop)

@@ -33,19 +33,31 @@ class OtherThreadLooks:
         self._counts = StackCounts()
         self._last: dict[int, tuple[float, float]] = {}
         self._cpu_s: dict[int, float] = {}
-        self._began = self._ended = 0.0
-        self._turn = 0
+        self._open_cpu_s: dict[int, float] = {}
+        self._began = self._ended = self._looked = 0.0
+        self._turn = self._of = 0
 
-    def look(self, training: int, now: float) -> None:
-        """At all but the thread ``training``, at ``now`` in seconds."""
+    def settle(self, step: int) -> None:
+        """What was seen in the steps before that one counts."""
+        if step == self._of:
+            return
+        self._of, self._ended = step, self._looked
+        self._counts.settle(step)
+        for thread, seconds in self._open_cpu_s.items():
+            self._cpu_s[thread] = self._cpu_s.get(thread, 0.0) + seconds
+        self._open_cpu_s.clear()
+
+    def look(self, training: int, now: float, step: int) -> None:
+        """At all but the thread ``training``, at ``now`` in seconds, in this step."""
         others = [each for each in threading.enumerate() if each.ident != training]
         if len(others) > _OF or not others:
             return
         if len(others) > _MOST:
             self._turn = (self._turn + _MOST) % len(others)
             others = (others + others)[self._turn : self._turn + _MOST]
-        self._began, self._ended = self._began or now, now
-        self._counts.looks += 1
+        self.settle(step)
+        self._began, self._looked = self._began or now, now
+        self._counts.look(step)
         for each in others:
             used = _cpu_s(each.native_id)
             if used is None or each.native_id is None or each.ident is None:
@@ -57,7 +69,8 @@ class OtherThreadLooks:
             stack = users_stack(each.ident)
             if not stack or any(_OF_TORCH in code.co_filename for code, _, _ in stack):
                 continue
-            self._cpu_s[each.native_id] = self._cpu_s.get(each.native_id, 0.0) + used - before[0]
+            spent = self._open_cpu_s.get(each.native_id, 0.0) + used - before[0]
+            self._open_cpu_s[each.native_id] = spent
             self._counts.count(stack)
 
     def summary(self) -> ThreadLooks:

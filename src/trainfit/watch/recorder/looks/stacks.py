@@ -73,17 +73,40 @@ _NO_CODE: Final[frozenset[CodeType]] = frozenset()
 
 
 class StackCounts:
-    """Lines that a thread was found at. One thread looks; another may ask for the result."""
+    """Lines that a thread was found at. One thread looks; another may ask for the result.
+
+    Looks count when the step, or the batch, that they were in is over (:meth:`settle`): neither
+    those of a pause that does not end, nor what a script does after its last step, are of any.
+    """
 
     def __init__(self) -> None:
         self.looks = 0
         self._lines: collections.Counter[_Key] = collections.Counter()
+        self._open_looks = 0
+        self._open_lines: collections.Counter[_Key] = collections.Counter()
+        self._of = 0
 
-    def count(self, stack: Sequence[Call], loop: frozenset[CodeType] = _NO_CODE) -> None:
-        """A look at a stack, innermost first. Where no frame is the script's, its line has no
-        place. ``loop`` are functions of the training loop: what called them is the same always."""
+    def look(self, of: int) -> None:
+        """A look in the step, or the batch, of this number."""
+        self.settle(of)
+        self._open_looks += 1
+
+    def settle(self, of: int) -> None:
+        """What was seen before that one counts."""
+        if of != self._of:
+            self._of = of
+            self.looks, self._open_looks = self.looks + self._open_looks, 0
+            self._lines.update(self._open_lines)
+            self._open_lines.clear()
+
+    def count(self, stack: Sequence[Call], loop: frozenset[CodeType] = _NO_CODE) -> WaitsFor:
+        """A look at a stack, innermost first; what is waited for there. Where no frame is the
+        script's, its line has no place. ``loop`` are functions of the training loop: what called
+        them is the same always."""
         inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
-        self._lines[_line(stack[: inmost + 1])] += 1
+        key = _line(stack[: inmost + 1])
+        self._open_lines[key] += 1
+        return key[4]
 
     def summary(self) -> StackLooks:
         """The most frequent lines."""
@@ -104,12 +127,20 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
 
 def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
     """The most frequent; of the others the lines without what they call, which may be a different
-    function of a library at each look."""
+    function of a library at each look: only which library that is."""
     every = lines.most_common()
     others: collections.Counter[_Key] = collections.Counter()
-    for (place, callers, _, _, waits_for, over, function), count in every[_MOST_LINES:]:
-        others[place, callers, "", "", waits_for, over, function] += count
+    for (place, callers, calls, inner, waits_for, over, function), count in every[_MOST_LINES:]:
+        library = _library(calls) or _library(inner)
+        others[place, callers, "", library, waits_for, over, function] += count
     return tuple(_told(*each) for each in (*every[:_MOST_LINES], *others.most_common(_MOST_LINES)))
+
+
+def _library(name: str) -> str:
+    """ "pandas.…" of "pandas.core.series.__getitem__"; empty: it is of none, or of Python's own."""
+    first, dot, _ = name.partition(".")
+    is_one = bool(dot) and first in sys.modules and first not in sys.stdlib_module_names
+    return f"{first}.…" if is_one and first != "torch" else ""
 
 
 def _told(key: _Key, count: int) -> CodeLine:
@@ -175,6 +206,33 @@ def users_stack(thread: int) -> list[Call]:
 
 def _is_ours(call: Call) -> bool:
     return any(each in _file(call) for each in _OURS)
+
+
+def holds_lock(stack: Sequence[Call]) -> bool:
+    """Is a line of the script within a ``with`` of a lock, and not one that waits for it?"""
+    own = [each for each in stack if not is_library(_file(each))]
+    if not own or stack[0][0].co_name in ("__enter__", "acquire"):
+        return False
+    if own[0] is stack[0] and _line(stack)[4] == "lock":
+        return False
+    return any(_is_within_lock(code, line_at(code, lasti)) for code, lasti, _ in own)
+
+
+@functools.lru_cache(1 << 10)
+def _is_within_lock(code: CodeType, number: int) -> bool:
+    least: int | None = None
+    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        text = linecache.getline(code.co_filename, at)
+        if not text.strip():
+            continue
+        indent = len(text) - len(text.lstrip())
+        if least is None or indent < least:
+            if at < number and _WITH_LOCK.match(text.strip()):
+                return True
+            if _WITH_LOCK.match(text.strip()) and not text.rstrip().endswith(":"):
+                return True  # its body is on the same line
+            least = indent
+    return False
 
 
 def in_fetch(stack: Sequence[Call]) -> Sequence[Call] | None:
@@ -263,7 +321,9 @@ def waits_in_pass(stack: Sequence[Call]) -> bool:
     own = next((n for n, each in enumerate(stack) if not is_library(_file(each))), None)
     if own is None:
         return False
-    return any(_NO_COMPUTING.search(name) is not None for name in _names(stack[: own + 1]))
+    # What prints a tensor is in PyTorch's own functions: what the line calls tells it, too.
+    names = *_names(stack[: own + 1]), called_in(*stack[own][:2])
+    return any(_NO_COMPUTING.search(name) is not None for name in names)
 
 
 def fetched_index(thread: int, stack: Sequence[Call]) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trainfit.results.runs.watched import GrowingVariable, Holds
+from trainfit.results.runs.watched import FIGURES, GrowingVariable, Holds
 from trainfit.simgpu.device.user_location import is_library, loaded_modules, locals_of
 from trainfit.watch.recorder.job import short_place
 
@@ -103,7 +103,7 @@ class VariableLooks:
         """At those of the script's modules, and of the functions from ``frame`` outwards that are
         in ``loop``; ``step`` is how many there were."""
         self._loop = loop
-        self._look(step, itertools.chain(_modules(), _functions(frame, loop)))
+        self._look(step, itertools.chain(_modules(), _functions(frame, loop), _figures()))
 
     def look_at(self, step: int, objects: Iterable[object]) -> None:
         """At those of the script's modules, and of objects (a data set): ``self.cache``."""
@@ -123,7 +123,7 @@ class VariableLooks:
         course = self._courses.setdefault((file, path), _Course(path, lines))
         course.add(step, size)
         if course.grows:
-            course.kind = _kind(value)
+            course.kind = _kind(value) if file else FIGURES
             if course.kind == "cache" and (code := _code_of(value)) is not None:
                 course.at = f"{code.co_filename}:{code.co_firstlineno}"
             course.holds, course.nbytes = _held(value)
@@ -216,6 +216,14 @@ def parts_of(dataset: Any) -> list[Any]:
     return found[:_DATASETS]
 
 
+def _figures() -> Iterator[_Names]:
+    """Figures that pyplot keeps until they are closed, which are in no file of the script."""
+    kept = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
+    figures = getattr(kept, "figs", None)
+    if type(figures) in _DICTIONARIES:
+        yield "", {"pyplot": figures}, None
+
+
 def _code_of(cache: Any) -> CodeType | None:
     found = getattr(getattr(cache, "__wrapped__", None), "__code__", None)
     return found if type(found) is CodeType else None
@@ -290,7 +298,7 @@ def _items(names: Mapping[Any, Any]) -> list[tuple[str, Any]]:
 
 
 def _size(value: Any) -> int | None:
-    """Entries, elements, or additions of a sum's graph; ``None``: it is nothing that grows."""
+    """Entries, rows, elements, or additions of a sum's graph; ``None``: nothing that grows."""
     value = _saved(value)
     kind = type(value)
     if kind in _SIZED:
@@ -299,6 +307,8 @@ def _size(value: Any) -> int | None:
         return int(value.cache_info().currsize)
     if kind is torch.Tensor:
         return _additions(value) or value.numel()
+    if kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] in ("pandas", "polars"):
+        return len(value)
     return value.size if kind is np.ndarray else None
 
 
@@ -375,6 +385,8 @@ def _is_row(part: Any) -> bool:
 def _leaves(value: Any, depth: int = 3) -> Iterable[Any]:
     if type(value) in _DICTIONARIES:
         value = list(value.values())
+    elif issubclass(type(value), torch.nn.Module):  # a copy of the model
+        value = list(itertools.islice(torch.nn.Module.parameters(value), _SMALL))
     if issubclass(type(value), list | tuple) and depth:
         for each in value[:_SMALL]:
             yield from _leaves(each, depth - 1)
@@ -396,11 +408,26 @@ def _runs(loop: frozenset[CodeType], file: str) -> frozenset[int]:
 _REGISTERS: Final = {".handlers": r"\.addHandler\s*\(", "_hooks": r"\.register_\w*hook\s*\("}
 
 
+#: How a figure is opened.
+_OPENS: Final = re.compile(
+    r"\b(?:plt|pyplot|pylab)\.(?:figure|subplots|subplot_mosaic|subplot)\s*\("
+)
+
+
+def _first_of(pattern: re.Pattern[str], file: str) -> str:
+    """The first line of a file that has it; empty: none."""
+    lines = enumerate(linecache.getlines(file), 1)
+    found = next((n for n, text in lines if pattern.search(text.partition("#")[0])), None)
+    return "" if found is None else short_place(f"{file}:{found}")
+
+
 def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     """The first line that adds to it, one of the training loop before others; where none does, the
     first one of its function."""
     if course.at:
         return short_place(course.at)
+    if not file:
+        return next(filter(None, (_first_of(_OPENS, each) for each, _, _ in _modules())), "")
     path, lines = course.path, course.lines
     name = re.escape(re.split(r"[.\[]", path)[-1] if "[" not in path else path.partition("[")[0])
     adds = re.compile(
