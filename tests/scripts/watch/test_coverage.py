@@ -199,7 +199,7 @@ def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
         ([*range(2, 13), 12, *range(14, 18)], 16 / 12, 12),
         ([5, 10, 12], 1.0, 3),  # the last step has what is left
         ([1], 1 / 12, 12),
-        ([2], 1 / 6, 6),
+        ([2], None, None),  # a second one that is the step's, or is read ahead
         ([12, 12, 12], None, None),
     ],
 )
@@ -209,6 +209,23 @@ def test_steps_of_an_epoch(batches: list[int], epochs: float | None, steps: int 
             watched.step(number, given)
         found = watched.watch.result()
     assert (found.epochs, found.steps_per_epoch) == (pytest.approx(epochs), steps)
+
+
+@pytest.mark.parametrize(
+    ("passes", "batches", "steps"),
+    [(1, 1, 12), (2, 1, 12), (4, 4, 3), (1, 2, None), (4, 5, None)],
+)
+def test_one_step_tells_of_an_epoch_by_its_backward_passes(
+    passes: int, batches: int, steps: int | None
+) -> None:
+    with Watched() as watched:
+        for _ in range(passes):
+            watched.watch.differentiated()
+        watched.step(1, batches)
+        watched.watch.differentiated()  # of the second step, which is not over
+        found = watched.watch.result()
+    assert found.steps_per_epoch == steps
+    assert found.epochs == (pytest.approx(1 / steps) if steps else None)
 
 
 def test_data_of_unknown_size_has_no_epochs() -> None:

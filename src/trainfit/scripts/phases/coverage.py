@@ -99,6 +99,8 @@ class CoverageWatch:
         in which something waits for a later one."""
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
+        #: Backward passes up to the first step's end.
+        self._passes = 0
         #: … and at the last one with which no epoch ended.
         self._within_epoch: tuple[int, int] | None = None
         self._imports: ImportHook | None = None
@@ -180,6 +182,8 @@ class CoverageWatch:
 
         Before the first step it is none, but a model that is trained in evaluation mode.
         """
+        if not self._inferring:
+            self._passes += 1
         if not self._is_within:
             return
         self._graph_at = None
@@ -247,7 +251,8 @@ class CoverageWatch:
         """Epochs that were done, and optimizer steps in one, where the data set's size is known.
 
         Batches are counted between the first step and the last: some loaders read ahead. At an
-        epoch's end there is nothing ahead, so it counts only if no step is within an epoch.
+        epoch's end there is nothing ahead, so it counts only if no step is within an epoch. One
+        step alone tells by its backward passes; a second batch without one may be ahead.
         """
         loader = self._feeding()
         batches = self._batches_of_epoch(loader)
@@ -257,6 +262,8 @@ class CoverageWatch:
         done = last
         if self._within_epoch is not None and self._within_epoch[0] > first:
             last, after = self._within_epoch
+        if first == last == 1 and after not in (1, self._passes):
+            return None, None
         for_each = after / last if first == last else (after - before) / (last - first)
         if for_each <= 0:
             return None, None
