@@ -96,6 +96,48 @@ def test_what_a_beam_search_makes_of_its_cache_is_cache() -> None:
     assert kinds[4:8] == ["kv_cache"] * 4 and kinds[8] != "kv_cache"
 
 
+def kinds_of_updates(*, offloading: bool) -> list[str]:
+    """Of what two layers of a cache hold on the GPU, in the order of its allocation."""
+
+    class Cache:
+        def __init__(self) -> None:
+            keys = (torch.empty(1 << 20) for _ in range(2))
+            self.layers = [SimpleNamespace(keys=each, values=None) for each in keys]
+            self.offloading = offloading
+
+        def __len__(self) -> int:
+            return len(self.layers)
+
+        def update(self, added: torch.Tensor, _: None, index: int) -> tuple[torch.Tensor]:
+            """As Transformers' (5.24): the next layer's comes, this one's goes."""
+            if self.offloading:
+                following = self.layers[(index + 1) % 2]
+                following.keys = following.keys.to("cuda")
+            layer = self.layers[index]
+            held = layer.keys = added + layer.keys.to("cuda")
+            if self.offloading:
+                layer.keys = held.cpu()
+            return (held,)
+
+    with simulate("custom:8GiB") as simulation:
+        cache = Cache()
+        update = GenerationWatch(simulation)._updating(Cache.update)
+        added = torch.zeros(1 << 20, device="cuda")
+        for index in range(2):
+            update(cache, added, None, index)
+        recording = simulation.recording
+    large = recording.alloc_bytes == 4 << 20
+    return [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
+
+
+def test_an_offloaded_cache_is_cache_while_it_is_on_the_gpu() -> None:
+    """Layers that came back for their call counted as inputs, and what a call added as results."""
+    added, *held = kinds_of_updates(offloading=True)
+    assert added != "kv_cache" and held.count("kv_cache") == 4 and len(held) == 5
+    stays = kinds_of_updates(offloading=False)
+    assert stays.count("kv_cache") == 2 and len(stays) == 5  # … and the copies from the host
+
+
 def test_a_length_that_gpu_data_tells_is_the_models() -> None:
     model = SimpleNamespace(max_position_embeddings=512)
     for assumed, length in ((False, 101), (True, 512)):

@@ -408,7 +408,7 @@ class GenerationWatch:
             found = update(cache, *args, **kwargs)
             with contextlib.suppress(Exception):
                 index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[2]
-                self._mark(cache, int(index))
+                self._mark(cache, int(index), found)
             return found
 
         return wrapper
@@ -426,18 +426,20 @@ class GenerationWatch:
 
         return wrapper
 
-    def _mark(self, cache: Any, index: int) -> None:
+    def _mark(self, cache: Any, index: int, given: Any = ()) -> None:
+        """``given`` is what an update of that layer gave: an offloaded layer's goes to the host,
+        while the GPU has the layer that comes next."""
         layers = getattr(cache, "layers", None)
         if layers is not None:
             layer = layers[index]
-            held = [getattr(layer, name, None) for name in _LAYER]
             self._kinds.update(_kinds_of(type(layer).__name__))
             self._note_window(layer)
         else:
-            held = [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
             self._kinds.update(_kinds_of(type(cache).__name__))
+        held = _held_by(cache, index)
         if getattr(cache, "offloading", False) or "Offload" in type(cache).__name__:
             self._kinds.add("offloaded")
+            held = [given, *(_held_by(cache, each) for each in range(len(cache)))]
         for tensor in _parts(held):
             self._simulation.mark_cache(tensor)
 
@@ -502,6 +504,13 @@ def _fill(cache: Any, positions: int) -> None:
         cache.update(
             *(each.new_empty((*each.shape[:-2], more, each.shape[-1])) for each in pair), index
         )
+
+
+def _held_by(cache: Any, index: int) -> list[Any]:
+    """What holds the keys and values of a layer."""
+    if (layers := getattr(cache, "layers", None)) is not None:
+        return [getattr(layers[index], name, None) for name in _LAYER]
+    return [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
 
 
 def _parts(held: Any) -> Iterator[torch.Tensor]:
