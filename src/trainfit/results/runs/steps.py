@@ -21,6 +21,13 @@ StepSource = Literal["DataLoader", "model calls", "unknown"]
 Framework = Literal["", "Accelerate", "Lightning", "Transformers"]
 
 
+#: Optimizer steps of a long training. Over as many, growth must stay within what a recommendation
+#: leaves free: a loss that is kept for each step of an epoch (512 bytes) does, a batch does not.
+LONG_TRAINING: Final = 1_000_000
+#: What a recommendation leaves free at least, as a share of the GPU.
+_LEFT_FREE: Final = 0.09
+
+
 @dataclasses.dataclass(frozen=True)
 class StepMakeup:
     """What one optimizer step consists of: ``micro_batch`` samples × ``accumulation``
@@ -117,6 +124,15 @@ class StepPattern:
     text_calls: int | None = None
     grows_by_bytes: int | None = None
     freed_every: int | None = None
+
+    @property
+    def grows_slowly(self) -> bool:
+        """Does a long training leave no more behind than a recommendation leaves free?"""
+        growth, until = self.growth_bytes_per_step, self.steps_until_full
+        if self.course != "growing" or not growth or until is None or not self.peak_bytes:
+            return False
+        gpu_bytes = max(self.peak_bytes) + growth * max(0, until - self.steps)
+        return growth * LONG_TRAINING <= _LEFT_FREE * gpu_bytes
 
 
 # ---
