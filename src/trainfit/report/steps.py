@@ -250,8 +250,9 @@ _SEEN = {
 
 
 def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> str:
-    """What was simulated, and how to reach what was not; empty where nobody looked."""
-    if coverage is None:
+    """What was simulated, and how to reach what was not; empty where nobody looked, and of calls
+    of what does not train, which have no evaluation."""
+    if coverage is None or what == "call":
         return ""
     text = f"{_SEEN[coverage.evaluated, coverage.saved]} in {count(steps, what)}"
     epoch = coverage.steps_per_epoch
