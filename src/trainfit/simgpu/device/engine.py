@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from trainfit.hardware import GpuSpec
+from trainfit.simgpu import constructors
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 from trainfit.simgpu.device import recorder
@@ -481,7 +482,7 @@ class Engine(Hooks):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:
         """Allocate a contiguous tensor of this shape."""
         with no_dispatch():
-            meta = torch.empty(shape, dtype=dtype, device=META)
+            meta = constructors.empty(shape, dtype=dtype, device=META)
         return self.adopt(meta)  # type: ignore[no-any-return]
 
     def adopt(self, meta: Any) -> Any:

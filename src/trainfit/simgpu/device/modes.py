@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_names import (
     MADE_OF_DATA,
     call,
@@ -298,9 +299,10 @@ class Modes:
         # A backward pass that failed leaves nodes in the queue of this thread, and with them its
         # graph, until the next one drops them; a GPU's thread drops its own at once
         # (Engine::thread_main in torch/csrc/autograd/engine.cpp). This one has no operator.
-        leaf = torch.zeros((), requires_grad=True)
+        leaf = constructors.zeros((), requires_grad=True)
         with torch.enable_grad():
-            nothing = ((leaf.clone(),), (torch.ones(()),), True, False, (leaf,), False, False)
+            one = constructors.ones(())
+            nothing = ((leaf.clone(),), (one,), True, False, (leaf,), False, False)
 
         def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
             # PyTorch disables the mode on the way here, yet hooks, custom functions and what
