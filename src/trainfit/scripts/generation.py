@@ -38,8 +38,11 @@ _ASSISTED: Final = 3
 #: from the first one on. The longer, where Transformers' cache says that they are.
 _FEW, _OF_CACHE = 17, 49
 #: What of a cache's layer holds it, in the versions of Transformers.
-_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
+_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states", "indexer_keys",
                  "_quantized_keys", "_quantized_values")  # fmt: skip
+#: Methods of a cache that are given a layer's states, and which argument says whose.
+_UPDATES: Final = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1,
+                   "update_indexer": 1}  # fmt: skip
 #: Methods of a cache that replace what all of its layers hold.
 _CHANGES: Final = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 _LISTS: Final = ("key_cache", "value_cache")
@@ -117,7 +120,9 @@ class GenerationWatch:
                     and hasattr(kind, "get_seq_length")
                     and kind.__name__.endswith("Cache")
                 ):
-                    patches.hook(kind, "update", self._updating)
+                    for name, at in _UPDATES.items():
+                        if name in vars(kind):
+                            patches.hook(kind, name, functools.partial(self._updating, at=at))
                     for name in _CHANGES:
                         if name in vars(kind):
                             patches.hook(kind, name, self._changing)
@@ -402,12 +407,12 @@ class GenerationWatch:
 
     # -- caches ----------------------------------------------------------------------------------
 
-    def _updating(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def _updating(self, update: Callable[..., Any], at: int = 2) -> Callable[..., Any]:
         @functools.wraps(update)
         def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
             found = update(cache, *args, **kwargs)
             with contextlib.suppress(Exception):
-                index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[2]
+                index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[at]
                 self._mark(cache, int(index), found)
             return found
 
