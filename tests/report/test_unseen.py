@@ -33,7 +33,8 @@ def test_calls_of_a_model_have_no_evaluation() -> None:
     calls = StepPattern("settled", 3, (1, 1, 1), (1, 1, 1), unit="model call")
     assert unseen_text(_SEEN, calls, 3) == "" and unseen_text(None, None, 3) == ""
     assert coverage_text(_SEEN, 3, "call") == ""
-    assert (
-        coverage_text(_SEEN, 3)
-        == "no evaluation or checkpoint in 3 steps; --steps 65 ends an epoch"
-    )
+    of_steps = coverage_text(_SEEN, 3)
+    assert of_steps == "no evaluation or checkpoint in 3 steps; --steps 65 ends an epoch"
+    of_60 = coverage_text(dataclasses.replace(_SEEN, most_steps=60), 3)
+    assert of_60 == "no evaluation or checkpoint in 3 steps; the training has 60 steps"
+    assert coverage_text(dataclasses.replace(_SEEN, most_steps=640), 3) == of_steps

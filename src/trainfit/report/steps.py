@@ -260,6 +260,8 @@ def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> 
         return text
     if steps > epoch:
         return f"{text} (an epoch has {count(epoch, what)})"
+    if coverage.most_steps is not None and coverage.most_steps <= epoch:
+        return f"{text}; the training has {count(coverage.most_steps, what)}"
     if epoch <= _REACHABLE:
         return f"{text}; --steps {epoch + 1} ends an epoch"
     return f"{text} (an epoch has {epoch:,}; see --steps)"

@@ -154,7 +154,8 @@ class Coverage:
     mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
     memory, ``by_number`` the one at which something goes by the number of an epoch (``None``: there
     is none, or the loops are none of the script's). ``is_whole``: the script came to its end, and
-    has no more than was simulated.
+    has no more than was simulated. ``most_steps`` are those of the training, where a library's
+    trainer knows them (``None``: none does).
     """
 
     evaluated: bool
@@ -169,11 +170,13 @@ class Coverage:
     after: str | None = None
     by_number: str | None = None
     is_whole: bool = False
+    most_steps: int | None = None
 
     @property
     def all_steps(self) -> int | None:
         """Optimizer steps of the training; of one epoch where no loop tells how many it has."""
-        return self.steps_per_epoch and self.steps_per_epoch * (self.all_epochs or 1)
+        of_epochs = self.steps_per_epoch and self.steps_per_epoch * (self.all_epochs or 1)
+        return min(filter(None, (of_epochs, self.most_steps)), default=of_epochs)
 
 
 # ---

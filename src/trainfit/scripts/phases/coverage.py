@@ -23,7 +23,7 @@ import torch
 from trainfit.hooks.modes import behaves_by_mode
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
-from trainfit.scripts.phases.loops import Course, course_of, epochs_of
+from trainfit.scripts.phases.loops import Course, course_of, epochs_of, steps_of_trainer
 from trainfit.simgpu.device.user_location import call_of_user, locals_of, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.modules import Dropout
@@ -92,6 +92,8 @@ class CoverageWatch:
         self._inferring: list[bool] = []
         #: Epochs of the script's loop.
         self._epochs: int | None = None
+        #: Steps of the training, where a trainer knows them.
+        self._most_steps: int | None = None
         #: What its source says of what is to come.
         self._course = Course()
         self.of_trainer: Callable[[], tuple[int | None, str | None]] = lambda: (None, None)
@@ -220,6 +222,8 @@ class CoverageWatch:
         if steps == 1:
             self._epochs = epochs_of(sys._getframe(1))
             self._course = course_of(sys._getframe(1))
+            with contextlib.suppress(Exception):  # a trainer of another version
+                self._most_steps = steps_of_trainer(sys._getframe(1))
             epochs, by_number = self.of_trainer()
             self._epochs = self._epochs or epochs
             if by_number is not None and self._course.by_number is None:
@@ -245,6 +249,7 @@ class CoverageWatch:
             dropping_at=self._dropping_at,
             after=self._course.after,
             by_number=self._course.by_number,
+            most_steps=self._most_steps,
         )
 
     def _epoch(self) -> tuple[float | None, int | None]:
