@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -138,7 +139,7 @@ class FunctionMode(TorchFunctionMode):
             return result
         entered = _any_on_device(types) and self._engine.enter()
         try:
-            result = self._call(func, args, kwargs)
+            result = (self._placed if several_gpus() else self._call)(func, args, kwargs)
             known = isinstance(result, DeviceTensor) or type(result) in _LARGEST
             if known or func in private.foreach_in_place:
                 self._engine.on_result(func, args, kwargs, result)
@@ -158,6 +159,17 @@ class FunctionMode(TorchFunctionMode):
             and private.hooks_of_saved_tensors(True) is None
             and not private.has_transforms()  # whose tensors are plain ones, to Python
         )
+
+    def _placed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What C++ makes for the function by itself is on the GPU of its arguments."""
+        placing, found = self._engine.placing, set(_gpus_in((args, *(kwargs or {}).values())))
+        outer = placing.called_on
+        if found:
+            placing.called_on = found.pop() if len(found) == 1 else None
+        try:
+            return self._call(func, args, kwargs)
+        finally:
+            placing.called_on = outer
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.device:
@@ -266,6 +278,15 @@ def _on_one_gpu(target: Any, *rest: Any) -> tuple[Any, ...]:
         else each
         for each in rest
     )
+
+
+def _gpus_in(value: Any) -> Iterator[int]:
+    """The GPUs of the tensors among arguments."""
+    if isinstance(value, DeviceTensor):
+        yield gpu_of(value)
+    elif type(value) in (tuple, list):
+        for each in value:
+            yield from _gpus_in(each)
 
 
 def _any_on_device(types: Any) -> bool:
