@@ -53,7 +53,8 @@ _UNITS: Final = {
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
                "prefetch_factor settled accumulation",
     "units of the tunable": "present value largest recommended too_large limit",
-    "steps": "every_steps epoch_steps made_for_steps of_steps kept_gradients used_again zero_rates "
+    "steps": "every_steps epoch_steps made_for_steps most_steps of_steps kept_gradients used_again "
+             "zero_rates "
              "steps_scaled freed_every "
              "last_step first_lost_step first_step trials light_steps out_of_memory_step "
              "period phase settled_from step steps steps_left_out steps_now steps_same_samples "

@@ -409,6 +409,22 @@ def test_class_weights_that_were_left_on_the_cpu() -> None:
     assert "class weights" in found.title and "criterion.to(device)" in found.fix.action
 
 
+@pytest.mark.parametrize(
+    ("said", "is_split"),
+    [
+        ("but found at least two devices, cuda:1 and cuda:0!", True),
+        ("but got mat2 is on cuda:1, different from other tensors on cuda:0 (when", True),
+        ("but found at least two devices, cuda:0 and cpu!", False),
+        ("but got mat2 is on cpu, different from other tensors on cuda:0 (when", False),
+    ],
+)
+def test_tensors_of_two_gpus_are_not_said_to_be_on_the_cpu(said: str, is_split: bool) -> None:
+    words = f"RuntimeError: Expected all tensors to be on the same device, {said}"
+    found = of_exception(f"Traceback (most recent call last):\n{words}\n")
+    assert found is not None and found.kind == "two_devices"
+    assert ("of two GPUs" in found.title) is is_split and ("CPU" in found.title) is not is_split
+
+
 #: As pandas raises it in a worker; and what looks like it.
 IN_PANDAS = """Traceback (most recent call last):
   File "/home/anna/train.py", line 30, in <module>

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Status
 from trainfit.scripts.decode_loops import DecodeLoop
 from trainfit.scripts.generation import GenerationWatch, _fill, _parts, _to_length
+from trainfit.simgpu.patching import PatchSet
 
 pytestmark = [
     pytest.mark.usefixtures("warm"),
@@ -94,6 +96,96 @@ def test_what_a_beam_search_makes_of_its_cache_is_cache() -> None:
     large = recording.alloc_bytes == 8 << 20
     kinds = [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
     assert kinds[4:8] == ["kv_cache"] * 4 and kinds[8] != "kv_cache"
+
+
+def kinds_of_updates(*, offloading: bool) -> list[str]:
+    """Of what two layers of a cache hold on the GPU, in the order of its allocation."""
+
+    class Cache:
+        def __init__(self) -> None:
+            keys = (torch.empty(1 << 20) for _ in range(2))
+            self.layers = [SimpleNamespace(keys=each, values=None) for each in keys]
+            self.offloading = offloading
+
+        def __len__(self) -> int:
+            return len(self.layers)
+
+        def update(self, added: torch.Tensor, _: None, index: int) -> tuple[torch.Tensor]:
+            """As Transformers' (5.24): the next layer's comes, this one's goes."""
+            if self.offloading:
+                following = self.layers[(index + 1) % 2]
+                following.keys = following.keys.to("cuda")
+            layer = self.layers[index]
+            held = layer.keys = added + layer.keys.to("cuda")
+            if self.offloading:
+                layer.keys = held.cpu()
+            return (held,)
+
+    with simulate("custom:8GiB") as simulation:
+        cache = Cache()
+        update = GenerationWatch(simulation)._updating(Cache.update)
+        added = torch.zeros(1 << 20, device="cuda")
+        for index in range(2):
+            update(cache, added, None, index)
+        recording = simulation.recording
+    large = recording.alloc_bytes == 4 << 20
+    return [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
+
+
+def test_an_offloaded_cache_is_cache_while_it_is_on_the_gpu() -> None:
+    """Layers that came back for their call counted as inputs, and what a call added as results."""
+    added, *held = kinds_of_updates(offloading=True)
+    assert added != "kv_cache" and held.count("kv_cache") == 4 and len(held) == 5
+    stays = kinds_of_updates(offloading=False)
+    assert stays.count("kv_cache") == 2 and len(stays) == 5  # … and the copies from the host
+
+
+class LinearAttentionLayer:
+    def __init__(self) -> None:
+        self.conv_states: dict[int, torch.Tensor] = {}
+        self.recurrent_states: dict[int, torch.Tensor] = {}
+
+
+class StatesCache:
+    """As Transformers' of a model with layers that have a state instead of keys and values."""
+
+    def __init__(self) -> None:
+        self.layers = [LinearAttentionLayer() for _ in range(2)]
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int) -> None:
+        raise NotImplementedError
+
+    def update_conv_state(self, states: torch.Tensor, layer_idx: int, state_idx: int = 0) -> Any:
+        return self.layers[layer_idx].conv_states.setdefault(state_idx, states.clone())
+
+    def update_recurrent_state(self, states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        return self.layers[layer_idx].recurrent_states.setdefault(0, states.clone())
+
+
+def test_the_states_of_recurrent_layers_are_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a hybrid model (Bamba, Jamba, Qwen3-Next) only the layers with attention counted."""
+    module: Any = ModuleType("transformers.cache_utils")
+    module.StatesCache = StatesCache
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    patches = PatchSet()
+    with simulate("custom:8GiB") as simulation:
+        watch = GenerationWatch(simulation)
+        watch.install(patches)
+        cache, states = StatesCache(), torch.empty(1 << 20, device="cuda")
+        cache.update_conv_state(states, 1)
+        cache.update_recurrent_state(states, layer_idx=0)
+        kept = states.clone()  # in no cache
+        recording = simulation.recording
+        watch.remove()
+        patches.restore()
+    del kept
+    large = recording.alloc_bytes == 4 << 20
+    kinds = [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
+    assert [kind == "kv_cache" for kind in kinds] == [False, True, True, False]
+    assert watch._of_cache()["cache"] == "recurrent"
 
 
 def test_a_length_that_gpu_data_tells_is_the_models() -> None:

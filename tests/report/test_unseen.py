@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from trainfit.report.steps import eager_text, unseen_text
+from trainfit.report.steps import coverage_text, eager_text, unseen_text
 from trainfit.results.runs.steps import Coverage, StepPattern
 
 _SEEN = Coverage(False, False, 0.05, 64)
@@ -32,6 +32,12 @@ def test_what_was_not_among_the_steps(changes: dict[str, object], steps: int, te
 def test_calls_of_a_model_have_no_evaluation() -> None:
     calls = StepPattern("settled", 3, (1, 1, 1), (1, 1, 1), unit="model call")
     assert unseen_text(_SEEN, calls, 3) == "" and unseen_text(None, None, 3) == ""
+    assert coverage_text(_SEEN, 3, "call") == ""
+    of_steps = coverage_text(_SEEN, 3)
+    assert of_steps == "no evaluation or checkpoint in 3 steps; --steps 65 ends an epoch"
+    of_60 = coverage_text(dataclasses.replace(_SEEN, most_steps=60), 3)
+    assert of_60 == "no evaluation or checkpoint in 3 steps; the training has 60 steps"
+    assert coverage_text(dataclasses.replace(_SEEN, most_steps=640), 3) == of_steps
 
 
 def test_what_is_compiled_on_a_gpu_was_simulated_in_eager_mode() -> None:

@@ -248,6 +248,13 @@ _KNOWN: Final = (
         "torch.zeros(layers, batch, hidden, device=x.device) where the state is made (and "
         "state.to(x.device) of one that is kept); without a state the layer begins with zeros",
     ),
+    KnownError(
+        "two_devices",
+        re.compile(r"(?:devices,|is on) cuda:\d+(?: and|, different from other tensors on) cuda:"),
+        "One operator got tensors of two GPUs",
+        "move one to the other's GPU where the model is split: x = x.to(y.device); with a "
+        "device_map, what one forward uses stays together (no_split_module_classes)",
+    ),
     # torch/_C, aten/src/ATen/native/Convolution.cpp
     KnownError(
         "two_devices",

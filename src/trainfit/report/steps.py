@@ -9,7 +9,13 @@ from itertools import groupby
 from typing import Final
 
 from trainfit.results.configuration import BatchShapes, Configuration
-from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
+from trainfit.results.runs.steps import (
+    LONG_TRAINING,
+    Coverage,
+    GrowthSource,
+    StepMakeup,
+    StepPattern,
+)
 from trainfit.results.text import count, duration, percent, printable, size
 
 # ---
@@ -32,6 +38,8 @@ def pattern_lines(pattern: StepPattern) -> list[str]:
         ]
     if pattern.course == "growing" and pattern.text_calls is not None:
         lines = [_growing(pattern)]
+    elif _is_slow(pattern):
+        lines = [_growing_slowly(pattern)]
     return [*lines, *(f"in addition {_source(source)}" for source in pattern.sources[1:])]
 
 
@@ -71,7 +79,16 @@ def only_seen(pattern: StepPattern | None) -> str:
 
 def _is_reliable(pattern: StepPattern) -> bool:
     """Are the figures those of any further step, too?"""
-    return pattern.course == "settled" or pattern.text_calls is not None or _is_even(pattern)
+    if pattern.course == "settled" or pattern.text_calls is not None or _is_even(pattern):
+        return True
+    return _is_slow(pattern)
+
+
+def _is_slow(pattern: StepPattern) -> bool:
+    """Is what steps leave behind too little to matter? A cache's calls have an end, but need all of
+    it until then."""
+    is_cache = pattern.unit == "model call" and _is_cache(pattern)
+    return pattern.grows_slowly and not is_cache
 
 
 def _is_even(pattern: StepPattern) -> bool:
@@ -119,6 +136,15 @@ def _growing(pattern: StepPattern) -> str:
             "calls under torch.no_grad()"
         )
     return text + "; keep numbers or CPU copies instead (loss.item(), output.detach().cpu())"
+
+
+def _growing_slowly(pattern: StepPattern) -> str:
+    growth = pattern.growth_bytes_per_step or 0
+    text = (
+        f"memory grows by {size(growth)} with each {pattern.unit} ({pattern.steps} simulated), "
+        f"{size(growth * LONG_TRAINING)} in {LONG_TRAINING:,}"
+    )
+    return text + "".join(f"; the script keeps {_source(it)}" for it in pattern.sources[:1])
 
 
 #: Operators whose results no cache of keys and values is made of, but a backward pass needs.
@@ -224,8 +250,9 @@ _SEEN = {
 
 
 def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> str:
-    """What was simulated, and how to reach what was not; empty where nobody looked."""
-    if coverage is None:
+    """What was simulated, and how to reach what was not; empty where nobody looked, and of calls
+    of what does not train, which have no evaluation."""
+    if coverage is None or what == "call":
         return ""
     text = f"{_SEEN[coverage.evaluated, coverage.saved]} in {count(steps, what)}"
     epoch = coverage.steps_per_epoch
@@ -233,6 +260,8 @@ def coverage_text(coverage: Coverage | None, steps: int, what: str = "step") -> 
         return text
     if steps > epoch:
         return f"{text} (an epoch has {count(epoch, what)})"
+    if coverage.most_steps is not None and coverage.most_steps <= epoch:
+        return f"{text}; the training has {count(coverage.most_steps, what)}"
     if epoch <= _REACHABLE:
         return f"{text}; --steps {epoch + 1} ends an epoch"
     return f"{text} (an epoch has {epoch:,}; see --steps)"

@@ -232,6 +232,7 @@ def amp_hazard(
         kind: what can go wrong with a precision, or keeps it from a gain. "emulated": the GPU
             computes in it by way of another; "no tensor cores": it has no units that are faster in
             it; "no scaler": float16 without a gradient scaler, so that small gradients become 0;
+            "float16 weights": the same without AMP, of a model that is in float16 itself;
             "fails", "overflow": the script raises in it, the latter for a number that float16
             cannot hold; "outside autocast": operators that autocast would run in float32 ran in
             float16; "custom function", "custom operator": code that does not know of autocast;

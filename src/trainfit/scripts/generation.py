@@ -38,8 +38,11 @@ _ASSISTED: Final = 3
 #: from the first one on. The longer, where Transformers' cache says that they are.
 _FEW, _OF_CACHE = 17, 49
 #: What of a cache's layer holds it, in the versions of Transformers.
-_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states",
+_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states", "indexer_keys",
                  "_quantized_keys", "_quantized_values")  # fmt: skip
+#: Methods of a cache that are given a layer's states, and which argument says whose.
+_UPDATES: Final = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1,
+                   "update_indexer": 1}  # fmt: skip
 #: Methods of a cache that replace what all of its layers hold.
 _CHANGES: Final = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
 _LISTS: Final = ("key_cache", "value_cache")
@@ -117,7 +120,9 @@ class GenerationWatch:
                     and hasattr(kind, "get_seq_length")
                     and kind.__name__.endswith("Cache")
                 ):
-                    patches.hook(kind, "update", self._updating)
+                    for name, at in _UPDATES.items():
+                        if name in vars(kind):
+                            patches.hook(kind, name, functools.partial(self._updating, at=at))
                     for name in _CHANGES:
                         if name in vars(kind):
                             patches.hook(kind, name, self._changing)
@@ -402,13 +407,13 @@ class GenerationWatch:
 
     # -- caches ----------------------------------------------------------------------------------
 
-    def _updating(self, update: Callable[..., Any]) -> Callable[..., Any]:
+    def _updating(self, update: Callable[..., Any], at: int = 2) -> Callable[..., Any]:
         @functools.wraps(update)
         def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
             found = update(cache, *args, **kwargs)
             with contextlib.suppress(Exception):
-                index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[2]
-                self._mark(cache, int(index))
+                index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[at]
+                self._mark(cache, int(index), found)
             return found
 
         return wrapper
@@ -426,18 +431,20 @@ class GenerationWatch:
 
         return wrapper
 
-    def _mark(self, cache: Any, index: int) -> None:
+    def _mark(self, cache: Any, index: int, given: Any = ()) -> None:
+        """``given`` is what an update of that layer gave: an offloaded layer's goes to the host,
+        while the GPU has the layer that comes next."""
         layers = getattr(cache, "layers", None)
         if layers is not None:
             layer = layers[index]
-            held = [getattr(layer, name, None) for name in _LAYER]
             self._kinds.update(_kinds_of(type(layer).__name__))
             self._note_window(layer)
         else:
-            held = [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
             self._kinds.update(_kinds_of(type(cache).__name__))
+        held = _held_by(cache, index)
         if getattr(cache, "offloading", False) or "Offload" in type(cache).__name__:
             self._kinds.add("offloaded")
+            held = [given, *(_held_by(cache, each) for each in range(len(cache)))]
         for tensor in _parts(held):
             self._simulation.mark_cache(tensor)
 
@@ -502,6 +509,13 @@ def _fill(cache: Any, positions: int) -> None:
         cache.update(
             *(each.new_empty((*each.shape[:-2], more, each.shape[-1])) for each in pair), index
         )
+
+
+def _held_by(cache: Any, index: int) -> list[Any]:
+    """What holds the keys and values of a layer."""
+    if (layers := getattr(cache, "layers", None)) is not None:
+        return [getattr(layers[index], name, None) for name in _LAYER]
+    return [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
 
 
 def _parts(held: Any) -> Iterator[torch.Tensor]:

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
 from trainfit.plan.changes.amp import LEAST_GAIN, AmpSetting, choose_amp
-from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_run
+from trainfit.plan.changes.amp_hazards import is_native, line_for, of_failure, of_none, of_run
 from trainfit.plan.changes.amp_hazards import unscaled as gradients_unscaled
 from trainfit.plan.changes.amp_settings import is_beaten, of_users_lines
 from trainfit.plan.command.parsing import parse_command
@@ -25,9 +26,12 @@ from trainfit.plan.sizing.memory_model import Batches
 from trainfit.results.configuration import AmpCandidate, AmpChoice, Configuration, amp_hazard
 from trainfit.results.findings import Finding
 from trainfit.results.memory import MemoryFigures
+from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
+from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import AmpSeen, TraceOutcome
 from trainfit.results.speed import StepSpeed
+from trainfit.simgpu import simulate
 
 T4, RTX = find_gpu("T4"), find_gpu("RTX 3090")
 MACHINE = machine_of(RTX)
@@ -283,6 +287,44 @@ def test_float16_without_a_scaler_is_kept_where_all_else_is_slower_and_it_is_sai
         "train.py:57",
         'torch.autocast("cuda", dtype=torch.bfloat16)',
     )
+
+
+def adapters(dtype: torch.dtype) -> Recording:
+    """A training of an adapter in float32 on a frozen layer, without AMP."""
+    with simulate("RTX 3090") as simulation:
+        frozen = torch.nn.Linear(64, 64, device="cuda", dtype=dtype).requires_grad_(False)
+        adapter = torch.nn.Linear(64, 64, device="cuda")
+        optimizer = torch.optim.SGD(adapter.parameters())
+        for _ in range(2):
+            x = adapter(torch.ones(8, 64, device="cuda"))
+            frozen(x.to(dtype)).float().mean().backward()
+            optimizer.step()
+        return simulation.recording
+
+
+@pytest.mark.parametrize(
+    ("dtype", "framework", "scaled", "warns"),
+    [
+        (torch.float16, "Accelerate", True, True),  # whose scaler goes with its precision
+        (torch.float16, "", False, True),
+        (torch.float16, "", True, False),  # the script's own scaler stays
+        (torch.bfloat16, "Accelerate", True, False),
+        (torch.float32, "Accelerate", True, False),
+    ],
+)
+def test_amp_is_not_taken_from_a_model_in_float16(
+    dtype: torch.dtype, framework: Framework, scaled: bool, warns: bool
+) -> None:
+    """A LoRA on Stable Diffusion in float16 was to be trained with mixed_precision="no"."""
+    outcome = TraceOutcome("finished", 2, 1.0, amp=AmpSeen(scaled=scaled, framework=framework))
+    trace = Trace(outcome, adapters(dtype), "")
+    found = tuple(of_none(trace, trains=True))
+    assert [each.kind for each in found] == ["float16 weights"] * warns
+    assert not list(of_none(trace, trains=False))
+    off = dataclasses.replace(setting("off", 125), trace=trace, hazards=found)
+    choice = chosen(setting("float16", 100), off, gpu="RTX 3090")
+    assert choice.dtype == "float16" and bool(choice.by_hand) is not warns
+    assert ("the model computes in float16 itself" in choice.reason) is warns
 
 
 def test_float16_without_a_scaler_is_not_switched_on() -> None:

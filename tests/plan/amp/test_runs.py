@@ -191,7 +191,7 @@ def test_the_parts_of_a_peak_and_of_a_step() -> None:
     assert 0 < step.optimizer_s + step.casts_s + sum(step.float32_s.values()) < step.gpu_s
     assert {"layer_norm", "softmax"} <= set(step.float32_s)
     said = memory_reason((off, peaks["off"]), (half, peaks["half"]), "float16")
-    assert "copies that autocast casts" in said and "which stay float32" not in said  # < 10%
+    assert "copies that autocast casts" in said and "which keep their type" not in said  # < 10%
     # 256 wide: the CPU cannot launch as fast as the GPU computes.
     why = time_reason(off, half, "float16", MACHINE)
     assert f"{step.casts} launches of casts are added, and it is bound by launches" in why

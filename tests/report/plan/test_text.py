@@ -164,6 +164,30 @@ def test_memory_that_does_not_settle_is_said(pattern: StepPattern, words: str) -
     assert PlanResult.from_json(plan.to_json(), Path("x")) == plan
 
 
+def test_what_a_long_training_leaves_room_for_is_no_note() -> None:
+    """A loss that is kept of each step was told as memory that does not settle."""
+    kept = GrowthSource(512, "aten.mean", "", "temporary", "forward", "a.py:3")
+    losses = StepPattern(
+        "growing", 6, (3 << 30, 3 << 30), (8, 9), growth_bytes_per_step=512,
+        steps_until_full=20 * (1 << 30) // 512, sources=(kept,),
+    )  # fmt: skip
+    assert plan_text(dataclasses.replace(PLAN, pattern=losses)) == plan_text(PLAN)
+    assert pattern_lines(losses) == [
+        "memory grows by 512 B with each optimizer step (6 simulated), 488 MiB in 1,000,000; the "
+        "script keeps 512 B a step of temporaries made by aten.mean (a.py:3)"
+    ]
+    predictions = dataclasses.replace(losses, unit="model call")
+    assert plan_text(dataclasses.replace(PLAN, pattern=predictions)) == plan_text(PLAN)
+    cached = dataclasses.replace(predictions, sources=(dataclasses.replace(kept, module="Net"),))
+    small = dataclasses.replace(losses, steps_until_full=1 << 20)  # half a GiB is left
+    large = dataclasses.replace(
+        losses, growth_bytes_per_step=4096, steps_until_full=20 * (1 << 30) // 4096
+    )
+    for pattern in (cached, small, large):
+        text = " ".join(plan_text(dataclasses.replace(PLAN, pattern=pattern)).split())
+        assert "memory does not settle" in text or "as the KV cache" in text
+
+
 def test_memory_that_differs_by_next_to_nothing_is_no_note() -> None:
     """As of embedding bags of varying lengths, next to their tables."""
     peaks = (600 << 20, 602 << 20, (602 << 20) + 512, 602 << 20)

@@ -7,7 +7,8 @@ import io
 import pickle
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -199,7 +200,7 @@ def test_checkpoints_of_torch_and_safetensors(tmp_path: Path) -> None:
         ([*range(2, 13), 12, *range(14, 18)], 16 / 12, 12),
         ([5, 10, 12], 1.0, 3),  # the last step has what is left
         ([1], 1 / 12, 12),
-        ([2], 1 / 6, 6),
+        ([2], None, None),  # a second one that is the step's, or is read ahead
         ([12, 12, 12], None, None),
     ],
 )
@@ -209,6 +210,48 @@ def test_steps_of_an_epoch(batches: list[int], epochs: float | None, steps: int 
             watched.step(number, given)
         found = watched.watch.result()
     assert (found.epochs, found.steps_per_epoch) == (pytest.approx(epochs), steps)
+
+
+@pytest.mark.parametrize(
+    ("passes", "batches", "steps"),
+    [(1, 1, 12), (2, 1, 12), (4, 4, 3), (1, 2, None), (4, 5, None)],
+)
+def test_one_step_tells_of_an_epoch_by_its_backward_passes(
+    passes: int, batches: int, steps: int | None
+) -> None:
+    with Watched() as watched:
+        for _ in range(passes):
+            watched.watch.differentiated()
+        watched.step(1, batches)
+        watched.watch.differentiated()  # of the second step, which is not over
+        found = watched.watch.result()
+    assert found.steps_per_epoch == steps
+    assert found.epochs == (pytest.approx(1 / steps) if steps else None)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "steps", "known"),
+    [
+        ("transformers.trainer", "state", 10, 10),
+        ("lightning.pytorch.loops.fit_loop", "trainer", 10, 10),
+        ("lightning.pytorch.loops.fit_loop", "trainer", -1, None),  # it goes by epochs
+        ("__main__", "state", 10, None),
+    ],
+)
+def test_how_many_steps_a_trainer_makes(
+    module: str, name: str, steps: int, known: int | None
+) -> None:
+    """`--steps 129` was to end an epoch of a training of 60 steps (`max_steps=60`)."""
+    source = "class Trainer:\n    def train(self, step):\n        step(1, 1)\n"
+    names: dict[str, Any] = {"__name__": module}
+    exec(source, names)
+    trainer = names["Trainer"]()
+    setattr(trainer, name, SimpleNamespace(max_steps=steps))
+    with Watched() as watched:
+        trainer.train(watched.step)
+        found = watched.watch.result()
+    assert (found.most_steps, found.steps_per_epoch) == (known, 12)
+    assert found.all_steps == known or (known is None and found.all_steps == 12)
 
 
 def test_data_of_unknown_size_has_no_epochs() -> None:

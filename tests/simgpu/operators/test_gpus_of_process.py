@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +216,38 @@ def test_a_device_map_of_accelerate_spreads_a_model(sim: Simulation) -> None:
     model(torch.zeros(8, 256)).sum().backward()
     gradients = [each.grad for each in model.parameters()]
     assert {each.get_device() for each in gradients if each is not None} == {0, 1}
+
+
+def _ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(*shape, dtype=dtype, device="cuda:1")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: nn.functional.scaled_dot_product_attention(
+            _ones(2, 4, 8, 16).requires_grad_(), _ones(2, 2, 8, 16), _ones(2, 2, 8, 16),
+            is_causal=True, enable_gqa=True,
+        ),
+        lambda: nn.functional.scaled_dot_product_attention(
+            *[_ones(2, 4, 8, 16)] * 3, attn_mask=_ones(8, 8, dtype=torch.bool)
+        ),
+        lambda: torch.where(_ones(2, dtype=torch.bool), 0.0, -1.0),
+        lambda: torch.where(_ones(2, dtype=torch.bool), _ones(2), 0.0),
+        lambda: nn.functional.one_hot(_ones(3, dtype=torch.long), 4),
+        lambda: torch.cov(nn.Parameter(_ones(4, 4))),
+        lambda: nn.functional.ctc_loss(
+            _ones(5, 2, 4).log_softmax(-1), _ones(2, 3, dtype=torch.long), (5, 5), (3, 3)
+        ),
+    ],
+    ids=["grouped", "masked", "scalars", "scalar", "one_hot", "cov", "ctc"],
+)  # fmt: skip
+def test_what_cpp_makes_for_a_function_is_on_the_gpu_of_its_arguments(
+    sim: Simulation, function: Callable[[], torch.Tensor]
+) -> None:
+    """Llama's layers on the second GPU (device_map) ended in DeviceMismatch, in their attention."""
+    torch.ones(2, device="cuda").sum()  # the latest operator was on the first GPU
+    assert function().device == ONE
+    assert torch.ones(2, device="cuda").device == torch.device("cuda:0")
+    with pytest.raises(RuntimeError, match="at least two devices"):
+        _ones(2) + torch.ones(2, device="cuda")

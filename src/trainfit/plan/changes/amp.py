@@ -159,7 +159,7 @@ class _Choosing:
             each
             for each in (self._present, *self._others)
             if (not each.can_be_said or each.has("no scaler"))
-            and not each.has("emulated", "no tensor cores", "fails", "overflow")
+            and not each.has("emulated", "no tensor cores", "fails", "overflow", "float16 weights")
             and (each is not chosen or each.has("no scaler"))
         ]
         best = max(hidden, key=self._rank, default=None)
@@ -276,7 +276,7 @@ class _Choosing:
                 else "less than the figures' own error"
             )
             return f"kept; {_named(rival.dtype)} has {compared}, {why}"
-        if block is None or not rival.can_be_said:
+        if block is None or not (rival.can_be_said or block.kind == "float16 weights"):
             return "kept; what is faster needs a change of the script"
         return f"kept; {block.title}"
 

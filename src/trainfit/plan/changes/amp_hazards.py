@@ -254,6 +254,8 @@ _NAMED: Final = 3
 
 #: The hazard of float16 whose gradients nobody scales.
 _NO_SCALER: Final = "no scaler"
+#: That of no AMP, for a model whose own weights are in float16.
+_WEIGHTS: Final = "float16 weights"
 
 
 def is_native(dtype: str, gpu: GpuSpec) -> bool:
@@ -324,6 +326,29 @@ def of_run(
             "kernels' time",
             share=parts.float32_share,
         )
+
+
+def of_none(trace: Trace, *, trains: bool) -> Iterator[Finding]:
+    """What a run without the script's AMP showed: that what computes in float16 nevertheless (a
+    frozen model that is loaded so, with adapters in float32) goes without AMP's scaler then."""
+    seen = trace.outcome.amp
+    if not trains or trace.recording is None or (seen.scaled and not seen.framework):
+        return
+    if _differentiates_in_float16(trace.recording):
+        yield amp_hazard(
+            _WEIGHTS,
+            "off",
+            "the model computes in float16 itself, and without AMP no GradScaler scales the loss: "
+            "gradients below 6e-8 become 0",
+            blocks=True,
+        )
+
+
+def _differentiates_in_float16(recording: Recording) -> bool:
+    """Are there kernels of backward passes that compute in it?"""
+    ops = recording.kernel_op
+    half = ops[(recording.kernel_dtype == DTYPES.index("float16")) & (ops >= 0)]
+    return bool((recording.op_phase[half] == PHASES.index("backward")).any())
 
 
 def unscaled(hazards: Iterable[Finding], outcome: TraceOutcome) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from trainfit.plan.changes.amp_hazards import (
     is_native,
     of_failure,
     of_gpu,
+    of_none,
     of_run,
     peak_parts,
     place_of,
@@ -71,7 +72,7 @@ def _kept(parts: PeakParts) -> str:
     """What autocast does not make smaller, the largest first."""
     at = f" (most at {place_of(parts.promoted_at)})" if parts.promoted_at else ""
     named = {
-        "parameters, gradients and optimizer state, which stay float32": parts.state,
+        "parameters, gradients and optimizer state, which keep their type": parts.state,
         "copies that autocast casts": parts.casts,
         "results of operators that autocast runs in float32": parts.float32,
         f"results that are float32 because an operand is{at}": parts.promoted,
@@ -109,7 +110,7 @@ def time_reason(
 
 def _kept_time(parts: StepParts) -> str:
     named = {
-        "the optimizer, which stays float32": parts.optimizer_s,
+        "the optimizer, which autocast does not change": parts.optimizer_s,
         "operators that autocast runs in float32": sum(parts.float32_s.values()),
         "casts": parts.casts_s,
     }
@@ -312,10 +313,12 @@ def _as_of(job: PlannedJob, half: AmpSetting, dtype: ForcedAmp) -> AmpSetting:
 
 
 def _hazards(job: PlannedJob, setting: AmpSetting) -> Iterator[Finding]:
+    trains = not job.infers
     if setting.dtype == "off":
+        if setting.spec != AS_WRITTEN:
+            yield from of_none(setting.trace, trains=trains)
         return
     is_own = setting.spec.force is None and not setting.as_of
-    trains = not job.infers
     yield from of_run(setting.dtype, setting.trace, job.machine, is_own=is_own, trains=trains)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory import capacity
@@ -26,7 +25,7 @@ from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Basis
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import RunSpec
-from trainfit.results.runs.steps import StepPattern
+from trainfit.results.runs.steps import LONG_TRAINING, StepPattern
 from trainfit.results.text import size
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
@@ -122,11 +121,6 @@ class MemoryModel:
 # Memory that grows from step to step: when it is too much for a batch size to be recommended.
 
 
-#: Optimizer steps of a long training. Over as many, growth must stay within what a recommendation
-#: leaves free: a loss that is kept for each step of an epoch (512 bytes) does, a batch does not.
-_LONG_TRAINING: Final = 1_000_000
-
-
 @dataclasses.dataclass(frozen=True)
 class Growth:
     """``bytes_per_step`` that stay behind with each optimizer step at the current batch size (0:
@@ -160,7 +154,7 @@ class Growth:
     @property
     def is_large(self) -> bool:
         """Would it be too much for a long training, if it had no end?"""
-        return self.bytes_per_step * _LONG_TRAINING > self.spare_bytes
+        return self.bytes_per_step * LONG_TRAINING > self.spare_bytes
 
     @property
     def unfit(self) -> str:
@@ -175,7 +169,7 @@ class Growth:
         return self._reason(max(self.bytes_per_step, peaks[-1] - peaks[0] if peaks else 0))
 
     def _reason(self, bytes_per_step: int) -> str:
-        in_all = float(bytes_per_step * _LONG_TRAINING)
+        in_all = float(bytes_per_step * LONG_TRAINING)
         if self.in_all_bytes is not None and self.bytes_per_step:
             in_all = min(in_all, self.in_all_bytes * bytes_per_step / self.bytes_per_step)
         if in_all <= self.spare_bytes:

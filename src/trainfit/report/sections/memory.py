@@ -237,7 +237,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     others = summary.other_processes_bytes
     fits = full is None and need <= there
     what = summary.pattern.unit if summary.pattern is not None else "optimizer step"
-    steps = summary.steps
+    steps, unit = summary.steps, "call" if what == "model call" else "step"
     if summary.generation is not None:
         steps = min(steps, summary.generation.simulated_calls)
     run = (
@@ -255,7 +255,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
             subject=f"{summary.file} on {summary.gpu}",
             tiles=(
                 Tile("GPU memory", size(need), f"of {size(there)}", min(1.0, need / there)),
-                Tile("Simulated", count(steps, "step"),
+                Tile("Simulated", count(steps, unit),
                      count(summary.operators, "operator")),
             ),
         ),
@@ -269,7 +269,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
                 facts(
                     ("held", f"{size(others)} by other processes" if others else "", 20),
                     *(("step", line, 15) for line in step_lines(summary.step)),
-                    ("simulated", coverage_text(summary.coverage, steps), 30),
+                    ("simulated", coverage_text(summary.coverage, steps, unit), 30),
                     ("of", run, 25),
                 ),
                 quantities(summary.memory),

@@ -21,6 +21,13 @@ StepSource = Literal["DataLoader", "model calls", "unknown"]
 Framework = Literal["", "Accelerate", "Lightning", "Transformers"]
 
 
+#: Optimizer steps of a long training. Over as many, growth must stay within what a recommendation
+#: leaves free: a loss that is kept for each step of an epoch (512 bytes) does, a batch does not.
+LONG_TRAINING: Final = 1_000_000
+#: What a recommendation leaves free at least, as a share of the GPU.
+_LEFT_FREE: Final = 0.09
+
+
 @dataclasses.dataclass(frozen=True)
 class StepMakeup:
     """What one optimizer step consists of: ``micro_batch`` samples × ``accumulation``
@@ -118,6 +125,15 @@ class StepPattern:
     grows_by_bytes: int | None = None
     freed_every: int | None = None
 
+    @property
+    def grows_slowly(self) -> bool:
+        """Does a long training leave no more behind than a recommendation leaves free?"""
+        growth, until = self.growth_bytes_per_step, self.steps_until_full
+        if self.course != "growing" or not growth or until is None or not self.peak_bytes:
+            return False
+        gpu_bytes = max(self.peak_bytes) + growth * max(0, until - self.steps)
+        return growth * LONG_TRAINING <= _LEFT_FREE * gpu_bytes
+
 
 # ---
 # What of a training run was among its simulated steps.
@@ -138,8 +154,9 @@ class Coverage:
     mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
     memory, ``by_number`` the one at which something goes by the number of an epoch (``None``: there
     is none, or the loops are none of the script's). ``is_whole``: the script came to its end, and
-    has no more than was simulated. ``is_eager``: what it gives to ``torch.compile`` ran in eager
-    mode.
+    has no more than was simulated. ``most_steps`` are those of the training, where a library's
+    trainer knows them (``None``: none does). ``is_eager``: what it gives to ``torch.compile`` ran
+    in eager mode.
     """
 
     evaluated: bool
@@ -154,12 +171,14 @@ class Coverage:
     after: str | None = None
     by_number: str | None = None
     is_whole: bool = False
+    most_steps: int | None = None
     is_eager: bool = False
 
     @property
     def all_steps(self) -> int | None:
         """Optimizer steps of the training; of one epoch where no loop tells how many it has."""
-        return self.steps_per_epoch and self.steps_per_epoch * (self.all_epochs or 1)
+        of_epochs = self.steps_per_epoch and self.steps_per_epoch * (self.all_epochs or 1)
+        return min(filter(None, (of_epochs, self.most_steps)), default=of_epochs)
 
 
 # ---

@@ -23,7 +23,7 @@ import torch
 from trainfit.hooks.modes import behaves_by_mode
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
-from trainfit.scripts.phases.loops import Course, course_of, epochs_of
+from trainfit.scripts.phases.loops import Course, course_of, epochs_of, steps_of_trainer
 from trainfit.simgpu.device.user_location import call_of_user, locals_of, user_frame
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.modules import Dropout
@@ -92,6 +92,8 @@ class CoverageWatch:
         self._inferring: list[bool] = []
         #: Epochs of the script's loop.
         self._epochs: int | None = None
+        #: Steps of the training, where a trainer knows them.
+        self._most_steps: int | None = None
         #: What its source says of what is to come.
         self._course = Course()
         self.of_trainer: Callable[[], tuple[int | None, str | None]] = lambda: (None, None)
@@ -99,6 +101,8 @@ class CoverageWatch:
         in which something waits for a later one."""
         #: Steps made and batches given, at the first step and at the last.
         self._progress: list[tuple[int, int]] = []
+        #: Backward passes up to the first step's end.
+        self._passes = 0
         #: … and at the last one with which no epoch ended.
         self._within_epoch: tuple[int, int] | None = None
         self._imports: ImportHook | None = None
@@ -180,6 +184,8 @@ class CoverageWatch:
 
         Before the first step it is none, but a model that is trained in evaluation mode.
         """
+        if not self._inferring:
+            self._passes += 1
         if not self._is_within:
             return
         self._graph_at = None
@@ -216,6 +222,8 @@ class CoverageWatch:
         if steps == 1:
             self._epochs = epochs_of(sys._getframe(1))
             self._course = course_of(sys._getframe(1))
+            with contextlib.suppress(Exception):  # a trainer of another version
+                self._most_steps = steps_of_trainer(sys._getframe(1))
             epochs, by_number = self.of_trainer()
             self._epochs = self._epochs or epochs
             if by_number is not None and self._course.by_number is None:
@@ -241,13 +249,15 @@ class CoverageWatch:
             dropping_at=self._dropping_at,
             after=self._course.after,
             by_number=self._course.by_number,
+            most_steps=self._most_steps,
         )
 
     def _epoch(self) -> tuple[float | None, int | None]:
         """Epochs that were done, and optimizer steps in one, where the data set's size is known.
 
         Batches are counted between the first step and the last: some loaders read ahead. At an
-        epoch's end there is nothing ahead, so it counts only if no step is within an epoch.
+        epoch's end there is nothing ahead, so it counts only if no step is within an epoch. One
+        step alone tells by its backward passes; a second batch without one may be ahead.
         """
         loader = self._feeding()
         batches = self._batches_of_epoch(loader)
@@ -257,6 +267,8 @@ class CoverageWatch:
         done = last
         if self._within_epoch is not None and self._within_epoch[0] > first:
             last, after = self._within_epoch
+        if first == last == 1 and after not in (1, self._passes):
+            return None, None
         for_each = after / last if first == last else (after - before) / (last - first)
         if for_each <= 0:
             return None, None

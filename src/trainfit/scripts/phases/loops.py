@@ -23,6 +23,8 @@ _PLAIN: Final = (
     *(ast.UnaryOp, ast.unaryop, ast.keyword, ast.Subscript, ast.List, ast.Tuple, ast.Store),
 )
 _CALLED: Final = ("range", "len", "int", "min", "max", "enumerate", "zip", "list", "reversed")
+#: Modules of trainers that may know how many steps a training has.
+_TRAINERS: Final = ("transformers.trainer", "lightning.pytorch.", "pytorch_lightning.")
 #: Statements that no other one is within.
 _SIMPLE: Final = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Import, ast.ImportFrom)
 #: Progress bars, whose first argument is the range.
@@ -127,6 +129,20 @@ def epochs_of(frame: FrameType | None) -> int | None:
             if not isinstance(rounds, range):
                 return math.prod(counts)
             counts.append(len(rounds))
+    return None
+
+
+def steps_of_trainer(frame: FrameType | None) -> int | None:
+    """Optimizer steps of the training that ``frame`` is within, as a library's trainer has them;
+    ``None``: it has no such number, or the training is none of a trainer's."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_TRAINERS):
+            owner = locals_of(frame).get("self")
+            for name in ("state", "trainer"):  # Transformers' state, Lightning's loops
+                steps = getattr(getattr(owner, name, None), "max_steps", None)
+                if type(steps) is int and steps > 0:
+                    return steps
+        frame = frame.f_back
     return None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.tensor import CPU, CUDA, GPUS, DeviceTensor, gpu_number, plain
 from trainfit.simgpu.patching import PatchSet
@@ -156,7 +157,7 @@ def _numbers(index: Any, device: torch.device) -> Any:
     if any(isinstance(each, DeviceTensor) for each in private.leaves_of(index)):
         return index
     dtype = torch.int64 if not len(index) else None
-    return torch.tensor(index, dtype=dtype, device=device)
+    return constructors.tensor(index, dtype=dtype, device=device)
 
 
 _ROWS = {range, np.ndarray}
@@ -165,7 +166,7 @@ _ROWS = {range, np.ndarray}
 def _read(tensor: DeviceTensor) -> torch.Tensor:
     if tensor.dim():
         return tensor.detach().cpu()
-    return torch.tensor(tensor.item(), dtype=tensor.dtype, device=CPU)
+    return constructors.tensor(tensor.item(), dtype=tensor.dtype, device=CPU)
 
 
 def on_meta(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -200,11 +201,11 @@ def _legacy(base: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...])
     """What a legacy constructor makes on the device: of sizes, or of data as ``base`` takes it."""
     if all(isinstance(each, int | torch.Size) for each in args):
         sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
-        return torch.empty(sizes, dtype=dtype, device=complete("cuda"))
+        return constructors.empty(sizes, dtype=dtype, device=complete("cuda"))
     if isinstance(args[0], DeviceTensor):
         return args[0].detach()
     if isinstance(args[0], list | tuple):
-        return torch.tensor(args[0], dtype=dtype, device=complete("cuda"))
+        return constructors.tensor(args[0], dtype=dtype, device=complete("cuda"))
     with CPU:
         made: torch.Tensor = base(*args)
     return made.to(complete("cuda"), dtype)

@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from trainfit.hardware import GpuSpec
+from trainfit.simgpu import constructors
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 from trainfit.simgpu.device import recorder
@@ -94,6 +95,9 @@ class Placing:
 
     def __init__(self) -> None:
         self._latest = 0
+        self.called_on: int | None = None
+        """The GPU of the arguments of the function of PyTorch that runs (``None``: none or several
+        of them are)."""
 
     def of(self, func: Any, args: Any, kwargs: dict[str, Any], current: int) -> Place:
         """Where ``func`` runs while ``current`` is the current GPU.
@@ -115,7 +119,11 @@ class Placing:
                 raise DeviceMismatch(GPUS[found[1]], func, found[0])
             return Place(found[0])
         # Autograd makes a formula's tensors on the GPU of the gradients that it goes through.
-        return Place(self._latest if graph_task_id() != -1 else current)
+        if graph_task_id() != -1:
+            return Place(self._latest)
+        # C++ makes a composite's tensors with the options of its arguments, which are "meta" to it.
+        is_cpps = isinstance(device, torch.device) and device.type == "meta"
+        return Place(self.called_on if is_cpps and self.called_on is not None else current)
 
 
 def _gpus(value: Any) -> Iterator[int]:
@@ -198,7 +206,7 @@ class Engine(Hooks):
         self.copied: list[tuple[str, int]] = []
         #: The GPU that the current operator copies from, where that is another than it runs on.
         self.source_gpu: int | None = None
-        self._placing = Placing()
+        self.placing = Placing()
         #: Libraries whose kernels ran.
         self.libraries: set[str] = set()
         self._key_of_launch: Any = None
@@ -339,7 +347,7 @@ class Engine(Hooks):
     ) -> Any:
         if not several_gpus():
             return self._run_here(info, func, args, kwargs)
-        place, outer = self._placing.of(func, args, kwargs, self.memory.gpu), self.source_gpu
+        place, outer = self.placing.of(func, args, kwargs, self.memory.gpu), self.source_gpu
         self.source_gpu = place.source
         try:
             if place.gpu == self.memory.gpu:
@@ -481,7 +489,7 @@ class Engine(Hooks):
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> SimulatedTensor:
         """Allocate a contiguous tensor of this shape."""
         with no_dispatch():
-            meta = torch.empty(shape, dtype=dtype, device=META)
+            meta = constructors.empty(shape, dtype=dtype, device=META)
         return self.adopt(meta)  # type: ignore[no-any-return]
 
     def adopt(self, meta: Any) -> Any:

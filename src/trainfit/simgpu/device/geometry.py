@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.errors import DeviceMismatch, UnsupportedOperatorError
 from trainfit.simgpu.device.registry import MIXED_DEVICE, OperatorInfo
 from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor, Spec, plain, spec_of
@@ -151,7 +152,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 def _on_host(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return torch.zeros(value.shape, dtype=value.dtype, device="cpu")
+        return constructors.zeros(value.shape, dtype=value.dtype, device="cpu")
     if isinstance(value, (list, tuple)):
         return type(value)([_on_host(each) for each in value])
     return value
@@ -260,7 +261,8 @@ def _filled(at: int) -> Callable[[Any, Any], None]:
         dtype = kwargs.get("dtype") or getattr(args[0], "dtype", None)
         if dtype is not None and isinstance(args[at], (int, float)):
             with no_dispatch():
-                torch.full((2,), args[at], dtype=dtype, device="cpu")  # one element is not checked
+                # One element is not checked.
+                constructors.full((2,), args[at], dtype=dtype, device="cpu")
 
     return check
 
@@ -334,7 +336,7 @@ def _of_backward(args: Any, result: Any) -> Any:
 def _laid_out(meta: torch.Tensor | None, wanted: torch.memory_format) -> torch.Tensor | None:
     if meta is None:
         return None
-    return torch.empty(meta.shape, dtype=meta.dtype, device="meta", memory_format=wanted)
+    return constructors.empty(meta.shape, dtype=meta.dtype, device="meta", memory_format=wanted)
 
 
 #: By operator: from meta arguments and the fake kernel's result to CUDA's result.
@@ -360,7 +362,7 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
     if (at := _CLASSES.get(func)) is not None and plain[at].dtype is torch.uint8:
         plain = (*plain[:at], torch.empty_like(plain[at], dtype=torch.int64), *plain[at + 1 :])
     try:
-        with no_dispatch():
+        with no_dispatch(), constructors.pytorchs_own():
             result = func(*plain, **plain_kwargs)
             return result if layout is None else layout(plain, result)
     except NotImplementedError as error:
@@ -379,7 +381,7 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _infer_otherwise(func: Any, args: Any, kwargs: Any, error: Exception) -> Any:
     """Shape functions that are not registered as meta kernels."""
-    with no_dispatch():
+    with no_dispatch(), constructors.pytorchs_own():
         decomposition = decompositions.get(func)
         if decomposition is not None:
             return decomposition(*args, **kwargs)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import CUDA, META, SimulatedTensor
@@ -83,8 +84,8 @@ def held_by_autograd_alone() -> tuple[int, int]:
         tensor._meta = meta
         return tensor
 
-    source = watched(torch.empty(2, device=META)).requires_grad_()
+    source = watched(constructors.empty(2, device=META)).requires_grad_()
     value = source * 2
-    gradient = torch.ones(2, device=META)
+    gradient = constructors.ones(2, device=META)
     torch.autograd.backward([value * 3, value * 5], [watched(gradient), watched(gradient.clone())])
     return seen[-1]

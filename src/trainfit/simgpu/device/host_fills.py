@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.tensor import DeviceTensor, note_read
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private import operators as private
@@ -199,7 +200,7 @@ class _Values:
         made = (
             flat
             if flat.dtype == self.dtype
-            else torch.empty(len(flat), dtype=self.dtype, device="cpu")
+            else constructors.empty(len(flat), dtype=self.dtype, device="cpu")
         )
         generator = torch.default_generator
         state = generator.get_state()
@@ -248,7 +249,7 @@ class HostFills:
                 return first
             if func in _COPIES:
                 dtype = kwargs.get("dtype") or first.dtype
-                copy = unwritten(torch.empty(first.shape, dtype=dtype, device="meta"))
+                copy = unwritten(constructors.empty(first.shape, dtype=dtype, device="meta"))
                 self._wait(copy, values)
                 return copy
             if func in (aten.copy_.default, *_FILLS):
@@ -287,7 +288,7 @@ class HostFills:
             del self._waiting[_address(tensor)]
             with no_dispatch(), torch.no_grad():
                 storage = tensor.untyped_storage()
-                flat = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage)
+                flat = constructors.empty(0, dtype=tensor.dtype, device="cpu").set_(storage)
                 values.write(flat)
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_names import (
     MADE_OF_DATA,
     call,
@@ -137,7 +139,7 @@ class FunctionMode(TorchFunctionMode):
             return result
         entered = _any_on_device(types) and self._engine.enter()
         try:
-            result = self._call(func, args, kwargs)
+            result = (self._placed if several_gpus() else self._call)(func, args, kwargs)
             known = isinstance(result, DeviceTensor) or type(result) in _LARGEST
             if known or func in private.foreach_in_place:
                 self._engine.on_result(func, args, kwargs, result)
@@ -157,6 +159,17 @@ class FunctionMode(TorchFunctionMode):
             and private.hooks_of_saved_tensors(True) is None
             and not private.has_transforms()  # whose tensors are plain ones, to Python
         )
+
+    def _placed(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What C++ makes for the function by itself is on the GPU of its arguments."""
+        placing, found = self._engine.placing, set(_gpus_in((args, *(kwargs or {}).values())))
+        outer = placing.called_on
+        if found:
+            placing.called_on = found.pop() if len(found) == 1 else None
+        try:
+            return self._call(func, args, kwargs)
+        finally:
+            placing.called_on = outer
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.device:
@@ -267,6 +280,15 @@ def _on_one_gpu(target: Any, *rest: Any) -> tuple[Any, ...]:
     )
 
 
+def _gpus_in(value: Any) -> Iterator[int]:
+    """The GPUs of the tensors among arguments."""
+    if isinstance(value, DeviceTensor):
+        yield gpu_of(value)
+    elif type(value) in (tuple, list):
+        for each in value:
+            yield from _gpus_in(each)
+
+
 def _any_on_device(types: Any) -> bool:
     return SimulatedTensor in types or bool(SUBCLASSES and not SUBCLASSES.isdisjoint(types))
 
@@ -298,9 +320,10 @@ class Modes:
         # A backward pass that failed leaves nodes in the queue of this thread, and with them its
         # graph, until the next one drops them; a GPU's thread drops its own at once
         # (Engine::thread_main in torch/csrc/autograd/engine.cpp). This one has no operator.
-        leaf = torch.zeros((), requires_grad=True)
+        leaf = constructors.zeros((), requires_grad=True)
         with torch.enable_grad():
-            nothing = ((leaf.clone(),), (torch.ones(()),), True, False, (leaf,), False, False)
+            one = constructors.ones(())
+            nothing = ((leaf.clone(),), (one,), True, False, (leaf,), False, False)
 
         def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
             # PyTorch disables the mode on the way here, yet hooks, custom functions and what

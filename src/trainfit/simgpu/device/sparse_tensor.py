@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.tensor import CUDA, META, DeviceTensor, current_engine
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import disabled_torch_function, make_subclass
@@ -46,7 +47,7 @@ class SparseTensor(DeviceTensor):
 def make_sparse(shape: tuple[int, ...], indices: Any, values: Any, coalesced: bool) -> SparseTensor:
     """A sparse tensor over these indices and values; nothing is copied."""
     with no_dispatch():
-        meta = torch.empty(shape, dtype=values.dtype, layout=torch.sparse_coo, device=META)
+        meta = constructors.empty(shape, dtype=values.dtype, layout=torch.sparse_coo, device=META)
     made: SparseTensor = make_subclass(SparseTensor, meta, False, device_for_backend_keys=CUDA)
     made.parts, made.coalesced = (indices, values), coalesced
     return made

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from trainfit.hardware.gpu.topology import MOST_GPUS
 from trainfit.results.gpus import GpuSpec
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu
 from trainfit.simgpu.device.user_location import is_library, user_frame
@@ -347,7 +348,7 @@ class DeviceTensor(torch.Tensor):
             return f"torch.cuda.{super().type().rpartition('.')[2]}"
         if isinstance(dtype, str) and dtype.startswith("torch.cuda."):
             dtype = dtype.replace("torch.cuda.", "torch.", 1)
-            dtype = torch.empty(0).type(dtype).dtype
+            dtype = constructors.empty(0).type(dtype).dtype
         return self.to(dtype)
 
     def cuda(self, device: Any = None, *_: Any, **__: Any) -> torch.Tensor:
@@ -378,7 +379,7 @@ class DeviceTensor(torch.Tensor):
         self, data: Any, *, dtype: Any = None, device: Any = None, **kwargs: Any
     ) -> Any:
         device = self.device if device is None else device
-        return torch.tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
+        return constructors.tensor(data, dtype=dtype or self.dtype, device=device, **kwargs)
 
     def new(self, *args: Any, **kwargs: Any) -> Any:
         only = args[0] if len(args) == 1 else None
@@ -386,7 +387,7 @@ class DeviceTensor(torch.Tensor):
             return self.new_tensor(only)
         if isinstance(only, torch.Tensor):
             return only.detach()
-        return torch.empty(*(args or (0,)), dtype=self.dtype, device=self.device)
+        return constructors.empty(*(args or (0,)), dtype=self.dtype, device=self.device)
 
     def record_stream(self, stream: Any) -> None:
         current_engine().memory.record_stream(plain(self)._life, stream.stream_id)
@@ -589,6 +590,6 @@ def plain(tensor: torch.Tensor) -> SimulatedTensor:
 def view_of(tensor: torch.Tensor) -> torch.Tensor:
     """A plain meta tensor with the present C++ geometry and storage of ``tensor``."""
     with private.NoTorchFunction(), no_dispatch():
-        meta = torch.empty(0, dtype=tensor.dtype, device=META)
+        meta = constructors.empty(0, dtype=tensor.dtype, device=META)
         meta.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return meta

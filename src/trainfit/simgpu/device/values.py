@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_memory import StorageRecord
 from trainfit.simgpu.device.registry import OperatorInfo
 from trainfit.simgpu.device.tensor import CPU, SimulatedTensor
@@ -283,7 +284,7 @@ class Values:
         number = _FILLED[func] if func in _FILLED else args[_FILLED_WITH[func]]
         if worth_keeping(out._meta, func):
             with no_dispatch():
-                self.write(out, torch.full(out._spec.size, number, dtype=out._spec.dtype))
+                self.write(out, constructors.full(out._spec.size, number, dtype=out._spec.dtype))
         elif not out._spec.dtype.is_floating_point and not out._spec.dtype.is_complex:
             out._life.fill = number
 
@@ -297,7 +298,7 @@ class Values:
             content = self._content(operand) if type(operand) is SimulatedTensor else operand
             with no_dispatch():
                 if content is not None and bool((content == wanted).all()):
-                    made = torch.full(out._spec.size, wanted, dtype=out._spec.dtype)
+                    made = constructors.full(out._spec.size, wanted, dtype=out._spec.dtype)
                     self.write(out, made)
                     return
 
@@ -311,7 +312,8 @@ class Values:
             for number, is_first in zip(numbers, (True, False), strict=True):
                 if number is not None and math.isinf(number):
                     answer = _IS_BELOW[func] is ((number > 0) is not is_first)
-                    self.write(out, torch.full(out._spec.size, answer, dtype=out._spec.dtype))
+                    spec = out._spec
+                    self.write(out, constructors.full(spec.size, answer, dtype=spec.dtype))
 
     def mutate(self, info: OperatorInfo, args: Any, kwargs: Any) -> None:
         """Follow an operator that writes into its arguments."""
@@ -327,7 +329,7 @@ class Values:
             target: Any = written[0] if written else None
             whole = type(target) is SimulatedTensor and target._spec.nbytes == target._life.nbytes
             if info.func in _OVERWRITES and whole and worth_keeping(target._meta, info.func):
-                self.write(target, torch.zeros((), dtype=target._spec.dtype))
+                self.write(target, constructors.zeros((), dtype=target._spec.dtype))
             elif all(life.nonzeros is None and life.below is None for life in lives.values()):
                 return
         operands = None if info.random or kwargs else self._operands(args)
@@ -404,7 +406,7 @@ class Values:
         if known is not None or fill is None or not worth_keeping(tensor._meta):
             return known
         with no_dispatch():
-            return torch.full(tensor._spec.size, fill, dtype=tensor._spec.dtype)
+            return constructors.full(tensor._spec.size, fill, dtype=tensor._spec.dtype)
 
     def _assume(self, info: OperatorInfo, args: Any, out: Any) -> bool:
         """Follow assumed values; false if every operand has a real one."""
@@ -434,7 +436,7 @@ class Values:
                     if content is None or content.numel() != 1:
                         return None
                     fill = content.item()
-                value = torch.tensor(fill, dtype=value.dtype, device=CPU)
+                value = constructors.tensor(fill, dtype=value.dtype, device=CPU)
             uniform.append(value)
         try:
             with no_dispatch():
@@ -446,7 +448,7 @@ class Values:
 def _laid_out(spec: Any, nbytes: int, content: torch.Tensor) -> torch.Tensor:
     """A storage's elements in a row, with this content where ``spec`` has its own."""
     with no_dispatch():
-        flat = torch.zeros(nbytes // spec.dtype.itemsize, dtype=spec.dtype)
+        flat = constructors.zeros(nbytes // spec.dtype.itemsize, dtype=spec.dtype)
         flat.as_strided(spec.size, spec.stride, spec.offset).copy_(content.detach())
     return flat
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.operators.rnn import autocast_kernel
 from trainfit.torch_private.operators import AUTOCAST_CUDA, WithoutKeys, registrations, schema
@@ -153,7 +154,7 @@ class Autocast:
 @functools.cache
 def _records_always() -> bool:
     """Does this PyTorch record a cast that it keeps where gradients are off, too?"""
-    weight = torch.ones(1, 1, requires_grad=True)
+    weight = constructors.ones(1, 1, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
             weight @ weight

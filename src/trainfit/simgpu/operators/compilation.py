@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor
@@ -347,7 +348,7 @@ def _passed_on(score: Any, b: Any, h: Any, m: Any, n: Any, grad: Any) -> Any:
 def _like(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tensor whose dimensions lie in the order of ``strides``, the last one innermost."""
     with no_dispatch():
-        dense = torch.empty(shape, dtype=dtype, device=META)
+        dense = constructors.empty(shape, dtype=dtype, device=META)
         return compiled.permute_strides(_hop())(dense, strides)  # type: ignore[no-any-return]
 
 
@@ -406,7 +407,7 @@ def _pairs(query: Any, key: Any, block_mask: Any) -> int:
     total: int = queries * keys
     rows = torch.linspace(0, queries - 1, min(_SAMPLES, queries), device="cpu").long()[:, None]
     columns = torch.linspace(0, keys - 1, min(_SAMPLES, keys), device="cpu").long()[None]
-    zero = torch.zeros((), dtype=torch.int64, device="cpu")
+    zero = constructors.zeros((), dtype=torch.int64, device="cpu")
     try:
         with no_dispatch():
             meets = block_mask[-1](zero, zero, rows, columns)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import indexed_on_host
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
@@ -239,7 +240,7 @@ def _count_evenly(engine: Engine, operation: str, counted: Any, result: Any) -> 
     bins, number = result.numel(), counted.numel()
     engine.assume(f"{operation} of unknown data was assumed to find as many in each of {bins} bins")
     with no_dispatch():
-        counts = torch.full((bins,), number // bins, dtype=result.dtype, device=CPU)
+        counts = constructors.full((bins,), number // bins, dtype=result.dtype, device=CPU)
         counts[: number % bins] += 1
     if worth_keeping(counts):
         engine.values.write(result, counts)
@@ -271,7 +272,7 @@ def pack_padded_sequence(engine: Engine, func: Any, args: Any, kwargs: Any) -> A
             f"{lengths.dim()}D cuda:0 {_long_name(lengths)} tensor"
         )
     with no_dispatch():
-        like = torch.zeros((*source.shape[:2], 1), device=CPU)
+        like = constructors.zeros((*source.shape[:2], 1), device=CPU)
         packed, sizes = func(like, lengths, batch_first)
     shape = (packed.shape[0], *source.shape[2:])
     return new_result(engine, func, shape, source.dtype), sizes

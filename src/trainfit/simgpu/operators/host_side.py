@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.conditions import ROUNDS, condition, number, slice_end
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import meta_keywords
@@ -224,7 +225,7 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch():
             return content.item()
     if tensor._life.fill is not None:
-        return torch.tensor(tensor._life.fill, dtype=tensor.dtype, device=CPU).item()
+        return constructors.tensor(tensor._life.fill, dtype=tensor.dtype, device=CPU).item()
     if tensor.dtype is torch.bool:
         return _truth(engine, False, "a condition on GPU data was assumed to be False")
     if tensor.dtype.is_complex:
@@ -233,7 +234,9 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         if (end := slice_end()) is not None:
             engine.assume("a slice to an integer of GPU data was assumed to be whole")
             if tensor._life.nbytes == tensor.dtype.itemsize >= 4:  # it is that from now on
-                engine.values.write(tensor, torch.full((), end, dtype=tensor.dtype, device=CPU))
+                engine.values.write(
+                    tensor, constructors.full((), end, dtype=tensor.dtype, device=CPU)
+                )
             return end
         told = engine.values.told(tensor)
         usual = 1 if told is None else int(told)
@@ -329,7 +332,7 @@ def assumed_true(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     as many features as tokens for them; how many there are may have been assumed."""
     out = _with_fill(engine, func, args, kwargs, True)
     if engine.assumed_size and engine.values.read(out) is not None:
-        engine.values.write(out, torch.ones((), dtype=torch.bool, device=CPU))
+        engine.values.write(out, constructors.ones((), dtype=torch.bool, device=CPU))
     return out
 
 
@@ -353,7 +356,7 @@ def randperm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Some permutation: an order is as good as another."""
     result = engine.generic(engine.info(func), args, kwargs)
     if worth_keeping(result._meta):
-        engine.values.write(result, torch.arange(args[0], dtype=result.dtype, device=CPU))
+        engine.values.write(result, constructors.arange(args[0], dtype=result.dtype, device=CPU))
     return result
 
 
@@ -367,7 +370,7 @@ def places(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     size, dim = tuple(chosen.shape), call.get("dim", -1)
     if size and engine.values.read(chosen) is None:
         count, of = size[dim], call["self"].shape[dim]
-        row = torch.arange(count, device=CPU)
+        row = constructors.arange(count, device=CPU)
         if count < of:
             row = (row + 1) * of // (count + 1)
         shape = [1] * len(size)
@@ -389,7 +392,9 @@ def factored(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     failed = result[-1]
     if type(failed) is SimulatedTensor and worth_keeping(failed._meta):
         with no_dispatch():
-            engine.values.write(failed, torch.zeros(failed.shape, dtype=failed.dtype, device=CPU))
+            engine.values.write(
+                failed, constructors.zeros(failed.shape, dtype=failed.dtype, device=CPU)
+            )
     return result
 
 
@@ -404,10 +409,10 @@ def random_integers(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         most, dtype = by_name(func, args, kwargs)["high"] - 1, result.dtype
         if result.numel() == 1 and not dtype.is_floating_point:
             engine.values.write(
-                result, torch.full(result.shape, int(most), dtype=dtype, device=CPU)
+                result, constructors.full(result.shape, int(most), dtype=dtype, device=CPU)
             )
         else:
-            engine.values.tell(result, lambda: torch.full((), most, dtype=dtype, device=CPU))
+            engine.values.tell(result, lambda: constructors.full((), most, dtype=dtype, device=CPU))
     return result
 
 

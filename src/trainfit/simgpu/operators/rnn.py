@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.allocator.cudnn_convolutions import GRU, LSTM, RELU, TANH, reserve_bytes
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
@@ -143,7 +144,7 @@ def _flat_buffer(params: Any, mode: int) -> torch.Tensor | None:
             return None
         at += spec.numel
     with no_dispatch():
-        flat = torch.empty(0, dtype=first.dtype, device=META)
+        flat = constructors.empty(0, dtype=first.dtype, device=META)
         flat.set_(first._meta.untyped_storage(), first._spec.offset, (at,), (1,))
     return wrap(flat, spec_of(flat), first._life)
 
@@ -174,11 +175,11 @@ def autocast_kernel(cast: Callable[[Any, torch.dtype], Any]) -> Callable[..., An
 def _halves(weights: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """One float16 buffer, and its parts as tensors of their own that autograd copied into."""
     total = sum(weight.numel() for weight in weights)
-    flat: Any = torch.zeros(total, dtype=torch.float16, device=weights[0].device)
+    flat: Any = constructors.zeros(total, dtype=torch.float16, device=weights[0].device)
     parts, at = [], 0
     for weight in weights:
         with no_dispatch():
-            meta = torch.empty(0, dtype=torch.float16, device=META)
+            meta = constructors.empty(0, dtype=torch.float16, device=META)
             meta.set_(flat._meta.untyped_storage(), at, weight.shape, _strides(weight.shape))
         part: Any = wrap(meta, spec_of(meta), flat._life)
         parts.append(part.copy_(weight))
@@ -300,7 +301,7 @@ def _weight_gradients(engine: Engine, weights: Any, flat: Any) -> list[Any]:
     gradients, at = [], 0
     for weight in weights:
         with no_dispatch():
-            meta = torch.empty(0, dtype=flat.dtype, device=META)
+            meta = constructors.empty(0, dtype=flat.dtype, device=META)
             meta.set_(buffer._meta.untyped_storage(), at, weight.shape, _strides(weight.shape))
         gradients.append(wrap(meta, spec_of(meta), buffer._life))
         at += math.prod(weight.shape)

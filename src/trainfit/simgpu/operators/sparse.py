@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.registry import handles
@@ -71,8 +72,8 @@ def with_dims(engine: Engine, func: Any, args: Any, kwargs: Any) -> SparseTensor
     sparse, _, size = args
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
     with engine.mode(engine):
-        indices = torch.empty((sparse, 0), dtype=torch.int64, device=CUDA)
-        values = torch.empty((0, *size[sparse:]), dtype=dtype, device=CUDA)
+        indices = constructors.empty((sparse, 0), dtype=torch.int64, device=CUDA)
+        values = constructors.empty((0, *size[sparse:]), dtype=dtype, device=CUDA)
     return make_sparse(tuple(size), indices, values, True)
 
 
@@ -182,11 +183,11 @@ def _coalesce(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
     if contents is not None:
         with private.no_dispatch():
             flat._life.value[:left] = found
-    summed = torch.empty((left, *values.shape[1:]), dtype=values.dtype, device=CUDA)
+    summed = constructors.empty((left, *values.shape[1:]), dtype=values.dtype, device=CUDA)
     values.contiguous()
     if indices.shape[0] == 1:
         return make_sparse(shape, kept.unsqueeze(0), summed, True)
-    unflattened = torch.empty((indices.shape[0], left), dtype=torch.int64, device=CUDA)
+    unflattened = constructors.empty((indices.shape[0], left), dtype=torch.int64, device=CUDA)
     for dim in reversed(range(indices.shape[0])):
         row = unflattened.narrow(0, dim, 1)
         row.copy_(kept)
@@ -209,7 +210,7 @@ def _flat(sparse: SparseTensor, copied: bool = False) -> Any:
         return indices.new_zeros(0)
     steps = [math.prod(sparse.shape[dim + 1 : indices.shape[0]]) for dim in range(len(indices))]
     with private.no_dispatch():
-        on_host = torch.tensor(steps, device="cpu").view(-1, 1)
+        on_host = constructors.tensor(steps, device="cpu").view(-1, 1)
     return indices.mul(on_host.to(CUDA)).sum(0)
 
 
@@ -256,7 +257,7 @@ def _joined(one: SparseTensor, other: Any, alpha: Any) -> tuple[Any, Any]:
 def _mm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
     """_sparse_mm: of zeros and the product."""
     one, other = args
-    zeros = torch.zeros((one.shape[0], other.shape[1]), dtype=other.dtype, device=CUDA)
+    zeros = constructors.zeros((one.shape[0], other.shape[1]), dtype=other.dtype, device=CUDA)
     return _addmm(engine, (zeros, one, other), {})  # type: ignore[no-any-return]
 
 
@@ -273,8 +274,8 @@ def _addmm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
     if not sparse.coalesced:
         sparse = private.coalesce.default(sparse)
     indices, _ = sparse.parts
-    made = torch.empty((sparse.shape[0], dense.shape[1]), dtype=dense.dtype, device=CUDA)
-    _offsets = torch.empty(sparse.shape[0] + 1, dtype=torch.int32, device=CUDA)
+    made = constructors.empty((sparse.shape[0], dense.shape[1]), dtype=dense.dtype, device=CUDA)
+    _offsets = constructors.empty(sparse.shape[0] + 1, dtype=torch.int32, device=CUDA)
     indices[0].to(torch.int32)  # of which the offsets are made
     columns = indices[1].to(torch.int32)
     made.copy_(bias)
@@ -359,7 +360,7 @@ def _sparse_mask(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
     """The rows of a dense tensor where another has some (sparse_mask, _mul_dense_sparse_out)."""
     dense, mask = args
     indices, values = mask.parts
-    ones = torch.ones(1, dtype=values.dtype, device=CUDA)
+    ones = constructors.ones(1, dtype=values.dtype, device=CUDA)
     rows = dense[tuple(indices.unbind(0))]
     return make_sparse(tuple(mask.shape), indices.clone(), rows.mul(ones), mask.coalesced)
 
@@ -368,7 +369,7 @@ def _sparse_mask(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
 def _to_dense(engine: Engine, args: Any, kwargs: Any) -> Any:
     sparse = args[0]
     dtype = (args[1] if len(args) > 1 else kwargs.get("dtype")) or sparse.dtype
-    zeros = torch.zeros(tuple(sparse.shape), dtype=dtype, device=CUDA)
+    zeros = constructors.zeros(tuple(sparse.shape), dtype=dtype, device=CUDA)
     return _add_(engine, (zeros, sparse), {})
 
 

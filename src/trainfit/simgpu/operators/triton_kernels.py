@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
+from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain
@@ -347,7 +348,7 @@ class _Compiled:
 def _measure(fn: Any, *_: Any, quantiles: Any = None, **__: Any) -> Any:
     """``do_bench``, which finds all configurations alike, so that the first is taken. Its buffer
     stays with the allocator."""
-    torch.empty(_CACHE_BYTES // 4, dtype=torch.int, device=CUDA)
+    constructors.empty(_CACHE_BYTES // 4, dtype=torch.int, device=CUDA)
     return 1.0 if quantiles is None else [1.0] * len(quantiles)
 
 
@@ -384,7 +385,7 @@ class _Driver:
         return _measure
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(_CACHE_BYTES // 4, dtype=torch.int, device=CUDA)
+        return constructors.empty(_CACHE_BYTES // 4, dtype=torch.int, device=CUDA)
 
     def clear_cache(self, cache: torch.Tensor) -> None:
         cache.zero_()
