@@ -102,6 +102,25 @@ def test_a_script_that_is_told_to_stay_on_the_cpu(
     assert fix in str(caught.value)
 
 
+def test_a_script_that_works_on_the_cpu_alone_without_an_optimizer(tmp_path: Path) -> None:
+    """pytorch/examples' word language model trains by p.data.add_(): its run ends with its first
+    backward passes, which is no end of the script."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    option = ScriptOption(("--accel",), "accel", "False", False, switch=True)
+    outcome = TraceOutcome(
+        *("ended", 0, 42.0, ""), options=(option,), module_calls=140, gpu_operators=0
+    )
+    command = parse_command(["python", str(script)])
+    with pytest.raises(ScriptError, match="140 module calls in 42 s, none of them on the") as it:
+        require_step(Trace(outcome, None, ""), command)
+    assert "give it its option --accel" in str(it.value)
+    assert "the script ended" not in str(it.value)
+    on_gpu = dataclasses.replace(outcome, gpu_operators=9)
+    with pytest.raises(ScriptError, match="the script ended after 42 s without an optimizer"):
+        require_step(Trace(on_gpu, None, ""), command)
+
+
 @pytest.mark.parametrize(
     ("refused", "meant"),
     [("--dataset-name stl10", "-dataset-name"), ("--batchSize=4", "--batch-size"), ("--c", "")],

@@ -84,9 +84,13 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
         raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
-            f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
-            f'to "cuda"; {_to_gpu(outcome.options)}'
+            f"{command.name}: {_steps(outcome)}, none of them on the GPU: {_not_moved(outcome)}"
         )
+
+
+def _not_moved(outcome: TraceOutcome) -> str:
+    """That a script did all of its work on the CPU, and what to change."""
+    return f'no tensor was moved to "cuda"; {_to_gpu(outcome.options)}'
 
 
 #: Of failures, the mistakes in the script's text that are why.
@@ -290,10 +294,12 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
     too_small = without_batches(outcome, command)
     if too_small and outcome.status == "ended":
         return f"no optimizer step: {too_small}"
+    if outcome.status == "ended" and outcome.module_calls and not outcome.gpu_operators:
+        # It may have trained: a run without an optimizer ends with its first backward passes.
+        seen = f"{count(outcome.module_calls, 'module call')} in {duration(outcome.seconds)}"
+        return f"{seen}, none of them on the GPU: {_not_moved(outcome)}"
     if outcome.status == "ended":
         fix = "plan a command that trains, with enough data for one batch"
-        if outcome.module_calls and not outcome.gpu_operators:
-            fix = f"{fix}; {_to_gpu(outcome.options)}"
         return f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); {fix}"
     if outcome.status == "timeout":
         place = f", it was at {outcome.location}" if outcome.location else ""
