@@ -121,6 +121,19 @@ def test_a_script_that_works_on_the_cpu_alone_without_an_optimizer(tmp_path: Pat
         require_step(Trace(on_gpu, None, ""), command)
 
 
+def test_a_note_does_not_point_to_a_traceback_that_it_has_not(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    trace = Trace(TraceOutcome("failed", 0, 1.0, "ValueError: no"), None, "")
+    with pytest.raises(ScriptError, match="first optimizer step; its traceback is below") as it:
+        require_step(trace, parse_command(["python", str(script)]))
+    assert it.value.in_note.endswith("before its first optimizer step")
+    full = Trace(TraceOutcome("out_of_memory", 0, 1.0, ""), None, "")
+    with pytest.raises(ScriptError) as it:
+        require_step(full, parse_command(["python", str(script)]))
+    assert it.value.in_note == str(it.value)
+
+
 @pytest.mark.parametrize(
     ("refused", "meant"),
     [("--dataset-name stl10", "-dataset-name"), ("--batchSize=4", "--batch-size"), ("--c", "")],

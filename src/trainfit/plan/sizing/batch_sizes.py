@@ -152,7 +152,7 @@ class BatchSizes:
             try:
                 traces = self._runs.trace(one, spec), self._runs.trace(other, spec)
             except ScriptError as error:
-                why = f"no other batch size could be simulated: {error}"
+                why = f"no other batch size could be simulated: {error.in_note}"
                 continue
             known = {batch: present, one: traces[0], other: traces[1]}
             try:
@@ -195,7 +195,7 @@ class BatchSizes:
         try:
             trace = self._runs.trace(batch, spec)
         except ScriptError as error:
-            raise NotAffineError(f"the longest could not be simulated: {error}") from None
+            raise NotAffineError(f"the longest could not be simulated: {error.in_note}") from None
         if trace.outcome.loader is not None and trace.outcome.loader.varies:
             raise NotAffineError("fail with batches of one sample")
         return trace
@@ -337,7 +337,7 @@ class BatchSizes:
         try:
             traces = [self._runs.trace(size, timing) for size, _ in pair]
         except ScriptError as error:
-            self._attempts.note(f"steps are timed with the longest batches: {error}")
+            self._attempts.note(f"steps are timed with the longest batches: {error.in_note}")
             return pair
         return tuple((size, recording_of(run)) for (size, _), run in zip(pair, traces, strict=True))
 

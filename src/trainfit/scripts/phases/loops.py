@@ -40,7 +40,8 @@ _LIGHT: Final = frozenset(
         *("append", "items", "keys", "values", "update", "getattr", "isinstance", "len", "range"),
         *("float", "format", "int", "join", "max", "mean", "min", "round", "str", "sum"),
         *("close", "dump", "dumps", "exists", "exit", "finish", "makedirs", "mkdir", "open"),
-        *("add_scalar", "debug", "info", "log", "log_dict", "print", "save", "state_dict"),
+        *("add_figure", "add_histogram", "add_scalar", "add_scalars", "add_text", "debug", "error"),
+        *("info", "log", "log_dict", "log_metric", "log_metrics", "print", "save", "state_dict"),
         *("figure", "legend", "plot", "savefig", "show", "title", "warning", "write", "xlabel"),
         *("perf_counter", "set_description", "set_postfix", "time", "ylabel"),
         *("barrier", "collect", "destroy_process_group", "empty_cache", "synchronize"),
@@ -371,11 +372,21 @@ def _use(node: ast.AST, names: frozenset[str], *, from_zero: bool) -> int | None
         return None
     if isinstance(node, ast.Call) and (called(node) in _LIGHT or called(node).startswith(_DRAWS)):
         return None
+    if isinstance(node, ast.Call) and _is_of_schedule(node):
+        return None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
         return node.lineno
     if from_zero and isinstance(node, ast.If) and _holds_at_first(node.test, names):
         return _first_use((*node.body, *node.orelse), names, from_zero=from_zero)
     return _first_use(ast.iter_child_nodes(node), names, from_zero=from_zero)
+
+
+def _is_of_schedule(call: ast.Call) -> bool:
+    """Is it ``scheduler.step(epoch)``? No memory goes by it, and schedules are looked at ahead."""
+    match call.func:
+        case ast.Attribute(value=schedule, attr="step"):
+            return "sched" in ast.unparse(schedule).lower()
+    return False
 
 
 def _is_from_zero(over: ast.expr) -> bool:
@@ -411,13 +422,25 @@ def _called_alike(loop: ast.For) -> frozenset[str]:
 
 
 def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
-    """Is one of these names no more than kept, as in ``best = epoch, loss, model.state_dict()``?"""
+    """Is one of these names no more than kept, as in ``best = epoch, loss, model.state_dict()`` or
+    ``checkpoint = {"epoch": epoch}``?"""
     if not isinstance(node, ast.Assign):
         return False
-    parts = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
+    parts = _parts(node.value)
     kept = [each for each in parts if isinstance(each, ast.Name) and each.id in names]
     others = [each for each in parts if each not in kept]
     return bool(kept) and _first_use(others, names, from_zero=False) is None
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """What a tuple, a list or a dictionary is made of; of another value, itself."""
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return parts
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=given):
+            return [each.value for each in given]
+        case _:
+            return [value]
 
 
 def _without_bar(over: ast.expr) -> ast.expr:
