@@ -237,7 +237,8 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     outcome = trace.outcome
     if outcome.status in ("finished", "ended"):
         return None
-    return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
+    when = f"after {_steps(outcome)}" if outcome.steps else "before its first optimizer step"
+    return f"{command.name}: {what_happened(outcome)} {when}"
 
 
 def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
@@ -246,9 +247,21 @@ def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
     if what is None or outcome.status != "failed" or outcome.own_fault is not None:
         return ()
     cause = cause_of(outcome, trace.output)
-    after = f"after {count(outcome.steps, 'step')}"
-    failed = failing(what, after)
+    failed = failing(what, _when(outcome))
     return (failed,) if cause is None else (cause, failed)
+
+
+def ends_early(trace: Trace, command: Command) -> tuple[Finding, ...]:
+    """What ended a run whose recording is kept all the same, the cause first: the script failed, or
+    has what cannot be simulated."""
+    outcome = trace.outcome
+    if outcome.status == "unsupported":
+        return (failing(f"{command.name}: {outcome.message}", _when(outcome)),)
+    return fails_later(trace, command)
+
+
+def _when(outcome: TraceOutcome) -> str:
+    return f"after {count(outcome.steps, 'step')}" if outcome.steps else "before its first step"
 
 
 def fails_beyond(trace: Trace, command: Command, at: str) -> tuple[Finding, ...]:

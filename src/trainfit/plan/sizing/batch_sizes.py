@@ -17,6 +17,7 @@ from trainfit.plan.runs.batches import (
     drops_last,
     half_epoch,
     is_full,
+    joined_by,
     unknown_batch,
 )
 from trainfit.plan.runs.failures import ScriptError
@@ -383,6 +384,7 @@ class BatchSizes:
         loader = present.outcome.loader
         # The data set may have had fewer samples than were asked for.
         unit, given = self._grain.unit, batch
+        processes = max(1, unit // joined_by(present))
         if loader is not None and loader.fed:
             given = min(batch, loader.fed[0] * unit)
         is_summed = present.outcome.learning.is_divided is False
@@ -390,12 +392,12 @@ class BatchSizes:
         makeup = self._runs.with_evidence(batch, recording.makeup)
         return EffectiveBatch(
             self._command,
-            makeup.of_all(unit) if makeup is not None else None,
+            makeup.of_all(processes) if makeup is not None else None,
             given,
             is_summed=is_summed,
             optimizer=str(recording.header.get("optimizer") or ""),
             infers=self._infers,
-            replicas=max(1, replicas_of(present) // unit),
+            replicas=max(1, replicas_of(present) // processes),
         )
 
     def _furthest(self, present: Trace, batch: int) -> int:
