@@ -203,3 +203,48 @@ def test_a_part_that_is_filled_says_nothing_of_the_rest() -> None:
         assert large.sum().item() != 0
         large.fill_(3)
         assert large.max().item() == 3
+
+
+# --- Masks of floating point that the host made --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "is_known"),
+    [
+        (lambda: torch.log(torch.tril(torch.ones(35, 35))), True),
+        (lambda: torch.nn.Transformer.generate_square_subsequent_mask(35), True),
+        (lambda: torch.eye(100), True),
+        (lambda: torch.zeros(2, 1, 40, 40), True),
+        (lambda: torch.rand(35, 35), False),
+        (lambda: torch.tril(torch.ones(35, 35)) * 0.5, False),
+        (lambda: torch.zeros(35, 36), False),
+        (lambda: torch.eye(600), False),  # more than is followed of whole numbers
+    ],
+)
+def test_a_mask_of_the_host_is_known_on_the_gpu(
+    made: Callable[[], torch.Tensor], is_known: bool
+) -> None:
+    with trainfit.simulate("H100 SXM") as simulation:
+        content = simulation.engine.values.read(made().cuda())
+        assert (content is not None) is is_known
+
+
+def test_pytorchs_encoder_sees_that_a_mask_of_the_host_is_causal() -> None:
+    """As the word language model of pytorch/examples makes it: it was computed with a mask."""
+    with trainfit.simulate("RTX 4090") as simulation:
+        layer = torch.nn.TransformerEncoderLayer(64, 2, 64).cuda()
+        encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        encoder(torch.rand(35, 4, 64).cuda(), torch.log(torch.tril(torch.ones(35, 35))).cuda())
+        assert not simulation._assumptions()
+
+
+def test_pairs_of_views_are_chosen_by_the_hosts_mask() -> None:
+    """SimCLR's loss: of 2 views of 8 samples one positive for each, 14 negatives."""
+    with trainfit.simulate("RTX 4090"):
+        numbers = torch.cat([torch.arange(8)] * 2)
+        pairs = (numbers[:, None] == numbers).float().cuda()
+        off = ~torch.eye(16, dtype=torch.bool).cuda()
+        pairs = pairs[off].view(16, -1)
+        alike = torch.rand(16, 16, device="cuda")[off].view(16, -1)
+        assert alike[pairs.bool()].view(16, -1).shape == (16, 1)
+        assert alike[~pairs.bool()].view(16, -1).shape == (16, 14)

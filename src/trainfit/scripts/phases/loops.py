@@ -11,7 +11,7 @@ import ast
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -413,10 +413,11 @@ def _holds_at_first(test: ast.expr, names: frozenset[str]) -> bool:
 
 
 def _called_alike(loop: ast.For) -> frozenset[str]:
-    """The variables of a loop, and those that are no more than another name of one."""
+    """The variables of a loop, and those that are no more than another name of one, or count from
+    another number (``best_epoch = epoch + 1``)."""
     names = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     for node in (each for top in loop.body for each in ast.walk(top)):
-        if isinstance(node, ast.Assign) and getattr(node.value, "id", None) in names:
+        if isinstance(node, ast.Assign) and _is_number(node.value, names):
             names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
     return frozenset(names)
 
@@ -427,9 +428,19 @@ def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
     if not isinstance(node, ast.Assign):
         return False
     parts = _parts(node.value)
-    kept = [each for each in parts if isinstance(each, ast.Name) and each.id in names]
+    kept = [each for each in parts if _is_number(each, names)]
     others = [each for each in parts if each not in kept]
     return bool(kept) and _first_use(others, names, from_zero=False) is None
+
+
+def _is_number(node: ast.expr, names: Collection[str]) -> bool:
+    """Is it one of these names, or so many more or less?"""
+    match node:
+        case ast.BinOp(left=number, op=ast.Add() | ast.Sub(), right=ast.Constant()):
+            return _is_number(number, names)
+        case ast.Name(id=name):
+            return name in names
+    return False
 
 
 def _parts(value: ast.expr) -> list[ast.expr]:

@@ -14,7 +14,7 @@ from trainfit.simgpu.device.host_fills import is_packing, unwritten
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
-from trainfit.simgpu.device.values import worth_keeping
+from trainfit.simgpu.device.values import MAX_INTEGERS, worth_keeping
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
@@ -153,11 +153,24 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
             meta = func(plain, **meta_keywords(kwargs))
         result = engine.adopt(meta)
     if source.device.type == "cpu":
-        if worth_keeping(source):
+        if worth_keeping(source) or _is_float_mask(source):
             engine.values.write(result, source)
         else:
             result._life.fill = _one_number(source)
     return result
+
+
+def _is_float_mask(source: torch.Tensor) -> bool:
+    """Is it a square of zeros and ones, or of minus infinities, as masks of attention and of pairs
+    of samples are, that the host made? PyTorch's layers ask whether it is causal."""
+    if not source.is_floating_point() or source.dim() < 2 or source.numel() > MAX_INTEGERS:
+        return False
+    if source.shape[-1] != source.shape[-2] or source.shape[-1] < 2:
+        return False
+    with no_dispatch():
+        # Pictures are told apart by their beginning.
+        parts = source.reshape(-1)[:_BEGINNING], source
+        return all(bool(((each == 0) | (each == 1) | each.isneginf()).all()) for each in parts)
 
 
 def _one_number(source: torch.Tensor) -> int | None:
