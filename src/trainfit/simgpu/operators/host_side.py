@@ -135,6 +135,8 @@ def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
 _OF_MASKS: Final = (torch.bool, torch.int32, torch.int64)
 _LARGEST_MASK: Final = 1 << 24
 _BEGINNING: Final = 64
+#: Numbers of a row of labels: a box has 4, with its class, its picture and its angle 7.
+_OF_ROW: Final = 16
 
 
 def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
@@ -153,11 +155,19 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
             meta = func(plain, **meta_keywords(kwargs))
         result = engine.adopt(meta)
     if source.device.type == "cpu":
-        if worth_keeping(source) or _is_float_mask(source):
+        if worth_keeping(source) or _are_rows(source) or _is_float_mask(source):
             engine.values.write(result, source)
         else:
             result._life.fill = _one_number(source)
     return result
+
+
+def _are_rows(source: torch.Tensor) -> bool:
+    """Are these rows of a few numbers each, as boxes with the number of their picture are? What a
+    loss chooses of them decides how large it is: YOLOv7 matches each picture's boxes by itself."""
+    if source.dim() not in (2, 3) or source.numel() > MAX_INTEGERS:
+        return False
+    return source.is_floating_point() and source.shape[-1] <= _OF_ROW
 
 
 def _is_float_mask(source: torch.Tensor) -> bool:
