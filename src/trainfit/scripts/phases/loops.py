@@ -374,11 +374,23 @@ def _use(node: ast.AST, names: frozenset[str], *, from_zero: bool) -> int | None
         return None
     if isinstance(node, ast.Call) and _is_of_schedule(node):
         return None
+    if isinstance(node, ast.If) and all(map(_is_light, (*node.body, *node.orelse))):
+        return None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
         return node.lineno
     if from_zero and isinstance(node, ast.If) and _holds_at_first(node.test, names):
         return _first_use((*node.body, *node.orelse), names, from_zero=from_zero)
     return _first_use(ast.iter_child_nodes(node), names, from_zero=from_zero)
+
+
+def _is_light(node: ast.stmt) -> bool:
+    """Is it no more than a log, or a step of a schedule? A checkpoint is looked at."""
+    if isinstance(node, ast.Pass):
+        return True
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    name = called(node.value)
+    return (name in _LIGHT and name != "save") or _is_of_schedule(node.value)
 
 
 def _is_of_schedule(call: ast.Call) -> bool:
