@@ -121,6 +121,25 @@ def test_a_script_that_works_on_the_cpu_alone_without_an_optimizer(tmp_path: Pat
         require_step(Trace(on_gpu, None, ""), command)
 
 
+def test_an_exception_that_a_logger_caught_is_why_the_script_ended(tmp_path: Path) -> None:
+    """YOLOX's main() is wrapped in loguru's catch: "plan a command that trains", it was told."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command = parse_command(["python", str(script)])
+    outcome = TraceOutcome("ended", 0, 5.0, "", gpu_operators=944, module_calls=354)
+    output = (
+        "2026-01-01 | ERROR | an error has been caught\nTraceback (most recent call last):\n\n"
+        '> File "train.py", line 3, in main\n    total, used = text.split(",")\n\n'
+        "ValueError: not enough values to unpack (expected 2, got 1)\n"
+    )
+    with pytest.raises(ScriptError, match=r"printed an exception \(ValueError: not enough") as it:
+        require_step(Trace(outcome, None, output), command)
+    assert "plan a command that trains" not in str(it.value)
+    assert "its last lines are below" in str(it.value) and it.value.script_output
+    with pytest.raises(ScriptError, match="plan a command that trains"):
+        require_step(Trace(outcome, None, "epoch 1\n"), command)
+
+
 def test_a_note_does_not_point_to_a_traceback_that_it_has_not(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("")

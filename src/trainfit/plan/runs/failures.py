@@ -10,7 +10,12 @@ from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import WHATEVER_THE_LENGTH, of_exception, of_failure
-from trainfit.findings.tracebacks import ParsedException, parse, printed_traceback
+from trainfit.findings.tracebacks import (
+    ParsedException,
+    exception_in,
+    parse,
+    printed_traceback,
+)
 from trainfit.lint.api import mistakes_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
@@ -80,7 +85,9 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
         raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
     if outcome.steps == 0:
         output = script_output(trace)
-        what, hint = _without_step(outcome, command, output)
+        what, hint = _printed_exception(outcome, trace.output) or _without_step(
+            outcome, command, output
+        )
         what = f"{command.name}: {what}"
         message = f"{what}; {hint}" if hint else what
         said, own = unsaid(outcome, output), outcome.own_fault
@@ -306,6 +313,19 @@ def absent_kernels(outcome: TraceOutcome) -> str:
 def last_lines(output: str) -> str:
     """The end of what a script printed, as it is shown with an error."""
     return "\n".join(output.rstrip().splitlines()[-_TAIL:])
+
+
+def _printed_exception(outcome: TraceOutcome, printed: str) -> tuple[str, str] | None:
+    """Of a script that ended by itself, the exception that it handled and printed, as a logger's
+    ``catch`` does around ``main()``."""
+    if outcome.status != "ended":
+        return None
+    raised = exception_in(printed_traceback(printed))
+    if not raised[0]:
+        return None
+    said = one_line(exception_text(*raised))
+    what = f"the script printed an exception ({said}) and ended after {duration(outcome.seconds)}"
+    return f"{what}, before its first optimizer step", _LINES_BELOW
 
 
 def _without_step(outcome: TraceOutcome, command: Command, output: str) -> tuple[str, str]:
