@@ -242,6 +242,20 @@ def test_a_script_that_trains_on_the_cpu(tmp_path: Path) -> None:
     assert "3 optimizer steps, none of them on the GPU" in error_line(done)
 
 
+@pytest.mark.parametrize(("steps", "when"), [(2, "after 2 steps"), (0, "before its first step")])
+def test_the_recording_of_a_run_that_failed_says_so(tmp_path: Path, steps: int, when: str) -> None:
+    """mnist_hogwild's was told as "Fits: 397 MiB of 23.64 GiB.", without a step."""
+    script = write(tmp_path, STEPS + "step();" * steps + "\nraise KeyError('evaluation')\n")
+    done = trainfit("simulate", *GPU, script, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    for told in ("memory", "show"):
+        first = trainfit(told, "recording.trainfit", cwd=tmp_path).stdout
+        assert f", but the run ends {when}." in first.partition("\n  ")[0], first
+    whole = write(tmp_path, STEPS + "step();" * 3)
+    assert trainfit("simulate", *GPU, whole, cwd=tmp_path).returncode == 0
+    assert "the run ends" not in trainfit("memory", "recording.trainfit", cwd=tmp_path).stdout
+
+
 def test_a_failure_after_a_step_keeps_the_figures(tmp_path: Path) -> None:
     script = write(tmp_path, STEPS + "step(); step()\nraise KeyError('evaluation')\n")
     done = trainfit("simulate", *GPU, "--json", script, cwd=tmp_path)

@@ -51,6 +51,14 @@ def test_what_nothing_calls_of_a_library_spoils_no_run(tmp_path: Path) -> None:
     assert len(mistakes_in(script, words=["old"])) == 1  # a registry finds it
     script.write_text("from models import old\nbuild = old\n")
     assert len(mistakes_in(script)) == 1
+    script.write_text("from models import old\n")
+    layers = library / "layers.py"
+    text = layers.read_text()
+    layers.write_text(text + "if __name__ == '__main__':\n    resized(1, 2)\n")
+    assert mistakes_in(script) == ()  # BasicSR's diffjpeg.py tries itself out
+    layers.write_text(text + "if True:\n    resized(1, 2)\n")
+    assert len(mistakes_in(script)) == 1
+    layers.write_text(text)
     script.write_text("import models.layers\nmodels.layers.resized(x)\n")
     assert len(mistakes_in(script)) == 1
 

@@ -96,14 +96,14 @@ def _working_line(body: Sequence[ast.stmt]) -> int | None:
             # "main()", "train(args)"; modules' functions ("torch.manual_seed(0)") only set up.
             if isinstance(function, ast.Name) and function.id != "print":
                 return node.lineno
-        if isinstance(node, ast.With | ast.Try | ast.If) and not _is_guard(node):
+        if isinstance(node, ast.With | ast.Try | ast.If) and not is_main_guard(node):
             line = _working_line(node.body)
             if line is not None:
                 return line
     return None
 
 
-def _is_guard(node: ast.stmt) -> bool:
+def is_main_guard(node: ast.stmt) -> bool:
     """Is it `if __name__ == "__main__":`, or another question of the name?"""
     test = node.test if isinstance(node, ast.If) else None
     names = ast.walk(test) if test is not None else ()

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from trainfit.findings.worker_start import is_main_guard
 from trainfit.lint.imports import File, around_package
 
 #: What makes the folder next to it a library that is installed, not only a part of a script.
@@ -24,8 +25,8 @@ def unreached(files: Sequence[File], words: Collection[str] = ()) -> dict[str, l
     functions and classes that nothing mentions of what may run.
 
     ``words`` are the command's: by one of them, or by a text in the script, a registry may find a
-    function. What runs when a file is imported is all but the bodies of functions; of a class that
-    is mentioned, every method may run.
+    function. What runs when a file is imported is all but the bodies of functions and what is for
+    the file as a program; of a class that is mentioned, every method may run.
     """
     libraries = [file for file in files[1:] if _is_of_library(file.source.path)]
     if not libraries:
@@ -41,6 +42,9 @@ def unreached(files: Sequence[File], words: Collection[str] = ()) -> dict[str, l
                 defined[node.name].append(node)
                 for decorator in node.decorator_list:
                     mentioned |= _mentions(ast.walk(decorator))
+            elif isinstance(node, ast.If) and is_main_guard(node):
+                for other in node.orelse:
+                    mentioned |= _mentions(ast.walk(other))
             elif not isinstance(node, ast.Import | ast.ImportFrom) and not _exports(node):
                 mentioned |= _mentions(ast.walk(node))
     left = list(mentioned)

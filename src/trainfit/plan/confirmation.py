@@ -110,7 +110,7 @@ def _run(job: PlannedJob, batches: Batches, at: int, spec: RunSpec) -> Trace | s
     try:
         trace = job.runs.trace(at, spec)
     except ScriptError as error:
-        return str(error)
+        return error.in_note
     return trace if is_full(trace, at) else "the DataLoader returned fewer samples"
 
 

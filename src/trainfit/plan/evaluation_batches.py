@@ -148,5 +148,5 @@ def _peak(
     except ScriptError as error:
         law = chosen.batches.law
         peak = job.memory_model.limited(law.at(best)) if law is not None else None
-        return peak, BatchCheck(best, str(error))
+        return peak, BatchCheck(best, error.in_note)
     return job.memory_model.limited(Stream.of(recording_of(run))), BatchCheck(best)

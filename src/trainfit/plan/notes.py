@@ -202,7 +202,8 @@ def note_options(notes: Notes, options: CommandOptions) -> None:
     """Why an option that is named like the batch size is not used for it."""
     for each in options.left:
         if each.name == "batch_size":
-            notes.append(f"{each.shown} is not used for the batch size: {each.reason}")
+            verb = "are" if ", " in each.shown else "is"
+            notes.append(f"{each.shown} {verb} not used for the batch size: {each.reason}")
 
 
 def note_interrupt(

@@ -158,9 +158,11 @@ class StepWatch:
             self._again(self.feeds[-1])
             return
         common = calls.sizes.most_common(1)
+        batches, loaders = self._fed(common[0][0] if common else None, calls.counted)
         self.feeds.append(
             StepFeed(
-                batches=self._fed(),
+                batches=batches,
+                loaders=loaders,
                 is_given_again=any(each.is_again for each in self._batches),
                 calls=calls.counted,
                 call_samples=common[0][0] if common else None,
@@ -175,7 +177,8 @@ class StepWatch:
         self._begin()
 
     def _again(self, feed: StepFeed) -> None:
-        self.feeds.append(dataclasses.replace(feed, batches=self._fed()))
+        batches, loaders = self._fed(feed.call_samples, feed.calls)
+        self.feeds.append(dataclasses.replace(feed, batches=batches, loaders=loaders))
         self._begin()
 
     def makeup(self, batch_size: int | None = None) -> StepMakeup | None:
@@ -218,10 +221,18 @@ class StepWatch:
         self._batches.append(batch)
         self._is_fed = True
 
-    def _fed(self) -> tuple[int | None, ...]:
-        """Sizes of the batches of the loader that gave the latest; not those of an evaluation."""
+    def _fed(self, lead: int | None, calls: int) -> tuple[tuple[int | None, ...], int]:
+        """Sizes of the batches of the loader that gave the latest, not those of an evaluation, and
+        1; or, where the model's ``calls`` of ``lead`` samples were each given one batch of several
+        loaders together, in equal shares, what it was called with, and their number."""
         given = [each for each in self._batches if each.with_grad] or self._batches
-        return tuple(each.samples for each in given if each.loader == given[-1].loader)
+        latest = tuple(each.samples for each in given if each.loader == given[-1].loader)
+        loaders, rest = divmod(len(given), max(len(latest), 1))
+        if loaders < 2 or rest or not lead or len(latest) != calls:
+            return latest, 1
+        if any(each.samples is None or each.samples * loaders != lead for each in given):
+            return latest, 1
+        return (lead,) * calls, loaders
 
     # -- calls and backward passes ---------------------------------------------------------
 

@@ -362,6 +362,15 @@ def test_a_precision_that_fails_is_said_with_its_remedy() -> None:
     assert (overflow.kind, str(overflow.at)) == ("overflow", "train.py:9")
     other = of_failure("float16", dataclasses.replace(outcome, message="boom"), "AMP true fails")
     assert (other.kind, other.title) == ("fails", "AMP true fails")
+    # pytorch/examples' VAE: the loss is computed outside of the model, whose output is bfloat16.
+    mixed = dataclasses.replace(outcome, message="RuntimeError: Found dtype Float but expected …")
+    for function, said in (
+        ("binary_cross_entropy", "binary_cross_entropy (BCELoss) raises"),
+        ("binary_cross_entropy_with_logits", "it fails"),
+    ):
+        frames = f'  File "main.py", line 81, in loss\n    return F.{function}(x, y)\n'
+        raised = dataclasses.replace(mixed, traceback=frames)
+        assert of_failure("bfloat16", raised, "it fails").title.startswith(said)
 
 
 def test_a_hazard_that_only_warns_does_not_decide() -> None:

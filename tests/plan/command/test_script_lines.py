@@ -67,6 +67,36 @@ def test_no_line_is_guessed(text: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert "batch_size" not in found
 
 
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        # pytorch/examples' VAE, and its MNIST.
+        ("kwargs = {'num_workers': 1, 'pin_memory': True} if cuda else {}\n"
+         "DataLoader(data, batch_size=8, **kwargs)",
+         {"num_workers": (1, '"num_workers": {}'), "pin_memory": (1, '"pin_memory": {}')}),
+        ("more = dict(num_workers=1)\nk = {'batch_size': 8}\nk.update(more)\nDataLoader(d, **k)",
+         {"num_workers": (1, "num_workers={}")}),
+        ("k = {}\nk['num_workers'] = 1\nDataLoader(d, **k)",
+         {"num_workers": (2, "k['num_workers'] = {}")}),
+        # Which one? None of its own; and what the call itself says.
+        ("a = {'num_workers': 1}\nb = {'num_workers': 1}\nDataLoader(d, **a)", {}),
+        ("a = {'num_workers': 1}\nDataLoader(d, 8)", {}),
+        ("a = {'num_workers': 1}\nDataLoader(d, num_workers=2, **b)", {}),
+    ],
+)  # fmt: skip
+def test_settings_that_a_dictionary_gives_the_dataloader(
+    text: str, lines: dict[str, tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DataLoader(…, num_workers=2) next to **kwargs with num_workers raises a TypeError."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    site = CallSite(f"train.py:{text.count(chr(10)) + 1}", "__init__", ("dataset", "num_workers"))
+    found = script_lines(parse_command(["python", "train.py"]), None, (site,))
+    assert found == {
+        name: ScriptLine(f"train.py:{line}", written) for name, (line, written) in lines.items()
+    }
+
+
 LIBRARY = """
 import torch
 from torch.utils.data import DataLoader

@@ -296,6 +296,17 @@ def test_a_batch_size_that_the_script_divides_among_its_ranks() -> None:
     assert "the DataLoader has 12" in left(read(parser, seen=alone), "batch_size")
 
 
+def test_a_batch_size_that_several_dataloaders_share() -> None:
+    parser = argument("--batch_size", type=int, default=192)
+    seen = ObservedSettings(loader_batch=96, call_batch=192, loader=LoaderSettings(0), joined=2)
+    option = read(parser, seen=seen).option("batch_size")
+    assert option is not None and (option.present, option.source) == ("192", "loaders")
+    double = dataclasses.replace(seen, loader_batch=192)
+    assert _batch_refusal("", 384, double, "loaders") == ""
+    alone = dataclasses.replace(seen, joined=1)  # views of a sample, for example
+    assert "the DataLoader has 96" in left(read(parser, seen=alone), "batch_size")
+
+
 def test_a_batch_size_of_which_the_models_rows_are_a_multiple() -> None:
     """Rays of many points each, which the network is given in chunks: only a run can prove it."""
     parser = argument("--N_rand", type=int, default=100)

@@ -102,6 +102,57 @@ def test_a_script_that_is_told_to_stay_on_the_cpu(
     assert fix in str(caught.value)
 
 
+def test_a_script_that_works_on_the_cpu_alone_without_an_optimizer(tmp_path: Path) -> None:
+    """pytorch/examples' word language model trains by p.data.add_(): its run ends with its first
+    backward passes, which is no end of the script."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    option = ScriptOption(("--accel",), "accel", "False", False, switch=True)
+    outcome = TraceOutcome(
+        *("ended", 0, 42.0, ""), options=(option,), module_calls=140, gpu_operators=0
+    )
+    command = parse_command(["python", str(script)])
+    with pytest.raises(ScriptError, match="140 module calls in 42 s, none of them on the") as it:
+        require_step(Trace(outcome, None, ""), command)
+    assert "give it its option --accel" in str(it.value)
+    assert "the script ended" not in str(it.value)
+    on_gpu = dataclasses.replace(outcome, gpu_operators=9)
+    with pytest.raises(ScriptError, match="the script ended after 42 s without an optimizer"):
+        require_step(Trace(on_gpu, None, ""), command)
+
+
+def test_an_exception_that_a_logger_caught_is_why_the_script_ended(tmp_path: Path) -> None:
+    """YOLOX's main() is wrapped in loguru's catch: "plan a command that trains", it was told."""
+    script = tmp_path / "train.py"
+    script.write_text("")
+    command = parse_command(["python", str(script)])
+    outcome = TraceOutcome("ended", 0, 5.0, "", gpu_operators=944, module_calls=354)
+    output = (
+        "2026-01-01 | ERROR | an error has been caught\nTraceback (most recent call last):\n\n"
+        '> File "train.py", line 3, in main\n    total, used = text.split(",")\n\n'
+        "ValueError: not enough values to unpack (expected 2, got 1)\n"
+    )
+    with pytest.raises(ScriptError, match=r"printed an exception \(ValueError: not enough") as it:
+        require_step(Trace(outcome, None, output), command)
+    assert "plan a command that trains" not in str(it.value)
+    assert "its last lines are below" in str(it.value) and it.value.script_output
+    with pytest.raises(ScriptError, match="plan a command that trains"):
+        require_step(Trace(outcome, None, "epoch 1\n"), command)
+
+
+def test_a_note_does_not_point_to_a_traceback_that_it_has_not(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    trace = Trace(TraceOutcome("failed", 0, 1.0, "ValueError: no"), None, "")
+    with pytest.raises(ScriptError, match="first optimizer step; its traceback is below") as it:
+        require_step(trace, parse_command(["python", str(script)]))
+    assert it.value.in_note.endswith("before its first optimizer step")
+    full = Trace(TraceOutcome("out_of_memory", 0, 1.0, ""), None, "")
+    with pytest.raises(ScriptError) as it:
+        require_step(full, parse_command(["python", str(script)]))
+    assert it.value.in_note == str(it.value)
+
+
 @pytest.mark.parametrize(
     ("refused", "meant"),
     [("--dataset-name stl10", "-dataset-name"), ("--batchSize=4", "--batch-size"), ("--c", "")],

@@ -343,3 +343,23 @@ def test_a_rare_sample_is_found_by_the_size_of_its_file(
     assert scan.looked_at < 100
     assert (scan.longest, scan.longest_elements, scan.typical_elements) == (1234, 500, 6)
     assert scan.padded_elements < 10
+
+
+class _Endless(torch.utils.data.Sampler[int]):
+    """As StyleGAN2's, YOLOX's and Detectron2's: it goes on for ever, and has no length."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(self._count))
+
+
+def test_a_sampler_without_a_length() -> None:
+    """Its samples could not be looked at, and the first line could not tell of larger batches."""
+    loader = DataLoader(TensorDataset(torch.rand(100, 3, 8, 8)), 16, sampler=_Endless(100))
+    scan = scan_samples(loader, 2.0)
+    assert (scan.reason, scan.varying, scan.samples, scan.tells_all) == ("", (), 100, True)
+    varied = DataLoader(Samples(boxes), 16, sampler=_Endless(200), collate_fn=padded)
+    found = scan_samples(varied, 2.0)
+    assert found.varying and found.longest_elements == 1200

@@ -120,6 +120,39 @@ def test_a_pass_for_the_shapes_of_a_pipeline_is_no_micro_batch(
     assert watched(loop)[0].per_step == (4, 4, 4)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("joined", (16, 1, 16, 1)),  # so many of one data set, as many of another
+        ("accumulated", (16, 2, 32, 2)),
+        ("in turn", (8, 1, 8, 1)),  # a call for each, of a domain of its own
+        ("apart", (8, 1, 8, 1)),  # one trains, the other's is a target
+    ],
+)
+def test_a_step_of_two_loaders(kind: str, told: tuple[int, ...]) -> None:
+    """deep-text-recognition-benchmark's --batch_size 192 was told as one of 96."""
+    numbers = torch.arange(512.0).reshape(64, 8)
+
+    def loop() -> None:
+        model = nn.Linear(8, 1).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        feeds = iter(DataLoader(numbers, 8)), iter(DataLoader(numbers + 1, 8))
+        for number in range(8):
+            one, other = (next(each).cuda() for each in feeds)
+            if kind == "in turn":
+                (model(one).sum() + model(other).sum()).backward()
+            elif kind == "apart":
+                (model(one) - other[:, :1]).square().sum().backward()
+            else:
+                model(torch.cat((one, other))).sum().backward()
+            if kind != "accumulated" or number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    makeup, _ = watched(loop)
+    assert (*figures(makeup), makeup.loader_batches) == told
+
+
 # --- Loops of a script's own ----------------------------------------------------------------------
 
 

@@ -203,3 +203,105 @@ def test_a_part_that_is_filled_says_nothing_of_the_rest() -> None:
         assert large.sum().item() != 0
         large.fill_(3)
         assert large.max().item() == 3
+
+
+# --- Masks of floating point that the host made --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("made", "is_known"),
+    [
+        (lambda: torch.log(torch.tril(torch.ones(35, 35))), True),
+        (lambda: torch.nn.Transformer.generate_square_subsequent_mask(35), True),
+        (lambda: torch.eye(100), True),
+        (lambda: torch.zeros(2, 1, 40, 40), True),
+        (lambda: torch.rand(35, 35), False),
+        (lambda: torch.tril(torch.ones(35, 35)) * 0.5, False),
+        (lambda: torch.zeros(35, 36), False),
+        (lambda: torch.eye(600), False),  # more than is followed of whole numbers
+    ],
+)
+def test_a_mask_of_the_host_is_known_on_the_gpu(
+    made: Callable[[], torch.Tensor], is_known: bool
+) -> None:
+    with trainfit.simulate("H100 SXM") as simulation:
+        content = simulation.engine.values.read(made().cuda())
+        assert (content is not None) is is_known
+
+
+def test_pytorchs_encoder_sees_that_a_mask_of_the_host_is_causal() -> None:
+    """As the word language model of pytorch/examples makes it: it was computed with a mask."""
+    with trainfit.simulate("RTX 4090") as simulation:
+        layer = torch.nn.TransformerEncoderLayer(64, 2, 64).cuda()
+        encoder = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        encoder(torch.rand(35, 4, 64).cuda(), torch.log(torch.tril(torch.ones(35, 35))).cuda())
+        assert not simulation._assumptions()
+
+
+def test_pairs_of_views_are_chosen_by_the_hosts_mask() -> None:
+    """SimCLR's loss: of 2 views of 8 samples one positive for each, 14 negatives."""
+    with trainfit.simulate("RTX 4090"):
+        numbers = torch.cat([torch.arange(8)] * 2)
+        pairs = (numbers[:, None] == numbers).float().cuda()
+        off = ~torch.eye(16, dtype=torch.bool).cuda()
+        pairs = pairs[off].view(16, -1)
+        alike = torch.rand(16, 16, device="cuda")[off].view(16, -1)
+        assert alike[pairs.bool()].view(16, -1).shape == (16, 1)
+        assert alike[~pairs.bool()].view(16, -1).shape == (16, 14)
+
+
+# --- Rows of labels that the host made -----------------------------------------------------------
+
+
+def _boxes() -> torch.Tensor:
+    """Of 8 pictures, 30 boxes: picture, class, and where it is."""
+    torch.manual_seed(0)
+    return torch.cat((torch.arange(30.0).remainder(8)[:, None], torch.rand(30, 5)), 1)
+
+
+def test_a_pictures_boxes_are_as_many_as_it_has() -> None:
+    """YOLOv7's loss matches each picture's boxes to its anchors: with those of all pictures in
+    each it asked for 4.85 GiB, and was said not to fit on an RTX 4090."""
+    boxes = _boxes()
+    with trainfit.simulate("RTX 4090"):
+        on_gpu = boxes.cuda()
+        for picture in range(8):
+            mine = on_gpu[on_gpu[:, 0] == picture]
+            assert mine.shape == (4 if picture < 6 else 3, 6)
+
+
+def test_anchors_that_match_by_their_shape_are_chosen_as_on_the_gpu() -> None:
+    """YOLOv5's build_targets, on the host and on the simulated GPU."""
+
+    def matched(targets: torch.Tensor, anchors: torch.Tensor) -> tuple[int, ...]:
+        device = targets.device
+        gain = torch.ones(7, device=device)
+        which = torch.arange(3, device=device).float().view(3, 1).repeat(1, len(targets))
+        t = torch.cat((targets.repeat(3, 1, 1), which[:, :, None]), 2) * gain
+        ratio = t[:, :, 4:6] / anchors[:, None]
+        t = t[torch.max(ratio, 1.0 / ratio).max(2)[0] < 4.0]
+        gxy = 20 * t[:, 2:4]
+        j, k = ((gxy % 1.0 < 0.5) & (gxy > 1.0)).T
+        return len(t), len(t.repeat((3, 1, 1))[torch.stack((torch.ones_like(j), j, k))])
+
+    boxes, anchors = _boxes(), torch.tensor([[0.1, 0.2], [0.4, 0.3], [0.9, 0.9]])
+    told = matched(boxes, anchors)
+    assert 0 < told[0] < 90 and told[0] < told[1] < 3 * told[0]
+    with trainfit.simulate("RTX 4090"):
+        assert matched(boxes.cuda(), anchors.cuda()) == told
+
+
+def test_padded_rows_are_counted() -> None:
+    """YOLOX: rows of zeros fill each picture's labels up."""
+    labels = torch.zeros(4, 120, 5)
+    for picture in range(4):
+        labels[picture, : 5 + picture] = 1
+    with trainfit.simulate("RTX 4090"):
+        count = (labels.cuda().sum(dim=2) > 0).sum(dim=1)
+        assert [int(each) for each in count] == [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("shape", [(8, 3, 16, 16), (8, 100), (400, 400, 2)])
+def test_inputs_are_not_followed(shape: tuple[int, ...]) -> None:
+    with trainfit.simulate("RTX 4090") as simulation:
+        assert simulation.engine.values.read(torch.rand(shape).cuda()) is None

@@ -392,7 +392,9 @@ def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> Finding:
             'use float("-inf") or torch.finfo(tensor.dtype).min for it',
             blocks=True,
         )
-    if "unsafe to autocast" in text:
+    # Or outside of autocast: probabilities in half precision, with targets that are not.
+    mixed = "Found dtype" in text and "binary_cross_entropy(" in outcome.traceback
+    if "unsafe to autocast" in text or mixed:
         return amp_hazard(
             "fails",
             dtype,

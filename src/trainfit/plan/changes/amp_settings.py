@@ -349,10 +349,10 @@ def _tried(
     except ScriptError as error:
         asked = spec.values.get("amp") or spec.variables.get(ACCELERATE) or spec.force
         what = f"AMP {asked}"
-        job.notes.append(f"{what} was not simulated: {error}")
+        job.notes.append(f"{what} was not simulated: {error.in_note}")
         outcome = job.runs.attempt(job.batch, spec).outcome
         if outcome.status == "failed" and outcome.autocast is not None:
-            failed.append(of_failure(outcome.autocast, outcome, f"{what} fails: {error}"))
+            failed.append(of_failure(outcome.autocast, outcome, f"{what} fails: {error.in_note}"))
         return
     alone = Batches("one trace", f"slower than {present.dtype} as it is (--thorough has more)")
     is_asked = not job.thorough and present.dtype != "off"

@@ -79,7 +79,7 @@ class _Remedies:
         except ScriptError as error:
             return Remedies(
                 None, job.batch, self._batches.largest, 0, (),
-                failure=str(error), is_asked=self._is_asked,
+                failure=error.in_note, is_asked=self._is_asked,
             )  # fmt: skip
         self._trials = Trials(job, self._batches.law, self._flipped, self._survey)
         self._before = self._trials.before
@@ -167,7 +167,7 @@ class _Remedies:
             if name == "fewer-cameras":
                 reason = f"the model does not run without {trial.finding.detail}"
                 return _without_figures(trial.kind, "not applicable", reason)
-            return _without_figures(trial.kind, "failed", str(error))
+            return _without_figures(trial.kind, "failed", error.in_note)
         return remedy
 
     def _traced(self, trial: Trial) -> Trace:

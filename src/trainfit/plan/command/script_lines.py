@@ -85,12 +85,13 @@ class _Search:
     sites: Sequence[CallSite]
 
     def settings(self) -> dict[str, ScriptLine]:
-        """Of the DataLoader, but for the batch size; none where the user makes it."""
+        """Of the DataLoader, but for the batch size; where the user makes it, those that a
+        dictionary gives it (``**kwargs``): Python refuses an argument that comes twice."""
         found: dict[str, ScriptLine] = {}
         for site, source, call in self._calls():
             name = _name(call.func)
             if name == _LOADER:
-                return {}
+                return dict(_unpacked(source, call))
             for each in site.parameters if name == site.called else ():
                 if (tunable := tunable_of(each)) in LOADER_TUNABLES and tunable not in found:
                     place = f"{source.name}:{call.lineno}"
@@ -159,9 +160,8 @@ class _Search:
                 if not self.sites or _name(node.func) != _LOADER:
                     yield from self._arguments(source, node, batch, wanted)
             elif isinstance(node, ast.Dict):
-                for key, value in zip(node.keys, node.values, strict=True):
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        yield from found(key.value, value, f'"{key.value}": {{}}')
+                for entry in _entries_of(node):
+                    yield from found(*entry)
             elif isinstance(node, ast.Assign):
                 for target in node.targets:
                     yield from found(_name(target), node.value, f"{source.text(target)} = {{}}")
@@ -171,6 +171,39 @@ class _Search:
             elif isinstance(node, ast.arguments):
                 for name, value in _defaults(node):
                     yield from found(name, value, f"{name}={{}}")
+
+
+def _unpacked(source: Source, call: ast.Call) -> Iterator[tuple[str, ScriptLine]]:
+    """Settings of a DataLoader that come from a dictionary, where one place alone has each."""
+    given = {each.arg for each in call.keywords}
+    if None not in given:
+        return
+    places: dict[str, list[ScriptLine]] = {}
+    for name, value, text in _entries(source):
+        if name in LOADER_TUNABLES and name not in given:
+            line = ScriptLine(f"{source.name}:{value.lineno}", text)
+            places.setdefault(name, []).append(line)
+    yield from ((name, lines[0]) for name, lines in places.items() if len(lines) == 1)
+
+
+def _entries(source: Source) -> Iterator[tuple[str, ast.expr, str]]:
+    """Entries of dictionaries: the key, the value, and how the entry is written."""
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.Dict():
+                yield from _entries_of(node)
+            case ast.Call(func=ast.Name(id="dict") | ast.Attribute(attr="update"), keywords=words):
+                yield from (
+                    (each.arg, each.value, f"{each.arg}={{}}") for each in words if each.arg
+                )
+            case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(key))) as target]):
+                yield key, node.value, f"{source.text(target)} = {{}}"
+
+
+def _entries_of(node: ast.Dict) -> Iterator[tuple[str, ast.expr, str]]:
+    for key, value in zip(node.keys, node.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value, value, f'"{key.value}": {{}}'
 
 
 def _names_of(call: ast.Call) -> set[str]:

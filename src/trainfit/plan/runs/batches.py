@@ -14,6 +14,7 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan
 from trainfit.results.text import count
+from trainfit.scripts.step_makeup import most_frequent
 from trainfit.simgpu.device.settling import LEAST_STEPS
 
 
@@ -27,18 +28,27 @@ def data_set_of(trace: Trace, batch: int | None) -> int | None:
         return loader.fed[0]
     shared = shared_by(trace, batch)
     samples = loader.samples * shared if loader.samples else None
-    return min(filter(None, (samples, loader.data_set)), default=None)
+    data_set = loader.data_set * joined_by(trace) if loader.data_set else None
+    return min(filter(None, (samples, data_set)), default=None)
 
 
 def shared_by(trace: Trace, batch: int | None) -> int:
     """Processes that a batch is divided among: 8, where the batch size is 32 and each of 8 gets 4
     samples of it (Accelerate's ``split_batches``, ultralytics' ``batch``, a script that divides by
-    the number of ranks); 1 where each has a batch of that size to itself."""
+    the number of ranks); 1 where each has a batch of that size to itself. Likewise DataLoaders of
+    which a step joins a batch each."""
     loader, recording = trace.outcome.loader, trace.recording
     ranks = recording.ranks if recording is not None else 1
-    if loader is None or not loader.fed or ranks * loader.fed[0] != batch:
-        return 1
-    return ranks
+    for parts in (ranks, joined_by(trace)):
+        if loader is not None and loader.fed and parts * loader.fed[0] == batch:
+            return parts
+    return 1
+
+
+def joined_by(trace: Trace) -> int:
+    """DataLoaders of which the model is called with a batch each, in equal shares; 1: with one's,
+    or of several ones' in turn."""
+    return most_frequent([each.loaders for each in trace.outcome.feeds] or [1])
 
 
 def drops_last(trace: Trace) -> bool:
@@ -50,9 +60,9 @@ def drops_last(trace: Trace) -> bool:
 def samples_used(trace: Trace, batch: int | None) -> int | None:
     """Of an epoch, the samples that its batches have; ``None``: not known."""
     loader = trace.outcome.loader
-    samples = loader.epoch_samples if loader is not None else None
+    samples = (loader.epoch_samples or 0) * joined_by(trace) if loader is not None else None
     if not samples or not batch or not drops_last(trace) or samples < batch:
-        return samples
+        return samples or None
     return samples - samples % batch
 
 

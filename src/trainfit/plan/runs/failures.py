@@ -10,7 +10,12 @@ from typing import Final
 
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import WHATEVER_THE_LENGTH, of_exception, of_failure
-from trainfit.findings.tracebacks import ParsedException, parse, printed_traceback
+from trainfit.findings.tracebacks import (
+    ParsedException,
+    exception_in,
+    parse,
+    printed_traceback,
+)
 from trainfit.lint.api import mistakes_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.tracing import Trace
@@ -37,7 +42,8 @@ class ScriptError(TrainfitError):
 
     ``script_output`` is the script's own traceback or last lines, to be shown marked as its.
     With ``own_fault`` it is trainfit that failed. ``cause`` is why, with the fix, if that is known.
-    ``wants`` are packages with a stand-in that it failed for want of.
+    ``wants`` are packages with a stand-in that it failed for want of. ``in_note`` is the message
+    where the script's output is not shown below it.
     """
 
     def __init__(
@@ -47,8 +53,10 @@ class ScriptError(TrainfitError):
         own_fault: OwnFault | None = None,
         cause: Finding | None = None,
         wants: tuple[str, ...] = (),
+        in_note: str = "",
     ) -> None:
         super().__init__(message)
+        self.in_note = in_note or message
         self.wants = wants
         self.script_output = script_output
         self.own_fault = own_fault
@@ -77,16 +85,25 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
         raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
     if outcome.steps == 0:
         output = script_output(trace)
-        message = f"{command.name}: {_without_step(outcome, command, output)}"
+        what, hint = _printed_exception(outcome, trace.output) or _without_step(
+            outcome, command, output
+        )
+        what = f"{command.name}: {what}"
+        message = f"{what}; {hint}" if hint else what
         said, own = unsaid(outcome, output), outcome.own_fault
         mistakes = mistakes_of(command, outcome) if own is None else ()
         cause = _explained(cause_of(outcome, trace.output), mistakes)
-        raise ScriptError(message, said, own, cause, _wanted(outcome, trace.output))
+        wants, in_note = _wanted(outcome, trace.output), what if hint in _POINTERS else message
+        raise ScriptError(message, said, own, cause, wants, in_note)
     if trace.recording is None or not len(trace.recording.alloc_bytes):
         raise ScriptError(
-            f"{command.name}: {_steps(outcome)}, none of them on the GPU: no tensor was moved "
-            f'to "cuda"; {_to_gpu(outcome.options)}'
+            f"{command.name}: {_steps(outcome)}, none of them on the GPU: {_not_moved(outcome)}"
         )
+
+
+def _not_moved(outcome: TraceOutcome) -> str:
+    """That a script did all of its work on the CPU, and what to change."""
+    return f'no tensor was moved to "cuda"; {_to_gpu(outcome.options)}'
 
 
 #: Of failures, the mistakes in the script's text that are why.
@@ -227,7 +244,8 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     outcome = trace.outcome
     if outcome.status in ("finished", "ended"):
         return None
-    return f"{command.name}: {what_happened(outcome)} after {_steps(outcome)}"
+    when = f"after {_steps(outcome)}" if outcome.steps else "before its first optimizer step"
+    return f"{command.name}: {what_happened(outcome)} {when}"
 
 
 def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
@@ -236,9 +254,21 @@ def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
     if what is None or outcome.status != "failed" or outcome.own_fault is not None:
         return ()
     cause = cause_of(outcome, trace.output)
-    after = f"after {count(outcome.steps, 'step')}"
-    failed = failing(what, after)
+    failed = failing(what, _when(outcome))
     return (failed,) if cause is None else (cause, failed)
+
+
+def ends_early(trace: Trace, command: Command) -> tuple[Finding, ...]:
+    """What ended a run whose recording is kept all the same, the cause first: the script failed, or
+    has what cannot be simulated."""
+    outcome = trace.outcome
+    if outcome.status == "unsupported":
+        return (failing(f"{command.name}: {outcome.message}", _when(outcome)),)
+    return fails_later(trace, command)
+
+
+def _when(outcome: TraceOutcome) -> str:
+    return f"after {count(outcome.steps, 'step')}" if outcome.steps else "before its first step"
 
 
 def fails_beyond(trace: Trace, command: Command, at: str) -> tuple[Finding, ...]:
@@ -285,22 +315,36 @@ def last_lines(output: str) -> str:
     return "\n".join(output.rstrip().splitlines()[-_TAIL:])
 
 
-def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
+def _printed_exception(outcome: TraceOutcome, printed: str) -> tuple[str, str] | None:
+    """Of a script that ended by itself, the exception that it handled and printed, as a logger's
+    ``catch`` does around ``main()``."""
+    if outcome.status != "ended":
+        return None
+    raised = exception_in(printed_traceback(printed))
+    if not raised[0]:
+        return None
+    said = one_line(exception_text(*raised))
+    what = f"the script printed an exception ({said}) and ended after {duration(outcome.seconds)}"
+    return f"{what}, before its first optimizer step", _LINES_BELOW
+
+
+def _without_step(outcome: TraceOutcome, command: Command, output: str) -> tuple[str, str]:
+    """What happened, and what to do about it or where to look (empty: the first says it)."""
     what, after = what_happened(outcome), f"after {duration(outcome.seconds)}"
     too_small = without_batches(outcome, command)
     if too_small and outcome.status == "ended":
-        return f"no optimizer step: {too_small}"
+        return f"no optimizer step: {too_small}", ""
+    if outcome.status == "ended" and outcome.module_calls and not outcome.gpu_operators:
+        # It may have trained: a run without an optimizer ends with its first backward passes.
+        seen = f"{count(outcome.module_calls, 'module call')} in {duration(outcome.seconds)}"
+        return f"{seen}, none of them on the GPU: {_not_moved(outcome)}", ""
     if outcome.status == "ended":
         fix = "plan a command that trains, with enough data for one batch"
-        if outcome.module_calls and not outcome.gpu_operators:
-            fix = f"{fix}; {_to_gpu(outcome.options)}"
-        return f"the script ended {after} without an optimizer step (seen: {_seen(outcome)}); {fix}"
+        return f"the script ended {after} without an optimizer step (seen: {_seen(outcome)})", fix
     if outcome.status == "timeout":
         place = f", it was at {outcome.location}" if outcome.location else ""
-        return (
-            f"no optimizer step {after}{place} (seen: {_seen(outcome)}); "
-            "shorten what comes before training, or raise --time-limit"
-        )
+        fix = "shorten what comes before training, or raise --time-limit"
+        return f"no optimizer step {after}{place} (seen: {_seen(outcome)})", fix
     hint = _of_processes(outcome.message, command.gpus)
     if outcome.status == "exited":
         hint = hint or _of_launch(output, command.gpus) or _spelled_otherwise(output)
@@ -309,7 +353,7 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> str:
         hint = hint or too_small or remedy(outcome, output)
     else:
         hint = hint or remedy(outcome, output)
-    return f"{what} {after}, before its first optimizer step; {hint}"
+    return f"{what} {after}, before its first optimizer step", hint
 
 
 #: What a script says of a DataLoader that has no batch: something is divided by their number, a
@@ -442,10 +486,15 @@ def _raised(raised: ParsedException) -> str:
     return one_line(exception_text(raised.type, raised.message)) + f", {raised.where}"
 
 
+#: Hints that are no more than where to look, below an error.
+_TRACEBACK_BELOW, _LINES_BELOW = "its traceback is below", "its last lines are below"
+_POINTERS: Final = (_TRACEBACK_BELOW, _LINES_BELOW)
+
+
 def remedy(outcome: TraceOutcome, output: str) -> str:
     """What to do about a script that failed, or where to look: in ``output`` that is shown."""
     if missing := _MISSING.search(outcome.message):
-        return f"put {missing[1]} there, or give its path in the command; its traceback is below"
+        return f"put {missing[1]} there, or give its path in the command; {_TRACEBACK_BELOW}"
     if outcome.status == "out_of_memory":
         return "use a smaller model or input, or name a larger GPU"
     if outcome.status == "died" and "SIGKILL" in outcome.message:
@@ -458,8 +507,8 @@ def remedy(outcome: TraceOutcome, output: str) -> str:
             "or free some"
         )
     if outcome.status == "died":
-        return "its last lines are below" if output else "it printed nothing"
-    return "its traceback is below"
+        return _LINES_BELOW if output else "it printed nothing"
+    return _TRACEBACK_BELOW
 
 
 def exit_hint(outcome: TraceOutcome, output: str, command: Command | None = None) -> str:

@@ -38,6 +38,7 @@ from trainfit.plan.command.words import (
     write_value,
     written,
 )
+from trainfit.plan.runs.batches import joined_by
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.generation import generated_text
@@ -47,9 +48,9 @@ from trainfit.results.runs.script import ScriptOption
 # Tunables of a command as observed in a simulated run.
 
 
-#: Where a batch size shows: in the DataLoader, in those of all ranks together (each has its part of
-#: the batch), in what the model is called with, or in the number of rows that a step's calls are
-#: given, a multiple of it (points of rays, frames of clips).
+#: Where a batch size shows: in the DataLoader, in those of all ranks or of a step together (each
+#: has its part of the batch), in what the model is called with, or in the number of rows that a
+#: step's calls are given, a multiple of it (points of rays, frames of clips).
 BatchSource = Literal["loader", "loaders", "calls", "rows"]
 
 
@@ -59,7 +60,8 @@ class ObservedSettings:
     off), and the micro-batches of an optimizer step (``None``: not known).
 
     ``loader_batch`` is the DataLoader's batch size, ``call_batch`` the first dimension of what the
-    model is called with, ``call_rows`` the sum of it over a step's calls. The job has ``ranks``.
+    model is called with, ``call_rows`` the sum of it over a step's calls. The job has ``ranks``; a
+    step joins batches of ``joined`` DataLoaders.
     """
 
     loader_batch: int | None = None
@@ -69,12 +71,14 @@ class ObservedSettings:
     accumulation: int | None = None
     call_rows: int | None = None
     ranks: int = 1
+    joined: int = 1
 
     @property
     def batch_of_all(self) -> int | None:
-        """The batch size of all ranks' DataLoaders together; ``None`` where that is one's, too."""
-        each = self.loader_batch
-        return None if each is None or self.ranks < 2 else each * self.ranks
+        """The batch size of all ranks' DataLoaders, or of all that a step joins; ``None`` where
+        that is one's, too."""
+        each, parts = self.loader_batch, max(self.ranks, self.joined)
+        return None if each is None or parts < 2 else each * parts
 
     def batch(self, source: BatchSource) -> int | None:
         """The observed batch size; the rows are a multiple of it."""
@@ -103,6 +107,7 @@ def observed_settings(trace: Trace) -> ObservedSettings:
         accumulation=makeup.accumulation if makeup is not None else None,
         call_rows=rows.most_common(1)[0][0] if rows else None,
         ranks=trace.recording.ranks if trace.recording is not None else 1,
+        joined=joined_by(trace),
     )
 
 

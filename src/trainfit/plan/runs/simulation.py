@@ -20,6 +20,7 @@ from trainfit.plan.runs.failures import (
     ScriptError,
     absent_kernels,
     cause_of,
+    ends_early,
     is_inference,
     mistakes_of,
     require_step,
@@ -163,6 +164,7 @@ def _described(
     if coverage is not None:
         header["coverage"] = json.loads(as_json(coverage))
     findings = (
+        *ends_early(trace, command),
         *mistakes_of(command, trace.outcome),
         *of_learning(trace.outcome.learning),
         *of_evaluation(coverage),

@@ -293,7 +293,7 @@ class Attempts:
             try:
                 trace = self._runs.trace(batch, spec)
             except ScriptError as error:
-                self.note(f"batch size {batch} could not be simulated: {error}", CHANGES)
+                self.note(f"batch size {batch} could not be simulated: {error.in_note}", CHANGES)
                 if not isinstance(error, NotSimulated):  # which has a note of its own
                     self._failed.setdefault(spec, set()).add(batch)
                 continue

@@ -17,6 +17,7 @@ from trainfit.plan.runs.batches import (
     drops_last,
     half_epoch,
     is_full,
+    joined_by,
     unknown_batch,
 )
 from trainfit.plan.runs.failures import ScriptError
@@ -152,7 +153,7 @@ class BatchSizes:
             try:
                 traces = self._runs.trace(one, spec), self._runs.trace(other, spec)
             except ScriptError as error:
-                why = f"no other batch size could be simulated: {error}"
+                why = f"no other batch size could be simulated: {error.in_note}"
                 continue
             known = {batch: present, one: traces[0], other: traces[1]}
             try:
@@ -195,7 +196,7 @@ class BatchSizes:
         try:
             trace = self._runs.trace(batch, spec)
         except ScriptError as error:
-            raise NotAffineError(f"the longest could not be simulated: {error}") from None
+            raise NotAffineError(f"the longest could not be simulated: {error.in_note}") from None
         if trace.outcome.loader is not None and trace.outcome.loader.varies:
             raise NotAffineError("fail with batches of one sample")
         return trace
@@ -337,7 +338,7 @@ class BatchSizes:
         try:
             traces = [self._runs.trace(size, timing) for size, _ in pair]
         except ScriptError as error:
-            self._attempts.note(f"steps are timed with the longest batches: {error}")
+            self._attempts.note(f"steps are timed with the longest batches: {error.in_note}")
             return pair
         return tuple((size, recording_of(run)) for (size, _), run in zip(pair, traces, strict=True))
 
@@ -383,6 +384,7 @@ class BatchSizes:
         loader = present.outcome.loader
         # The data set may have had fewer samples than were asked for.
         unit, given = self._grain.unit, batch
+        processes = max(1, unit // joined_by(present))
         if loader is not None and loader.fed:
             given = min(batch, loader.fed[0] * unit)
         is_summed = present.outcome.learning.is_divided is False
@@ -390,12 +392,12 @@ class BatchSizes:
         makeup = self._runs.with_evidence(batch, recording.makeup)
         return EffectiveBatch(
             self._command,
-            makeup.of_all(unit) if makeup is not None else None,
+            makeup.of_all(processes) if makeup is not None else None,
             given,
             is_summed=is_summed,
             optimizer=str(recording.header.get("optimizer") or ""),
             infers=self._infers,
-            replicas=max(1, replicas_of(present) // unit),
+            replicas=max(1, replicas_of(present) // processes),
         )
 
     def _furthest(self, present: Trace, batch: int) -> int:

@@ -198,7 +198,7 @@ def tunable_sizes(
     except NotSimulated:  # the user's interrupt
         found = dataclasses.replace(found, reason="the search was interrupted")
     except ScriptError as error:
-        found = dataclasses.replace(found, reason=str(error))
+        found = dataclasses.replace(found, reason=error.in_note)
     found = search.told(found)
     job.runs.use(job.command)
     best = found.recommended or found.largest
@@ -261,7 +261,7 @@ class _Search:
         except ScriptError as error:
             if value == self._present:
                 raise
-            self._failed[value] = str(error)
+            self._failed[value] = error.in_note
             return None
         model = self._model(recording_of(trace))
         # Of a long text its last calls: all of them are millions of events, replayed many times.

@@ -266,7 +266,7 @@ def _check_law(runs: Runs, law: AffineStream, spec: RunSpec) -> None:
         found = recording_of(runs.trace(third, spec))
         seen = (found.simulated or found).alloc_bytes
     except ScriptError as error:
-        raise NotAffineError(f"a third could not be simulated ({error})") from None
+        raise NotAffineError(f"a third could not be simulated ({error.in_note})") from None
     expected, _ = law.sizes(third)
     differs = seen[: len(expected)] != expected[: len(seen)]
     if not differs.any():

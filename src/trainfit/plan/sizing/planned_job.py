@@ -160,7 +160,7 @@ class PlannedJob:
         try:
             largest = self.runs.trace(self.batch, self.sized(spec))
         except ScriptError as error:
-            self.notes.append(f"memory with the largest batch is not known: {error}")
+            self.notes.append(f"memory with the largest batch is not known: {error.in_note}")
             return trace
         return max(largest, trace, key=self._reserved_bytes)
 
@@ -225,7 +225,7 @@ def largest_batch_of(
     try:
         trace = runs.trace(batch, shapes.sized(AS_WRITTEN))
     except ScriptError as error:
-        return shapes.without(f"the largest could not be simulated: {error}"), first
+        return shapes.without(f"the largest could not be simulated: {error.in_note}"), first
     peaks = [replay(Stream.of(recording_of(each))).peak_allocated for each in (first, trace)]
     if not shapes.is_seen and peaks[1] <= (1 + _ALIKE) * peaks[0]:
         # The names of files, for one.

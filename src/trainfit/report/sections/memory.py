@@ -48,6 +48,7 @@ from trainfit.report.steps import (
     unseen_text,
 )
 from trainfit.results.files.contents import Note, complete
+from trainfit.results.findings import FAILS_LATER, Finding
 from trainfit.results.memory import (
     RANGE_COVERAGE,
     RANGE_EXCEEDED,
@@ -230,8 +231,10 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
     """Does it fit, what its memory is of, and how it goes on from step to step."""
     need, there = summary.memory.device_bytes, summary.gpu_memory_bytes
     full = summary.out_of_memory
-    spoilt = spoilt_text(summary.findings)
-    limits = _of_what(summary) or unseen_text(summary.coverage, summary.pattern, summary.steps)
+    ends = _ends_early(summary.findings)
+    spoilt = ends or spoilt_text(summary.findings)
+    unseen = unseen_text(summary.coverage, summary.pattern, summary.steps)
+    limits = "" if ends else _of_what(summary) or unseen
     figures = f"{size(need)} of {size(there)}{eager_text(summary.coverage)}{spoilt}"
     close = beyond_text(summary.memory, there)
     others = summary.other_processes_bytes
@@ -298,6 +301,12 @@ def _of_what(summary: RecordingSummary) -> str:
     return only_seen(summary.pattern)
 
 
+def _ends_early(findings: Iterable[Finding]) -> str:
+    """That the recorded run did not go on, in the words that end a headline; else empty."""
+    when = next((each.subject for each in findings if each.kind == FAILS_LATER), "")
+    return f", but the run ends {when}" if when else ""
+
+
 def _steps(lines: Iterable[str]) -> Iterator[Text]:
     return (Text(line) for line in lines)
 
@@ -326,6 +335,7 @@ def memory_subject(report: MemoryReport) -> Subject:
     need = f"{size(report.memory.device_bytes)} of {size(report.gpu_memory_bytes)}{batch}"
     need += eager_text(report.coverage)
     unseen = unseen_text(report.coverage, report.pattern, report.pattern.steps)
+    unseen = _ends_early(report.findings) or unseen
     full = report.out_of_memory
     close = beyond_text(report.memory, report.gpu_memory_bytes)
     text = f"Fits: {need}{close}{unseen}." if report.fits else _not_fitting(full, f"{need}.")

@@ -472,6 +472,9 @@ def by_batch(result: PlanResult, detail: JobDetail) -> Chart | None:
 def memory_growth(report: MemoryReport) -> list[Facts | Table | Text | Command | None]:
     """The linear model, what grows, figures for batch sizes, and where the model ends."""
     law = report.batches
+    if law is None and report.step is not None and report.step.is_whole:
+        text = "the job has no batch size: each step is of the same tensors, all samples at once"
+        return [Text(text, detail=9)]
     if law is None:
         words, *commands = _missing(report)
         return [Text(words, detail=9), *(Command(each, detail=9) for each in commands)]

@@ -272,7 +272,8 @@ class StepFeed:
     model was called in between. ``rounds`` are the steps of optimizers that batches were fetched
     for: five of a WGAN's critic. ``is_same``: the model's one call was given the tensors
     of the step before, unchanged. ``is_given_again``: the loader gave a batch of text or numbers
-    once more, unchanged, as one does whose batches are kept and trained on in parts.
+    once more, unchanged, as one does whose batches are kept and trained on in parts. ``loaders``
+    are the DataLoaders of which the model was called with a batch each, which ``batches`` are then.
     """
 
     batches: tuple[int | None, ...] = ()
@@ -284,6 +285,7 @@ class StepFeed:
     call_rows: int | None = None
     is_same: bool = False
     is_given_again: bool = False
+    loaders: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import ast
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -42,7 +42,8 @@ _LIGHT: Final = frozenset(
         *("append", "items", "keys", "values", "update", "getattr", "isinstance", "len", "range"),
         *("float", "format", "int", "join", "max", "mean", "min", "round", "str", "sum"),
         *("close", "dump", "dumps", "exists", "exit", "finish", "makedirs", "mkdir", "open"),
-        *("add_scalar", "debug", "info", "log", "log_dict", "print", "save", "state_dict"),
+        *("add_figure", "add_histogram", "add_scalar", "add_scalars", "add_text", "debug", "error"),
+        *("info", "log", "log_dict", "log_metric", "log_metrics", "print", "save", "state_dict"),
         *("figure", "legend", "plot", "savefig", "show", "title", "warning", "write", "xlabel"),
         *("perf_counter", "set_description", "set_postfix", "time", "ylabel"),
         *("barrier", "collect", "destroy_process_group", "empty_cache", "synchronize"),
@@ -387,11 +388,33 @@ def _use(node: ast.AST, names: frozenset[str], *, from_zero: bool) -> int | None
         return None
     if isinstance(node, ast.Call) and (called(node) in _LIGHT or called(node).startswith(_DRAWS)):
         return None
+    if isinstance(node, ast.Call) and _is_of_schedule(node):
+        return None
+    if isinstance(node, ast.If) and all(map(_is_light, (*node.body, *node.orelse))):
+        return None
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names:
         return node.lineno
     if from_zero and isinstance(node, ast.If) and _holds_at_first(node.test, names):
         return _first_use((*node.body, *node.orelse), names, from_zero=from_zero)
     return _first_use(ast.iter_child_nodes(node), names, from_zero=from_zero)
+
+
+def _is_light(node: ast.stmt) -> bool:
+    """Is it no more than a log, or a step of a schedule? A checkpoint is looked at."""
+    if isinstance(node, ast.Pass):
+        return True
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    name = called(node.value)
+    return (name in _LIGHT and name != "save") or _is_of_schedule(node.value)
+
+
+def _is_of_schedule(call: ast.Call) -> bool:
+    """Is it ``scheduler.step(epoch)``? No memory goes by it, and schedules are looked at ahead."""
+    match call.func:
+        case ast.Attribute(value=schedule, attr="step"):
+            return "sched" in ast.unparse(schedule).lower()
+    return False
 
 
 def _is_from_zero(over: ast.expr) -> bool:
@@ -418,22 +441,45 @@ def _holds_at_first(test: ast.expr, names: frozenset[str]) -> bool:
 
 
 def _called_alike(loop: ast.For) -> frozenset[str]:
-    """The variables of a loop, and those that are no more than another name of one."""
+    """The variables of a loop, and those that are no more than another name of one, or count from
+    another number (``best_epoch = epoch + 1``)."""
     names = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     for node in (each for top in loop.body for each in ast.walk(top)):
-        if isinstance(node, ast.Assign) and getattr(node.value, "id", None) in names:
+        if isinstance(node, ast.Assign) and _is_number(node.value, names):
             names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
     return frozenset(names)
 
 
 def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
-    """Is one of these names no more than kept, as in ``best = epoch, loss, model.state_dict()``?"""
+    """Is one of these names no more than kept, as in ``best = epoch, loss, model.state_dict()`` or
+    ``checkpoint = {"epoch": epoch}``?"""
     if not isinstance(node, ast.Assign):
         return False
-    parts = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
-    kept = [each for each in parts if isinstance(each, ast.Name) and each.id in names]
+    parts = _parts(node.value)
+    kept = [each for each in parts if _is_number(each, names)]
     others = [each for each in parts if each not in kept]
     return bool(kept) and _first_use(others, names, from_zero=False) is None
+
+
+def _is_number(node: ast.expr, names: Collection[str]) -> bool:
+    """Is it one of these names, or so many more or less?"""
+    match node:
+        case ast.BinOp(left=number, op=ast.Add() | ast.Sub(), right=ast.Constant()):
+            return _is_number(number, names)
+        case ast.Name(id=name):
+            return name in names
+    return False
+
+
+def _parts(value: ast.expr) -> list[ast.expr]:
+    """What a tuple, a list or a dictionary is made of; of another value, itself."""
+    match value:
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Dict(values=parts):
+            return parts
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=given):
+            return [each.value for each in given]
+        case _:
+            return [value]
 
 
 def _without_bar(over: ast.expr) -> ast.expr:

@@ -390,7 +390,8 @@ def _epoch(loader: DataLoader[Any]) -> tuple[list[list[int]], bool]:
     found: list[list[Any]] = []
     count = 0
     with _own_randomness():
-        for batch in loader.batch_sampler or ():  # some go on for ever
+        # Some go on for ever, and have no length to be asked whether they are there.
+        for batch in () if loader.batch_sampler is None else loader.batch_sampler:
             found.append([int(key) if isinstance(key, np.integer) else key for key in batch])
             count += len(found[-1])
             if max(count, len(found)) > _MOST:

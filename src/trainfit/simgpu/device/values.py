@@ -97,8 +97,9 @@ PARTLY_KNOWN = frozenset(
     }
 )
 
-#: Of what floats that are masks are made: constants, arithmetic and selection. With these as many
-#: floats are followed as whole numbers, if all that they are made of is known.
+#: Of what floats that are masks are made, and what labels are matched by: constants, arithmetic and
+#: selection. With these as many floats are followed as whole numbers, if all that they are made of
+#: is known.
 _OF_CONSTANTS = frozenset({
     aten.zeros.default, aten.ones.default, aten.full.default, aten.eye.default, aten.eye.m,
     *_FILLED, *_FILLED_WITH, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor,
@@ -109,7 +110,11 @@ _OF_CONSTANTS = frozenset({
     aten.index.Tensor, aten.index_select.default, aten.gather.default,
     aten.add.Tensor, aten.sub.Tensor, aten.rsub.Scalar, aten.rsub.Tensor, aten.mul.Tensor,
     aten.div.Tensor, aten.neg.default, aten.maximum.default, aten.minimum.default,
-    aten.clamp.default,
+    aten.clamp.default, aten.max.other, aten.min.other, aten.max.dim, aten.min.dim,
+    aten.amax.default, aten.amin.default, aten.abs.default, aten.log.default,
+    aten.reciprocal.default, aten.floor.default, aten.ceil.default, aten.round.default,
+    aten.trunc.default, aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar,
+    aten.sum.default, aten.sum.dim_IntList,
 })  # fmt: skip
 
 #: Write at places that this argument has an index each for.

@@ -15,7 +15,7 @@ from trainfit.simgpu.device.host_fills import is_packing, pin, unwritten
 from trainfit.simgpu.device.registry import MIXED_DEVICE, handles
 from trainfit.simgpu.device.sparse_tensor import make_sparse
 from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
-from trainfit.simgpu.device.values import worth_keeping
+from trainfit.simgpu.device.values import MAX_INTEGERS, worth_keeping
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
@@ -138,6 +138,8 @@ def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
 _OF_MASKS: Final = (torch.bool, torch.int32, torch.int64)
 _LARGEST_MASK: Final = 1 << 24
 _BEGINNING: Final = 64
+#: Numbers of a row of labels: a box has 4, with its class, its picture and its angle 7.
+_OF_ROW: Final = 16
 
 
 def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> Any:
@@ -156,11 +158,32 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
             meta = func(plain, **meta_keywords(kwargs))
         result = engine.adopt(meta)
     if source.device.type == "cpu":
-        if worth_keeping(source):
+        if worth_keeping(source) or _are_rows(source) or _is_float_mask(source):
             engine.values.write(result, source)
         else:
             result._life.fill = _one_number(source)
     return result
+
+
+def _are_rows(source: torch.Tensor) -> bool:
+    """Are these rows of a few numbers each, as boxes with the number of their picture are? What a
+    loss chooses of them decides how large it is: YOLOv7 matches each picture's boxes by itself."""
+    if source.dim() not in (2, 3) or source.numel() > MAX_INTEGERS:
+        return False
+    return source.is_floating_point() and source.shape[-1] <= _OF_ROW
+
+
+def _is_float_mask(source: torch.Tensor) -> bool:
+    """Is it a square of zeros and ones, or of minus infinities, as masks of attention and of pairs
+    of samples are, that the host made? PyTorch's layers ask whether it is causal."""
+    if not source.is_floating_point() or source.dim() < 2 or source.numel() > MAX_INTEGERS:
+        return False
+    if source.shape[-1] != source.shape[-2] or source.shape[-1] < 2:
+        return False
+    with no_dispatch():
+        # Pictures are told apart by their beginning.
+        parts = source.reshape(-1)[:_BEGINNING], source
+        return all(bool(((each == 0) | (each == 1) | each.isneginf()).all()) for each in parts)
 
 
 def _one_number(source: torch.Tensor) -> int | None:
