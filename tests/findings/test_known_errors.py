@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -263,6 +264,7 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("text_for_number", lambda: torch.optim.SGD([ONES], lr="1e-3")),  # type: ignore[arg-type]
     ("parts_unpacked", lambda: [x for x, y in DataLoader(SAMPLES)]),
     ("few_samples", lambda: random.sample([1], 2)),
+    ("no_nvidia_smi", lambda: subprocess.check_output(["nvidia-smi"], env={"PATH": ""})),
     ("ragged_array", lambda: np.array([[1, 2], [3]])),
     ("not_an_array", lambda: torch.from_numpy([1])),
     ("not_an_array", lambda: torch.from_numpy(None)),

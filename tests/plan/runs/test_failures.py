@@ -71,6 +71,12 @@ def test_deepspeeds_own_kernels(tmp_path: Path) -> None:
     assert '"torch_adam": true' in text
 
 
+def test_a_program_that_is_missing_is_no_file_of_the_users(tmp_path: Path) -> None:
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
+    assert "put 'd.csv' there" in said(tmp_path, "failed", missing.format("d.csv"))
+    assert "nvidia-smi' there" not in said(tmp_path, "failed", missing.format("nvidia-smi"))
+
+
 @pytest.mark.parametrize(
     "message",
     ["exit code 1: 2 files are missing", "exit code 1: no CUDA device", "KeyError: 'image'"],

@@ -382,7 +382,9 @@ def without_batches(outcome: TraceOutcome, command: Command) -> str:
 
 
 #: What Python says of a file or a folder that is not there.
-_MISSING = re.compile(r"FileNotFoundError: .*\[Errno 2\] [^:\n]*: ('[^'\n]+')", re.DOTALL)
+_MISSING = re.compile(
+    r"FileNotFoundError: .*\[Errno 2\] [^:\n]*: ('(?!nvidia-smi')[^'\n]+')", re.DOTALL
+)
 #: What a script says that was not started by its launcher.
 _WITHOUT_LAUNCHER = re.compile(
     r"KeyError: '(LOCAL_RANK|RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)'"
