@@ -190,8 +190,15 @@ class RankView:
 
     @functools.cached_property
     def fetches(self) -> Table:
-        """Batches that workers made."""
-        return self._within(self.record.fetches, "end_s")
+        """Batches that workers made, or the training itself. What has a number that no worker of
+        the training's DataLoader has is another one's, an evaluation's."""
+        found = self._within(self.record.fetches, "end_s")
+        of_training = [each for each in self.header.loaders if each.role == "training"]
+        workers = of_training[-1].num_workers if of_training else 0
+        if not workers:
+            return found
+        numbers = found["worker"]
+        return _where(found, (numbers >= 0) & (numbers < workers))
 
     def seconds_in(self, phase: str) -> float | None:
         """Seconds of the steady steps in a phase of :data:`PHASES`; ``None``: not measured."""

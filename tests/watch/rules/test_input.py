@@ -404,6 +404,10 @@ def test_a_worker_of_the_evaluations_loader_is_no_slow_one() -> None:
     assert "slow_worker" not in kinds(judge(run(**SLOW, header=header, fetches=made)))
     header = {"loaders": loader(num_workers=2)}
     assert "slow_worker" in kinds(judge(run(**SLOW, header=header, fetches=made)))
+    # What an evaluation without workers makes in the training process is none of theirs, either.
+    made = {"worker": np.where(turns == 1, -1, 0), "fetch_s": np.where(turns == 1, 0.35, 0.1)}
+    one = RunView(run(**SLOW, header={"loaders": loader(num_workers=1)}, fetches=made)).judged
+    assert Fetching(one).fetch_s == pytest.approx(0.1)
 
 
 def test_a_slow_worker_that_nobody_waits_for_is_no_fault() -> None:

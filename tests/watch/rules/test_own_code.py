@@ -380,6 +380,16 @@ def test_who_holds_the_lock_that_the_training_waits_for(seen: int, is_told: bool
     assert ("that a thread holds at writer.py:8" in found.title) == is_told
 
 
+def test_what_a_line_calls_counts_with_all_that_it_calls() -> None:
+    """A metric whose time is in many functions of its library, next to one operator."""
+    line = ("train.py:21",)
+    operator = CodeLine("train.py:21", 74, (), "out.argmax", "out.argmax")
+    inner = [CodeLine("metric.py:9", n, line, "confusion_matrix", f"f{n}") for n in (50, 20, 9, 5)]
+    several = CodeLine("metric.py:9", 14, line, "gt.flatten", "gt.flatten")
+    found = finding(judge(other(operator, *inner, several)), "other_code")
+    assert found.title.startswith("train.py:21 computes statistics (`confusion_matrix`)")
+
+
 def test_handlers_that_become_more_are_why_a_line_logs_for_long() -> None:
     grows = GrowingVariable("log.handlers", "train.py:7", "list", 3, 395, 6000)
     for line, more in ((LOGS, True), (SAVES, False)):

@@ -97,8 +97,12 @@ class CostlyLine:
 
     @property
     def most(self) -> CodeLine:
-        """What it was found in most often."""
-        return max(self.calls, key=lambda each: (bool(each.calls or each.inner), each.count))
+        """What it was found in most often: of the functions that it calls, each with all that these
+        call."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for each in self.calls:
+            counts[each.place, each.calls] += each.count if each.calls or each.inner else 0
+        return max(self.calls, key=lambda each: (counts[each.place, each.calls], each.count))
 
     @property
     def names(self) -> tuple[str, ...]:

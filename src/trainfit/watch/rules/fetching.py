@@ -497,9 +497,7 @@ class Fetching:
         fetches: Table = self.rank.fetches
         counted, found = self.core_waits.fetch_s, {}
         every = fetches["fetch_s"] if counted is None else counted
-        # Those of another loader (an evaluation's) have numbers of their own.
-        own = (fetches["worker"] >= 0) & (fetches["worker"] < (self.workers or 0))
-        for worker in np.unique(fetches["worker"][own]):
+        for worker in np.unique(fetches["worker"][fetches["worker"] >= 0]):
             times = known(every[fetches["worker"] == worker])
             if len(times) >= thresholds.LEAST_FETCHES:
                 found[int(worker)] = float(np.median(times))
@@ -550,7 +548,9 @@ class Fetching:
         if not self.workers:
             each_s = float(np.mean(self.waited)) / per_step
             return self.core_waits.input_share_in_turn(self.batch_every_s, each_s)
-        if self.is_uneven or (self.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
+        # Cheap batches differ by chance next to other programs.
+        usual, high = median(self.own_times) or 0.0, percentile(self.own_times, 90) or 0.0
+        if self.is_uneven or high > max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S):
             return None
         return self.core_waits.input_share(self.batch_every_s, self.waited / per_step, per_step)
 

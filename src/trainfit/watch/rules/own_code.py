@@ -60,6 +60,7 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
 #: Of the looks at several lines, those in which one thing is done, from which all are told as it;
 #: and those in which a batch is joined, after lists of its parts were made.
 _SAME: Final = 0.5
+_NEARLY: Final = 0.4
 _OF_BATCHES: Final = 0.3
 
 
@@ -97,6 +98,12 @@ def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
         called[_named(each)] += each.count
     (same, looks), (name, of_name) = found.most_common(1)[0], called.most_common(1)[0]
     whole = _SAME * line.count
+    # One thing that is known, next to several that are not.
+    known = max(
+        (each for each in found if each.what != ALONE.what), key=lambda e: found[e], default=None
+    )
+    if known is not None and found[known] >= _NEARLY * line.count:
+        same, looks, whole = known, line.count, _NEARLY * line.count
     if found[BATCHES] >= _OF_BATCHES * line.count:
         same, looks = BATCHES, line.count
     return (
