@@ -159,6 +159,7 @@ class LearningObserver:
         self.misuse = MisuseObserver(place, lambda: self._all[0].steps if self._all else 0)
         """What has no effect, or another than it is meant to have."""
         self.misuse.loaders.are_workers_asked = reads_values
+        self.misuse.restored.schedules = self._schedules
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
         #: A number that was added to float16, where it is 0, and the line.
@@ -380,8 +381,6 @@ class LearningObserver:
             self._all.append(seen)
             self._look_at_data()
             self.misuse.begins(optimizer, self._called(), self._made.get(optimizer))
-            for each in self._schedules:
-                each.begins(optimizer)
         if self._passes:
             at = self._made.get(optimizer)
             self.misuse.stepping(optimizer, at, unscaled=self._unscaled)
