@@ -389,8 +389,8 @@ class LearningObserver:
             # Where some are set to zero by a method, no other is by hand.
             kept = seen.keeps(added, self._passed, self._changed)
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
-            unchanged = not self._zeroed and self._passes == 0 == added
-            seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
+            again = seen.had_passes and not self._zeroed and self._passes == 0 == added
+            seen.look(optimizer, kept=kept, again=(self._place() or "") if again else None)
             self.misuse.freezing.look(optimizer, self._names_of_all)
             if seen.zero_rates == 1 or len(seen.vanished) == 1:
                 seen.rate_at = made_for(self._schedules, optimizer) or self._made.get(optimizer)
@@ -575,6 +575,7 @@ class LearningObserver:
             kept_gradients=sum(seen.kept for seen in looked),
             kept_of=kept_of(looked, names),
             used_again=sum(seen.again for seen in looked),
+            used_again_at=next((seen.again_at for seen in looked if seen.again_at), None),
             zero_rates=(zeros := steps_at_zero(looked)),
             rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
             vanished_rate=(vanished := vanished_rate(looked)),
