@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -1136,3 +1137,12 @@ def test_a_comment_tells_no_sampler_the_epoch(
     module.__file__ = str(file)
     monkeypatch.setattr(ranks_module, "loaded_modules", lambda: [(module, vars(module))])
     assert ranks_module._is_called("set_epoch") is is_used
+
+
+def test_the_line_of_a_second_step(watched: Callable[[Training], LearningFacts]) -> None:
+    (found,) = (
+        each for each in of_learning(watched(step_repeated)) if each.kind == "step_repeated"
+    )
+    line = inspect.getsourcelines(step_repeated)[1] + 7
+    assert found.place is not None
+    assert found.place.file.endswith("test_learning.py") and found.place.line == line

@@ -203,7 +203,7 @@ def test_a_break_that_ends_the_first_pass(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_moved(tmp_path: Path) -> None:
-    assert _kinds(tmp_path, "model = Net()\nmodel.cuda\n") == ["not-called"]
+    assert _kinds(tmp_path, "model = Net()\nmodel.cuda\n") == ["not-moved"]
 
 
 def test_a_model_that_is_new_in_each_epoch(tmp_path: Path) -> None:
@@ -211,3 +211,36 @@ def test_a_model_that_is_new_in_each_epoch(tmp_path: Path) -> None:
     made = "for epoch in range(9):\n    model = Net()\n"
     assert _kinds(tmp_path, f"{made}{inner}") == ["model-each-epoch"]
     assert _kinds(tmp_path, f"{made}    model.load_state_dict(torch.load('a.pt'))\n{inner}") == []
+
+
+_FORWARD = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {made}
+
+    def forward(self, x):
+        {line}
+        return self.fc(x)
+
+model = {wrapper}(Net())
+"""
+
+
+@pytest.mark.parametrize("line", ["self.steps += 1", "x, self.steps = self.rnn(x, self.steps)"])
+def test_what_a_copy_of_a_module_sets_is_lost(tmp_path: Path, line: str) -> None:
+    text = _FORWARD.format(made="self.steps = 0", line=line, wrapper="nn.DataParallel")
+    assert _kinds(tmp_path, text) == ["lost-in-replica"]
+
+
+@pytest.mark.parametrize(
+    ("made", "line", "wrapper"),
+    [
+        ("self.steps = 0", "self.steps += 1", "nn.parallel.DistributedDataParallel"),
+        ("self.register_buffer('steps', torch.zeros(1))", "self.steps += 1", "nn.DataParallel"),
+        ("self.last = None", "self.last = x", "nn.DataParallel"),
+        ("self.steps = 0", "x += self.steps", "nn.DataParallel"),
+    ],
+)
+def test_what_nobody_misses_of_a_copy(tmp_path: Path, made: str, line: str, wrapper: str) -> None:
+    assert _kinds(tmp_path, _FORWARD.format(made=made, line=line, wrapper=wrapper)) == []

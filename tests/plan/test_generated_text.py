@@ -132,6 +132,34 @@ def kinds_of_updates(*, offloading: bool) -> list[str]:
     return [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
 
 
+class OffloadedLayer:
+    """As a layer of Transformers' caches."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.keys = keys
+
+    def offload(self) -> None:
+        self.keys = self.keys.to("cpu", non_blocking=True)
+
+
+def test_an_offloaded_layer_needs_no_values_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token filled the whole cache with ones, once more: most of the time of a simulation."""
+    module: Any = ModuleType("transformers.cache_utils")
+    module.OffloadedLayer = OffloadedLayer
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    patches = PatchSet()
+    with simulate("custom:8GiB") as simulation:
+        watch = GenerationWatch(simulation)
+        watch.install(patches)
+        layer, other = (OffloadedLayer(torch.randn(1 << 19, device="cuda")) for _ in range(2))
+        layer.offload()
+        watch.remove()
+        patches.restore()
+        other.offload()  # what nobody knows to be cache has values
+    assert layer.keys.device.type == "cpu"
+    assert not layer.keys.any() and other.keys.all()
+
+
 def test_an_offloaded_cache_is_cache_while_it_is_on_the_gpu() -> None:
     """Layers that came back for their call counted as inputs, and what a call added as results."""
     added, *held = kinds_of_updates(offloading=True)

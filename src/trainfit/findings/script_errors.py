@@ -435,6 +435,8 @@ _NO_INDEX: Final = "index out of range in self"
 #: A pandas table that is asked for a label it has not; a data set without a length.
 _ROW_LABEL: Final = "row_label"
 _NO_LENGTH: Final = "no_length"
+_NO_BATCH: Final = "no_batch"
+_BY_LENGTH: Final = re.compile(r"/\s*(?:float\(\s*)?len\(")
 _HAS_NO_LENGTH: Final = re.compile(r"object of type '(?!NoneType)\w+' has no len\(\)")
 _TEXT_FOR_NUMBER: Final = "text_for_number"
 _COMPARED: Final = re.compile(
@@ -459,7 +461,7 @@ _NOTHING_READ, _KEY_NOT_READ = "nothing_read", "key_not_read"
 #: Their kinds.
 KINDS: Final = (
     *dict.fromkeys(each.kind for each in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
-    *(_ROW_LABEL, _NO_LENGTH, _TOO_LONG, _TEXT_FOR_NUMBER, _NOTHING_READ, _KEY_NOT_READ),
+    *(_ROW_LABEL, _NO_LENGTH, _NO_BATCH, _TOO_LONG, _TEXT_FOR_NUMBER, _NOTHING_READ, _KEY_NOT_READ),
 )
 
 
@@ -488,6 +490,15 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "",
             "float(config[…]): YAML reads 1e-3 as text (1.0e-3 is a number); type=float of "
             "argparse",
+        )
+    if raised.type == "ZeroDivisionError" and _BY_LENGTH.search(raised.code):
+        return failure_finding(
+            _NO_BATCH,
+            "Something is divided by the length of a DataLoader or a list that has nothing: the "
+            "loop over it made no pass",
+            "",
+            "drop_last=False, or a smaller batch size: drop_last=True leaves out all samples of a "
+            "data set that is smaller than a batch; else look at how many samples were found",
         )
     if (read := _of_settings(raised)) is not None:
         return read

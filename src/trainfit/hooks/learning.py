@@ -159,6 +159,7 @@ class LearningObserver:
         self.misuse = MisuseObserver(place, lambda: self._all[0].steps if self._all else 0)
         """What has no effect, or another than it is meant to have."""
         self.misuse.loaders.are_workers_asked = reads_values
+        self.misuse.restored.schedules = self._schedules
         #: Was something broadcast that may be a loss?
         self._is_broadcast = False
         #: A number that was added to float16, where it is 0, and the line.
@@ -380,8 +381,6 @@ class LearningObserver:
             self._all.append(seen)
             self._look_at_data()
             self.misuse.begins(optimizer, self._called(), self._made.get(optimizer))
-            for each in self._schedules:
-                each.begins(optimizer)
         if self._passes:
             at = self._made.get(optimizer)
             self.misuse.stepping(optimizer, at, unscaled=self._unscaled)
@@ -390,8 +389,8 @@ class LearningObserver:
             # Where some are set to zero by a method, no other is by hand.
             kept = seen.keeps(added, self._passed, self._changed)
             kept = kept and (len(self._all) == 1 or self._has_zeroed)
-            unchanged = not self._zeroed and self._passes == 0 == added
-            seen.look(optimizer, kept=kept, again=seen.had_passes and unchanged)
+            again = seen.had_passes and not self._zeroed and self._passes == 0 == added
+            seen.look(optimizer, kept=kept, again=(self._place() or "") if again else None)
             self.misuse.freezing.look(optimizer, self._names_of_all)
             if seen.zero_rates == 1 or len(seen.vanished) == 1:
                 seen.rate_at = made_for(self._schedules, optimizer) or self._made.get(optimizer)
@@ -576,6 +575,7 @@ class LearningObserver:
             kept_gradients=sum(seen.kept for seen in looked),
             kept_of=kept_of(looked, names),
             used_again=sum(seen.again for seen in looked),
+            used_again_at=next((seen.again_at for seen in looked if seen.again_at), None),
             zero_rates=(zeros := steps_at_zero(looked)),
             rate_zero_at=next((seen.rate_at for seen in looked), None) if zeros else None,
             vanished_rate=(vanished := vanished_rate(looked)),

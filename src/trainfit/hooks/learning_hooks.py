@@ -16,6 +16,7 @@ from torch.autograd import profiler as older_profiler
 from torch.distributions import kl
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler, swa_utils
 from torch.optim import optimizer as optim
@@ -42,6 +43,11 @@ _SAMPLED = distributions.Normal, distributions.LogNormal, distributions.Multivar
 _POLICIES = *_SAMPLED, distributions.Categorical, distributions.Bernoulli, distributions.Beta
 #: Functions of torch.nn.init that give all numbers of a tensor one value.
 _ONE_VALUE = "constant_", "zeros_", "ones_"
+#: … and others that fill it.
+_FILL = (
+    *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
+    *("kaiming_uniform_", "kaiming_normal_", "orthogonal_"),
+)
 #: Methods that add a hook to a module.
 _ADD_HOOKS = (
     *("register_forward_hook", "register_forward_pre_hook"),
@@ -86,6 +92,7 @@ def install(
         (optim.Optimizer, "__init__", lambda it, owner, *_, **__: it.made(owner), True),
         (optim.Optimizer, "add_param_group", lambda it, of, *_, **__: it.grouped(of), True),
         *((torch.nn.init, name, _initializing, True) for name in _ONE_VALUE),
+        *((torch.nn.init, name, _filling, True) for name in _FILL),
         (profiler.profile, "start", _profiling, True),
         (profiler.profile, "stop", lambda it, *_: it.misuse.profiling.ends(), True),
         (older_profiler.profile, "__enter__", _profiling, True),
@@ -242,6 +249,10 @@ def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__:
     observer.misuse.initialized(tensor)
 
 
+def _filling(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
+    observer.misuse.overwritten.initialized(tensor)
+
+
 def _profiling(observer: LearningObserver, it: Any) -> None:
     observer.profiling(it)
 
@@ -252,7 +263,8 @@ def _computed(observer: LearningObserver, left: Any, right: Any, result: Any) ->
 
 
 def _gave(observer: LearningObserver, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    observer.misuse.gave(func, args, kwargs or {}, result)
+    if not any(map(is_lazy, (result, *args))):  # which has neither numbers nor a shape yet
+        observer.misuse.gave(func, args, kwargs or {}, result)
 
 
 def _activating(

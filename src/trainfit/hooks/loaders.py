@@ -1,11 +1,14 @@
 """DataLoaders that do something else than they are made for: a sampler that never draws most
-samples, workers that do not hear of the next epoch, batches that are put together on the GPU."""
+samples, workers that do not hear of the next epoch, batches that are put together on the GPU, a
+data set that changes the samples that it keeps."""
 
 from __future__ import annotations
 
+import ast
 import dis
 import inspect
 import sys
+import textwrap
 import threading
 import weakref
 from collections import Counter
@@ -13,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, FunctionType
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.utils.data import Subset, WeightedRandomSampler, default_collate
 
@@ -34,6 +38,12 @@ _OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__", "__call__")
 #: Modules of PyTorch's DataLoader.
 _OF_LOADERS: Final = "torch.utils.data."
 _READS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
+#: What computes other numbers in place, each time another.
+_COMPUTES: Final = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow)
+_COMPUTING: Final = {
+    *("add_", "sub_", "subtract_", "mul_", "multiply_", "div_", "divide_", "pow_", "neg_"),
+    *("sqrt_", "exp_", "log_", "sigmoid_", "tanh_", "lerp_", "addcmul_", "addcdiv_"),
+}
 
 
 class Loaders:
@@ -97,6 +107,8 @@ class Loaders:
         if (few := never_drawn(sampler, data, self._made.get(sampler) or place)) is not None:
             self._found.setdefault(few.kind, few)
         self._look_at_workers(loader, data, place)
+        if (changed := changed_samples(loader)) is not None:
+            self._note("samples_changed", *changed[:3], place=changed[3])
         if not self.are_workers_asked and (copied := copied_generator(loader)) is not None:
             self._note("generator_of_workers", *copied[:3], place=copied[3])
 
@@ -134,6 +146,114 @@ class Loaders:
         on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
         if on_gpu and self._last is not None:
             self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
+
+
+def changed_samples(loader: Any) -> tuple[str, str, str, str] | None:
+    """A data set that has its samples in memory and changes them where it gives one: the class, the
+    attribute, the line's text, and the line. Workers of an epoch have copies, which end with it."""
+    data = getattr(loader, "dataset", None)
+    if loader.num_workers and not getattr(loader, "persistent_workers", False):
+        return None
+    while isinstance(data, Subset):
+        data = data.dataset
+    if getattr(loader, "batch_size", None) is None or hasattr(data, "__getitems__"):
+        return None  # an index may be several, for which there is a copy
+    function = inspect.getattr_static(type(data), "__getitem__", None)
+    if not isinstance(function, FunctionType) or is_library(function.__code__.co_filename):
+        return None
+    try:
+        lines, first = inspect.getsourcelines(function)
+        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
+    except (OSError, SyntaxError, ValueError, TypeError):
+        return None
+    if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
+        return None
+    given = {each.id for each in _names_in(tree, ast.Return)}
+    for name, attribute in _own_samples(tree).items():
+        if name in given and _shares_memory(getattr(data, attribute, None)):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.stmt) and _writes(node, name):
+                    at = f"{function.__code__.co_filename}:{first + node.lineno - 1}"
+                    return type(data).__name__, attribute, ast.unparse(node), at
+    return None
+
+
+def _names_in(tree: ast.AST, kind: type[ast.stmt]) -> Iterator[ast.Name]:
+    for line in ast.walk(tree):
+        if isinstance(line, kind):
+            yield from (each for each in ast.walk(line) if isinstance(each, ast.Name))
+
+
+def _own_samples(tree: ast.FunctionDef) -> dict[str, str]:
+    """Names that are given once, and stand for a part of an attribute (``x = self.x[i]``): by the
+    name, the attribute."""
+    found: dict[str, str] = {}
+    stored = Counter(
+        each.id
+        for each in ast.walk(tree)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+    )
+    changes = Counter(
+        each.target.id
+        for each in ast.walk(tree)
+        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
+    )
+    for line in tree.body:
+        if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
+            continue
+        value, name = line.value, line.targets[0].id
+        if isinstance(value, ast.Call) and ast.unparse(value.func) == "torch.from_numpy":
+            value = value.args[0] if value.args else value
+        if not isinstance(value, ast.Subscript) or not isinstance(value.value, ast.Attribute):
+            continue
+        owner = value.value.value
+        is_own = isinstance(owner, ast.Name) and owner.id == tree.args.args[0].arg
+        if is_own and stored[name] - changes[name] == 1:
+            found[name] = value.value.attr
+    return found
+
+
+def _shares_memory(samples: Any) -> bool:
+    """Is one of them a view, or the very object that is kept?"""
+    if isinstance(samples, list | tuple) and samples:
+        one = samples[0]
+        return isinstance(one, torch.Tensor) or (isinstance(one, np.ndarray) and one.ndim > 0)
+    if isinstance(samples, np.ndarray):
+        return samples.ndim > 1 and samples.flags.writeable
+    return isinstance(samples, torch.Tensor) and samples.dim() > 0
+
+
+def _writes(line: ast.stmt, name: str) -> bool:
+    """Does a line compute other numbers of those that a name stands for, in their place? What gives
+    the same numbers a second time (x[x < 0] = 0, clamp_) does no harm."""
+    if isinstance(line, ast.AugAssign):
+        return isinstance(line.op, _COMPUTES) and _begins_with(line.target, name)
+    if not isinstance(line, ast.Assign | ast.Expr | ast.Return) or line.value is None:
+        return False
+    if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Subscript):
+        reads = any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(line.value))
+        return reads and _begins_with(line.targets[0], name)
+    return any(
+        isinstance(each, ast.Call)
+        and isinstance(each.func, ast.Attribute)
+        and each.func.attr in _COMPUTING
+        and _begins_with(each.func.value, name)
+        for each in ast.walk(line.value)
+    )
+
+
+def _begins_with(node: ast.expr, name: str) -> bool:
+    """Is it ``x``, ``x[…]`` or ``x.sub_(…)``?"""
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if not node.func.attr.endswith("_"):
+                return False
+            node = node.func.value
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            return False
+    return node.id == name
 
 
 def _is_by_loader() -> bool:

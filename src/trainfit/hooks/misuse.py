@@ -44,7 +44,7 @@ from trainfit.hooks.provenance.sequences import Sequences
 from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import gathered_at_once, goes_over_host
-from trainfit.hooks.remade import Grown, Hooked, Plateaus, Remade, Restored, twice
+from trainfit.hooks.remade import Grown, Hooked, Overwritten, Plateaus, Remade, Restored, twice
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
@@ -130,6 +130,7 @@ class MisuseObserver:
         self.inputs = Inputs(place)
         self.bystanders = Bystanders()
         self.restored = Restored(place)
+        self.overwritten = Overwritten(place)
         self.plateaus = Plateaus(place)
         self.passes = Passes()
         self.labels = Labels()
@@ -169,6 +170,7 @@ class MisuseObserver:
         followed = (
             *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
+            *self.overwritten.found(),
             *self.bystanders.found(trains=self._begun), *self.profiling.found(),
             *self.averages.found(), *self.scaled.found(), *self.batches.found(),
             *self.plateaus.found(self._steps(), self.batches.of_epoch), *self.predictions.found(),
@@ -457,6 +459,7 @@ class MisuseObserver:
 
     def loaded(self, module: Any, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """A state that need not have all names was loaded: these it lacks, and has too many."""
+        self.overwritten.loaded(module)
         own = len(module.state_dict())
         if missing and unexpected and len(missing) >= own:
             told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
@@ -464,6 +467,7 @@ class MisuseObserver:
 
     def initialized(self, weights: Any) -> None:
         """All numbers of weights are about to get one value."""
+        self.overwritten.initialized(weights)
         if len(self._initialized) >= _INITIALIZED:
             return
         if isinstance(weights, torch.Tensor) and weights.dim() > 1:

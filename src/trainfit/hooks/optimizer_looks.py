@@ -39,6 +39,8 @@ class ObservedOptimizer:
         #: Had its last step a backward pass of its own? Later ones of a CUDA graph have none.
         self.had_passes = False
         self.kept = self.again = 0
+        #: The first line that stepped with the gradients of the step before.
+        self.again_at: str | None = None
         self.zero_rates = 0
         self.rate_at: str | None = None
         self.largest_rate = 0.0
@@ -87,11 +89,13 @@ class ObservedOptimizer:
         """Its step is over."""
         self.zeroed, self._before = False, (passes, changes)
 
-    def look(self, optimizer: Any, *, kept: bool, again: bool) -> None:
-        """At the gradients that the step is about to use."""
+    def look(self, optimizer: Any, *, kept: bool, again: str | None) -> None:
+        """At the gradients that the step is about to use; ``again``: the line, if the step before
+        has used them."""
         self.looks += 1
         self.kept += kept
-        self.again += again
+        self.again += again is not None
+        self.again_at = self.again_at or again
         for tensor in tensors_of(optimizer):
             key = id(tensor)
             self.had[key] = self.had.get(key, False) or tensor.grad is not None

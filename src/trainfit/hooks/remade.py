@@ -8,16 +8,19 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from types import CellType, FrameType, MethodType
 from typing import Any, Final
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.schedules import Schedule, rate_as_factor
+from trainfit.hooks.structure import memory_of, place_in_memory
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import called_by_user, locals_of
+from trainfit.torch_private.modules import parts_of_schedule
 
 #: Optimizers in a row that made one step each.
 _IN_A_ROW: Final = 3
@@ -132,6 +135,42 @@ class Hooked:
             self.found = len(mine), at
 
 
+class Overwritten:
+    """Follows weights that a state was loaded into, and that are initialized after that; ``place``
+    gives the line that is running."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._where = place
+        #: Matrices that were loaded, by their memory; of them, those that were initialized since.
+        self._loaded: dict[Hashable, weakref.ref[Any]] = {}
+        self._initialized: set[Hashable] = set()
+        self._place: str | None = None
+
+    def loaded(self, module: Any) -> None:
+        """A state was loaded into a module."""
+        self._initialized.clear()
+        self._loaded.clear()
+        for each in module.parameters():
+            if (key := memory_of(each)) is not None:
+                self._loaded[key] = weakref.ref(each)
+
+    def initialized(self, tensor: Any) -> None:
+        """A function of torch.nn.init is about to fill a tensor."""
+        if not self._loaded or not isinstance(tensor, torch.Tensor):
+            return
+        known = place_in_memory(tensor)
+        weight = self._loaded[known]() if known in self._loaded else None
+        if weight is not None and memory_of(weight) == known:
+            self._initialized.add(known)
+            self._place = self._place or self._where()
+
+    def found(self) -> Iterator[Misuse]:
+        """If most of them were: how many, and of how many."""
+        number, of = len(self._initialized), len(self._loaded)
+        if number > 1 and 2 * number > of:
+            yield Misuse("weights_initialized_again", (str(number), str(of)), self._place)
+
+
 def twice(optimizer: Any) -> tuple[int, int]:
     """Tensors that an optimizer has more than once, and all of its tensors."""
     counts = Counter(map(id, tensors_of(optimizer)))
@@ -201,10 +240,30 @@ class Restored:
             weakref.WeakKeyDictionary()
         )
         self._found: Misuse | None = None
+        #: Rates that a schedule had brought an optimizer to, whose state was loaded, and those that
+        #: it had begun from.
+        self._scheduled: weakref.WeakKeyDictionary[Any, tuple[float, float]] = (
+            weakref.WeakKeyDictionary()
+        )
+        #: Optimizers that made steps.
+        self._begun: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        #: All schedules, by the observer that is told of them.
+        self.schedules: Sequence[Schedule] = ()
 
     def found(self) -> tuple[Misuse, ...]:
-        """The optimizer's class, the rate that it was made with, that of its state."""
-        return () if self._found is None else (self._found,)
+        """The optimizer's class, the rate that it was made with, that of its state; a schedule that
+        begins from its start, the rate that the state's had come to, the one it began from."""
+        found = [] if self._found is None else [self._found]
+        within = {id(part) for each in self.schedules for part in parts_of_schedule(each.alive)}
+        for each in self.schedules:
+            rates = self._scheduled.get(optimizer := _optimizer_of(each)) if each.alive else None
+            if rates is None or id(each.alive) in within or optimizer not in self._begun:
+                continue
+            if not each.before and not isinstance(each.alive, ReduceLROnPlateau):
+                told = type(each.alive).__name__, f"{rates[0]:.3g}", f"{rates[1]:.3g}"
+                return (*found, Misuse("schedule_restarted", told, each.place))
+        return tuple(found)
 
     def loading(self, optimizer: Any) -> None:
         """``optimizer.load_state_dict(…)`` is called."""
@@ -217,6 +276,10 @@ class Restored:
         if optimizer is None:
             return
         before = self._rates.pop(optimizer, [])
+        for group in optimizer.param_groups:
+            rate, first = group.get("lr"), group.get("initial_lr")
+            if isinstance(rate, float) and isinstance(first, float) and rate != first:
+                self._scheduled[optimizer] = rate, first
         for rate, group in zip(before, optimizer.param_groups, strict=False):
             own = group.get("lr")
             if isinstance(rate, float) and isinstance(own, float) and rate != own:
@@ -226,6 +289,9 @@ class Restored:
     def begins(self, optimizer: Any) -> None:
         """An optimizer is about to make its first step. What a schedule made of a rate, in this run
         or the one before, is to go on; and a script may set the rate itself: another number."""
+        self._begun.add(optimizer)
+        for each in self.schedules:
+            each.begins(optimizer)
         rate, own, place = self._loaded.get(optimizer, (None, None, None))
         groups = optimizer.param_groups if rate is not None else ()
         is_as_loaded = any(each.get("lr") is own for each in groups)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from trainfit.hooks.owners import optimized, tensors_of
 from trainfit.torch_private.modules import BatchNorm
@@ -146,13 +147,16 @@ def _tied(
 
 
 def memory_of(parameter: Any) -> _Place | None:
-    """Where the numbers of a matrix are; ``None``: it is no matrix, or has none."""
-    if parameter.dim() < 2 or not parameter.numel() or parameter.device.type == "meta":
+    """Where the numbers of a matrix of a model are; ``None``: it is none, or has none."""
+    return place_in_memory(parameter) if isinstance(parameter, torch.nn.Parameter) else None
+
+
+def place_in_memory(tensor: Any) -> _Place | None:
+    """… of a matrix."""
+    if is_lazy(tensor) or tensor.dim() < 2 or not tensor.numel() or tensor.device.type == "meta":
         return None
-    if not isinstance(parameter, torch.nn.Parameter):
-        return None
-    key = storage_key(parameter.untyped_storage())
-    return key, int(parameter.storage_offset()), parameter.numel()
+    key = storage_key(tensor.untyped_storage())
+    return key, int(tensor.storage_offset()), tensor.numel()
 
 
 # ---

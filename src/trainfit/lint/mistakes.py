@@ -111,7 +111,7 @@ def uncalled(source: Source) -> Iterator[Finding]:
             yield _finding(
                 source,
                 node,
-                "not-called",
+                "not-moved" if node.value.attr == "cuda" else "not-called",
                 f"{text} is not called: a line without parentheses does nothing",
                 "the line names the method and does not run it.",
                 f"{text}()",

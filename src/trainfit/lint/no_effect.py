@@ -37,6 +37,8 @@ _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 def without_effect(source: Source) -> Iterator[Finding]:
     """All of them in a file."""
     made = _made(source)
+    if any(each.endswith("DataParallel") for each in _called(source)):
+        yield from _lost_in_replicas(source)
     for node in source.nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             yield from _setting(source, node, made)
@@ -61,6 +63,63 @@ def _made(source: Source) -> dict[str, list[str]]:
             for target in node.targets:
                 found.setdefault(path_of(target), []).append(path_of(node.value.func))
     return found
+
+
+def _called(source: Source) -> set[str]:
+    """Functions that are called, but DistributedDataParallel."""
+    names = {path_of(node.func) for node in source.nodes if isinstance(node, ast.Call)}
+    return {each for each in names if not each.endswith("DistributedDataParallel")}
+
+
+def _lost_in_replicas(source: Source) -> Iterator[Finding]:
+    """``self.steps += 1`` in the ``forward`` of a module that DataParallel runs copies of."""
+    for owner in source.nodes:
+        if not isinstance(owner, ast.ClassDef):
+            continue
+        buffers = {
+            call.args[0].value
+            for call in ast.walk(owner)
+            if isinstance(call, ast.Call)
+            and method_of(call) == "register_buffer"
+            and call.args
+            and isinstance(call.args[0], ast.Constant)
+        }
+        forward = next(
+            (each for each in owner.body if getattr(each, "name", "") == "forward"), None
+        )
+        for line in ast.walk(forward) if isinstance(forward, ast.FunctionDef) else ():
+            name = _own_state(line)
+            if not name or name in buffers:
+                continue
+            assert isinstance(line, ast.stmt)
+            yield line_finding(
+                source,
+                line,
+                "lost-in-replica",
+                f"self.{name} is as before after each call: DataParallel runs forward() on copies "
+                "of the module, one for each GPU, which it makes for the call",
+                "what a copy sets is an attribute of the copy; on one GPU there is no copy.",
+                f"a state that forward() is given and gives back; a counter as "
+                f'self.register_buffer("{name}", torch.zeros(())) with self.{name}.add_(1), which '
+                "the copy on the first GPU shares; or DistributedDataParallel",
+                "warning",
+            )
+            break
+
+
+def _own_state(line: ast.AST) -> str:
+    """The attribute that a line computes of its value before; empty: none."""
+    if isinstance(line, ast.AugAssign):
+        path = path_of(line.target)
+        return path.removeprefix("self.") if path.count(".") == 1 and path[:5] == "self." else ""
+    if not isinstance(line, ast.Assign):
+        return ""
+    read = {path_of(each) for each in ast.walk(line.value) if isinstance(each, ast.Attribute)}
+    for each in ast.walk(line.targets[0]):
+        path = path_of(each) if isinstance(each, ast.Attribute) else ""
+        if path.startswith("self.") and path.count(".") == 1 and path in read:
+            return path.removeprefix("self.")
+    return ""
 
 
 def _setting(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> Iterator[Finding]:

@@ -316,7 +316,8 @@ def shapes_text(shapes: BatchShapes | None) -> str:
         return f"one size in the {part} looked at ({more})"
     text = "batches differ"
     median, longest = shapes.median_elements, shapes.longest_elements
-    if median is not None and longest is not None:
+    # A packed sample has an element more for each text in it: the largest batch may have fewer.
+    if median is not None and longest is not None and median <= longest:
         of = f", of {part} looked at" if part else ""
         text = f"samples of {median:,} (median) to {longest:,} elements{of}"
     fits = "" if shapes.longest_fits else ", DOES NOT FIT"

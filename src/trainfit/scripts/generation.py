@@ -114,6 +114,9 @@ class GenerationWatch:
 
         def caching(module: ModuleType) -> None:
             for kind in vars(module).values():
+                is_layer = isinstance(kind, type) and "Layer" in kind.__name__
+                if is_layer and "offload" in vars(kind):
+                    patches.hook(kind, "offload", self._offloading)
                 if (
                     isinstance(kind, type)
                     and "update" in vars(kind)
@@ -415,6 +418,18 @@ class GenerationWatch:
                 index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[at]
                 self._mark(cache, int(index), found)
             return found
+
+        return wrapper
+
+    def _offloading(self, offload: Callable[..., Any]) -> Callable[..., Any]:
+        """What goes to the host is known to be cache before it does: it needs no values there."""
+
+        @functools.wraps(offload)
+        def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                for tensor in _parts([getattr(layer, name, None) for name in _LAYER]):
+                    self._simulation.mark_cache(tensor)
+            return offload(layer, *args, **kwargs)
 
         return wrapper
 

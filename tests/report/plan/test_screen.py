@@ -268,6 +268,10 @@ def test_micro_batches_and_shapes() -> None:
     assert "micro-batch 8 × accumulation 4 = effective batch 32" in text
     assert "shapes samples of 60 (median) to 5,120 elements; the largest batch: 8.00" in text
     assert "DOES NOT FIT, 20 ms" in text
+    # Packed samples of 1,024 tokens each, with the lengths of their texts.
+    packed = dataclasses.replace(shapes, median_elements=2052, longest_elements=2024)
+    text = words(dataclasses.replace(ACT, shapes=packed))
+    assert "shapes batches differ; the largest batch: 8.00" in text
     unknown = dataclasses.replace(shapes, longest=None, reason="its samples are made on the fly")
     text = words(dataclasses.replace(ACT, shapes=unknown))
     assert "larger ones not known: its samples are made on the fly" in text

@@ -251,3 +251,35 @@ def test_what_cpp_makes_for_a_function_is_on_the_gpu_of_its_arguments(
     assert torch.ones(2, device="cuda").device == torch.device("cuda:0")
     with pytest.raises(RuntimeError, match="at least two devices"):
         _ones(2) + torch.ones(2, device="cuda")
+
+
+class Grouped(nn.Module):
+    """Attention whose causal mask C++ makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query = self.project(x).view(x.shape[0], 4, -1, 16)
+        made = torch.ones(1, device=x.device)  # of no argument: the thread's call stays its own
+        groups = query[:, :2]
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(query, groups, groups, is_causal=True, enable_gqa=True) * made
+
+
+def test_each_thread_has_calls_of_its_own(sim: Simulation) -> None:
+    """DataParallel's replicas run in a thread each."""
+    model = nn.DataParallel(nn.Sequential(*(Grouped() for _ in range(4))).cuda())
+    for _ in range(3):
+        model(torch.ones(8, 4, 8, 16, device="cuda").flatten(1, 2)).sum().backward()
+
+
+def test_a_call_of_another_thread_says_nothing_of_the_gpu(sim: Simulation) -> None:
+    sim.engine.placing.call.gpu = 1
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(sim.engine.placing.call.gpu))
+    thread.start()
+    thread.join()
+    sim.engine.placing.call.gpu = None
+    assert seen == [None]

@@ -160,6 +160,42 @@ def _restored(found: Misuse) -> Finding:
     )
 
 
+def _restarted(found: Misuse) -> Finding:
+    name, rate, first = found.told
+    return Finding(
+        "schedule_restarted",
+        "warning",
+        f"{name} begins from its start: the optimizer's state is of a run whose schedule had come "
+        f"from {first} to {rate}, and the schedule's own state is not loaded",
+        (Evidence("learning rate", rate), Evidence("at the run's start", first)),
+        "an optimizer's state has the learning rate, and not how often its schedule was stepped",
+        (
+            Fix(
+                'scheduler.load_state_dict(checkpoint["scheduler"]) after it is made, of '
+                '"scheduler": scheduler.state_dict() in the checkpoint',
+                line='scheduler.load_state_dict(checkpoint["scheduler"])',
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+def _initialized_again(found: Misuse) -> Finding:
+    number, of = found.told
+    return Finding(
+        "weights_initialized_again",
+        "critical",
+        f"{number} of {of} matrices that load_state_dict had filled are initialized after it: what "
+        "was loaded is lost",
+        (Evidence("initialized after loading", f"{number} of {of} matrices"),),
+        "model.apply(init) goes over all layers, those with loaded weights, too",
+        (
+            Fix("model.apply(init) before load_state_dict(…)"),
+            Fix("only for what is new: model.head.apply(init)"),
+        ),
+    )
+
+
 def _averaged(found: Misuse) -> Finding:
     shape, classes = found.told
     return Finding(
@@ -378,6 +414,8 @@ INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "images_unscaled": _unscaled,
     "teacher_in_training": _teacher,
     "rate_restored": _restored,
+    "schedule_restarted": _restarted,
+    "weights_initialized_again": _initialized_again,
     "targets_large": _large_targets,
     "targets_outside": _outside,
     "rows_untouched": _untouched,

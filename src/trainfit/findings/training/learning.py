@@ -452,6 +452,7 @@ def _repeated(facts: LearningFacts) -> Iterator[Finding]:
         "optimizer.step() is called again before the next backward pass (next to a scaler's "
         "step(optimizer), or in a callback as well)",
         (Fix("one step for each backward pass: scaler.step(optimizer) or optimizer.step()"),),
+        place=Place.parse(facts.used_again_at),
     )
 
 

@@ -216,6 +216,24 @@ def _mask(found: Misuse) -> Finding:
     return Finding("mask_misused", "critical", title, (), cause, (Fix(fix),), confidence="likely")
 
 
+def _changed(found: Misuse) -> Finding:
+    name, attribute, line = found.told
+    return Finding(
+        "samples_changed",
+        "critical",
+        f"{name} changes the samples that it keeps in self.{attribute}: each further epoch gets "
+        "them changed once more",
+        (Evidence("line", line),),
+        f"self.{attribute}[index] is no copy, and the line computes in place",
+        (
+            Fix(
+                f"x = self.{attribute}[index].clone() (of an array .copy()), or an operator that "
+                "gives a new tensor: x = (x - mean) / std"
+            ),
+        ),
+    )
+
+
 def _never_drawn(found: Misuse) -> Finding:
     weights, samples = map(int, found.told)
     return Finding(
@@ -370,6 +388,7 @@ WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "unfrozen_untrained": _untrained,
     "mask_misused": _mask,
     "samples_never_drawn": _never_drawn,
+    "samples_changed": _changed,
     "workers_not_told": _not_told,
     "batch_from_gpu": _from_gpu,
     "padding_learned": _padding,

@@ -107,14 +107,17 @@ def _not_moved(outcome: TraceOutcome) -> str:
 
 
 #: Of failures, the mistakes in the script's text that are why.
-_EXPLAINED_BY: Final = {"two_devices": "result-dropped", "no_graph": "gradients-left-off"}
+_EXPLAINED_BY: Final[dict[str, tuple[str, ...]]] = {
+    "two_devices": ("result-dropped", "not-moved"),
+    "no_graph": ("gradients-left-off",),
+}
 
 
 def _explained(cause: Finding | None, mistakes: Sequence[Finding]) -> Finding | None:
     """Why a script failed: a line of its own that is known to lead there, before what its exception
     means in general."""
-    wanted = "" if cause is None else _EXPLAINED_BY.get(cause.kind)
-    why = next((each for each in mistakes if each.kind == wanted), None)
+    wanted = () if cause is None else _EXPLAINED_BY.get(cause.kind, ())
+    why = next((each for each in mistakes if each.kind in wanted), None)
     return why or cause or next(iter(mistakes), None)
 
 

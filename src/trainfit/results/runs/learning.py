@@ -174,6 +174,7 @@ class LearningFacts:
     kept_gradients: Steps that began with the gradients of the step before.
     kept_of: The first tensor of those, where another optimizer's gradients are set to zero.
     used_again: Steps that used the gradients of the step before once more, as they were.
+    used_again_at: The line of the first of them.
     zero_rates: Steps at which each learning rate was 0.
     rate_zero_at: Then, the line that made the schedule, or else the optimizer.
     vanished_rate: The last learning rate, where it fell below a hundred-millionth of the largest.
@@ -233,6 +234,7 @@ class LearningFacts:
     kept_gradients: int = 0
     kept_of: str = ""
     used_again: int = 0
+    used_again_at: str | None = None
     zero_rates: int = 0
     rate_zero_at: str | None = None
     vanished_rate: float | None = None

@@ -90,14 +90,19 @@ class Place(NamedTuple):
     source: int | None = None
 
 
+class _Call(threading.local):
+    """The function of PyTorch that a thread runs: ``gpu`` is that of its arguments (``None``: none
+    or several of them are)."""
+
+    gpu: int | None = None
+
+
 class Placing:
     """Finds the place of an operator by its arguments, as PyTorch's device guards do."""
 
     def __init__(self) -> None:
         self._latest = 0
-        self.called_on: int | None = None
-        """The GPU of the arguments of the function of PyTorch that runs (``None``: none or several
-        of them are)."""
+        self.call = _Call()
 
     def of(self, func: Any, args: Any, kwargs: dict[str, Any], current: int) -> Place:
         """Where ``func`` runs while ``current`` is the current GPU.
@@ -123,7 +128,7 @@ class Placing:
             return Place(self._latest)
         # C++ makes a composite's tensors with the options of its arguments, which are "meta" to it.
         is_cpps = isinstance(device, torch.device) and device.type == "meta"
-        return Place(self.called_on if is_cpps and self.called_on is not None else current)
+        return Place(self.call.gpu if is_cpps and self.call.gpu is not None else current)
 
 
 def _gpus(value: Any) -> Iterator[int]:

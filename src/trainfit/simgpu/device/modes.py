@@ -162,14 +162,15 @@ class FunctionMode(TorchFunctionMode):
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What C++ makes for the function by itself is on the GPU of its arguments."""
-        placing, found = self._engine.placing, set(_gpus_in((args, *(kwargs or {}).values())))
-        outer = placing.called_on
+        found = set(_gpus_in((args, *(kwargs or {}).values())))
+        running = self._engine.placing.call
+        outer = running.gpu
         if found:
-            placing.called_on = found.pop() if len(found) == 1 else None
+            running.gpu = found.pop() if len(found) == 1 else None
         try:
             return self._call(func, args, kwargs)
         finally:
-            placing.called_on = outer
+            running.gpu = outer
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.device:

@@ -23,9 +23,9 @@ from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
 
 aten = torch.ops.aten
 
-#: What checkpoints consist of, and bytes from which on such a tensor, or one that is saved for the
-#: backward pass, has no values on the host.
-_OF_CHECKPOINTS: Final = ("parameter", "optimizer_state")
+#: What checkpoints and offloaded caches consist of, and bytes from which on such a tensor, or one
+#: that is saved for the backward pass, has no values on the host.
+_HELD_KINDS: Final = ("parameter", "optimizer_state", "kv_cache")
 _LARGE: Final = 1 << 20
 
 
@@ -111,7 +111,7 @@ def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tens
     is_new = content is None
     if content is None:
         engine.assumed_number |= not source.dtype.is_floating_point
-        is_held = is_packing() or engine.recorder.is_for(source._life.number, _OF_CHECKPOINTS)
+        is_held = is_packing() or engine.recorder.is_for(source._life.number, _HELD_KINDS)
         is_large = source._spec.nbytes >= _LARGE
         content = unwritten(source._meta) if is_held and is_large else _plausible(engine, source)
     with no_dispatch():
