@@ -19,18 +19,8 @@ from trainfit.results.findings import Finding, Severity
 
 #: Methods that are only ever called: to name one alone does nothing.
 _CALLED: Final = {
-    *(
-        "backward",
-        "cuda",
-        "empty_cache",
-        "eval",
-        "set_epoch",
-        "step",
-        "synchronize",
-        "train",
-        "unscale_",
-    ),
-    *("update", "wait_for_everyone", "zero_", "zero_grad"),
+    *("backward", "cuda", "empty_cache", "eval", "set_epoch", "step", "synchronize", "train"),
+    *("unscale_", "update", "wait_for_everyone", "zero_", "zero_grad"),
 }
 #: What makes iterators, which give each element once.
 _ITERATORS: Final = {"iter", "map", "filter", "zip", "enumerate"}
