@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -284,3 +285,16 @@ def test_a_schedule_that_goes_on_where_another_run_ended(each: int) -> None:
     found = schedule_end([known], 3, 240, [optimizer])
     assert (found is not None) is (each == 1)
     assert found is None or (found.rises and found.step == 30)
+
+
+def test_a_schedule_that_another_has_replaced() -> None:
+    """The first one is gone: it says nothing of the run, and is no error at its end."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1)
+    made = [Schedule(weakref.ref(schedules.StepLR(optimizer, 5)), "train.py:7")]
+    scheduler = schedules.StepLR(optimizer, 5)
+    known = [*made, Schedule(weakref.ref(scheduler), "train.py:8")]
+    gc.collect()
+    assert known[0].alive is None
+    assert schedule_unused(known, 3, 240, [optimizer]) is None
+    assert schedule_end(known, 3, 240, [optimizer]) is None
+    assert schedule_fades(known, 32, [optimizer]) is None

@@ -127,7 +127,7 @@ def schedule_unused(
     within = _parts(schedules)
     for known in schedules:
         each, place, calls = known.alive, known.place, known.calls
-        if id(each) in within:
+        if each is None or id(each) in within:
             continue
         if (more := _made_for_more(each, calls, steps, ahead)) is not None:
             return ScheduleUnused(type(each).__name__, more, ahead, place, is_stepped=True)
