@@ -293,10 +293,10 @@ REFUSED: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("attention_shapes", lambda: nn.Transformer(8, 2, 1)(torch.ones(4, 3, 8), torch.ones(4, 2, 8))),
     ("attention_shapes", lambda: nn.MultiheadAttention(8, 2)(*(torch.zeros(4, 3, 6),) * 3)),
     ("no_numbers", lambda: nn.Linear(2, 2, device="meta").to("cpu")),
-    ("no_batch", lambda: 1.0 / len(DataLoader(SAMPLES, 64, drop_last=True))),
+    ("length_of_nothing", lambda: 1.0 / len(DataLoader(SAMPLES, 64, drop_last=True))),
     ("no_closure", lambda: torch.optim.LBFGS([nn.Parameter(torch.ones(1))]).step()),  # type: ignore[call-arg]
     ("optimizer_tensors", lambda: torch.optim.SGD([[torch.zeros(1)]], 0.1)),  # type: ignore[arg-type]
-    ("optimizer_tensors", lambda: torch.optim.SGD([nn.Parameter(torch.ones(1)) * 2], 0.1)),
+    ("optimizer_of_results", lambda: torch.optim.SGD([nn.Parameter(torch.ones(1)) * 2], 0.1)),
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from trainfit.results.findings import Finding, failure_finding
 _KNOWN: Final = (
     # torch/optim/optimizer.py
     KnownError(
-        "optimizer_tensors",
+        "optimizer_of_results",
         re.compile(r"can't optimize a non-leaf Tensor"),
         "The optimizer is given a computed tensor: .to(device), .cuda() and operators give results",
         "make it where it is used, torch.randn(…, device=device, requires_grad=True), or "

@@ -435,7 +435,7 @@ _NO_INDEX: Final = "index out of range in self"
 #: A pandas table that is asked for a label it has not; a data set without a length.
 _ROW_LABEL: Final = "row_label"
 _NO_LENGTH: Final = "no_length"
-_NO_BATCH: Final = "no_batch"
+_OF_NOTHING: Final = "length_of_nothing"
 _BY_LENGTH: Final = re.compile(r"/\s*(?:float\(\s*)?len\(")
 _HAS_NO_LENGTH: Final = re.compile(r"object of type '(?!NoneType)\w+' has no len\(\)")
 _TEXT_FOR_NUMBER: Final = "text_for_number"
@@ -461,7 +461,8 @@ _NOTHING_READ, _KEY_NOT_READ = "nothing_read", "key_not_read"
 #: Their kinds.
 KINDS: Final = (
     *dict.fromkeys(each.kind for each in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
-    *(_ROW_LABEL, _NO_LENGTH, _NO_BATCH, _TOO_LONG, _TEXT_FOR_NUMBER, _NOTHING_READ, _KEY_NOT_READ),
+    *(_ROW_LABEL, _NO_LENGTH, _OF_NOTHING, _TOO_LONG, _TEXT_FOR_NUMBER),
+    *(_NOTHING_READ, _KEY_NOT_READ),
 )
 
 
@@ -493,7 +494,7 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
         )
     if raised.type == "ZeroDivisionError" and _BY_LENGTH.search(raised.code):
         return failure_finding(
-            _NO_BATCH,
+            _OF_NOTHING,
             "Something is divided by the length of a DataLoader or a list that has nothing: the "
             "loop over it made no pass",
             "",
