@@ -43,8 +43,6 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(clip_grad, "clip_grad_norm_", functools.partial(_clip, host))
     patches.hook(autocast_mode.autocast, "__enter__", functools.partial(_autocast, host))
     patches.hook(optim.Optimizer, "__init__", functools.partial(_construct, host))
-    patches.hook(optim.Optimizer, "zero_grad", functools.partial(_zero, host))
-    patches.hook(torch.nn.Module, "zero_grad", functools.partial(_zero, host))
     patches.hook(subprocess.Popen, "__init__", functools.partial(_program, host))
     patches.hook(BaseProcess, "start", functools.partial(_child, host))
     patches.hook(torch, "set_num_threads", functools.partial(_threads, host))
@@ -52,9 +50,12 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(gc, "enable", functools.partial(_collector, host, False))
     if not gc.isenabled():
         host.learn(collector_off="?")
-    handles = _hook_optimizers(host)
+    handles, early = _hook_optimizers(host), PatchSet()
+    for owner in (optim.Optimizer, torch.nn.Module):
+        early.hook(owner, "zero_grad", functools.partial(_zero, host, early))
 
     def remove() -> None:
+        early.restore()
         for handle in handles:
             handle.remove()
 
@@ -214,15 +215,17 @@ def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
 _NUMBERS: Final = 256
 
 
-def _zero(host: Host, zero: Callable[..., Any]) -> Callable[..., Any]:
+def _zero(host: Host, early: PatchSet, zero: Callable[..., Any]) -> Callable[..., Any]:
     """Gradients that are dropped, and that no optimizer has used: its ``step`` is never called,
-    unless the script changes the weights by itself."""
+    unless the script changes the weights by itself. After a first step nothing asks any more."""
     before: list[tuple[Any, Any]] = []
 
     @in_place_of(zero)
     def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
         cycle = host.steps.cycle
-        if host.live and cycle.has_optimizer and not cycle.optimizer_steps and host.steps.mine:
+        if cycle.optimizer_steps:
+            early.restore()
+        elif host.live and cycle.has_optimizer and host.steps.mine:
             with careful(host, "zero_grad"):
                 dropped = cycle.zeroed()
                 if dropped == 1 and not before:
