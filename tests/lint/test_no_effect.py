@@ -54,7 +54,8 @@ def test_settings_that_something_reads(tmp_path: Path, text: str) -> None:
 
 
 def test_the_mode_of_the_outermost_module_alone(tmp_path: Path) -> None:
-    assert _kinds(tmp_path, "model = Net()\nmodel.training = False\n") == ["mode-of-one-module"]
+    text = "model = Net()\nmodel.training = False\nmodel(x)\n"
+    assert _kinds(tmp_path, text) == ["mode-of-one-module"]
     assert mistakes_in(tmp_path / "train.py")[0].fixes[0].action == "model.eval()"
 
 
@@ -63,6 +64,7 @@ def test_the_mode_of_the_outermost_module_alone(tmp_path: Path) -> None:
     [
         "for layer in model.modules():\n    layer.training = False",
         "drop = nn.Dropout(0.5)\ndrop.training = False",
+        "env = VecNormalize(make())\nenv.training = False\nenv.step(action)",
         "class Net(nn.Module):\n    def train(self, mode=True):\n        self.training = False",
         "model.training = mode",
     ],

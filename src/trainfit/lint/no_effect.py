@@ -32,6 +32,9 @@ _CONTEXTS: Final = {"no_grad", "inference_mode", "enable_grad", "autocast"}
 #: Methods with which a new model is not one that has learned nothing.
 _RESTORES: Final = {"load_state_dict", "from_pretrained", "load"}
 _PER_SAMPLE: Final = ("__getitem__", "__getitems__")
+#: What modules are asked, and other things with a ``training`` of their own are not (settings,
+#: environments of reinforcement learning).
+_OF_MODULES: Final = {"parameters", "named_parameters", "modules", "state_dict", "cuda", "to"}
 
 
 def without_effect(source: Source) -> Iterator[Finding]:
@@ -163,6 +166,9 @@ def _mode(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> Itera
     }
     is_layer = any(re.search(r"Dropout|Norm", each) for each in made.get(owner, ()))
     if owner.split(".")[0] in ("self", "cls") or owner in each_of_many or is_layer:
+        return
+    called = {path_of(each.func) for each in source.nodes if isinstance(each, ast.Call)}
+    if owner not in called and not any(f"{owner}.{each}" in called for each in _OF_MODULES):
         return
     call = f"{owner}.{'train' if value.value else 'eval'}()"
     yield line_finding(
