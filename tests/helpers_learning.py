@@ -8,9 +8,13 @@ from typing import Any
 
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.learning_hooks import install
+from trainfit.results.findings import Finding
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
+
+#: Runs a training, and gives its findings by their kind.
+Kinds = Callable[[Callable[[], Any]], dict[str, Finding]]
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@ forums ask about averages, last activations, draws and workers. Each with a twin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,32 +14,11 @@ from torch.nn import functional as F
 from torch.optim import swa_utils
 from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 
-import trainfit
-from helpers_learning import observing
+from helpers_learning import Kinds, observing
 from trainfit.findings.training.learning import of_learning
-from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
 
-Kinds = Callable[[Callable[[], Any]], dict[str, Finding]]
 _STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
-
-
-@pytest.fixture
-def kinds(simulation: Simulation) -> Kinds:
-    def of(training: Callable[[], Any]) -> dict[str, Finding]:
-        with observing(simulation, counts_in_place=False) as observer:
-            kept = training()
-            found = {each.kind: each for each in of_learning(observer.facts())}
-            del kept
-        return found
-
-    return of
 
 
 def net(*last: nn.Module) -> nn.Sequential:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import trainfit
 from helpers_learning import observing
 from trainfit.findings.training.inputs import INPUTS
 from trainfit.findings.training.learning import of_learning
@@ -24,12 +23,6 @@ Tensor = torch.Tensor
 Kinds = Callable[..., dict[str, Finding]]
 Loss = Callable[[Any, Tensor, Tensor], Tensor]
 _BATCH = 8
-
-
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ sets and tables that are not what a loss or an optimizer is for. What is told, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-import trainfit
 from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.numbers import NUMBERS
@@ -25,12 +24,6 @@ Kinds = Callable[..., dict[str, Finding]]
 _BATCH = 8
 ROWS = torch.rand(32, 8)
 CLASSES = torch.arange(32) % 4
-
-
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ are made by their first batch; and the same as they are meant to be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,31 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedules
 from torch.utils.data import DataLoader, Dataset, Subset
 
-import trainfit
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
-from trainfit.results.findings import Finding
-from trainfit.simgpu.session import Simulation
-
-Kinds = Callable[[Callable[[], Any]], dict[str, Finding]]
-
-
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
-
-
-@pytest.fixture
-def kinds(simulation: Simulation) -> Kinds:
-    def of(training: Callable[[], Any]) -> dict[str, Finding]:
-        with observing(simulation, counts_in_place=False) as observer:
-            kept = training()
-            found = {each.kind: each for each in of_learning(observer.facts())}
-            del kept
-        return found
-
-    return of
+from helpers_learning import Kinds
 
 
 def train(model: nn.Module, optimizer: Any, batches: Any) -> None:

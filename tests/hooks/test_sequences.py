@@ -3,7 +3,7 @@ a layer or a loss is for, and what is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-import trainfit
 from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.sequences import SEQUENCES
@@ -22,12 +21,6 @@ from trainfit.simgpu.session import Simulation
 Tensor = torch.Tensor
 Kinds = Callable[..., list[str]]
 _BATCH, _STEPS, _WIDTH = 8, 13, 16
-
-
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,13 +14,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-import trainfit
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.results.findings import Finding
-from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
@@ -29,29 +26,16 @@ Kinds = Callable[[Callable[[LearningObserver], Any]], Found]
 _STEPS = 4
 
 
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
-
-
 @pytest.fixture
-def kinds(simulation: Simulation) -> Iterator[Kinds]:
+def kinds(simulation: Simulation) -> Kinds:
     def of(training: Callable[[LearningObserver], Any]) -> Found:
-        patches = PatchSet()
-        observer = LearningObserver(user_frame, counts_in_place=False)
-        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-        remove = install(lambda: observer, patches, *told)
-        try:
+        with observing(simulation, counts_in_place=False) as observer:
             kept = training(observer)
             found = {each.kind: each for each in of_learning(observer.facts())}
             del kept
-            return found
-        finally:
-            remove()
-            patches.restore()
+        return found
 
-    yield of
+    return of
 
 
 def net(outputs: int = 4, inputs: int = 8) -> nn.Sequential:

@@ -3,7 +3,7 @@ of those that are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
-import trainfit
+from helpers_learning import observing
 from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.learning_hooks import install
 from trainfit.hooks.provenance.views import line_of_view
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts, Misuse
-from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
@@ -51,27 +48,14 @@ class Observed:
             optimizer.step()
 
 
-@pytest.fixture(scope="module")
-def simulation() -> Iterator[Simulation]:
-    with trainfit.simulate("T4") as simulated:
-        yield simulated
-
-
 @pytest.fixture
-def kinds(simulation: Simulation) -> Iterator[Callable[[Training], dict[str, Finding]]]:
+def kinds(simulation: Simulation) -> Callable[[Training], dict[str, Finding]]:
     def of(training: Training) -> dict[str, Finding]:
-        patches = PatchSet()
-        observer = LearningObserver(user_frame, counts_in_place=False)
-        told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-        remove = install(lambda: observer, patches, *told)
-        try:
+        with observing(simulation, counts_in_place=False) as observer:
             training(Observed(observer))
             return {each.kind: each for each in of_learning(observer.facts())}
-        finally:
-            remove()
-            patches.restore()
 
-    yield of
+    return of
 
 
 Kinds = Callable[[Training], dict[str, Finding]]

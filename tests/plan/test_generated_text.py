@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from trainfit.results.runs.trace import Status
 from trainfit.scripts.decode_loops import DecodeLoop
 from trainfit.scripts.generation import GenerationWatch, _fill, _parts, _to_length
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.session import Simulation
 
 pytestmark = [
     pytest.mark.usefixtures("warm"),
@@ -132,6 +135,23 @@ def kinds_of_updates(*, offloading: bool) -> list[str]:
     return [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]
 
 
+@contextlib.contextmanager
+def watching(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> Iterator[GenerationWatch]:
+    """Transformers' module of caches has this class, and what generates is watched."""
+    module = ModuleType("transformers.cache_utils")
+    setattr(module, kind.__name__, kind)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    watch, patches = GenerationWatch(simulation), PatchSet()
+    watch.install(patches)
+    try:
+        yield watch
+    finally:
+        watch.remove()
+        patches.restore()
+
+
 class OffloadedLayer:
     """As a layer of Transformers' caches."""
 
@@ -144,17 +164,10 @@ class OffloadedLayer:
 
 def test_an_offloaded_layer_needs_no_values_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each token filled the whole cache with ones, once more: most of the time of a simulation."""
-    module: Any = ModuleType("transformers.cache_utils")
-    module.OffloadedLayer = OffloadedLayer
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    patches = PatchSet()
     with simulate("custom:8GiB") as simulation:
-        watch = GenerationWatch(simulation)
-        watch.install(patches)
-        layer, other = (OffloadedLayer(torch.randn(1 << 19, device="cuda")) for _ in range(2))
-        layer.offload()
-        watch.remove()
-        patches.restore()
+        with watching(simulation, monkeypatch, OffloadedLayer):
+            layer, other = (OffloadedLayer(torch.randn(1 << 19, device="cuda")) for _ in range(2))
+            layer.offload()
         other.offload()  # what nobody knows to be cache has values
     assert layer.keys.device.type == "cpu"
     assert not layer.keys.any() and other.keys.all()
@@ -195,20 +208,15 @@ class StatesCache:
 
 def test_the_states_of_recurrent_layers_are_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a hybrid model (Bamba, Jamba, Qwen3-Next) only the layers with attention counted."""
-    module: Any = ModuleType("transformers.cache_utils")
-    module.StatesCache = StatesCache
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    patches = PatchSet()
-    with simulate("custom:8GiB") as simulation:
-        watch = GenerationWatch(simulation)
-        watch.install(patches)
+    with (
+        simulate("custom:8GiB") as simulation,
+        watching(simulation, monkeypatch, StatesCache) as watch,
+    ):
         cache, states = StatesCache(), torch.empty(1 << 20, device="cuda")
         cache.update_conv_state(states, 1)
         cache.update_recurrent_state(states, layer_idx=0)
         kept = states.clone()  # in no cache
         recording = simulation.recording
-        watch.remove()
-        patches.restore()
     del kept
     large = recording.alloc_bytes == 4 << 20
     kinds = [KINDS[kind] for kind in recording.alloc_kind[large].tolist()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final, TypeAlias
@@ -19,6 +20,9 @@ Scope: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Module
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _BOUNDARIES = (*FUNCTIONS, ast.Lambda, ast.ClassDef, ast.Module)
+#: How a DataLoader is named that a function is given, and methods that make samples.
+LOADER_NAME: Final = re.compile(r"(?i)loader$|^loader|_dl$|^dl$")
+PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 
 
 @dataclasses.dataclass(eq=False)

@@ -8,6 +8,7 @@ from typing import Final
 
 from trainfit.findings.habits import ON_GPU_EARLY, UNPINNED
 from trainfit.lint.index import (
+    PER_SAMPLE,
     Function,
     Index,
     finding,
@@ -63,7 +64,7 @@ def _is_unpinned(project: Project, call: ast.Call) -> bool:
 # Rules on data that is moved to the GPU too early: in a data set, or all of it before the loop.
 
 
-_PER_SAMPLE: Final = ("__getitem__", "__getitems__", "__iter__")
+_PER_SAMPLE: Final = (*PER_SAMPLE, "__iter__")
 
 
 def cuda_in_dataset(project: Project) -> Iterator[Finding]:

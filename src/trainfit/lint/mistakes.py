@@ -13,7 +13,7 @@ from typing import Final
 
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
-from trainfit.lint.index import line_finding
+from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding
 from trainfit.lint.no_effect import without_effect
 from trainfit.results.findings import Finding, Severity
 
@@ -31,10 +31,8 @@ _SEEDS: Final = {"seed", "manual_seed", "seed_everything", "set_seed"}
 #: Functions of libraries that seed torch, too.
 _ALL_SEEDS: Final = {"seed_everything", "set_seed"}
 _SEEDED_AGAIN: Final = "seeded-each-pass"
-#: Samples over batches, and how a DataLoader is named that a function is given.
+#: Samples over batches.
 _PER_BATCH: Final = "samples-over-batches"
-_LOADER: Final = re.compile(r"(?i)loader$|^loader|_dl$|^dl$")
-_PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 #: Kinds of mistakes with which a training does not learn what it is meant to.
 SPOILS: Final = frozenset(
     (
@@ -189,7 +187,7 @@ def _seeded(source: Source) -> Iterator[Finding]:
         and isinstance(each.value, ast.Name)
     }
     for owner in source.nodes:
-        if not isinstance(owner, ast.FunctionDef) or owner.name not in {*_PER_SAMPLE, *begins}:
+        if not isinstance(owner, ast.FunctionDef) or owner.name not in {*PER_SAMPLE, *begins}:
             continue
         for call in ast.walk(owner):
             if not isinstance(call, ast.Call) or len(call.args) != 1:
@@ -250,7 +248,7 @@ def _hits_over_batches(source: Source) -> Iterator[Finding]:
         over = _gone_over(loops[0]) if loops else None
         if over is None or not isinstance(line.target, ast.Name) or not _counts_hits(line.value):
             continue
-        if over in several or (all_do and _LOADER.search(over)):
+        if over in several or (all_do and LOADER_NAME.search(over)):
             hits.add((scope, line.target.id, over))
     for share in source.nodes:
         if not isinstance(share, ast.BinOp) or not isinstance(share.op, ast.Div):

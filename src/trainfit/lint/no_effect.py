@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.lint.imports import Source
-from trainfit.lint.index import line_finding, method_of, path_of
+from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding, method_of, path_of
 from trainfit.results.findings import Finding
 
 #: Constructors of optimizers, by PyTorch's names and libraries'.
@@ -19,7 +19,6 @@ _OPTIMIZER: Final = re.compile(
 )
 #: What the groups of an optimizer have, and its own attributes are none.
 _SETTINGS: Final = {"lr", "learning_rate", "weight_decay", "momentum"}
-_LOADER: Final = re.compile(r"(?i)loader$|^loader|_dl$|^dl$")
 #: Functions that read a whole file, and arguments with which they do not.
 _READS_WHOLE: Final = re.compile(
     r"(?:^|\.)(?:np|numpy|torch|pd|pandas|json|pickle|yaml|joblib|sio|scipy\.io)\."
@@ -31,7 +30,6 @@ _LAZY: Final = {"mmap_mode", "mmap", "nrows", "skiprows", "usecols", "chunksize"
 _CONTEXTS: Final = {"no_grad", "inference_mode", "enable_grad", "autocast"}
 #: Methods with which a new model is not one that has learned nothing.
 _RESTORES: Final = {"load_state_dict", "from_pretrained", "load"}
-_PER_SAMPLE: Final = ("__getitem__", "__getitems__")
 #: What modules are asked, and other things with a ``training`` of their own are not (settings,
 #: environments of reinforcement learning).
 _OF_MODULES: Final = {"parameters", "named_parameters", "modules", "state_dict", "cuda", "to"}
@@ -54,7 +52,7 @@ def without_effect(source: Source) -> Iterator[Finding]:
             yield from _made_each_epoch(source, node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from _not_entered(source, node)
-        elif isinstance(node, ast.FunctionDef) and node.name in _PER_SAMPLE:
+        elif isinstance(node, ast.FunctionDef) and node.name in PER_SAMPLE:
             yield from _read_again(source, node)
 
 
@@ -167,7 +165,7 @@ def _mode(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> Itera
     is_layer = any(re.search(r"Dropout|Norm", each) for each in made.get(owner, ()))
     if owner.split(".")[0] in ("self", "cls") or owner in each_of_many or is_layer:
         return
-    called = {path_of(each.func) for each in source.nodes if isinstance(each, ast.Call)}
+    called = _called(source)
     if owner not in called and not any(f"{owner}.{each}" in called for each in _OF_MODULES):
         return
     call = f"{owner}.{'train' if value.value else 'eval'}()"
@@ -189,7 +187,7 @@ def _cycled(source: Source, call: ast.Call, made: dict[str, list[str]]) -> Itera
         return
     loader = path_of(call.args[0])
     is_loader = any(each.endswith("DataLoader") for each in made.get(loader, ()))
-    if not is_loader and not _LOADER.search(loader):
+    if not is_loader and not LOADER_NAME.search(loader):
         return
     yield line_finding(
         source,

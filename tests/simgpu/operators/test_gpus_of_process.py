@@ -273,6 +273,7 @@ def test_each_thread_has_calls_of_its_own(sim: Simulation) -> None:
     model = nn.DataParallel(nn.Sequential(*(Grouped() for _ in range(4))).cuda())
     for _ in range(3):
         model(torch.ones(8, 4, 8, 16, device="cuda").flatten(1, 2)).sum().backward()
+    assert all(each.grad is not None and each.grad.is_cuda for each in model.parameters())
 
 
 def test_a_call_of_another_thread_says_nothing_of_the_gpu(sim: Simulation) -> None:

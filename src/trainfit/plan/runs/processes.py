@@ -40,7 +40,6 @@ _START: Final = (
 )
 #: A simulated run, which looks through the objects of its script: not through these.
 _SIMULATION: Final = "trainfit.scripts.trace_run"
-_FROZEN: Final = "gc.freeze(); "
 #: Before that, where the user's script runs in this very process.
 _PROTECTED: Final = (
     "from pathlib import Path; from trainfit.scripts import sandbox; "
@@ -232,7 +231,7 @@ _keeping = threading.Lock()
 
 def _python(command: Command, module: str, before: str = "") -> list[str]:
     # Unbuffered: what it printed is there when it is killed.
-    after = _FROZEN if module == _SIMULATION else ""
+    after = "gc.freeze(); " if module == _SIMULATION else ""
     code = _START.format(module=module, before=before, after=after)
     return command.interpreter.start(code, "-u", *command.python_flags)
 

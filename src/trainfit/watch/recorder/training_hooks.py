@@ -19,6 +19,7 @@ from torch.amp import autocast_mode, grad_scaler
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optim
 
+from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.step_cycle import NEVER_STEPS
 from trainfit.simgpu.patching import ImportHook, PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
@@ -244,10 +245,8 @@ def _zero(host: Host, early: PatchSet, zero: Callable[..., Any]) -> Callable[...
 def _numbers(owner: Any) -> list[tuple[Any, Any]]:
     """Some weights of an optimizer or a module that have a gradient, and some of their numbers.
     None on a GPU, which would be waited for."""
-    if isinstance(owner, torch.nn.Module):
-        every = list(owner.parameters())
-    else:
-        every = [each for group in owner.param_groups for each in group["params"]]
+    is_model = isinstance(owner, torch.nn.Module)
+    every = list(owner.parameters()) if is_model else tensors_of(owner)
     trained = [each for each in every if each.grad is not None and each.device.type == "cpu"]
     return [(each, each.detach().reshape(-1)[:_NUMBERS].clone()) for each in trained[:8]]
 
