@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from trainfit.hooks.losses import nodes_of, parameters_of
+from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of
 
 #: Distributions that are known at once.
 _MOST: Final = 64
@@ -21,8 +21,8 @@ _STEPS: Final = 2
 #: Where a node keeps the line of the log-probabilities that it computed; it goes with the node.
 _MARK: Final = "trainfit_log_prob"
 #: What is done to log-probabilities and to advantages before they are multiplied.
-_PASSED: Final = ("Neg", "Exp", "Sum", "Sub", "Add", "View", "Unsqueeze", "Squeeze", "Clamp")
-_SCALED: Final = ("Neg", "Div", "View", "Unsqueeze", "Squeeze", "ToCopy", "Clamp")
+_PASSED: Final = ("Neg", "Exp", "Sum", "Sub", "Add", *VIEWS, "Unsqueeze", "Squeeze", "Clamp")
+_SCALED: Final = ("Neg", "Div", *VIEWS, "Unsqueeze", "Squeeze", "ToCopy", "Clamp")
 _DEEPEST: Final = 8
 
 

@@ -19,8 +19,10 @@ _DEPTH: Final = 8
 _TERMS: Final = 100
 #: Nodes of a graph up to which its leaves are looked for.
 _NODES: Final = 20_000
+#: Nodes of a view. Since PyTorch 2.15 the second is the last of a layer of several dimensions.
+VIEWS: Final = ("View", "UnsafeView", "ReshapeAlias")
 #: Nodes that pass a loss on as it is.
-_SAME: Final = ("View", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape", "Expand")
+_SAME: Final = (*VIEWS, "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Expand")
 #: … and what only changes the order of its numbers.
 _ORDER: Final = ("Transpose", "Permute")
 #: Functions that compare what they get number by number, and broadcast what differs in shape.
@@ -47,8 +49,7 @@ OF_CLASSES: Final = "nll_loss", "cross_entropy"
 #: Nodes of layers, whose output may be any number. (A product without a bias may be a mean of
 #: probabilities.)
 _UNBOUNDED: Final = ("Addmm", "Linear", "Convolution", "Relu", "LeakyRelu")
-#: Nodes of a view, and of layers whose output has its channels in dimension 1.
-_VIEWS: Final = ("View", "UnsafeView", "ReshapeAlias")
+#: Nodes of layers whose output has its channels in dimension 1.
 _CHANNELS_FIRST: Final = ("Convolution", "Upsample", "NativeBatchNorm", "CudnnBatchNorm")
 #: What is looked at, by its name in torch.nn.functional.
 LOOKED_AT: Final = (*ELEMENTWISE, *_WANTS, "binary_cross_entropy")
@@ -157,16 +158,24 @@ def gives_layer(output: torch.Tensor) -> bool:
     """Is it a layer's output, which may be any number, as it is?"""
     node = _made_by(output)
     made = node.name() if node is not None else ""
-    return made.startswith(_UNBOUNDED) or _adds_bias(node, made)
+    return made.startswith(_UNBOUNDED) or product_of(node) is not None
 
 
-def _adds_bias(node: Any, made: str) -> bool:
-    """Is it the sum of a product and a parameter, as a layer of several dimensions computes it?"""
-    if not made.startswith("Add"):
-        return False
+def product_of(node: Any) -> Any | None:
+    """Of the sum of a matmul and a parameter, as a layer of several dimensions may compute it, the
+    matmul; ``None`` of all else."""
+    if node is None or not node.name().startswith("Add"):
+        return None
     terms = [each for each, _ in node.next_functions if each is not None]
-    products = [each for each in terms if each.name().startswith(("UnsafeView", "Mm", "Bmm"))]
-    return len(terms) == 2 and len(products) == 1 and bool(parameters_of(terms))
+    products = [each for each in terms if _is_product(each)]
+    is_layer = len(terms) == 2 and len(products) == len(parameters_of(terms)) == 1
+    return products[0] if is_layer else None
+
+
+def _is_product(node: Any) -> bool:
+    if node.name().startswith("UnsafeView"):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith(("Mm", "Bmm"))
 
 
 def _is_of_one_class(name: str, output: Sequence[int], node: Any, made: str) -> bool:
@@ -183,7 +192,7 @@ def classes_by_view(name: str, output: Any) -> tuple[str, str] | None:
     if name not in OF_CLASSES or not isinstance(output, torch.Tensor) or output.dim() != 2:
         return None
     node, classes = output.grad_fn, output.shape[1]
-    if node is None or not node.name().startswith(_VIEWS) or classes < 2:
+    if node is None or not node.name().startswith(VIEWS) or classes < 2:
         return None
     made = node.next_functions[0][0]
     if made is None or not made.name().startswith(_CHANNELS_FIRST):

@@ -29,6 +29,18 @@ with needed():
 NCCL_VERSION = PrivateName(torch._C, "_nccl_version")
 NCCL_VERSION_SUFFIX = PrivateName(torch._C, "_nccl_version_suffix")
 NCCL_AVAILABLE = place(distributed_c10d, "_NCCL_AVAILABLE")
+#: Other classes of NCCL's groups, each by the function that makes it: since PyTorch 2.15 "nccl" is
+#: the first. A build without CUDA has the functions and not the classes.
+LATER_GROUPS_OF_NCCL: Final = tuple(
+    name
+    for name, maker in (
+        ("ProcessGroupNCCL2", "_create_nccl2_process_group"),
+        ("ProcessGroupNCCLLazy", "_create_nccl_lazy_process_group"),
+    )
+    if hasattr(distributed_c10d, maker)
+)
+#: What a group's communicator may be split from; a group that communicates with nobody has none.
+SPLIT_SOURCE = PrivateName(distributed_c10d, "_get_split_source")
 REBUILD_BUCKETS = place(_c10d.Reducer, "_rebuild_buckets")
 STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")

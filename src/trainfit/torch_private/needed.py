@@ -23,7 +23,7 @@ from trainfit.version import __version__
 
 #: The oldest that pyproject.toml admits, and the newest that `make test-newest` passes on.
 OLDEST: Final = "2.8"
-NEWEST: Final = "2.14"
+NEWEST: Final = "2.15"
 
 _seen: set[str] = set()
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from trainfit.hooks.losses import nodes_of, parameters_of
+from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of
 from trainfit.results.runs.learning import CUT_OFF, Misuse
 from trainfit.torch_private.tensors import version
 
@@ -22,7 +22,7 @@ _NEVER: Final = {"grad"}
 #: Where a node keeps what was cut off from a term that it adds; it goes with the node.
 OF_TERM: Final = "trainfit_cut"
 #: Nodes of a loss that pass its terms on.
-_TERMS: Final = ("Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", "View", "Squeeze", "ToCopy")
+_TERMS: Final = ("Add", "Sub", "Rsub", "Mul", "Div", "Neg", "Mean", *VIEWS, "Squeeze", "ToCopy")
 _MOST_TERMS: Final = 100
 #: Lines that cut a graph off, and parameters behind one, that are remembered.
 _LINES: Final = 4

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from trainfit.hooks.losses import ELEMENTWISE, gives_layer, shape_of
+from trainfit.hooks.losses import ELEMENTWISE, VIEWS, gives_layer, shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, NumberMarks, tensors_among
 from trainfit.torch_private.operators import no_dispatch
 
@@ -28,7 +28,7 @@ OF_PAIRS: Final = (
 )
 #: Nodes that compute something of each step for itself, and those of a layer's weights.
 _BY_STEP: Final = (
-    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "Clone", "ToCopy", "Addmm"),
+    *(*VIEWS, "Transpose", "Permute", "Clone", "ToCopy", "Addmm"),
     *("Mm", "Add", "NativeDropout", "FusedDropout", "NativeLayerNorm", "Relu", "Gelu", "Tanh"),
     *("LogSoftmax", "Linear"),
 )
@@ -56,7 +56,7 @@ _RANGES: Final = {
     "Softmax": (0.0, 1.0),
     "Tanh": (-1.0, 1.0),
 }
-_VIEWS: Final = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "ToCopy")
+_VIEWS: Final = (*VIEWS, "Squeeze", "Unsqueeze", "Select", "ToCopy")
 _MANY_OUTSIDE: Final = 0.05
 #: Tokens of a row from which it is told that labels are the tokens moved by one, and how many
 #: different ones there must be: a row of one token is like itself in any case.

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import ELEMENTWISE, nodes_of, number_of, parameters_of, shape_of
+from trainfit.hooks.losses import (
+    ELEMENTWISE,
+    VIEWS,
+    nodes_of,
+    number_of,
+    parameters_of,
+    product_of,
+    shape_of,
+)
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, name_of, tensors_among
 from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.torch_private.operators import no_dispatch
@@ -36,7 +44,7 @@ _QUOTIENTS: Final = {"div", "truediv"}
 _ANGLES: Final = {"acos", "arccos", "asin", "arcsin"}
 #: Nodes that put dimensions in or in another order, and those of what is 0 where it was below.
 _VIEWS: Final = (
-    *("View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Expand", "Alias", "Transpose"),
+    *(*VIEWS, "Unsqueeze", "Expand", "Alias", "Transpose"),
     *("Permute", "ToCopy"),
 )
 _CLIPS: Final = ("Relu", "ClampMin", "Clamp")
@@ -50,7 +58,7 @@ _MARK: Final = "trainfit_term"
 _OVERLAP: Final = "trainfit_overlap"
 #: Nodes that pass numbers on, single ones of them, or them in another order.
 _SAME: Final = (
-    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias"),
+    *(*VIEWS, "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias"),
     *("Gather", "Index", "Select", "Slice", "Split", "Unbind", "Transpose", "Permute", "Expand"),
 )
 _LARGEST: Final = ("Max", "Amax", "Min", "Minimum", "Maximum")
@@ -209,8 +217,8 @@ def may_be_negative(node: Any) -> bool:
         name = _operator(node)
         if name.startswith(_LAYERS):
             return _is_free(node)
-        if name.startswith(_ADDS) and (bias := _adds_bias(node)) is not None:
-            node = bias
+        if (product := product_of(node)) is not None:
+            node = product
         elif name.startswith((*_ADDS, *_SCALES)):
             node = _only(node)
         elif name.startswith(_SAME):
@@ -287,14 +295,6 @@ def _beyond(node: Any) -> str | None:
     return None
 
 
-def _adds_bias(node: Any) -> Any | None:
-    """Of a sum of a product and a parameter, as a layer of several dimensions computes it, the
-    product."""
-    terms = [each for each, _ in node.next_functions if each is not None]
-    products = [each for each in terms if each.name().startswith(("UnsafeView", "Mm", "Bmm"))]
-    return products[0] if len(terms) == 2 and len(products) == len(parameters_of(terms)) else None
-
-
 def _is_free(layer: Any) -> bool:
     """Are a layer's weights a parameter as it is, with no function (softplus, exp) around it?"""
     for each, _ in layer.next_functions:
@@ -346,8 +346,8 @@ def _bootstraps(target: torch.Tensor) -> bool:
         name = _operator(node)
         if name.startswith(_LAYERS):
             return is_added and is_discounted
-        if name.startswith("Add") and (bias := _adds_bias(node)) is not None:
-            node = bias
+        if (product := product_of(node)) is not None:
+            node = product
         elif name.startswith("Add"):
             is_added, node = True, _only(node)
         elif name.startswith("Mul"):

@@ -140,21 +140,22 @@ def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> None:
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def keeps(parameter: Any) -> Any:
-            result = original(parameter)
-            kept = local_part(getattr(parameter, modules.WHOLE_GRADIENT, None))
-            if isinstance(kept, DeviceTensor) and (number := allocation_of(kept)) is not None:
-                recorder.mark(number, "gradient")
+        def ends(group: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(group, *args, **kwargs)
+            for parameter in group.fsdp_params:
+                kept = local_part(getattr(parameter, modules.WHOLE_GRADIENT, None))
+                if isinstance(kept, DeviceTensor) and (number := allocation_of(kept)) is not None:
+                    recorder.mark(number, "gradient")
             return result
 
-        return keeps
+        return ends
 
     def seen(module: ModuleType) -> None:
-        kind = getattr(module, "FSDPParam", None)
-        if hasattr(kind, modules.KEEP_WHOLE_GRADIENT):
-            patches.hook(kind, modules.KEEP_WHOLE_GRADIENT, hook)
+        kind = getattr(module, modules.SHARDED_GROUP, None)
+        if hasattr(kind, modules.END_OF_BACKWARD):
+            patches.hook(kind, modules.END_OF_BACKWARD, hook)
 
-    patches.when_imported(modules.SHARDED_PARAMETERS, seen)
+    patches.when_imported(modules.SHARDED_GROUPS, seen)
 
 
 #: What ``torchrun`` sets, in the order in which ``env://`` asks for it.
@@ -185,7 +186,9 @@ GLOO: Any = getattr(distributed, "ProcessGroupGloo", ())
 class _LonelyRank(type):
     """Makes and knows PyTorch's own process group that communicates with nobody."""
 
-    def __call__(cls, store: Any, rank: int, size: int, options: Any = None) -> Any:
+    def __call__(
+        cls, store: Any, rank: int, size: int, options: Any = None, device: Any = None
+    ) -> Any:
         require_gpus(size, f"a process group of {size} processes")
         from trainfit.torch_private import distributed as private
 
@@ -327,13 +330,15 @@ class Collectives:
         Communication.current = Communication(self._engine, self._kernels, self._peers)
         module = distributed.distributed_c10d
         for owner in (distributed, module):
-            patches.set(owner, "ProcessGroupNCCL", ProcessGroupNCCL)
+            for name in ("ProcessGroupNCCL", *private.LATER_GROUPS_OF_NCCL):
+                patches.set(owner, name, ProcessGroupNCCL)
             patches.set(owner, "is_nccl_available", lambda: True)
             if GLOO:
                 patches.set(owner, "ProcessGroupGloo", ProcessGroupGloo)
         patches.set(*private.NCCL_VERSION, lambda: _NCCL_VERSION)
         patches.set(*private.NCCL_VERSION_SUFFIX, lambda: b"")
         patches.set(*private.NCCL_AVAILABLE, True)
+        patches.set(*private.SPLIT_SOURCE, lambda *_: None)
         patches.set(module, "default_pg_nccl_timeout", module.default_pg_nccl_timeout or _TIMEOUT)
         patches.set(module, "rendezvous", _rendezvous)
         reducer = distributed.Reducer
