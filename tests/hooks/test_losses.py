@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import trainfit
 from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
+from trainfit.hooks.losses import product_of
 from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
 
@@ -102,6 +103,16 @@ def test_probabilities_of_a_layer_s_output(found: Found) -> None:
     )
     assert finding.kind == "activation_missing"
     assert "BCEWithLogitsLoss" in finding.fixes[0].action
+
+
+def test_the_matmul_of_a_layer_that_adds_its_bias() -> None:
+    value, weight = torch.randn(4, 12, 16, requires_grad=True), torch.randn(16, 5)
+    bias = nn.Parameter(torch.zeros(5))
+    assert product_of((value @ weight + bias).grad_fn) is not None
+    assert product_of((value.relu() + value.tanh()).grad_fn) is None
+    assert product_of((value.relu() @ weight + value.tanh() @ weight).grad_fn) is None
+    assert product_of((nn.Linear(16, 5)(value) + bias).grad_fn) is None  # it has one of its own
+    assert product_of(None) is None
 
 
 def test_one_class(found: Found) -> None:
