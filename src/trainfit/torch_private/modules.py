@@ -151,9 +151,9 @@ _OF_FSDP: Final = "torch.distributed.fsdp"
 #: The module of an optimizer's state, imported with FSDP, and what tells the keys of all ranks.
 OPTIMIZER_STATES: Final = "torch.distributed.fsdp._optim_utils"
 KEYS_OF_STATES: Final = "_map_param_key_to_optim_keys"
-#: The module of FSDP2's groups of parameters, its class, what ends a backward pass over a group, and
-#: where each of its ``fsdp_params`` then has the gradient of the whole parameter, in the type that
-#: it is reduced in, until the last micro-batch.
+#: The module of FSDP2's groups of parameters, its class, what ends a backward pass over a group,
+#: and where each of its ``fsdp_params`` then has the gradient of the whole parameter, in the type
+#: that it is reduced in, until the last micro-batch.
 SHARDED_GROUPS: Final = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 SHARDED_GROUP: Final = "FSDPParamGroup"
 END_OF_BACKWARD: Final = "post_backward"
