@@ -631,13 +631,24 @@ def test_settings_that_the_installed_pytorch_accepts(text: str) -> None:
         ("throw_on_cudamalloc_oom:True", "2.12.0"),
         ("pinned_free_catch_all:True", "2.12.0"),
         ("pinned_max_cached_size_mb:64", "2.13.0"),
+        ("expandable_segments_reserve:0.5", "2.15.0"),
+        ("expandable_segments_reserve_by_class:[loader:40G,other:0.25]", "2.15.0"),
         ("pinned_max_round_threshold_mb:64", "2.13.0"),
         ("release_lock_on_cudamalloc:True", "2.8.0"),
     ],
 )
 def test_keys_that_came_later(key: str, since: str) -> None:
     """As the names in libc10.so and libc10_cuda.so of PyTorch's builds with CUDA 12 and 13 are."""
-    versions = ["2.8.0+cu128", "2.9.1", "2.10.0", "2.11.0", "2.12.0", "2.13.0", "2.14.1+cu130"]
+    versions = [
+        "2.8.0+cu128",
+        "2.9.1",
+        "2.10.0",
+        "2.11.0",
+        "2.12.0",
+        "2.13.0",
+        "2.14.1",
+        "2.15.0+cu132",
+    ]
     has = [parses(key, version) for version in versions]
     assert has == [release(version) >= release(since) for version in versions]
     for version in versions[: has.index(True)]:

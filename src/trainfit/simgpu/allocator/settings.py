@@ -1,7 +1,7 @@
 """PyTorch's allocator settings: ``PYTORCH_ALLOC_CONF`` and the constants behind it.
 
 Rules from ``c10/core/AllocatorConfig.{h,cpp}`` (``AcceleratorAllocatorConfig::parseArgs``)
-and ``c10/cuda/CUDAAllocatorConfig.{h,cpp}``, checked against torch 2.8.0 to 2.14.1. What the
+and ``c10/cuda/CUDAAllocatorConfig.{h,cpp}``, checked against torch 2.8.0 to 2.15.0. What the
 versions read differently, and what only the later ones know, is :data:`_SINCE` and
 :data:`_SHARED_CONFIG`. All sizes are in bytes unless a name says otherwise.
 """
@@ -41,6 +41,8 @@ _VARIABLES: Final = (VARIABLE, "PYTORCH_ALLOC_CONF")
 _SHARED_CONFIG: Final = (2, 10)
 #: The version that a key came with, where 2.8 has it not.
 _SINCE: Final[Mapping[str, tuple[int, int]]] = {
+    "expandable_segments_reserve": (2, 15),
+    "expandable_segments_reserve_by_class": (2, 15),
     "graph_capture_record_stream_reuse": (2, 9),
     "large_segment_size_mb": (2, 11),
     "per_process_memory_fraction": (2, 10),
@@ -51,9 +53,12 @@ _SINCE: Final[Mapping[str, tuple[int, int]]] = {
     "throw_on_cudamalloc_oom": (2, 12),
 }
 
-#: Keys that PyTorch accepts and that change no device allocation.
-_HOST_ONLY = frozenset(
+#: Keys that PyTorch accepts and that change no device allocation: they are of the host's memory, of
+#: addresses alone, or of when a lock is held.
+_WITHOUT_EFFECT = frozenset(
     {
+        "expandable_segments_reserve",
+        "expandable_segments_reserve_by_class",
         "graph_capture_record_stream_reuse",
         "pinned_free_catch_all",
         "pinned_max_cached_size_mb",
@@ -134,7 +139,7 @@ class AllocatorSettings:
                 )
             if parser is not None:
                 parser(value, values, torch)
-            elif key not in _HOST_ONLY:
+            elif key not in _WITHOUT_EFFECT:
                 raise ValueError(f"unknown allocator setting {key!r} (value {value!r})")
         return cls(**values)
 
