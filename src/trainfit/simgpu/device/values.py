@@ -120,6 +120,8 @@ _OF_CONSTANTS = frozenset({
 #: Write at places that this argument has an index each for.
 _WRITES_AT = {aten.scatter_.value: 2, aten.scatter_.src: 2}
 _WRITES_BY_INDEX = {aten.index_put_.default, private.index_put_impl_.default}
+#: … and in one dimension: ``x[i] = 1``, since PyTorch 2.15.
+_FILLS_AT = {aten.index_fill_.int_Scalar, aten.index_fill_.int_Tensor}
 
 
 def worth_keeping(tensor: torch.Tensor, func: Any = None) -> bool:
@@ -379,6 +381,9 @@ class Values:
             shapes = [each.shape for each in indices if each is not None]
             rows = [n for n, each in zip_longest(args[0].shape, indices) if each is None]
             places = math.prod((*torch.broadcast_shapes(*shapes), *rows))
+        elif func in _FILLS_AT:
+            target, dimension, indices = args[:3]
+            places = indices.numel() * (target.numel() // (target.shape or (1,))[dimension] or 1)
         else:
             return None
         target = args[0]

@@ -444,6 +444,16 @@ def index_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return engine.generic(engine.info(func), args, kwargs)
 
 
+@handles(aten.index_fill_.int_Scalar, aten.index_fill_.int_Tensor)
+def index_fill(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """One number at places of one dimension, which may count from the end."""
+    tensor, dimension, indices = args[:3]
+    if tensor.dim():
+        dimension %= tensor.dim()
+        _check_indices(engine, tensor, [*[None] * dimension, indices])
+    return engine.generic(engine.info(func), args, kwargs)
+
+
 def _check_indices(engine: Engine, tensor: Any, indices: Any) -> None:
     """Of ``tensor[indices]``, which may count from the end."""
     for dimension, each in enumerate(indices):

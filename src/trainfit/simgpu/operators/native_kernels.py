@@ -114,7 +114,8 @@ def by_operands(
     if kind == "indexing":
         # Of a table only the rows that are asked for are read, or changed.
         rows = min(read_bytes, written_bytes)
-        read_bytes, written_bytes = rows, written_bytes if made and name != "index_put_" else rows
+        at_rows = not made or name in ("index_put_", "index_fill_")
+        read_bytes, written_bytes = rows, rows if at_rows else written_bytes
     if func.namespace not in _PYTORCHS and not flops and torch.Tag.pointwise not in func.tags:
         kind = "unknown"
     first = next(iter([*made, *given]), None)
