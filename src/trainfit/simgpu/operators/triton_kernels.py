@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.findings.source_code import function_syntax, names_in
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
@@ -50,12 +50,9 @@ def access_of(function: Callable[..., Any]) -> Access | None:
 
     A pointer that is handed to another function counts as read and written.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    found = next((each for each in tree.body if isinstance(each, ast.FunctionDef)), None)
-    return None if found is None else _Reader(found).access()
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    tree = None if code is None else function_syntax(code)
+    return _Reader(tree).access() if isinstance(tree, ast.FunctionDef) else None
 
 
 class _Reader:
@@ -87,7 +84,7 @@ class _Reader:
                 if node.value is None:
                     continue
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in _names(targets):
+                for name in (name for each in targets for name in names_in(each)):
                     known = self._points.get(name, frozenset())
                     points = known | self._pointed(node.value)
                     changed = changed or points != known
@@ -146,13 +143,6 @@ def _name(call: ast.Call) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
-
-
-def _names(targets: Sequence[ast.expr]) -> Iterator[str]:
-    for target in targets:
-        for node in ast.walk(target):
-            if isinstance(node, ast.Name):
-                yield node.id
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:
