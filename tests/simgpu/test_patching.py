@@ -76,6 +76,15 @@ class Sub(Kind):
     """Inherits everything."""
 
 
+def test_what_else_was_hooked_ends_with_the_patches_and_once(patches: PatchSet) -> None:
+    ended: list[str] = []
+    patches.set(Kind, "twice", staticmethod(lambda value: ended.append("called")))
+    patches.on_restore(lambda: ended.append("first"), lambda: ended.append("second"))
+    patches.restore()
+    patches.restore()
+    assert ended == ["second", "first"] and Kind.twice(4) == 8
+
+
 def test_a_hooked_function_is_the_one_that_everybody_holds(patches: PatchSet) -> None:
     """Those who took it before are hooked, too; those who took it meanwhile are not afterwards."""
     saved_before, partly, calls = torch.save, functools.partial(torch.save, {}), Calls()

@@ -23,7 +23,7 @@ from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain
 from trainfit.simgpu.operators.kernel_rules import dtype_of, stored_bytes
 from trainfit.simgpu.operators.launch_log import KernelLog
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 
 # ---
 # The arguments that a Triton kernel reads and writes, by its Python source.
@@ -162,20 +162,13 @@ class TritonKernels:
 
     def __init__(self, engine: Engine, kernels: KernelLog) -> None:
         self._engine, self._kernels = engine, kernels
-        self._hook: ImportHook | None = None
         #: Launches in each step by the kernel's name, and kernels that compute matmuls.
         self._launches: dict[str, Counter[int]] = {}
         self._products: set[str] = set()
 
     def install(self, patches: PatchSet) -> None:
         """From when Triton is imported, if it ever is."""
-        self._hook = ImportHook("triton", functools.partial(self._patch, patches))
-        self._hook.install()
-
-    def remove(self) -> None:
-        """The patches are their owner's to restore."""
-        if self._hook is not None:
-            self._hook.remove()
+        patches.when_imported("triton", functools.partial(self._patch, patches))
 
     def _patch(self, patches: PatchSet, triton: ModuleType) -> None:
         jit: Any = importlib.import_module("triton.runtime.jit")
