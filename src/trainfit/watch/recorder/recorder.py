@@ -166,6 +166,7 @@ class Recorder:
         training_hooks.install(self, self._patches)
         training_hooks.install_saving(self, self._patches, loaders.watch_torchdata)
         learning_hooks.install(lambda: self._learning, self._patches)
+        training_hooks.watch_until_a_step(self, self._patches)
         if self.place.measures_noise:
             self._patches.hook(torch, "save", self._without_noise)
         collective_hooks.install(self, self._patches)

@@ -51,10 +51,18 @@ def install(host: Host, patches: PatchSet) -> None:
     patches.hook(gc, "enable", functools.partial(_collector, host, False))
     if not gc.isenabled():
         host.learn(collector_off="?")
+    patches.on_restore(*(each.remove for each in _hook_optimizers(host)))
+
+
+def watch_until_a_step(host: Host, patches: PatchSet) -> None:
+    """See gradients that are dropped, until an optimizer steps or ``patches`` is restored.
+
+    To be called when all others have hooked ``zero_grad``: what is put back is what was there.
+    """
     early = PatchSet()
     for owner in (optim.Optimizer, torch.nn.Module):
         early.hook(owner, "zero_grad", functools.partial(_zero, host, early))
-    patches.on_restore(early.restore, *(each.remove for each in _hook_optimizers(host)))
+    patches.on_restore(early.restore)
 
 
 def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
