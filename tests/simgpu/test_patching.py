@@ -26,8 +26,6 @@ from trainfit.speed.cpu_run import cpu_for_cuda
 from trainfit.watch.recorder import cuda_hooks
 from training_scripts.replaced import look
 
-Made = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 class Calls:
     """Counts the calls of what it hooks."""
