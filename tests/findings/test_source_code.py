@@ -9,7 +9,14 @@ from types import ModuleType
 
 import pytest
 
-from trainfit.findings.source_code import file_syntax, function_syntax, names_in, parsed
+from trainfit.findings.source_code import (
+    file_syntax,
+    from_here,
+    function_syntax,
+    names_in,
+    parsed,
+    short_file,
+)
 
 _MODULE = """\
 import functools
@@ -71,3 +78,13 @@ def test_names_are_told_apart_by_what_is_done_with_them() -> None:
     assert sorted(names_in(line)) == ["a", "a", "b", "c", "f", "i"]
     assert names_in(line, ast.Store) == ["a"]
     assert sorted(names_in(line, ast.Load)) == ["a", "b", "c", "f", "i"]
+
+
+def test_a_file_is_named_from_the_folder_that_this_process_runs_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside, outside = str(tmp_path / "models" / "net.py"), str(tmp_path.parent / "net.py")
+    assert from_here(inside) == short_file(inside) == "models/net.py"
+    assert from_here(outside) is None and short_file(outside) == "net.py"
+    assert from_here("train.py") == "train.py" and short_file("") == ""

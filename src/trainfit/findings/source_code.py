@@ -1,4 +1,4 @@
-"""Python source of a script's files and functions, as syntax.
+"""Python source of a script's files and functions, as syntax; what its files are called.
 
 What cannot be read or parsed (typed at a prompt, made by ``exec``, no Python) is ``None``: who
 looks at source has nothing to say then. Line numbers are those of the file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import textwrap
 from types import CodeType
 
@@ -50,3 +51,14 @@ def names_in(node: ast.AST, context: type[ast.expr_context] = ast.expr_context) 
         for each in ast.walk(node)
         if isinstance(each, ast.Name) and isinstance(each.ctx, context)
     ]
+
+
+def from_here(path: str) -> str | None:
+    """A file's path from the folder that this process runs in; ``None``: it is not below that."""
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    return None if inside.startswith("..") else inside
+
+
+def short_file(path: str) -> str:
+    """The same; of a file that is elsewhere its name alone."""
+    return from_here(path) or os.path.basename(path)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from trainfit.findings.source_code import file_syntax
+from trainfit.findings.source_code import file_syntax, from_here
 from trainfit.results.findings import Place
 from trainfit.results.runs.trace import OwnFault
 from trainfit.torch_private.needed import PIN_MEMORY_FILE, PIN_MEMORY_LOOP, WORKER_FILE, WORKER_LOOP
@@ -87,8 +87,7 @@ class Frame:
     @property
     def place(self) -> Place:
         """Relative to the folder that this process runs in, where it lies below that."""
-        inside = os.path.relpath(self.path) if os.path.isabs(self.path) else self.path
-        return Place(self.path if inside.startswith("..") else inside, self.line)
+        return Place(from_here(self.path) or self.path, self.line)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} in {self.function}"
