@@ -22,7 +22,10 @@ def parsed(text: str) -> ast.Module | None:
 
 
 def file_syntax(path: str) -> ast.Module | None:
-    """The syntax of a file as it is now, or of a notebook's cell."""
+    """The syntax of a file as it is now, or of a notebook's cell.
+
+    As in tracebacks, a relative path may also be one from a folder on ``sys.path``.
+    """
     linecache.checkcache(path)
     lines = linecache.getlines(path)
     return parsed("".join(lines)) if lines else None

@@ -82,7 +82,7 @@ def named_in(said: str) -> str:
 
 def unguarded_line(path: Path) -> int | None:
     """The first line at a script's top level that iterates or calls, without a guard."""
-    tree = file_syntax(str(path))
+    tree = file_syntax(str(path.absolute()))
     return None if tree is None else _working_line(tree.body)
 
 

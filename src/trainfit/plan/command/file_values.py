@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def batch_constant(command: Command, seen: int | None) -> ScriptConstant | None:
     """The one that has the batch size that was ``seen``; ``None``: there is none, or several."""
     if seen is None or command.kind != "script" or command.launcher is not None:
         return None
-    tree = file_syntax(command.name)
+    tree = file_syntax(os.path.abspath(command.name))
     if tree is None:
         return None
     found = [
