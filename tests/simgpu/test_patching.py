@@ -83,6 +83,25 @@ def test_what_else_was_hooked_ends_with_the_patches_and_once(patches: PatchSet) 
     assert ended == ["second", "first"] and Kind.twice(4) == 8
 
 
+def test_calls_of_modules_and_steps_of_optimizers_are_seen_until_then(patches: PatchSet) -> None:
+    seen: list[str] = []
+
+    def note(word: str) -> Callable[..., None]:
+        return lambda *_: seen.append(word)
+
+    patches.see_calls(note("enters"), note("leaves"))
+    patches.see_steps(note("steps"), note("stepped"))
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters())
+    with pytest.raises(RuntimeError):
+        layer(torch.ones(3))
+    optimizer.step()
+    assert seen == ["enters", "leaves", "steps", "stepped"]
+    patches.restore()
+    layer(torch.ones(2)), optimizer.step()
+    assert len(seen) == 4
+
+
 def test_a_hooked_function_is_the_one_that_everybody_holds(patches: PatchSet) -> None:
     """Those who took it before are hooked, too; those who took it meanwhile are not afterwards."""
     saved_before, partly, calls = torch.save, functools.partial(torch.save, {}), Calls()

@@ -161,10 +161,7 @@ def install(
     def stepped(optimizer: Any, *_: Any) -> None:
         tell(_stepped, optimizer)
 
-    patches.on_restore(
-        optim.register_optimizer_step_pre_hook(stepping).remove,
-        optim.register_optimizer_step_post_hook(stepped).remove,
-    )
+    patches.see_steps(stepping, stepped)
 
 
 def _backward(

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.continuation import DecodeLaw, is_enough
@@ -130,14 +129,8 @@ class GenerationWatch:
 
         patches.when_imported("transformers.generation.utils", generating)
         patches.when_imported("transformers.cache_utils", caching)
-        leave = nn_module.register_module_forward_hook(
-            self._leave, with_kwargs=True, always_call=True
-        )
-        patches.on_restore(
-            nn_module.register_module_forward_pre_hook(self._enter).remove,
-            leave.remove,
-            self._count_no_more,
-        )
+        patches.see_calls(self._enter, self._leave, with_kwargs=True)
+        patches.on_restore(self._count_no_more)
 
     def _count_no_more(self) -> None:
         if self._counted is not None:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 from torch.amp import autocast_mode, grad_scaler
-from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import AmpSeen, ForcedAmp
@@ -258,10 +257,7 @@ class AutocastSwitch:
         patches.set(autocast_mode.autocast, "__init__", __init__)
         patches.set(autocast_mode.autocast, "__enter__", __enter__)
         # Also where nothing is forced yet: hooks are called in the order of their registration.
-        patches.on_restore(
-            nn_module.register_module_forward_pre_hook(self._enter).remove,
-            nn_module.register_module_forward_hook(self._leave, always_call=True).remove,
-        )
+        patches.see_calls(self._enter, self._leave)
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._depth += 1

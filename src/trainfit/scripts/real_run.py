@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch.amp import grad_scaler
-from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from trainfit.results.runs.spec import RunSpec
@@ -86,19 +85,13 @@ class ScriptRun(abc.ABC):
 
     def _hook(self, patches: PatchSet) -> None:
         if self.spec.count == "calls":
-            patches.on_restore(
-                nn_module.register_module_forward_pre_hook(self._enter).remove,
-                nn_module.register_module_forward_hook(self._leave, always_call=True).remove,
-            )
+            patches.see_calls(self._enter, self._leave)
             return
         patches.hook(optim.Optimizer, "__init__", self._making)
         patches.hook(grad_scaler.GradScaler, "step", self._scaling)
         patches.hook(LoaderIterator, "__next__", self._fetching)
         patches.set(*ENGINE_RUN_BACKWARD, self._passing(ENGINE_RUN_BACKWARD.now))
-        patches.on_restore(
-            optim.register_optimizer_step_pre_hook(self._before_step).remove,
-            optim.register_optimizer_step_post_hook(self._after_step).remove,
-        )
+        patches.see_steps(self._before_step, self._after_step)
 
     def _making(self, construct: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(construct)

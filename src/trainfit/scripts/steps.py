@@ -13,9 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
-from torch.optim import optimizer as optim
 
 from trainfit.results.runs.steps import Framework, StepMakeup
 from trainfit.results.runs.trace import StepFeed
@@ -116,12 +114,8 @@ class StepWatch:
                 patches.hook(*each, self._apart)
 
         patches.when_imported(PIPELINE_STAGES, staged)
-        patches.on_restore(
-            nn_module.register_module_forward_pre_hook(self._enter).remove,
-            nn_module.register_module_forward_hook(self._leave, always_call=True).remove,
-            optim.register_optimizer_step_pre_hook(self._before_step).remove,
-            optim.register_optimizer_step_post_hook(self._after_step).remove,
-        )
+        patches.see_calls(self._enter, self._leave)
+        patches.see_steps(self._before_step, self._after_step)
 
     def _apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, whose calls and passes are of no micro-batch."""

@@ -93,6 +93,29 @@ class PatchSet:
         """Have these called when everything is put back: what takes away PyTorch's own hooks."""
         self._ends += ends
 
+    def see_calls(
+        self, before: Callable[..., Any], after: Callable[..., Any], *, with_kwargs: bool = False
+    ) -> None:
+        """Have these called before and after each call of any module, also of one that raises;
+        ``with_kwargs``: ``after`` gets the call's keywords, too."""
+        from torch.nn.modules import module  # late, as of inspect below
+
+        self.on_restore(
+            module.register_module_forward_pre_hook(before).remove,
+            module.register_module_forward_hook(
+                after, with_kwargs=with_kwargs, always_call=True
+            ).remove,
+        )
+
+    def see_steps(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """Have these called before and after each step of any optimizer."""
+        from torch.optim import optimizer
+
+        self.on_restore(
+            optimizer.register_optimizer_step_pre_hook(before).remove,
+            optimizer.register_optimizer_step_post_hook(after).remove,
+        )
+
     def restore(self) -> None:
         """Put back everything that was replaced, and wait for no import; safe to call twice."""
         while self._ends:

@@ -313,10 +313,7 @@ class Simulation:
         torchvision_operators.count_positives(self._patches)
         self._modules.install(self._patches)
         self._patches.hook(optim.Optimizer, "__init__", self._making)
-        self._patches.on_restore(
-            optim.register_optimizer_step_pre_hook(self._before_step).remove,
-            optim.register_optimizer_step_post_hook(self._after_step).remove,
-        )
+        self._patches.see_steps(self._before_step, self._after_step)
         # torch.tensor(..., device="cuda") builds on the CPU and moves where modes see it.
         self._lifts_cpu_only = lifts_cpu_only()
         lift_cpu_only(True)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from trainfit.scripts.decode_loops import signature_of
 from trainfit.simgpu.patching import PatchSet
@@ -72,14 +71,8 @@ class SampledLoop:
 
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored: then models are as they were."""
-        leave = nn_module.register_module_forward_hook(
-            self._leave, with_kwargs=True, always_call=True
-        )
-        patches.on_restore(
-            nn_module.register_module_forward_pre_hook(self._enter).remove,
-            leave.remove,
-            self._restore,
-        )
+        patches.see_calls(self._enter, self._leave, with_kwargs=True)
+        patches.on_restore(self._restore)
 
     @property
     def goes_on(self) -> bool:

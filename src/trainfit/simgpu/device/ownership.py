@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from trainfit.simgpu.device.recorder import INPUT, Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
@@ -158,12 +157,8 @@ class ModuleTracker:
 
     def install(self, patches: PatchSet) -> None:
         """Follow from now on, until ``patches`` is restored."""
-        patches.on_restore(
-            nn_module.register_module_forward_pre_hook(self._enter).remove,
-            nn_module.register_module_forward_hook(self._leave, always_call=True).remove,
-            self._alive.clear,
-            self._of_node.clear,
-        )
+        patches.see_calls(self._enter, self._leave)
+        patches.on_restore(self._alive.clear, self._of_node.clear)
 
     def current(self, backward: bool) -> int:
         """String index of the current operator's module."""

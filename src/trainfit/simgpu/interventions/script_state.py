@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any, ClassVar, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
 from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls
@@ -202,10 +201,7 @@ class Scene:
         self.patches = patches
         self._watch_optimizers(patches)
         self._watch_batches(patches)
-        patches.on_restore(
-            nn_module.register_module_forward_pre_hook(self._enter).remove,
-            nn_module.register_module_forward_hook(self._leave, always_call=True).remove,
-        )
+        patches.see_calls(self._enter, self._leave)
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:

@@ -51,7 +51,7 @@ def install(host: Host, patches: PatchSet) -> None:
     patches.hook(gc, "enable", functools.partial(_collector, host, False))
     if not gc.isenabled():
         host.learn(collector_off="?")
-    patches.on_restore(*(each.remove for each in _hook_optimizers(host)))
+    _hook_optimizers(host, patches)
 
 
 def watch_until_a_step(host: Host, patches: PatchSet) -> None:
@@ -180,7 +180,7 @@ def _in_pass(
             host.failed("backward", error)
 
 
-def _hook_optimizers(host: Host) -> list[Any]:
+def _hook_optimizers(host: Host, patches: PatchSet) -> None:
     def before(optimizer: Any, *_: Any) -> None:
         steps = host.steps
         try:
@@ -198,10 +198,7 @@ def _hook_optimizers(host: Host) -> list[Any]:
         except Exception as error:
             host.failed("optimizer", error)
 
-    return [
-        optim.register_optimizer_step_pre_hook(before),
-        optim.register_optimizer_step_post_hook(after),
-    ]
+    patches.see_steps(before, after)
 
 
 def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
