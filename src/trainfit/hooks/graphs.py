@@ -3,6 +3,7 @@ script's own that keep their own result. And a profiler that records all steps."
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,6 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerAction
 
-from trainfit.findings.source_code import from_here
 from trainfit.hooks.losses import parameters_of
 from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.values import only_line
@@ -248,7 +248,8 @@ class Profiling:
             yield Misuse("profiler_on", (str(self.all_steps[0]),), self.all_steps[1])
         if self._followed is not None and self._looks_followed >= _LOOKS:
             file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-            file = from_here(file) or file  # as other lines are told
+            inside = os.path.relpath(file) if os.path.isabs(file) else file
+            file = file if inside.startswith("..") else inside  # as other lines are told
             told = self._followed[0], str(self._followed[1])
             yield Misuse("tracing_on", told, only_line(file, _SWITCHES))
 

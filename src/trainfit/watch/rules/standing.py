@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,6 @@ from typing import Final
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.fixes import HANGS
 from trainfit.findings.hangs import FORK_UNSAFE, explain
-from trainfit.findings.source_code import short_file
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
 from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
@@ -215,7 +215,7 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
     title = f"No step for {duration(still.seconds)}: {who} is {at}"
     other = still.locked_out
     if other is not None and other.where is not None:
-        at = f"{short_file(other.where.path)}:{other.where.line}"
+        at = f"{_short(other.where.path)}:{other.where.line}"
         title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
     died = _died_before(still)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
@@ -227,7 +227,7 @@ def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
     title = f"The script is over, and its process did not end for {duration(still.seconds)}"
     where, kept = None, still.kept_by
     if kept is not None and (frame := kept.where) is not None:
-        where = Place(short_file(frame.path), frame.line, source=frame.code)
+        where = Place(_short(frame.path), frame.line, source=frame.code)
         code = f" `{short(frame.code, 60)}`" if frame.code else ""
         title += f": a thread is at {where} in {frame.function}{code}"
     return title, "Python ends when all threads have that are no daemons", Fix(_END_THREAD), where
@@ -288,7 +288,7 @@ def _died_before(still: _Still) -> _Died | None:
     if not told:
         return None
     culprit = parse(*exception_in(told[-1].text), told[-1].text).culprit
-    place = None if culprit is None else Place(short_file(culprit.path), culprit.line)
+    place = None if culprit is None else Place(_short(culprit.path), culprit.line)
     at = "" if place is None else f" at {place}"
     return _Died(f"{short(_raised(told[-1]), 80)}{at}", place)
 
@@ -309,12 +309,17 @@ def _where(still: _Still) -> tuple[str, Place | None, str]:
         return "the training", None, "a call that is not known"
     who = "a DataLoader worker" if busy.role == "worker" else "the main thread"
     code = f" `{short(frame.code, 60)}`" if frame.code else ""
-    place = Place(short_file(frame.path), frame.line, source=frame.code)
+    place = Place(_short(frame.path), frame.line, source=frame.code)
     return who, place, f"{frame.function}{code}"
 
 
+def _short(path: str) -> str:
+    inside = os.path.relpath(path) if os.path.isabs(path) else path
+    return Path(path).name if inside.startswith("..") else inside
+
+
 def _stack(thread: ThreadStack) -> str:
-    calls = [f"{short_file(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
+    calls = [f"{_short(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
     return " < ".join(calls)
 
 
@@ -449,7 +454,7 @@ def _raised_first(run: RunView) -> Finding | None:
         (Evidence("in step", float(event.step)),),
         "The other ranks lost their connection to it, or were ended after it",
         (Fix("fix this error; those of the other ranks follow from it"),),
-        place=None if culprit is None else Place(short_file(culprit.path), culprit.line),
+        place=None if culprit is None else Place(_short(culprit.path), culprit.line),
         rank=view.header.rank,
         last_step=event.step,
     )
