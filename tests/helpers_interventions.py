@@ -56,7 +56,6 @@ def run(
             train()
             findings = Run(simulation.recording, interventions)
         finally:
-            interventions.remove()
             patches.restore()
     return findings
 

@@ -30,9 +30,8 @@ def observing(
     told: tuple[Any, ...] = ()
     if simulation is not None:
         told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-    remove = install(lambda: observer, patches, *told)
+    install(lambda: observer, patches, *told)
     try:
         yield observer
     finally:
-        remove()
         patches.restore()

@@ -148,7 +148,6 @@ def watching(
     try:
         yield watch
     finally:
-        watch.remove()
         patches.restore()
 
 

@@ -11,6 +11,7 @@ import torch
 
 from trainfit.results.runs.trace import ContextSeen
 from trainfit.scripts.samples.context_length import ContextWatch, positions_of
+from trainfit.simgpu.patching import PatchSet
 
 
 class Model(torch.nn.Module):
@@ -26,10 +27,10 @@ class Model(torch.nn.Module):
 
 @pytest.fixture
 def watch() -> Iterator[ContextWatch]:
-    found = ContextWatch()
-    found.install()
+    found, patches = ContextWatch(), PatchSet()
+    found.install(patches)
     yield found
-    found.remove()
+    patches.restore()
 
 
 def test_each_model_has_positions_of_its_own(watch: ContextWatch) -> None:

@@ -63,7 +63,6 @@ def test_one_process_is_this_one(launcher: Any, module: bool, kind: Any) -> None
     watch = LaunchInPlace(lambda target: seen.append((target, os.environ["FROM_THE_LAUNCHER"])))
     watch.install(patches)
     launcher.simple_launcher(argparse.Namespace(no_python=False, module=module, script="train"))
-    watch.remove()
     patches.restore()
     assert seen == [(Target(kind, "train", ("--wide", "3")), "yes")]
     assert launcher.started == []
@@ -75,7 +74,6 @@ def test_another_program_is_left_to_accelerate(launcher: Any) -> None:
     watch.install(patches)
     words = argparse.Namespace(no_python=True, module=False, script="./program")
     launcher.simple_launcher(words)
-    watch.remove()
     patches.restore()
     assert launcher.started == [words]
     launcher.simple_launcher(1)  # Accelerate's own again
@@ -115,7 +113,6 @@ def test_ranks_that_a_script_starts_by_subprocess(
             assert process.wait() == process.poll() == 0
         other = subprocess.run([sys.executable, "-c", "print(3)"], capture_output=True, text=True)
     finally:
-        launch.remove()
         patches.restore()
         os.environ.pop("RANK", None)
     assert ran == [(Target("script", "train.py", ("--x",)), str(rank))]
@@ -128,18 +125,15 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
-    patches, installed = PatchSet(), []
+    patches = PatchSet()
 
     def of_rank(rank: int) -> list[tuple[Target, dict[str, str]]]:
         ran: list[tuple[Target, dict[str, str]]] = []
         launch = LaunchInPlace(lambda target: ran.append((target, dict(os.environ))), rank, gpus=2)
         launch.install(patches)
-        installed.append(launch)
         return ran
 
     yield of_rank
-    for each in installed:
-        each.remove()
     patches.restore()
     os.environ.clear()
     os.environ.update(before)

@@ -35,9 +35,10 @@ class Denoiser(torch.nn.Module):
 def watched() -> Iterator[tuple[Simulation, SampledLoop, Denoiser]]:
     with Simulation("RTX 4090") as simulation:
         loop = SampledLoop(simulation, lambda: False, is_inference=True)
-        loop.install()
+        patches = PatchSet()
+        loop.install(patches)
         yield simulation, loop, Denoiser()
-        loop.remove()
+        patches.restore()
 
 
 Watched = tuple[Simulation, SampledLoop, Denoiser]
@@ -106,7 +107,8 @@ def test_batches_that_a_training_draws_by_itself_are_alike() -> None:
     """An evaluation by a function that draws its batches, before the first step or after some."""
     with Simulation("RTX 4090") as simulation:
         loop, model = SampledLoop(simulation, lambda: False, is_inference=False), Denoiser()
-        loop.install()
+        patches = PatchSet()
+        loop.install(patches)
         for use in (benchmarking, keeping):
             use(model)
             assert not loop.leaves_out
@@ -124,7 +126,7 @@ def test_batches_that_a_training_draws_by_itself_are_alike() -> None:
             fed(copied)
             assert copied is not model and copied.made > made
             assert copied.forward.__self__ is copied
-        loop.remove()
+        patches.restore()
         assert "forward" not in vars(model)
 
 
@@ -176,7 +178,6 @@ def test_a_call_that_fails_and_is_caught_leaves_nothing(watched: Watched) -> Non
                 model(torch.randn(8, 63, device="cuda"))
         assert decoding._inner == 0
     finally:
-        decoding.remove()
         patches.restore()
     sampled(model, 1000)
     assert model.made < 11 and loop.was_left_out

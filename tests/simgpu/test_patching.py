@@ -26,8 +26,6 @@ from trainfit.speed.cpu_run import cpu_for_cuda
 from trainfit.watch.recorder import cuda_hooks
 from training_scripts.replaced import look
 
-Made = Callable[[Callable[..., Any]], Callable[..., Any]]
-
 
 class Calls:
     """Counts the calls of what it hooks."""
@@ -74,6 +72,34 @@ class Kind:
 
 class Sub(Kind):
     """Inherits everything."""
+
+
+def test_what_else_was_hooked_ends_with_the_patches_and_once(patches: PatchSet) -> None:
+    ended: list[str] = []
+    patches.set(Kind, "twice", staticmethod(lambda value: ended.append("called")))
+    patches.on_restore(lambda: ended.append("first"), lambda: ended.append("second"))
+    patches.restore()
+    patches.restore()
+    assert ended == ["second", "first"] and Kind.twice(4) == 8
+
+
+def test_calls_of_modules_and_steps_of_optimizers_are_seen_until_then(patches: PatchSet) -> None:
+    seen: list[str] = []
+
+    def note(word: str) -> Callable[..., None]:
+        return lambda *_: seen.append(word)
+
+    patches.see_calls(note("enters"), note("leaves"))
+    patches.see_steps(note("steps"), note("stepped"))
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters())
+    with pytest.raises(RuntimeError):
+        layer(torch.ones(3))
+    optimizer.step()
+    assert seen == ["enters", "leaves", "steps", "stepped"]
+    patches.restore()
+    layer(torch.ones(2)), optimizer.step()
+    assert len(seen) == 4
 
 
 def test_a_hooked_function_is_the_one_that_everybody_holds(patches: PatchSet) -> None:

@@ -21,6 +21,7 @@ from trainfit.batch.estimate import (
     summarize,
 )
 from trainfit.batch.norms import Cost, Examples, Records, grouped
+from trainfit.hooks.owners import own_name
 from trainfit.results.batch import Method, NoiseResult
 from trainfit.torch_private.modules import scale_of, uncompiled
 from trainfit.torch_private.tensors import version
@@ -70,7 +71,7 @@ class NoiseScale:
         if loss not in ("mean", "sum"):
             raise ValueError(f"loss must be 'mean' or 'sum', got {loss!r}")
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._names = [_without_wrappers(name) for name, _ in named]
+        self._names = [own_name(name) for name, _ in named]
         self._parameters: list[Tensor] = [p for _, p in named]
         self._places = {id(parameter): n for n, parameter in enumerate(self._parameters)}
         self._batch_size, self._loss = batch_size, loss
@@ -317,13 +318,6 @@ class NoiseScale:
             self._records = Records(len(self._log.groups), self._log.window, device)
             self._cost.uses_events = device.type == "cuda"
         return self._records
-
-
-def _without_wrappers(name: str) -> str:
-    """A parameter's name without what DDP and torch.compile put before it."""
-    for wrapper in ("_orig_mod.", "module.", "_orig_mod."):
-        name = name.removeprefix(wrapper)
-    return name
 
 
 def _not_measurable(model: nn.Module, parameters: Sequence[Tensor]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
@@ -253,12 +254,17 @@ def memory_size(text: str) -> int:
     return int(float(found["number"]) * _UNITS[found["unit"].lower()])
 
 
+def number(text: str) -> float:
+    """The number that a text is; NaN, which is within no bounds, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def seconds(text: str) -> float:
     """An argparse type: a positive number of seconds, as far as a clock can wait."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number(text)
     if not 0 < value <= 1e6:
         raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text!r}")
     return value
@@ -279,10 +285,7 @@ def duration(
 
 def share(text: str) -> float:
     """An argparse type: ``0.1`` or ``10%``, from 0 to below 1."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
+    value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"expected a share from 0 to below 1 (100%), got {text!r}")
     return value

@@ -101,6 +101,24 @@ def print_subject(
         print_lines((whole if is_whole else screen)(subject(result)))
 
 
+def give(
+    result: Any,
+    options: argparse.Namespace,
+    subject: Callable[[Any], Subject],
+    output: Path | None,
+    *,
+    explain: bool | None = None,
+    page: bool = False,
+) -> None:
+    """Save a result where ``output`` says so and print it as :func:`print_subject` does; ``page``:
+    name the command that opens the file as a page, too."""
+    if output is not None:
+        result.save(output)
+    print_subject(result, options, subject, explain=explain)
+    if page:
+        name_report(output, json=options.json)
+
+
 def print_plan(result: PlanResult, options: argparse.Namespace) -> None:
     """Likewise; the printed document of a plan has no timeline."""
     json = result.printed() if options.json else ""

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from trainfit.cli.common import UsageError
+from trainfit.cli.common import UsageError, number
 from trainfit.results.batch import MOST_SAMPLES, Interval, NoiseResult, samples_text
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ def _numbers(text: str) -> tuple[float, float, float]:
 
 def rate(text: str) -> float:
     """An argparse type: a positive number, such as a learning rate."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
     return value
@@ -142,10 +139,7 @@ def rented_cpu(machine: RentedMachine) -> HostCpu:
 
 
 def _number(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number(text)
     if not 0 < value <= _LIMITS[name]:
         raise argparse.ArgumentTypeError(
             f"{name}={text}: expected a number above 0, at most {_LIMITS[name]:g}, as in {_EXAMPLE}"

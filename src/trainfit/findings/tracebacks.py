@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from trainfit.findings.source_code import file_syntax, from_here
 from trainfit.results.findings import Place
 from trainfit.results.runs.trace import OwnFault
 from trainfit.torch_private.needed import PIN_MEMORY_FILE, PIN_MEMORY_LOOP, WORKER_FILE, WORKER_LOOP
@@ -86,8 +87,7 @@ class Frame:
     @property
     def place(self) -> Place:
         """Relative to the folder that this process runs in, where it lies below that."""
-        inside = os.path.relpath(self.path) if os.path.isabs(self.path) else self.path
-        return Place(self.path if inside.startswith("..") else inside, self.line)
+        return Place(from_here(self.path) or self.path, self.line)
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} in {self.function}"
@@ -204,7 +204,7 @@ def defined_at(text: str, qualname: str) -> Place | None:
 
 def _definitions(path: str, qualname: str) -> list[int]:
     names, found = qualname.replace(".<locals>", "").split("."), list[int]()
-    waiting: list[tuple[ast.AST, int]] = [(tree, 0)] if (tree := _parsed(path)) else []
+    waiting: list[tuple[ast.AST, int]] = [(tree, 0)] if (tree := file_syntax(path)) else []
     while waiting:
         node, depth = waiting.pop()
         for child in ast.iter_child_nodes(node):
@@ -221,7 +221,7 @@ def _definitions(path: str, qualname: str) -> list[int]:
 def indexes_by_parameter(frame: Frame, function: str) -> bool:
     """Is a frame's line one of a method of this name whose only index is its first parameter, as
     it was given (or the first of a row's, or with a sum of it)?"""
-    tree = _parsed(frame.path) if frame.function == function else None
+    tree = file_syntax(frame.path) if frame.function == function else None
     methods = [] if tree is None else [
         node for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name == function
@@ -255,13 +255,6 @@ def _is_set(name: ast.Name) -> bool:
 
 def _is_read(index: ast.Subscript) -> bool:
     return isinstance(index.ctx, ast.Load)
-
-
-def _parsed(path: str) -> ast.Module | None:
-    try:
-        return ast.parse(Path(path).read_text(errors="replace"))
-    except (OSError, SyntaxError, ValueError):
-        return None
 
 
 def own_fault_in(text: str) -> OwnFault | None:
@@ -457,12 +450,9 @@ def modules_named(frame: Frame) -> list[str]:
 @functools.lru_cache(maxsize=64)
 def _aliases(path: str) -> Mapping[str, str]:
     """What a file imports: the name in it → the top-level module."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(path)))
-    except (SyntaxError, ValueError):
-        return {}
+    tree = file_syntax(path)
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
             for each in node.names:
                 top = each.name.split(".")[0]

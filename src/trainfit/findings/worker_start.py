@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from trainfit.findings.source_code import file_syntax, names_in
+
 #: By top-level module, the names of types.
 _TYPES: Final[Mapping[str, str]] = {
     "h5py": r"File|Group|Dataset",
@@ -80,11 +82,8 @@ def named_in(said: str) -> str:
 
 def unguarded_line(path: Path) -> int | None:
     """The first line at a script's top level that iterates or calls, without a guard."""
-    try:
-        body = ast.parse(path.read_text(errors="replace")).body
-    except (OSError, SyntaxError, ValueError):
-        return None
-    return _working_line(body)
+    tree = file_syntax(str(path.absolute()))
+    return None if tree is None else _working_line(tree.body)
 
 
 def _working_line(body: Sequence[ast.stmt]) -> int | None:
@@ -106,5 +105,4 @@ def _working_line(body: Sequence[ast.stmt]) -> int | None:
 def is_main_guard(node: ast.stmt) -> bool:
     """Is it `if __name__ == "__main__":`, or another question of the name?"""
     test = node.test if isinstance(node, ast.If) else None
-    names = ast.walk(test) if test is not None else ()
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in names)
+    return test is not None and "__name__" in names_in(test)

@@ -64,8 +64,8 @@ def install(
     on_arithmetic: Callable[[Callable[..., None]], None] = lambda _: None,
     on_view: Callable[[Callable[..., None]], None] = lambda _: None,
     on_result: Callable[[Callable[..., None]], None] = lambda _: None,
-) -> Callable[[], None]:
-    """Hook from now on, until ``patches`` is restored and what is returned is called.
+) -> None:
+    """Hook from now on, until ``patches`` is restored.
 
     ``observed`` gives the observer: a process that was forked off has another. A simulated device
     tells what it is given by ``on_arithmetic`` of sums, differences and products, what by
@@ -161,14 +161,7 @@ def install(
     def stepped(optimizer: Any, *_: Any) -> None:
         tell(_stepped, optimizer)
 
-    before = optim.register_optimizer_step_pre_hook(stepping)
-    after = optim.register_optimizer_step_post_hook(stepped)
-
-    def remove() -> None:
-        before.remove()
-        after.remove()
-
-    return remove
+    patches.see_steps(stepping, stepped)
 
 
 def _backward(

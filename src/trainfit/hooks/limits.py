@@ -13,7 +13,6 @@ import contextlib
 import gc
 import inspect
 import itertools
-import linecache
 import operator
 import sys
 from collections import deque
@@ -24,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from trainfit.findings.source_code import file_syntax
 from trainfit.simgpu.allocator.settings import MIN_BLOCK
 from trainfit.simgpu.device.user_location import locals_of
 
@@ -157,12 +157,8 @@ class _Code:
 
     @classmethod
     def of(cls, holder: _Holder) -> _Code | None:
-        if not Path(holder.file).is_file():
-            return None
-        try:
-            return cls(ast.parse("".join(linecache.getlines(holder.file))), holder.name)
-        except SyntaxError:
-            return None
+        tree = file_syntax(holder.file) if Path(holder.file).is_file() else None
+        return None if tree is None else cls(tree, holder.name)
 
     def limits(self) -> Iterator[ast.expr]:
         """What its length is held at."""

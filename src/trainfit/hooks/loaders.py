@@ -8,7 +8,6 @@ import ast
 import dis
 import inspect
 import sys
-import textwrap
 import threading
 import weakref
 from collections import Counter
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, WeightedRandomSampler, default_collate
 
+from trainfit.findings.source_code import function_syntax, names_in
 from trainfit.hooks.held_objects import is_generator
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
@@ -161,38 +161,25 @@ def changed_samples(loader: Any) -> tuple[str, str, str, str] | None:
     function = inspect.getattr_static(type(data), "__getitem__", None)
     if not isinstance(function, FunctionType) or is_library(function.__code__.co_filename):
         return None
-    try:
-        lines, first = inspect.getsourcelines(function)
-        (tree,) = ast.parse(textwrap.dedent("".join(lines))).body
-    except (OSError, SyntaxError, ValueError, TypeError):
-        return None
+    tree = function_syntax(function.__code__)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
         return None
-    given = {each.id for each in _names_in(tree, ast.Return)}
+    returns = [each for each in ast.walk(tree) if isinstance(each, ast.Return)]
+    given = {name for each in returns for name in names_in(each)}
     for name, attribute in _own_samples(tree).items():
         if name in given and _shares_memory(getattr(data, attribute, None)):
             for node in ast.walk(tree):
                 if isinstance(node, ast.stmt) and _writes(node, name):
-                    at = f"{function.__code__.co_filename}:{first + node.lineno - 1}"
+                    at = f"{function.__code__.co_filename}:{node.lineno}"
                     return type(data).__name__, attribute, ast.unparse(node), at
     return None
-
-
-def _names_in(tree: ast.AST, kind: type[ast.stmt]) -> Iterator[ast.Name]:
-    for line in ast.walk(tree):
-        if isinstance(line, kind):
-            yield from (each for each in ast.walk(line) if isinstance(each, ast.Name))
 
 
 def _own_samples(tree: ast.FunctionDef) -> dict[str, str]:
     """Names that are given once, and stand for a part of an attribute (``x = self.x[i]``): by the
     name, the attribute."""
     found: dict[str, str] = {}
-    stored = Counter(
-        each.id
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-    )
+    stored = Counter(names_in(tree, ast.Store))
     changes = Counter(
         each.target.id
         for each in ast.walk(tree)
@@ -231,8 +218,7 @@ def _writes(line: ast.stmt, name: str) -> bool:
     if not isinstance(line, ast.Assign | ast.Expr | ast.Return) or line.value is None:
         return False
     if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Subscript):
-        reads = any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(line.value))
-        return reads and _begins_with(line.targets[0], name)
+        return name in names_in(line.value) and _begins_with(line.targets[0], name)
     return any(
         isinstance(each, ast.Call)
         and isinstance(each.func, ast.Attribute)

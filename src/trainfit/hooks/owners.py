@@ -40,10 +40,15 @@ def tensors_of(optimizer: Any) -> list[Any]:
     ]
 
 
+def own_name(name: str) -> str:
+    """What the script's own module calls a parameter or a layer: without the names of what is put
+    around it (DistributedDataParallel, torch.compile, AveragedModel)."""
+    return _AROUND.sub("", name)
+
+
 def names_of(model: Any) -> dict[int, str]:
-    """Of parameters, by identity, as the script's own module calls them, without those of what is
-    put around it (DistributedDataParallel, torch.compile)."""
-    return {id(tensor): _AROUND.sub("", name) for name, tensor in model.named_parameters()}
+    """Of parameters, by identity, as the script's own module calls them."""
+    return {id(tensor): own_name(name) for name, tensor in model.named_parameters()}
 
 
 class Gradients(NamedTuple):

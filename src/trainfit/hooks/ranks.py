@@ -19,6 +19,7 @@ from torch.utils.data import (
     Subset,
 )
 
+from trainfit.findings.source_code import parsed
 from trainfit.simgpu.device.user_location import call_of_user, is_library, loaded_modules
 from trainfit.torch_private.data_loading import dataset_of, index_sampler_of
 from trainfit.torch_private.modules import sharded_parameters, within_checkpoint
@@ -208,12 +209,9 @@ def _is_called(name: str) -> bool:
 def _is_used(name: str, source: str) -> bool:
     """Is it an attribute that Python code uses, or a string, by which one may be asked for? In
     comments and as a method of the script's own it is not."""
-    try:
-        nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
-        return True
-    return any(
+    tree = parsed(source)
+    return tree is None or any(
         (isinstance(node, ast.Attribute) and node.attr == name)
         or (isinstance(node, ast.Constant) and node.value == name)
-        for node in nodes
+        for node in ast.walk(tree)
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trainfit.findings.habits import KEPT_GRAPHS
+from trainfit.findings.source_code import names_in
 from trainfit.lint.index import Function, Index, Loop, Scope, finding, inside, method_of, path_of
 from trainfit.lint.project import Gradients, Project
 from trainfit.results.findings import Finding
@@ -339,4 +340,4 @@ def _uses_graph(call: ast.Call) -> bool:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - {"self"}
+    return set(names_in(node)) - {"self"}

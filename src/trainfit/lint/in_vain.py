@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
 from trainfit.lint.index import Index, finding, is_literal, line_finding, method_of, path_of
 from trainfit.lint.project import Project
@@ -86,7 +87,8 @@ def steps_after_loop(project: Project) -> Iterator[Finding]:
 
 def _made_each_pass(project: Project, loop: ast.For, name: str) -> ast.Assign | None:
     """Where each pass of a loop over batches gives ``name`` a value that the next one replaces."""
-    if not any(project.value(each).kind == "batch" for each in _stored(loop.target)):
+    targets = [each for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
+    if not any(project.value(each).kind == "batch" for each in targets):
         return None
     nodes = [each for line in loop.body for each in ast.walk(line)]
     calls = [each for each in nodes if isinstance(each, ast.Call)]
@@ -98,21 +100,17 @@ def _made_each_pass(project: Project, loop: ast.For, name: str) -> ast.Assign | 
         each
         for each in nodes
         if isinstance(each, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
-        and any(target.id == name for target in _stored(each))
+        and name in names_in(each, ast.Store)
     ]
     always = [each for line in loop.body for each in (line, *_within(line))]
     only = made[0] if len(made) == 1 and made[0] in always else None
-    return only if isinstance(only, ast.Assign) and not _reads(only.value, name) else None
+    if not isinstance(only, ast.Assign) or name in names_in(only.value, ast.Load):
+        return None
+    return only
 
 
 def _within(line: ast.stmt) -> list[ast.stmt]:
     return line.body if isinstance(line, ast.With) else []
-
-
-def _stored(node: ast.AST) -> Iterator[ast.Name]:
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
-            yield each
 
 
 def _late(index: Index, call: ast.Call, loop: ast.For, made: ast.Assign) -> Finding:
@@ -177,14 +175,15 @@ def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
     given = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Call)]
     if not any(method_of(each) in _PARAMETERS for each in given):
         return
-    names = {each.id for each in _stored(loop.target)}
+    names = names_in(loop.target, ast.Store)
     for number, line in enumerate(loop.body):
         if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
             continue
         name = line.targets[0].id
-        if name not in names or not _reads(line.value, name):
+        if name not in names or name not in names_in(line.value, ast.Load):
             continue
-        if any(_reads(each, name) for each in (*loop.body[number + 1 :], *loop.orelse)):
+        after = (*loop.body[number + 1 :], *loop.orelse)
+        if any(name in names_in(each, ast.Load) for each in after):
             continue  # a name for what comes next
         yield line_finding(
             source,
@@ -213,7 +212,7 @@ def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
         for each in loop.body
         if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
     }
-    if not any(_reads(last.value, name) for name in sums):
+    if not sums.intersection(names_in(last.value, ast.Load)):
         return
     yield line_finding(
         source,
@@ -315,10 +314,3 @@ def _left_off(source: Source) -> Iterator[Finding]:
             f"with torch.no_grad(): around what {owner.name}() computes, or @torch.no_grad() "
             "before it",
         )
-
-
-def _reads(node: ast.AST, name: str) -> bool:
-    return any(
-        isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
-        for each in ast.walk(node)
-    )

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
 from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding
@@ -157,9 +158,8 @@ def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt | ast.NamedExpr]:
         if not isinstance(node, ast.stmt | ast.NamedExpr):
             continue
         targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-        named = (each for target in targets if target is not None for each in ast.walk(target))
         outer = isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
-        if outer or any(isinstance(each, ast.Name) and each.id == name for each in named):
+        if outer or any(name in names_in(each) for each in targets if each is not None):
             yield node
 
 
@@ -257,7 +257,7 @@ def _hits_over_batches(source: Source) -> Iterator[Finding]:
         by = share.right
         if not isinstance(by, ast.Call) or ast.unparse(by.func) != "len" or len(by.args) != 1:
             continue
-        names = {each.id for each in ast.walk(share.left) if isinstance(each, ast.Name)}
+        names = set(names_in(share.left))
         over = ast.unparse(by.args[0])
         if len(names) == 1 and (scope, name := names.pop(), over) in hits:
             yield _finding(

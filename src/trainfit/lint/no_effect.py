@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
 from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding, method_of, path_of
 from trainfit.results.findings import Finding
@@ -155,13 +156,8 @@ def _mode(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> Itera
     owner = path_of(target.value)
     if not isinstance(value, ast.Constant) or not isinstance(value.value, bool) or not owner:
         return
-    each_of_many = {
-        name.id
-        for loop in source.nodes
-        if isinstance(loop, ast.For)
-        for name in ast.walk(loop.target)
-        if isinstance(name, ast.Name)
-    }
+    loops = [each for each in source.nodes if isinstance(each, ast.For)]
+    each_of_many = {name for loop in loops for name in names_in(loop.target)}
     is_layer = any(re.search(r"Dropout|Norm", each) for each in made.get(owner, ()))
     if owner.split(".")[0] in ("self", "cls") or owner in each_of_many or is_layer:
         return
@@ -392,8 +388,7 @@ def _read_again(source: Source, function: ast.FunctionDef) -> Iterator[Finding]:
                 continue
             if {each.arg for each in call.keywords} & _LAZY:
                 continue
-            inside = list(ast.walk(call))
-            if any(isinstance(each, ast.Name) and each.id in by_index for each in inside):
+            if by_index.intersection(names_in(call)):
                 continue
             yield line_finding(
                 source,
@@ -427,11 +422,6 @@ def _follow(function: ast.FunctionDef, name: str) -> set[str]:
                 value, targets = node.context_expr, [node.optional_vars]
             else:
                 continue
-            if any(isinstance(each, ast.Name) and each.id in names for each in ast.walk(value)):
-                names |= {
-                    each.id
-                    for target in targets
-                    for each in ast.walk(target)
-                    if isinstance(each, ast.Name)
-                }
+            if names.intersection(names_in(value)):
+                names |= {name for target in targets for name in names_in(target)}
     return names

@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from trainfit.findings.source_code import names_in
 from trainfit.lint.index import Function, Index, argument, has_stars, keyword, method_of
 from trainfit.lint.loading_rules import worker_functions
 from trainfit.lint.project import Project
@@ -181,10 +182,7 @@ def _has(function: Function, name: str) -> bool:
     """Is it a parameter that the function itself never assigns?"""
     if not any(each.arg == name for each in _parameters(function)):
         return False
-    return not any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
-        for node in ast.walk(function)
-    )
+    return name not in names_in(function, ast.Store)
 
 
 def _parameters(function: Function) -> list[ast.arg]:

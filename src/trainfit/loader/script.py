@@ -113,13 +113,9 @@ class Script:
         enter.enter_context(self._simulation)
         enter.callback(self._patches.restore)
         self._loaders.install(self._patches)
-        enter.callback(self._launch.remove)
         self._launch.install(self._patches)
-        enter.callback(self._autocast.remove)
         self._autocast.install(self._patches)
-        enter.callback(self._step.remove)
         self._step.install(self._patches)
-        enter.callback(self._watch.remove)
         self._watch.install(self._patches)
         self._loaders.after_batch = self._after_batch
         self._simulation.on_step(self._after_step)

@@ -8,7 +8,6 @@ import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 from trainfit.hardware.machine.parsing import cpu_list_text
@@ -177,12 +176,7 @@ class held_awake:
         self._file = os.open(self._path, os.O_WRONLY)
         os.write(self._file, struct.pack("=i", self._microseconds))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -12,7 +12,6 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.continuation import DecodeLaw, is_enough
@@ -27,7 +26,7 @@ from trainfit.scripts.decode_loops import (
     signature_of,
 )
 from trainfit.scripts.samples.context_length import positions_of
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 #: Texts of a script that are looked at.
@@ -72,8 +71,6 @@ class GenerationWatch:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._imports: list[ImportHook] = []
-        self._handles: list[Any] = []
         self._depth = self._inner = 0
         self._seen: set[tuple[Any, ...]] = set()
         self._looked = self._alike = self._beams_left = 0
@@ -130,24 +127,12 @@ class GenerationWatch:
                         if name in vars(kind):
                             patches.hook(kind, name, self._changing)
 
-        self._imports = [
-            ImportHook("transformers.generation.utils", generating),
-            ImportHook("transformers.cache_utils", caching),
-        ]
-        for each in self._imports:
-            each.install()
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
-        ]
+        patches.when_imported("transformers.generation.utils", generating)
+        patches.when_imported("transformers.cache_utils", caching)
+        patches.see_calls(self._enter, self._leave, with_kwargs=True)
+        patches.on_restore(self._count_no_more)
 
-    def remove(self) -> None:
-        """Take the hooks away; the patches are their owner's to restore."""
-        for hook in self._imports:
-            hook.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._imports, self._handles = [], []
+    def _count_no_more(self) -> None:
         if self._counted is not None:
             self._counted.remove()
 

@@ -21,7 +21,7 @@ from typing import Any
 from trainfit.results.runs.script import Launched
 from trainfit.results.runs.trace import Target
 from trainfit.simgpu.device.user_location import loaded_modules
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 
 #: Any free one: a process that is alone waits for nobody there.
 _PORT = "0"
@@ -301,21 +301,16 @@ class LaunchInPlace:
 
     def __init__(self, execute: Callable[[Target], None], rank: int = 0, gpus: int = 1) -> None:
         self._execute, self._rank, self._gpus = execute, rank, gpus
-        self._hooks: list[ImportHook] = []
         self._patches = PatchSet()
         self._starts_of_itself = 0
 
     def install(self, patches: PatchSet) -> None:
-        """From now on, until ``patches`` is restored and :meth:`remove` is called."""
+        """From now on, until ``patches`` is restored."""
         self._patches = patches
-        alone = functools.partial(_start_no_ranks, patches)
-        self._hooks = [
-            ImportHook(_MODULE, functools.partial(self._patch, patches)),
-            ImportHook(_AGENT, functools.partial(self._patch_agent, patches)),
-            *(ImportHook(name, alone) for name in _OF_LIGHTNING),
-        ]
-        for hook in self._hooks:
-            hook.install()
+        patches.when_imported(_MODULE, functools.partial(self._patch, patches))
+        patches.when_imported(_AGENT, functools.partial(self._patch_agent, patches))
+        for name in _OF_LIGHTNING:
+            patches.when_imported(name, functools.partial(_start_no_ranks, patches))
         if "RANK" not in os.environ:  # which a launcher has set
             patches.hook(subprocess.Popen, "__init__", self._starts)
 
@@ -385,11 +380,6 @@ class LaunchInPlace:
             return {}
 
         patches.set(module, "launch_agent", launch_agent)
-
-    def remove(self) -> None:
-        """Take the import hooks away; the patches are their owner's to restore."""
-        for hook in self._hooks:
-            hook.remove()
 
     def _patch(self, patches: PatchSet, module: ModuleType) -> None:
         start = getattr(module, "simple_launcher", None)

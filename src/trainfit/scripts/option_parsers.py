@@ -9,6 +9,7 @@ import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from trainfit.findings.source_code import names_in
 from trainfit.results.runs.script import ScriptOption
 
 # ---
@@ -405,7 +406,7 @@ def constants_of(tree: ast.Module) -> dict[str, Any]:
         if isinstance(node, ast.AnnAssign | ast.AugAssign):
             targets = [node.target]
         for target in targets:
-            assigned += [each.id for each in ast.walk(target) if isinstance(each, ast.Name)]
+            assigned += names_in(target)
         value = getattr(node, "value", None)
         if len(targets) == 1 and isinstance(targets[0], ast.Name) and _is_number(value):
             found[targets[0].id] = value

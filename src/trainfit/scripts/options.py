@@ -21,7 +21,7 @@ from trainfit.scripts.option_parsers import (
     of_omegaconf,
     of_tyro,
 )
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 
 # ---
 # The options of a script's own command line, and their values in this run.
@@ -49,31 +49,21 @@ class OptionsWatch:
     """Notes the options of a script as they are parsed, whenever a parser is imported."""
 
     def __init__(self) -> None:
-        self._hooks: list[ImportHook] = []
         self._found: dict[tuple[str, ...], ScriptOption] = {}
         self._saw_words = False
 
     def install(self, patches: PatchSet) -> None:
-        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        """Watch from now on, until ``patches`` is restored."""
         self._patch_argparse(patches)
-        for name in _CLICK:
-            self._hook(name, functools.partial(self._patch_click, patches))
-        self._hook(_DRACCUS, functools.partial(self._patch_draccus, patches))
-        self._hook(_TYRO, functools.partial(self._patch_tyro, patches))
-        self._hook(_FIRE, functools.partial(self._patch_fire, patches))
-        self._hook(_HYDRA, functools.partial(self._patch_hydra, patches))
-        self._hook(_OMEGACONF, functools.partial(self._patch_omegaconf, patches))
-
-    def _hook(self, name: str, patch: Callable[[ModuleType], None]) -> None:
-        hook = ImportHook(name, patch)
-        hook.install()
-        self._hooks.append(hook)
-
-    def remove(self) -> None:
-        """Take the import hooks away; the patches are their owner's to restore."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        for name, patch in (
+            *((name, self._patch_click) for name in _CLICK),
+            (_DRACCUS, self._patch_draccus),
+            (_TYRO, self._patch_tyro),
+            (_FIRE, self._patch_fire),
+            (_HYDRA, self._patch_hydra),
+            (_OMEGACONF, self._patch_omegaconf),
+        ):
+            patches.when_imported(name, functools.partial(patch, patches))
 
     def options(self) -> tuple[ScriptOption, ...]:
         """Those seen so far."""

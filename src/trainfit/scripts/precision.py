@@ -13,12 +13,11 @@ from typing import Any, Final
 
 import torch
 from torch.amp import autocast_mode, grad_scaler
-from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import AmpSeen, ForcedAmp
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.modules import autocast_is_on, half_of, switch_off
 from trainfit.torch_private.operators import PythonOperator, casts_itself, full_name
 from trainfit.torch_private.tensors import apply_function
@@ -40,7 +39,6 @@ class AccelerateWatch:
     """Looks at the first ``AcceleratorState`` of a process, whenever it is imported."""
 
     def __init__(self) -> None:
-        self._hook: ImportHook | None = None
         self._before = os.environ.get(VARIABLE)
         #: The precision that came from the environment; ``None``: none did.
         self.from_environment: str | None = None
@@ -53,15 +51,9 @@ class AccelerateWatch:
         self._before = os.environ.get(VARIABLE)
 
     def install(self, patches: PatchSet) -> None:
-        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        """Watch from now on, until ``patches`` is restored."""
         self._before = os.environ.get(VARIABLE)
-        self._hook = ImportHook(_MODULE, functools.partial(self._patch, patches))
-        self._hook.install()
-
-    def remove(self) -> None:
-        """Take the import hook away; the patches are their owner's to restore."""
-        if self._hook is not None:
-            self._hook.remove()
+        patches.when_imported(_MODULE, functools.partial(self._patch, patches))
 
     def _patch(self, patches: PatchSet, module: ModuleType) -> None:
         state = getattr(module, "AcceleratorState", None)
@@ -229,7 +221,6 @@ class AutocastSwitch:
         self._depth = 0
         self._own = False
         self._context: Any = None
-        self._handles: list[Any] = []
         self.used: str | None = None
         self.where: str | None = None
 
@@ -266,16 +257,7 @@ class AutocastSwitch:
         patches.set(autocast_mode.autocast, "__init__", __init__)
         patches.set(autocast_mode.autocast, "__enter__", __enter__)
         # Also where nothing is forced yet: hooks are called in the order of their registration.
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks away; the patches are their owner's to restore."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        patches.see_calls(self._enter, self._leave)
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         self._depth += 1

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch.amp import grad_scaler
-from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as optim
 
 from trainfit.results.runs.spec import RunSpec
@@ -71,13 +70,11 @@ class ScriptRun(abc.ABC):
         """Run the script to its stop or its end and keep what came of it."""
         watch(self._started, self.spec.time_limit_s, self._done, self._late, self._stopped)
         patches = PatchSet()
-        hooks = self._hooks(patches)
+        self._hook(patches)
         try:
             assert self.spec.target is not None
             end = run_script(self.spec.target)
         finally:
-            for hook in hooks:
-                hook.remove()
             self._calls.restore()
             patches.restore()
         if end.status == "ended" and not self.steps and self._cycle.is_unfinished:
@@ -86,20 +83,15 @@ class ScriptRun(abc.ABC):
                 self.note()
         self._finish(end)
 
-    def _hooks(self, patches: PatchSet) -> list[Any]:
+    def _hook(self, patches: PatchSet) -> None:
         if self.spec.count == "calls":
-            return [
-                nn_module.register_module_forward_pre_hook(self._enter),
-                nn_module.register_module_forward_hook(self._leave, always_call=True),
-            ]
+            patches.see_calls(self._enter, self._leave)
+            return
         patches.hook(optim.Optimizer, "__init__", self._making)
         patches.hook(grad_scaler.GradScaler, "step", self._scaling)
         patches.hook(LoaderIterator, "__next__", self._fetching)
         patches.set(*ENGINE_RUN_BACKWARD, self._passing(ENGINE_RUN_BACKWARD.now))
-        return [
-            optim.register_optimizer_step_pre_hook(self._before_step),
-            optim.register_optimizer_step_post_hook(self._after_step),
-        ]
+        patches.see_steps(self._before_step, self._after_step)
 
     def _making(self, construct: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(construct)

@@ -13,9 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
-from torch.optim import optimizer as optim
 
 from trainfit.results.runs.steps import Framework, StepMakeup
 from trainfit.results.runs.trace import StepFeed
@@ -73,7 +71,6 @@ class StepWatch:
     def __init__(self, simulation: Simulation, loaders: LoaderTracker) -> None:
         self._simulation = simulation
         loaders.on_batch = self._give
-        self._handles: list[Any] = []
         self._sizes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._depth = self._in_backward = self._stepping = 0
         self._needs_size: _Calls | None = None
@@ -117,12 +114,8 @@ class StepWatch:
                 patches.hook(*each, self._apart)
 
         patches.when_imported(PIPELINE_STAGES, staged)
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(self._leave, always_call=True),
-            optim.register_optimizer_step_pre_hook(self._before_step),
-            optim.register_optimizer_step_post_hook(self._after_step),
-        ]
+        patches.see_calls(self._enter, self._leave)
+        patches.see_steps(self._before_step, self._after_step)
 
     def _apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, whose calls and passes are of no micro-batch."""
@@ -136,12 +129,6 @@ class StepWatch:
                 self._in_backward -= 1
 
         return not_counted
-
-    def remove(self) -> None:
-        """Take the hooks away; the patches are their owner's to restore."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
 
     def note_step(self) -> None:
         """A training step is over."""

@@ -154,13 +154,13 @@ class Runner:
             self._accelerate.expect(self._spec.variables)
             self._amp.install(self._patches)
             self._options.install(self._patches)
-            self._context.install()
+            self._context.install(self._patches)
             self._launch.install(self._patches)
             self._step.install(self._patches)
             self._coverage.install(self._patches)
             self._lightning.install(self._patches)
             self._generation.install(self._patches)
-            self._sampling.install()
+            self._sampling.install(self._patches)
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
@@ -172,7 +172,7 @@ class Runner:
             self._interventions.after_call(self._learning.returned)
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
-            unhook_learning = learning_hooks.install(
+            learning_hooks.install(
                 lambda: self._learning,
                 self._patches,
                 self._simulation.on_arithmetic,
@@ -188,18 +188,6 @@ class Runner:
             finally:
                 self._periodic.end()
                 self._last_epoch.end()
-                unhook_learning()
-                self._step.remove()
-                self._interventions.remove()
-                self._sampling.remove()
-                self._generation.remove()
-                self._coverage.remove()
-                self._lightning.remove()
-                self._launch.remove()
-                self._context.remove()
-                self._options.remove()
-                self._accelerate.remove()
-                self._autocast.remove()
                 self._patches.restore()
         self._finish(end)
 

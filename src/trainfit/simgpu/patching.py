@@ -37,7 +37,8 @@ class Replacement(NamedTuple):
 
 
 class PatchSet:
-    """Replaces attributes and puts every one of them back, in reverse order.
+    """Replaces attributes and puts every one of them back, in reverse order; ends what else was
+    hooked together with them (:meth:`on_restore`).
 
     Only what an object holds in its *own* namespace counts as its former value: an
     attribute that it inherited is deleted again, not frozen into the object.
@@ -46,7 +47,7 @@ class PatchSet:
     def __init__(self) -> None:
         self._saved: list[tuple[Replacement, Callable[[], None]]] = []
         self._presented: dict[int, tuple[Any, Any, Any]] = {}
-        self._awaited: list[ImportHook] = []
+        self._ends: list[Callable[[], object]] = []
 
     @property
     def replaced(self) -> tuple[Replacement, ...]:
@@ -85,13 +86,40 @@ class PatchSet:
     def when_imported(self, name: str, patch: Callable[[ModuleType], None]) -> None:
         """Have ``patch`` called with the module ``name``, now or as soon as it is imported."""
         hook = ImportHook(name, patch)
-        self._awaited.append(hook)
+        self.on_restore(hook.remove)
         hook.install()
+
+    def on_restore(self, *ends: Callable[[], object]) -> None:
+        """Have these called when everything is put back: what takes away PyTorch's own hooks."""
+        self._ends += ends
+
+    def see_calls(
+        self, before: Callable[..., Any], after: Callable[..., Any], *, with_kwargs: bool = False
+    ) -> None:
+        """Have these called before and after each call of any module, also of one that raises;
+        ``with_kwargs``: ``after`` gets the call's keywords, too."""
+        from torch.nn.modules import module  # late, as of inspect below
+
+        self.on_restore(
+            module.register_module_forward_pre_hook(before).remove,
+            module.register_module_forward_hook(
+                after, with_kwargs=with_kwargs, always_call=True
+            ).remove,
+        )
+
+    def see_steps(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+        """Have these called before and after each step of any optimizer."""
+        from torch.optim import optimizer
+
+        self.on_restore(
+            optimizer.register_optimizer_step_pre_hook(before).remove,
+            optimizer.register_optimizer_step_post_hook(after).remove,
+        )
 
     def restore(self) -> None:
         """Put back everything that was replaced, and wait for no import; safe to call twice."""
-        while self._awaited:
-            self._awaited.pop().remove()
+        while self._ends:
+            self._ends.pop()()
         while self._saved:
             self._saved.pop()[1]()
         self._presented.clear()

@@ -51,7 +51,7 @@ from trainfit.simgpu.operators.compilation import Compilation
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.stand_ins.absent import AbsentPackages, StandIn
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.simgpu.stand_ins.flash_attention import FLASH_ATTN
@@ -263,12 +263,7 @@ class Simulation:
         self._grow_context()
         self._autocast = Autocast()
         self._modes = Modes(self.engine)
-        self._optimizer_hooks: list[Any] = []
         self._overrides: Overrides | None = None
-        self._extensions: ImportHook | None = None
-        self._positives: ImportHook | None = None
-        self._files: ImportHook | None = None
-        self._tracing: list[ImportHook] = []
         self._lifts_cpu_only = False
         self._missing = [f"this PyTorch has no {name}" for name in missing_functions()]
         self._missing += [
@@ -292,12 +287,12 @@ class Simulation:
         subclasses.install(self.engine, self._patches)
         cuda_module.install(self._patches, self.gpu.count)
         checkpoints.install(self._patches)
-        self._files = host_fills.install(self._patches)
+        host_fills.install(self._patches)
         self._optional(
             "FlexAttention",
             lambda: compilation.install(self._patches, self._compilation.inside),
         )
-        self._tracing = self._compilation.install_tracing(self._patches)
+        self._compilation.install_tracing(self._patches)
         self._overrides = Overrides(self.gpu, self._autocast)
         event = event_class(self._memory, self._kernels, self._time)
         Surface(self.gpu, self._memory, event, self._graphs).install(self._patches)
@@ -314,14 +309,11 @@ class Simulation:
             materialized=self._ownership.materialize,
             compiled=self._compilation.compile,
         )
-        self._extensions = torch_patches.refuse_extensions(self._patches)
-        self._positives = torchvision_operators.count_positives(self._patches)
-        self._modules.install()
+        torch_patches.refuse_extensions(self._patches)
+        torchvision_operators.count_positives(self._patches)
+        self._modules.install(self._patches)
         self._patches.hook(optim.Optimizer, "__init__", self._making)
-        self._optimizer_hooks = [
-            optim.register_optimizer_step_pre_hook(self._before_step),
-            optim.register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._patches.see_steps(self._before_step, self._after_step)
         # torch.tensor(..., device="cuda") builds on the CPU and moves where modes see it.
         self._lifts_cpu_only = lifts_cpu_only()
         lift_cpu_only(True)
@@ -339,19 +331,10 @@ class Simulation:
         global _active
         self._time.stop()
         self._collectives.remove()
-        self._bitsandbytes.remove()
         self.absent.remove()
-        self._triton.remove()
-        hooks = (self._extensions, self._positives, self._files, *self._tracing)
-        for hook in filter(None, hooks):
-            hook.remove()
         self._default_device.restore()
         self._modes.remove()
         lift_cpu_only(self._lifts_cpu_only)
-        for hook in self._optimizer_hooks:
-            hook.remove()
-        self._optimizer_hooks = []
-        self._modules.remove()
         if self._overrides is not None:
             self._overrides.remove()
         self._patches.restore()

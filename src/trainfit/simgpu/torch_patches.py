@@ -25,7 +25,7 @@ from trainfit.simgpu.device.tensor import (
     vars_of,
 )
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS, FOREACH_TYPES, GROUP_TENSORS
 from trainfit.torch_private.tensors import (
     COMPATIBLE_TYPE,
@@ -103,17 +103,15 @@ def _by_gpu(grouped: Any) -> Iterator[tuple[torch.device, Any]]:
 _EXTENSIONS = "torch.utils.cpp_extension"
 
 
-def refuse_extensions(patches: PatchSet) -> ImportHook:
-    """Refuse to build CUDA extensions, from when PyTorch's module for that is imported: until the
-    hook that is returned is removed. Those for the CPU are built."""
+def refuse_extensions(patches: PatchSet) -> None:
+    """Refuse to build CUDA extensions, from when PyTorch's module for that is imported: until
+    ``patches`` is restored. Those for the CPU are built."""
 
     def patch(module: ModuleType) -> None:
         for name in ("load", "load_inline"):
             patches.set(module, name, _without_cuda(name, getattr(module, name)))
 
-    hook = ImportHook(_EXTENSIONS, patch)
-    hook.install()
-    return hook
+    patches.when_imported(_EXTENSIONS, patch)
 
 
 def _without_cuda(name: str, build: Callable[..., Any]) -> Callable[..., Any]:

@@ -123,14 +123,15 @@ def test_a_loss_that_is_a_sum_is_said() -> None:
     assert holds(result.noise, 32.0) and holds(result.gradient_square, 1.0)
 
 
+class Overflowing(Known):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x) * (float("inf") if self.calls == 83 else 1.0)
+
+
 def test_not_finite_steps_are_left_out() -> None:
-    class Overflowing(Known):
-        calls = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x) * (float("inf") if self.calls == 83 else 1.0)
-
     result = train(60, model=Overflowing()).result()
     (reason,) = result.steps_left_out
     assert "NaN or infinity" in reason and result.steps_left_out[reason] == 1
@@ -159,13 +160,6 @@ def test_the_loss_scale_is_divided_out() -> None:
 
 def test_a_step_that_the_scaler_skips_is_not_one_more_micro_batch() -> None:
     """The optimizer does not step: only the zeroed gradients tell that a new step has begun."""
-
-    class Overflowing(Known):
-        calls = 0
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            return super().forward(x) * (float("inf") if self.calls == 83 else 1.0)
 
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
     model = Overflowing()

@@ -144,7 +144,6 @@ short line
 """
 
 
-EBS = "Amazon Elastic Block Store              \n"
 SESSION = "platform/host3/session1/target3:0:0/3:0:0:1/block"
 
 

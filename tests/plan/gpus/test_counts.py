@@ -12,6 +12,7 @@ import torch
 from torch import distributed, nn
 
 import trainfit
+from helpers_ranks import as_rank_0
 from helpers_report import screen, whole
 from trainfit.hardware import find_gpu
 from trainfit.hardware.gpu.topology import find_gpus
@@ -84,9 +85,7 @@ def trained(
 ) -> Recording:
     """Three steps of a small transformer without attention, as rank 0 of so many."""
     with pytest.MonkeyPatch.context() as patch:
-        values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "MASTER_PORT": 29500}
-        for name, value in (values | {"MASTER_ADDR": "localhost"}).items():
-            patch.setenv(name, str(value))
+        as_rank_0(patch, ranks)
         with trainfit.simulate(f"{ranks}x H100 SXM", limited=False) as simulation:
             if ranks > 1:
                 distributed.init_process_group("nccl")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from helpers_cli import trainfit
+from helpers_ranks import as_rank_0
 from trainfit import simulate
 from trainfit.plan.runs.side_by_side import Post, pipeline_of
 from trainfit.plan.runs.tracing import Trace, _of_heaviest
@@ -122,9 +123,7 @@ def test_of_ranks_that_all_ran_none_is_assumed_and_a_batch_goes_through_all(
 ) -> None:
     """A pipeline's plan said that its other ranks were taken to do the same, and that each of them
     had samples of its own."""
-    values = {"RANK": 0, "WORLD_SIZE": 4, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, 4)
     with simulate("4x RTX 4090") as simulation:
         torch.distributed.init_process_group("nccl")
         model = torch.nn.Linear(8, 8).cuda()

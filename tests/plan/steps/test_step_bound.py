@@ -18,8 +18,8 @@ from trainfit.results.runs.trace import Compute
 pytestmark = pytest.mark.usefixtures("warm")
 
 GPU = find_gpu("A100 80GB SXM")
-#: NVIDIA A100 datasheet: dense bf16 and fp16, TF32, float32, memory.
-HALF, TF32, FLOAT32, BANDWIDTH = 312e12, 156e12, 19.49e12, 2039e9
+#: NVIDIA A100 datasheet: dense bf16 and fp16, TF32, float32.
+HALF, TF32, FLOAT32 = 312e12, 156e12, 19.49e12
 
 
 def work(kernels: int = 0, moved: int = 0, *, compiled: bool = False, **flops: int) -> Compute:

@@ -78,12 +78,6 @@ def judged(family: Family, bare: Bare, plans: Sequence[Planned]) -> Outcome:
     )
 
 
-def not_installed(families: Sequence[Family]) -> list[str]:
-    """Packages of theirs that this Python lacks."""
-    names = {name for family in families for name in family.packages}
-    return sorted(name for name in names if not _version(name))
-
-
 def _version(package: str) -> str:
     try:
         return version(package)

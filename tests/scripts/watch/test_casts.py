@@ -98,12 +98,9 @@ def test_autocast_is_seen_and_forced(
 ) -> None:
     switch = AutocastSwitch(force, torch.bfloat16)
     switch.install(patches)
-    try:
-        layer = torch.nn.Linear(4, 4, device="cuda")
-        with torch.autocast("cuda", dtype=torch.float16):
-            assert layer(torch.ones(2, 4, device="cuda")).dtype is dtype
-        assert switch.made == 1 and switch.used == used
-        outside = layer(torch.ones(2, 4, device="cuda")).dtype
-        assert outside is (torch.bfloat16 if force == "bfloat16" else torch.float32)
-    finally:
-        switch.remove()
+    layer = torch.nn.Linear(4, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert layer(torch.ones(2, 4, device="cuda")).dtype is dtype
+    assert switch.made == 1 and switch.used == used
+    outside = layer(torch.ones(2, 4, device="cuda")).dtype
+    assert outside is (torch.bfloat16 if force == "bfloat16" else torch.float32)

@@ -39,7 +39,6 @@ class Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.watch.remove()
         self.patches.restore()
 
     def step(self, number: int, batches: int) -> None:

@@ -28,7 +28,6 @@ def watch() -> Iterator[OptionsWatch]:
     try:
         yield watch
     finally:
-        watch.remove()
         patches.restore()
 
 
@@ -162,7 +161,6 @@ def test_nothing_is_left_behind() -> None:
     watch.install(patches)
     assert vars(argparse.ArgumentParser)["_parse_known_args"] is not before
     hooks = len(sys.meta_path)
-    watch.remove()
     patches.restore()
     assert vars(argparse.ArgumentParser)["_parse_known_args"] is before
     assert len(sys.meta_path) <= hooks

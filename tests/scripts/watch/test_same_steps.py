@@ -179,7 +179,6 @@ def simulated(loop: Callable[[str], None], counts_every_pass: bool = False) -> t
             loop("cuda")
             simulation.script_ended()
         finally:
-            watch.remove()
             patches.restore()
         return simulation.steps, watch.makeup()
 

@@ -69,7 +69,6 @@ def watched(loop: Callable[[], Any], steps: int = 3) -> tuple[StepMakeup, Record
         except Enough:
             pass
         finally:
-            watch.remove()
             patches.restore()
         makeup = watch.makeup()
     assert makeup is not None
@@ -440,7 +439,6 @@ def test_the_least_time_of_a_step_is_without_moving_the_model() -> None:
                     optimizer.step()
                     optimizer.zero_grad()
             finally:
-                watch.remove()
                 patches.restore()
             return watch.compute()
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import pytest
 
 import trainfit
+from helpers_ranks import as_rank_0
 from tests.simgpu.operators.gloo import Sent, real_ranks, recorded_ranks
 from tests.simgpu.operators.test_several_ranks import launched
 
@@ -58,9 +59,7 @@ def test_real_ranks_send_what_is_recorded(tmp_path: Path, real: Sent) -> None:
 def test_ddp_sends_what_real_ranks_send(real: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = real
     assert first == second and min(map(len, first)) > 8
-    values = {"RANK": 0, "WORLD_SIZE": RANKS, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, RANKS)
     script: dict[str, Any] = {}
     exec(TRAIN, script)
     for options, expected in zip(JOBS, first, strict=True):

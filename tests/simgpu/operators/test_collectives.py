@@ -13,6 +13,7 @@ import torch
 from torch import distributed, nn
 
 import trainfit
+from helpers_ranks import as_rank_0
 from trainfit.results.runs.recording import KINDS
 from trainfit.simgpu.device.errors import SeveralGpusError, UnsupportedOperatorError
 
@@ -22,15 +23,9 @@ BLOCK = 2 * 256 * 1024 * 4  # bytes of the parameters of block()
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A simulated GPU in the process that ``torchrun --nproc-per-node=1`` starts."""
-    set_launcher(monkeypatch, 1)
+    as_rank_0(monkeypatch, 1)
     with trainfit.simulate("RTX 4090") as simulation:
         yield simulation
-
-
-def set_launcher(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": size, "MASTER_PORT": 29500}
-    for name, value in (values | {"MASTER_ADDR": "localhost"}).items():
-        monkeypatch.setenv(name, str(value))
 
 
 def block() -> nn.Module:
@@ -186,7 +181,7 @@ def test_gloo_and_both_at_once(gpu: Any) -> None:
 
 
 def test_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_launcher(monkeypatch, 1)
+    as_rank_0(monkeypatch, 1)
     module = distributed.distributed_c10d
     before = (module.rendezvous, module.is_nccl_available, sys.excepthook)
     with trainfit.simulate("RTX 4090"):
@@ -212,7 +207,7 @@ def _by_own_store() -> None:
 def test_more_processes_than_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
 ) -> None:
-    set_launcher(monkeypatch, 2)
+    as_rank_0(monkeypatch, 2)
     wanted = r'of [24] processes.*: one GPU is simulated.* --gpu "[24]x RTX 4090"'
     with trainfit.simulate("RTX 4090"), pytest.raises(SeveralGpusError, match=wanted):
         start()

@@ -9,6 +9,7 @@ import torch
 from torch import distributed
 
 import trainfit
+from helpers_ranks import as_rank_0
 from tests.simgpu.operators.test_several_ranks import launched
 
 RANKS: Final = 4
@@ -19,9 +20,7 @@ WIDTH: Final = 16
 
 @pytest.fixture(autouse=True)
 def rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"RANK": 0, "WORLD_SIZE": RANKS, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, RANKS)
 
 
 def _by_bincount(chosen: torch.Tensor) -> torch.Tensor:

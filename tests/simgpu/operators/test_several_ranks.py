@@ -22,6 +22,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 import trainfit
 from helpers_learning import observing
+from helpers_ranks import as_rank_0
 from trainfit.findings.out_of_memory import of_full_memory
 from trainfit.hooks.ranks import goes_over_host
 from trainfit.memory.explanation import replayed
@@ -43,9 +44,7 @@ MIB = 1 << 20
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The first process of ``torchrun --nproc-per-node=4``."""
-    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": RANKS, "MASTER_PORT": 29500}
-    for name, value in (values | {"MASTER_ADDR": "localhost"}).items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, RANKS)
     with trainfit.simulate(f"{RANKS}x H100 SXM") as simulation:
         distributed.init_process_group("cpu:gloo,cuda:nccl")
         yield simulation
@@ -342,9 +341,7 @@ def test_sync_batch_norm_gathers_statistics_and_reduces_gradients(gpu: Any) -> N
 
 
 def test_groups_say_on_how_many_machines_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 2}
-    for name, value in (values | {"MASTER_ADDR": "localhost", "MASTER_PORT": 29500}).items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, 4, of_machine=2)
     with trainfit.simulate("2x(2x H100 SXM), 400Gb/s") as simulation:
         distributed.init_process_group("nccl")
         assert torch.cuda.device_count() == 2

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, parallelize_module
 
 import trainfit
+from helpers_ranks import as_rank_0
 from trainfit.simgpu.communication.sharing import samples_shared
 
 RANKS: Final = 8
@@ -19,9 +20,7 @@ RANKS: Final = 8
 
 @pytest.fixture(autouse=True)
 def rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"RANK": 0, "WORLD_SIZE": RANKS, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, RANKS)
 
 
 class Experts(ParallelStyle):

@@ -10,6 +10,7 @@ import torch
 from torch import distributed, nn
 
 import trainfit
+from helpers_ranks import as_rank_0
 from tests.simgpu.operators.gloo import real_ranks, recorded_ranks
 from tests.simgpu.operators.test_several_ranks import launched
 from trainfit.memory.replay import Stream, replay
@@ -138,9 +139,7 @@ def real() -> dict[str, list[list[tuple[str, int]]]]:
 
 @pytest.fixture
 def rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"RANK": 0, "WORLD_SIZE": RANKS, "MASTER_ADDR": "localhost", "MASTER_PORT": 1}
-    for name, value in values.items():
-        monkeypatch.setenv(name, str(value))
+    as_rank_0(monkeypatch, RANKS)
 
 
 @pytest.mark.parametrize("job", JOBS)

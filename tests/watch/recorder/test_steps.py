@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from helpers_recorder import recorded
+from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
@@ -748,6 +749,24 @@ def test_an_optimizer_that_never_steps_is_told(tmp_path: Path, by_hand: bool) ->
     assert len(found) == (not by_hand)
     for each in found:
         assert each.is_critical and each.at.file.endswith("test_steps.py")
+
+
+def test_zero_grad_is_seen_after_a_step_and_is_as_before_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder's own look at it ends with the first step, others go on."""
+    owners, seen = (torch.optim.Optimizer, nn.Module), list[Any]()
+    before = [each.zero_grad.__code__ for each in owners]
+    monkeypatch.setattr(LearningObserver, "zeroed", lambda _, owner: seen.append(owner))
+    model = nn.Linear(3, 1)
+    with recorded(tmp_path):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            model(torch.ones(2, 3)).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen[:2] == [optimizer] * 2  # of the steps that are looked at
+    assert [each.zero_grad.__code__ for each in owners] == before
 
 
 def test_a_model_whose_parameters_come_with_the_first_call(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     Options,
     add_explain,
+    add_json,
     add_protection,
     add_result,
     duration,
     memory_size,
+    number,
     seconds,
     share,
     whole_number,
@@ -72,7 +74,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
         help="show the good checks with their figures, and what each GPU does now",
     )
     choice = result.add_mutually_exclusive_group()
-    choice.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(choice)
     choice.add_argument(
         "--format",
         choices=("sarif",),
@@ -220,11 +222,8 @@ def _split_pace(
 
 def rates(text: str) -> tuple[float, ...]:
     """An argparse type: ``30`` or ``15,30,60``, each above 0."""
-    try:
-        found = tuple(float(each) for each in text.split(","))
-    except ValueError:
-        found = ()
-    if not 0 < len(found) <= _MOST_RATES or not all(0 < each <= _MOST_HZ for each in found):
+    found = [number(each) for each in text.split(",")]
+    if len(found) > _MOST_RATES or not all(0 < each <= _MOST_HZ for each in found):
         raise argparse.ArgumentTypeError(
             f"expected up to {_MOST_RATES} rates above 0 and up to {_MOST_HZ:g}, such as "
             f"15,30,60, got {text!r}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import METRICS, SARIF, add_fail_if, add_format
-from trainfit.cli.common import Options, add_explain, add_result, whole_number
+from trainfit.cli.common import Options, add_explain, add_json, add_result, whole_number
 from trainfit.cli.values import decay, noise_scale, rate
 
 # ---
@@ -17,7 +17,7 @@ from trainfit.cli.values import decay, noise_scale, rate
 def _show(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit show``."""
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
     add_explain(parser)
     add_fail_if(parser)
     add_format(parser, METRICS, SARIF)

@@ -20,6 +20,7 @@ from trainfit.cli.common import (
     add_result,
     add_simulation,
     duration,
+    number,
     split_command,
     whole_number,
 )
@@ -105,7 +106,7 @@ def _memory(parser: argparse.ArgumentParser) -> None:
         help="compare the usual formula (parameters x 16 bytes, each layer's result, 10 to 30%%) "
         "with the simulated peak, with the reason for each difference",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead")
+    add_json(parser)
     add_explain(
         parser, "all kinds, modules, single allocations, optimizers, allocator settings, notes"
     )
@@ -174,13 +175,7 @@ def _add_job(group: OptionGroup) -> None:
         help="numbers of GPUs in one machine, as in 1,2,4,8: on which number of which GPU the "
         "training fits, with DDP, ZeRO-1 or FSDP (estimated from the run on one GPU)",
     )
-    group.add_argument(
-        "--samples",
-        type=whole_number,
-        metavar="N",
-        help="samples in the whole run (default: those of all epochs, or of one where no loop "
-        "tells their number, if the size of the data set is known)",
-    )
+    _add_samples(group)
     group.add_argument(
         "--price",
         type=Path,
@@ -203,6 +198,16 @@ def _add_job(group: OptionGroup) -> None:
     )
 
 
+def _add_samples(group: OptionGroup) -> None:
+    group.add_argument(
+        "--samples",
+        type=whole_number,
+        metavar="N",
+        help="samples in the whole run (default: those of all epochs, or of one where no loop "
+        "tells their number, if the size of the data set is known)",
+    )
+
+
 def _counts(text: str) -> tuple[int, ...]:
     """An argparse type: numbers of GPUs in a machine, in order, each once."""
     from trainfit.hardware.gpu.topology import MOST_GPUS  # too slow to import for --help
@@ -221,10 +226,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 def _amount(text: str) -> float:
     """An argparse type: an amount of money above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = number(text)
     if not 0 < value < 1e12:
         raise argparse.ArgumentTypeError(f"expected an amount above 0, got {text!r}")
     return value
@@ -287,13 +289,7 @@ def _sweep(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="prices of a GPU-hour, as of `trainfit gpus --price`: a TOML file, or gpuhunt",
     )
-    cost.add_argument(
-        "--samples",
-        type=whole_number,
-        metavar="N",
-        help="samples in the whole run (default: those of all epochs, or of one where no loop "
-        "tells their number, if the size of the data set is known)",
-    )
+    _add_samples(cost)
     result = parser.add_argument_group("result")
     add_result(result)
     add_explain(result, "every cell, with its launch command")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainfit.batch.explain import Question, explain
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import given_output, print_subject
+from trainfit.cli.output import give, given_output
 from trainfit.cli.values import read_noise
 from trainfit.report.sections.batch import trade_subject
 from trainfit.results import batch
@@ -57,9 +57,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             times=times,
         )
     )
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, trade_subject)
+    give(result, options, trade_subject, output)
     return 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.options.machine import SCRIPT
-from trainfit.cli.output import given_output, print_lines, print_subject
+from trainfit.cli.output import give, given_output, print_lines
 from trainfit.doctor.checks import chosen, diagnose
 from trainfit.hardware.machine.recorded import Recorder, replayed
 from trainfit.hardware.machine.survey import survey
@@ -62,9 +62,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         seconds=time.monotonic() - began,
         trainfit=__version__,
     )
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, cpu_subject if options.cpu else doctor_subject)
+    give(result, options, cpu_subject if options.cpu else doctor_subject, output)
     if unreadable:
         raise unreadable[0]
     return 1 if result.is_bad else 0

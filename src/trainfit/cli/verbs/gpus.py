@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.output import given_output, name_report, print_subject
+from trainfit.cli.output import give, given_output
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
@@ -41,9 +41,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.explain:
         found = tuple(dataclasses.replace(gpu, meaning=explained(gpu)) for gpu in found)
     result = GpusResult(found)
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, catalogue_subject, explain=options.explain or options.list)
+    explain = options.explain or options.list
+    give(result, options, catalogue_subject, output, explain=explain)
     return 0
 
 
@@ -76,10 +75,7 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
         explain=options.explain and bool(options.names),
         counts=counts,
     )
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, comparison_subject)
-    name_report(output, json=options.json)
+    give(result, options, comparison_subject, output, page=True)
     return 0 if result.fits else 1
 
 

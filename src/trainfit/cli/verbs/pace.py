@@ -11,7 +11,7 @@ from trainfit.cli.automation import gated
 from trainfit.cli.common import (
     UsageError,
 )
-from trainfit.cli.output import given_output, name_report, print_subject
+from trainfit.cli.output import give, given_output
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
@@ -54,10 +54,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             )
     finally:
         callee.close()
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, pace_subject)
-    name_report(output, json=options.json)
+    give(result, options, pace_subject, output, page=True)
     if result.ended == "interrupted":
         sys.stdout.flush()
         raise KeyboardInterrupt

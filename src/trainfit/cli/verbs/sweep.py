@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from trainfit.cli.common import UsageError
 from trainfit.cli.config import defaults_text
-from trainfit.cli.output import given_output, name_report, print_subject
+from trainfit.cli.output import give, given_output
 from trainfit.cli.parser import VERBS, OptionParser
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.plan.prices import given_prices
@@ -48,10 +48,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             progress=progress.warn,
         )
     result = swept.result
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, sweep_subject)
-    name_report(output, json=options.json)
+    give(result, options, sweep_subject, output, page=True)
     if swept.interrupt is not None:
         raise swept.interrupt
     if all(cell.failure for cell in result.cells):

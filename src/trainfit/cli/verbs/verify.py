@@ -10,7 +10,7 @@ from trainfit.cli.common import (
     progress,
     sandbox_request,
 )
-from trainfit.cli.output import given_output, output_file, print_subject
+from trainfit.cli.output import give, given_output, output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
 from trainfit.plan.calibration import Processes, calibrate
@@ -37,9 +37,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
             time_limit_s=options.time_limit,
             progress=progress,
         )
-    if output is not None:
-        result.save(output)
-    print_subject(result, options, prediction_subject)
+    give(result, options, prediction_subject, output)
     return gated(options, result, 0 if result.good else 1)
 
 

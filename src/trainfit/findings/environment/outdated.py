@@ -9,12 +9,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
-import linecache
 import re
 from typing import Final
 
 from trainfit.findings.environment.requirements import Unmet, installed_version, unmet, unmet_by
 from trainfit.findings.facts import FailureContext
+from trainfit.findings.source_code import file_syntax
 from trainfit.findings.tracebacks import NO_MODULE, Frame, ParsedException, modules_named
 from trainfit.findings.training_errors import KnownError, first_met
 from trainfit.results.findings import Finding, failure_finding
@@ -426,11 +426,9 @@ def _imported_as(raised: ParsedException, name: str) -> list[str]:
 
 def _called_with(frame: Frame, argument: str) -> str:
     """What the user's statement calls with an argument of this name, with its dots; or empty."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(frame.path)))
-    except (SyntaxError, ValueError):
-        return ""
-    calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    tree = file_syntax(frame.path)
+    nodes = () if tree is None else ast.walk(tree)
+    calls = [each for each in nodes if isinstance(each, ast.Call)]
     at = [each for each in calls if each.lineno <= frame.line <= (each.end_lineno or 0)]
     given = [each for each in at if any(word.arg == argument for word in each.keywords)]
     return ast.unparse(given[-1].func) if given else ""

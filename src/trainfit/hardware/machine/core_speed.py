@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final
 
 import numpy as np
@@ -205,12 +204,7 @@ class CoreSpeeds:
         ticks = os.sysconf("SC_CLK_TCK")
         return WorkPieces(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3] / ticks)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

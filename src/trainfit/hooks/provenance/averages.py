@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.hooks.owners import own_name
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks
 from trainfit.torch_private.modules import BatchNorm
 from trainfit.torch_private.tensors import version
@@ -72,7 +73,7 @@ class Averages(FirstOfKind):
             self.renewed(model)
         elif "norm_of_average" not in self._found and self._equal.get(model, True) is False:
             norms = [
-                name.removeprefix("module.")
+                own_name(name)
                 for name, part in model.named_modules()
                 if isinstance(part, BatchNorm) and part.running_mean is not None
             ]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from trainfit.findings.source_code import function_syntax
 from trainfit.hooks.held_objects import walk
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import Workload
@@ -96,10 +96,7 @@ def _place(dataset: Any) -> Place | None:
     code = getattr(inspect.unwrap(method), "__code__", None) if method is not None else None
     if code is None:
         return None
-    line = code.co_firstlineno
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))  # type: ignore[arg-type]
-    except (OSError, TypeError, SyntaxError):
-        return Place.parse(f"{code.co_filename}:{line}")
-    lines = [each.lineno for each in ast.walk(tree) if isinstance(each, ast.AugAssign)]
-    return Place.parse(f"{code.co_filename}:{line + min(lines, default=1) - 1}")
+    tree = function_syntax(code)
+    nodes = () if tree is None else ast.walk(tree)
+    lines = [each.lineno for each in nodes if isinstance(each, ast.AugAssign)]
+    return Place.parse(f"{code.co_filename}:{min(lines, default=code.co_firstlineno)}")

@@ -13,7 +13,6 @@ import functools
 import inspect
 import pickle
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import context
@@ -24,6 +23,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.findings import fixes
+from trainfit.findings.source_code import parsed
 from trainfit.findings.worker_copies import shared_handle
 from trainfit.findings.worker_start import unguarded_line
 from trainfit.hooks.held_objects import held, walk
@@ -277,12 +277,12 @@ def made_at(dataset: Any, path: str) -> Place | None:
     try:
         file = inspect.getsourcefile(type(owner))
         lines, begin = inspect.getsourcelines(type(owner))
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError, ValueError):
+    except (OSError, TypeError):
         return None
+    tree = parsed("".join(lines))
     found = [
         node.lineno
-        for node in ast.walk(tree)
+        for node in (() if tree is None else ast.walk(tree))
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.With)
         for target in ast.walk(node)
         if isinstance(target, ast.Attribute)

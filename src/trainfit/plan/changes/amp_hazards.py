@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings.habits import UNSCALED
+from trainfit.findings.source_code import from_here
 from trainfit.hardware import GpuSpec
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.command.tunables import FRAMEWORKS
@@ -64,9 +63,7 @@ def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> tuple[str
 
 def place_of(place: str | None) -> str:
     """A line of the user's, from the working directory where it is below; empty: none."""
-    with contextlib.suppress(ValueError):
-        return str(Path(place or "").relative_to(Path.cwd())) if place else ""
-    return place or ""
+    return (from_here(place) or place) if place else ""
 
 
 # ---

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import linecache
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
+from trainfit.findings.source_code import from_here
 from trainfit.results.changes import OWN_CHECKPOINTING, Changes, ExtraCompute, Remedy
 from trainfit.results.runs.trace import Applicability, Compute
 
@@ -48,8 +47,7 @@ def source_line(place: str) -> str:
     name, _, number = place.rpartition(":")
     code = linecache.getline(name, int(number)).strip() if number.isdigit() else ""
     code = code if len(code) <= _LINE else code[: _LINE - 1] + "…"
-    with contextlib.suppress(ValueError):  # it lies elsewhere
-        place = f"{Path(name).relative_to(Path.cwd())}:{number}"
+    place = f"{from_here(name) or name}:{number}" if name else place
     return f"{place}: {code}" if code else place
 
 

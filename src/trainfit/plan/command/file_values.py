@@ -7,14 +7,15 @@ with another value has to show it in the model's calls, as for an option.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from trainfit.findings.source_code import file_syntax
 from trainfit.plan.command.options import DTYPE_OF_SWITCH, plain_name, tunable_of
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS, PRECISIONS, as_switch, opposite_switch
@@ -33,12 +34,10 @@ class ScriptConstant:
 
 def batch_constant(command: Command, seen: int | None) -> ScriptConstant | None:
     """The one that has the batch size that was ``seen``; ``None``: there is none, or several."""
-    path = Path(command.name)
     if seen is None or command.kind != "script" or command.launcher is not None:
         return None
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
+    tree = file_syntax(os.path.abspath(command.name))
+    if tree is None:
         return None
     found = [
         ScriptConstant(name, value.value, f"{command.name}:{value.lineno}")

@@ -9,7 +9,6 @@ import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.wrappers import ACCELERATE
@@ -58,12 +57,7 @@ class Runs:
     def __enter__(self) -> Runs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._tracer.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
 

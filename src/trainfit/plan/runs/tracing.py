@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 from trainfit.findings.tracebacks import NO_MEMORY, own_fault_in
 from trainfit.hardware import GpuSpec
@@ -132,12 +131,7 @@ class Tracer:
             self._scratch = Path(self._at_exit.enter_context(own))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._at_exit.close()
 
     @property

@@ -25,7 +25,7 @@ from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import LoaderInfo
 from trainfit.scripts.phases.loops import Course, course_of, epochs_of, steps_of_trainer
 from trainfit.simgpu.device.user_location import call_of_user, locals_of, user_frame
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.modules import Dropout
 
 #: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
@@ -105,7 +105,6 @@ class CoverageWatch:
         self._passes = 0
         #: … and at the last one with which no epoch ended.
         self._within_epoch: tuple[int, int] | None = None
-        self._imports: ImportHook | None = None
         self.before_evaluation: Callable[[], None] = lambda: None
         """Called before an evaluation of the model begins."""
         self.trains_again: Callable[[], None] = lambda: None
@@ -114,7 +113,7 @@ class CoverageWatch:
         """Of so many batches of the training's loader, those of an epoch."""
 
     def install(self, patches: PatchSet) -> None:
-        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        """Watch from now on, until ``patches`` is restored."""
         self._watch_parameters(patches)
         patches.hook(torch, "save", self._noting)
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
@@ -125,13 +124,7 @@ class CoverageWatch:
             if hasattr(module, "serialize_file"):
                 patches.hook(module, "serialize_file", self._noting)
 
-        self._imports = ImportHook("safetensors.torch", safetensors)
-        self._imports.install()
-
-    def remove(self) -> None:
-        """Take the import hook away; the patches are their owner's to restore."""
-        if self._imports is not None:
-            self._imports.remove()
+        patches.when_imported("safetensors.torch", safetensors)
 
     def called(self, module: torch.nn.Module) -> None:
         """An outermost module with parameters is about to be called."""

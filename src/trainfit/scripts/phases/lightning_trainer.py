@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 
 #: Batches of the validation before the first step: the one after the epoch tells what it needs.
 _SANITY: Final = 2
@@ -33,7 +33,6 @@ class LightningTrainer:
 
     def __init__(self, is_cut: Callable[[], bool]) -> None:
         self._is_cut = is_cut
-        self._imports: list[ImportHook] = []
         self._limits: dict[str, float] = {}
         self._trainer: Any = None
         self._place: str | None = None
@@ -41,19 +40,14 @@ class LightningTrainer:
         """The line that began the training, once it was taken to a later epoch."""
 
     def install(self, patches: PatchSet) -> None:
-        """Until ``patches`` is restored and :meth:`remove` is called."""
+        """Until ``patches`` is restored."""
 
         def hook(module: Any) -> None:
             for name in _ENTRIES:
                 patches.hook(module.Trainer, name, self._entered)
 
-        self._imports = [ImportHook(name, hook) for name in _TRAINER]
-        for each in self._imports:
-            each.install()
-
-    def remove(self) -> None:
-        for each in self._imports:
-            each.remove()
+        for name in _TRAINER:
+            patches.when_imported(name, hook)
 
     def combined(self) -> Any:
         """The loaders of its training, as one."""

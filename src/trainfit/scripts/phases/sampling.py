@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from trainfit.scripts.decode_loops import signature_of
 from trainfit.simgpu.patching import PatchSet
@@ -59,7 +58,6 @@ class SampledLoop:
         self, simulation: Simulation, is_text: Callable[[], bool], is_inference: bool
     ) -> None:
         self._simulation, self._is_text, self._is_inference = simulation, is_text, is_inference
-        self._handles: list[Any] = []
         self._depth = 0
         self._calls: list[_Call] = []
         self._numbers: set[int] = set()
@@ -71,19 +69,10 @@ class SampledLoop:
         self.is_over: Callable[[], None] = lambda: None
         """Called before the first call of a loop that comes once more, after calls of others."""
 
-    def install(self) -> None:
-        """Watch from now on, until :meth:`remove` is called."""
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        """Models are as they were."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._restore()
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored: then models are as they were."""
+        patches.see_calls(self._enter, self._leave, with_kwargs=True)
+        patches.on_restore(self._restore)
 
     @property
     def goes_on(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.trace import ContextSeen
+from trainfit.simgpu.patching import PatchSet
 
 #: What models call the positions that they are made for, in their configuration.
 _POSITIONS: Final = (
@@ -26,20 +27,14 @@ class ContextWatch:
     positions the model is made for."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
         self._known: set[int] = set()
         #: Positions of the innermost model that an embedding is of, and what was given to such.
         self._of: dict[int, int] = {}
         self._given: dict[int | None, int] = {}
 
-    def install(self) -> None:
-        """Watch from now on, until :meth:`remove` is called."""
-        self._handle = nn_module.register_module_forward_pre_hook(self._enter)
-
-    def remove(self) -> None:
-        """Take the hook away."""
-        if self._handle is not None:
-            self._handle.remove()
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored."""
+        patches.on_restore(nn_module.register_module_forward_pre_hook(self._enter).remove)
 
     def seen(self) -> ContextSeen:
         """What was noted so far: of a model that was given too much, else of the one that was given

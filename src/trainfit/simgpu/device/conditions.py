@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import dis
 import functools
-import linecache
 import math
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from trainfit.findings.source_code import file_syntax
 from trainfit.simgpu.device.user_location import locals_of
 
 Kind = Literal["check", "stop", "guard"]
@@ -346,10 +346,8 @@ def _uses(scope: ast.AST, name: str) -> Iterator[ast.Name]:
 
 @functools.lru_cache(maxsize=64)
 def _source(filename: str) -> _Source | None:
-    try:
-        return _Source(ast.parse("".join(linecache.getlines(filename))))
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+    tree = file_syntax(filename)
+    return None if tree is None else _Source(tree)
 
 
 @functools.lru_cache(maxsize=256)

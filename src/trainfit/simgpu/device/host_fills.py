@@ -24,7 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.tensor import DeviceTensor, note_read
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import leaves_of, no_dispatch
 from trainfit.torch_private.tensors import FILE_WRITER, NoTorchFunction
@@ -75,10 +75,10 @@ def _packer(begin: Callable[..., None]) -> Callable[..., None]:
     return hooks
 
 
-def install(patches: PatchSet) -> ImportHook:
+def install(patches: PatchSet) -> None:
     """Files of ``torch.save`` and safetensors have holes in their place from now on, what
     safetensors reads is noted as read, and so are hooks that pack saved tensors, until ``patches``
-    is restored and the hook is removed."""
+    is restored."""
     patches.set(*FILE_WRITER, _writer(FILE_WRITER.now))
     patches.set(saved_tensors_hooks, "__init__", _packer(saved_tensors_hooks.__init__))
 
@@ -88,9 +88,7 @@ def install(patches: PatchSet) -> ImportHook:
         if hasattr(module, "load_file"):
             patches.hook(module, "load_file", _reader)
 
-    hook = ImportHook("safetensors.torch", safetensors)
-    hook.install()
-    return hook
+    patches.when_imported("safetensors.torch", safetensors)
 
 
 def _writer(base: Any) -> type:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.nn.modules import module as nn_module
 
 from trainfit.simgpu.device.recorder import INPUT, Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of, plain
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.modules import COMPILED, buffers_of, parameters_of
 from trainfit.torch_private.tensors import current_node, local_part, node_number, sequence_number
 
@@ -149,25 +149,16 @@ class ModuleTracker:
         self._names: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._of_node: dict[int, int] = {}
-        self._handles: list[Any] = []
         self.calls = 0
         #: Python modules that the classes of the models' modules are of.
         self.files: set[str] = set()
         #: Is told of every call, with the module and its positional arguments.
         self.on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None
 
-    def install(self) -> None:
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._alive.clear()
-        self._of_node.clear()
+    def install(self, patches: PatchSet) -> None:
+        """Follow from now on, until ``patches`` is restored."""
+        patches.see_calls(self._enter, self._leave)
+        patches.on_restore(self._alive.clear, self._of_node.clear)
 
     def current(self, backward: bool) -> int:
         """String index of the current operator's module."""

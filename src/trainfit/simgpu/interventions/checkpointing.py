@@ -58,7 +58,7 @@ class Checkpointing(Intervention):
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
         hook = torch.nn.modules.module.register_module_forward_pre_hook(self._note)
-        scene.at_end.append(hook.remove)
+        scene.patches.on_restore(hook.remove)
         for name in ("checkpoint", "checkpoint_sequential"):
             function = getattr(checkpoints, name)
             scene.patches.set(checkpoints, name, self._noted(function))

@@ -40,7 +40,7 @@ class GlobalPooling(Intervention):
         super().watch(scene)
         before = nn_module.register_module_forward_pre_hook(self._before)
         after = nn_module.register_module_forward_hook(self._after)
-        scene.at_end += [before.remove, after.remove]
+        scene.patches.on_restore(before.remove, after.remove)
 
     def _before(self, module: torch.nn.Module, args: Any) -> None:
         if type(module) is not torch.nn.Linear or self._map is None or not args:
@@ -187,7 +187,7 @@ class InplaceActivations(Intervention):
         super().watch(scene)
         before = nn_module.register_module_forward_pre_hook(self._before)
         after = nn_module.register_module_forward_hook(self._after)
-        scene.at_end += [before.remove, after.remove]
+        scene.patches.on_restore(before.remove, after.remove)
         scene.operators.listen(self._look)
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:

@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any, ClassVar, Final
 
 import torch
-from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
 
 from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls
@@ -26,7 +25,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     makes_kernel,
     tensors_in,
 )
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.data_loading import LoaderIterator
 from trainfit.torch_private.modules import APPLY, children_of, is_ready
@@ -172,7 +171,8 @@ class Scene:
     given; ``on_optimizer(optimizer)`` comes when one was made, ``on_model(module)`` before
     the first optimizer of a model is; ``on_call(module)`` before every call of an outermost
     module with parameters and ``after_call(module, output)`` behind it; ``on_batch(batch)`` may
-    replace what a DataLoader gives. ``at_end()`` takes away what an intervention hooked itself.
+    replace what a DataLoader gives.
+    What an intervention hooks itself ends with ``patches``.
     """
 
     def __init__(
@@ -189,9 +189,7 @@ class Scene:
         self.on_call: list[Callable[[torch.nn.Module], None]] = []
         self.after_call: list[Callable[[torch.nn.Module, Any], None]] = []
         self.on_batch: list[Callable[[Any], Any]] = []
-        self.at_end: list[Callable[[], None]] = []
         self._stack: list[torch.nn.Module] = []
-        self._handles: list[Any] = []
         self._own = False
         self._trainer: Any = None
         self._calls = self._calls_with_grad = 0
@@ -199,22 +197,11 @@ class Scene:
     # -- use -----------------------------------------------------------------------------
 
     def install(self, patches: PatchSet) -> None:
-        """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
+        """Watch from now on, until ``patches`` is restored."""
         self.patches = patches
         self._watch_optimizers(patches)
         self._watch_batches(patches)
-        self._handles = [
-            nn_module.register_module_forward_pre_hook(self._enter),
-            nn_module.register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        """Take the hooks away; the patches are their owner's to restore."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        while self.at_end:
-            self.at_end.pop()()
+        patches.see_calls(self._enter, self._leave)
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
@@ -260,12 +247,7 @@ class Scene:
         def seen(module: ModuleType) -> None:
             self.patches.hook(module.Trainer, "__init__", functools.partial(_looked_at, look))
 
-        self._on_trainers(seen)
-
-    def _on_trainers(self, seen: Callable[[ModuleType], None]) -> None:
-        hook = ImportHook(_TRAINER, seen)
-        hook.install()
-        self.at_end.append(hook.remove)
+        self.patches.when_imported(_TRAINER, seen)
 
     def _choosing(self, create: Callable[..., Any]) -> Callable[..., Any]:
         """A trainer's own choice of an optimizer: a subclass's is the script's."""
@@ -307,7 +289,7 @@ class Scene:
             if hasattr(module.Trainer, "create_optimizer"):
                 patches.hook(module.Trainer, "create_optimizer", scene._choosing)
 
-        self._on_trainers(seen)
+        patches.when_imported(_TRAINER, seen)
 
     def _watch_batches(self, patches: PatchSet) -> None:
         iterator = LoaderIterator

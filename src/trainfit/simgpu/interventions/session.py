@@ -88,15 +88,11 @@ class Interventions:
         ]
 
     def install(self, patches: PatchSet) -> None:
-        """From now on, until ``patches`` is restored and :meth:`remove` is called."""
+        """From now on, until ``patches`` is restored."""
         self._scene.install(patches)
         self._operators.install(patches)
         for each in self._all:
             (each.watch if self._survey else each.apply)(self._scene)
-
-    def remove(self) -> None:
-        """Take away what was hooked; the patches are their owner's to restore."""
-        self._scene.remove()
 
     # -- outcome -------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import Intervention, Scene, places
-from trainfit.simgpu.patching import ImportHook
 
 # ---
 # The next smaller model of a family, by the names of torchvision and timm.
@@ -132,9 +131,7 @@ class SmallerModel(Intervention):
             ("torchvision.models", self._replace_torchvision),
             ("timm.models._factory", self._replace_timm),
         ):
-            hook = ImportHook(module, functools.partial(replace, scene))
-            hook.install()
-            scene.at_end.append(hook.remove)
+            scene.patches.when_imported(module, functools.partial(replace, scene))
 
     def _replace_torchvision(self, scene: Scene, models: ModuleType) -> None:
         """Every builder, wherever it is looked up: its own module, the package, the registry."""

@@ -17,7 +17,6 @@ import torch
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import Intervention, Scene
-from trainfit.simgpu.patching import ImportHook
 
 _LOADING: Final = "transformers.modeling_utils"
 #: What PEFT's own documentation begins with.
@@ -168,9 +167,7 @@ class FourBits(_OfTrainer):
         def seen(module: ModuleType) -> None:
             scene.patches.hook(module.PreTrainedModel, "from_pretrained", make)
 
-        hook = ImportHook(_LOADING, seen)
-        hook.install()
-        scene.at_end.append(hook.remove)
+        scene.patches.when_imported(_LOADING, seen)
 
     def _noted(self, load: Any) -> Any:
         @functools.wraps(load)

@@ -25,7 +25,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     dtype_of,
     launched_by,
 )
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.compiled import EAGER_FLEX, class_of_compiled
 from trainfit.torch_private.modules import COMPILED, forward_hooks_of
@@ -130,19 +130,16 @@ class Compilation:
         func(*(() if example_inputs is None else given), **named)
         return _as_traced(func)
 
-    def install_tracing(self, patches: PatchSet) -> list[ImportHook]:
-        """Trace so from now on, until ``patches`` is restored and the hooks are removed; what
-        draws a traced graph (``SummaryWriter.add_graph``) leaves it out."""
+    def install_tracing(self, patches: PatchSet) -> None:
+        """Trace so from now on, until ``patches`` is restored; what draws a traced graph
+        (``SummaryWriter.add_graph``) leaves it out."""
         patches.hook(torch.jit, "trace", lambda _: self.trace)
 
         def writer(module: ModuleType) -> None:
             patches.hook(module.SummaryWriter, "add_graph", self._without_graph)
 
-        names = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
-        hooks = [ImportHook(name, writer) for name in names]
-        for hook in hooks:
-            hook.install()
-        return hooks
+        for name in ("torch.utils.tensorboard.writer", "tensorboardX.writer"):
+            patches.when_imported(name, writer)
 
     def _without_graph(self, add_graph: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(add_graph)

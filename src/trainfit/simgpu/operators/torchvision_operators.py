@@ -38,7 +38,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     dtype_of,
     launched_by,
 )
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.operators import has_kernel, no_dispatch, short_name
 
 aten = torch.ops.aten
@@ -144,9 +144,9 @@ def _nms_kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
 _ROI_HEADS: Final = "torchvision.models.detection.roi_heads"
 
 
-def count_positives(patches: PatchSet) -> ImportHook:
-    """Say of the labels of sampled boxes how many are positive, at most: until the hook that is
-    returned is removed.
+def count_positives(patches: PatchSet) -> None:
+    """Say of the labels of sampled boxes how many are positive, at most: until ``patches`` is
+    restored.
 
     The mask and keypoint branches compute these boxes alone, a quarter of those sampled; which
     boxes they are is the data's (BalancedPositiveNegativeSampler).
@@ -158,9 +158,7 @@ def count_positives(patches: PatchSet) -> ImportHook:
             heads, "select_training_samples", _with_positives(heads.select_training_samples)
         )
 
-    hook = ImportHook(_ROI_HEADS, patch)
-    hook.install()
-    return hook
+    patches.when_imported(_ROI_HEADS, patch)
 
 
 def _with_positives(select: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType, SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.findings.source_code import function_syntax, names_in
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
@@ -23,7 +23,7 @@ from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.tensor import CUDA, DeviceTensor, SimulatedTensor, plain
 from trainfit.simgpu.operators.kernel_rules import dtype_of, stored_bytes
 from trainfit.simgpu.operators.launch_log import KernelLog
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 
 # ---
 # The arguments that a Triton kernel reads and writes, by its Python source.
@@ -50,12 +50,9 @@ def access_of(function: Callable[..., Any]) -> Access | None:
 
     A pointer that is handed to another function counts as read and written.
     """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    found = next((each for each in tree.body if isinstance(each, ast.FunctionDef)), None)
-    return None if found is None else _Reader(found).access()
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    tree = None if code is None else function_syntax(code)
+    return _Reader(tree).access() if isinstance(tree, ast.FunctionDef) else None
 
 
 class _Reader:
@@ -87,7 +84,7 @@ class _Reader:
                 if node.value is None:
                     continue
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in _names(targets):
+                for name in (name for each in targets for name in names_in(each)):
                     known = self._points.get(name, frozenset())
                     points = known | self._pointed(node.value)
                     changed = changed or points != known
@@ -148,13 +145,6 @@ def _name(call: ast.Call) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def _names(targets: Sequence[ast.expr]) -> Iterator[str]:
-    for target in targets:
-        for node in ast.walk(target):
-            if isinstance(node, ast.Name):
-                yield node.id
-
-
 def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(each.value for each in call.keywords)]
 
@@ -172,20 +162,13 @@ class TritonKernels:
 
     def __init__(self, engine: Engine, kernels: KernelLog) -> None:
         self._engine, self._kernels = engine, kernels
-        self._hook: ImportHook | None = None
         #: Launches in each step by the kernel's name, and kernels that compute matmuls.
         self._launches: dict[str, Counter[int]] = {}
         self._products: set[str] = set()
 
     def install(self, patches: PatchSet) -> None:
         """From when Triton is imported, if it ever is."""
-        self._hook = ImportHook("triton", functools.partial(self._patch, patches))
-        self._hook.install()
-
-    def remove(self) -> None:
-        """The patches are their owner's to restore."""
-        if self._hook is not None:
-            self._hook.remove()
+        patches.when_imported("triton", functools.partial(self._patch, patches))
 
     def _patch(self, patches: PatchSet, triton: ModuleType) -> None:
         jit: Any = importlib.import_module("triton.runtime.jit")

@@ -27,7 +27,7 @@ from trainfit.simgpu.operators.kernel_rules import (
     launched_by,
     tensors_in,
 )
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.operators import no_dispatch
 
 #: Rows of the activations up to which versions without a rule of their own fuse look-up and matmul.
@@ -170,18 +170,10 @@ class BitsAndBytes:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._hook: ImportHook | None = None
 
     def install(self, patches: PatchSet) -> None:
         """From when its functions are imported, if they ever are."""
-        seen = functools.partial(self._patch, patches)
-        self._hook = ImportHook("bitsandbytes.functional", seen)
-        self._hook.install()
-
-    def remove(self) -> None:
-        """The patches are their owner's to restore."""
-        if self._hook is not None:
-            self._hook.remove()
+        patches.when_imported("bitsandbytes.functional", functools.partial(self._patch, patches))
 
     def _patch(self, patches: PatchSet, functional: ModuleType) -> None:
         if not hasattr(functional, "get_paged"):

@@ -6,7 +6,6 @@ import collections
 import itertools
 import math
 import operator
-import os
 import statistics
 import weakref
 from collections.abc import Hashable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
+from trainfit.findings.source_code import short_file
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.simgpu.device.user_location import user_frame
@@ -156,8 +156,7 @@ def short_place(found: str | None) -> str:
     if found is None:
         return ""
     path, _, line = found.rpartition(":")
-    inside = os.path.relpath(path) if os.path.isabs(path) else path
-    return f"{os.path.basename(path) if inside.startswith('..') else inside}:{line}"
+    return f"{short_file(path)}:{line}"
 
 
 # ---

@@ -124,7 +124,6 @@ class Recorder:
         self._patches = PatchSet()
         self._cuda_patches = PatchSet()
         self._cuda_hooked = False
-        self._removers: list[Callable[[], None]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -164,11 +163,10 @@ class Recorder:
             self._memory = MemoryHistory()
         loaders = LoaderHooks(self)
         fetches = worker_hooks.FetchHooks(self)
-        self._removers = [
-            training_hooks.install(self, self._patches),
-            training_hooks.install_saving(self, self._patches, loaders.watch_torchdata),
-            learning_hooks.install(lambda: self._learning, self._patches),
-        ]
+        training_hooks.install(self, self._patches)
+        training_hooks.install_saving(self, self._patches, loaders.watch_torchdata)
+        learning_hooks.install(lambda: self._learning, self._patches)
+        training_hooks.watch_until_a_step(self, self._patches)
         if self.place.measures_noise:
             self._patches.hook(torch, "save", self._without_noise)
         collective_hooks.install(self, self._patches)
@@ -230,8 +228,6 @@ class Recorder:
 
     def unhook(self) -> None:
         """Take the hooks out: nothing is recorded until they are put in again."""
-        for remove in self._removers:
-            remove()
         self._cuda_patches.restore()
         self._patches.restore()
         self.live = False

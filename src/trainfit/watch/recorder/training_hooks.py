@@ -21,7 +21,7 @@ from torch.optim import optimizer as optim
 
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.step_cycle import NEVER_STEPS
-from trainfit.simgpu.patching import ImportHook, PatchSet
+from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.torch_private.data_loading import TORCHDATA
 from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
@@ -34,8 +34,8 @@ _clock = time.perf_counter
 _is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
-def install(host: Host, patches: PatchSet) -> Callable[[], None]:
-    """Hook from now on, until ``patches`` is restored and what is returned is called."""
+def install(host: Host, patches: PatchSet) -> None:
+    """Hook from now on, until ``patches`` is restored."""
     patches.hook(torch.nn.Module, "__call__", functools.partial(_module_call, host))
     patches.hook(torch.autograd, "backward", functools.partial(_backward, host))
     patches.hook(torch.autograd, "grad", functools.partial(_grad, host))
@@ -51,16 +51,18 @@ def install(host: Host, patches: PatchSet) -> Callable[[], None]:
     patches.hook(gc, "enable", functools.partial(_collector, host, False))
     if not gc.isenabled():
         host.learn(collector_off="?")
-    handles, early = _hook_optimizers(host), PatchSet()
+    _hook_optimizers(host, patches)
+
+
+def watch_until_a_step(host: Host, patches: PatchSet) -> None:
+    """See gradients that are dropped, until an optimizer steps or ``patches`` is restored.
+
+    To be called when all others have hooked ``zero_grad``: what is put back is what was there.
+    """
+    early = PatchSet()
     for owner in (optim.Optimizer, torch.nn.Module):
         early.hook(owner, "zero_grad", functools.partial(_zero, host, early))
-
-    def remove() -> None:
-        early.restore()
-        for handle in handles:
-            handle.remove()
-
-    return remove
+    patches.on_restore(early.restore)
 
 
 def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +180,7 @@ def _in_pass(
             host.failed("backward", error)
 
 
-def _hook_optimizers(host: Host) -> list[Any]:
+def _hook_optimizers(host: Host, patches: PatchSet) -> None:
     def before(optimizer: Any, *_: Any) -> None:
         steps = host.steps
         try:
@@ -196,10 +198,7 @@ def _hook_optimizers(host: Host) -> list[Any]:
         except Exception as error:
             host.failed("optimizer", error)
 
-    return [
-        optim.register_optimizer_step_pre_hook(before),
-        optim.register_optimizer_step_post_hook(after),
-    ]
+    patches.see_steps(before, after)
 
 
 def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
@@ -407,11 +406,12 @@ _SAVERS: Final = (
 
 def install_saving(
     host: Host, patches: PatchSet, torchdata: Callable[[PatchSet, ModuleType], None]
-) -> Callable[[], None]:
-    """Hook from now on, also modules that are imported later, until ``patches`` is restored and
-    what is returned is called; ``torchdata`` hooks StatefulDataLoader's module."""
+) -> None:
+    """Hook from now on, also modules that are imported later, until ``patches`` is restored;
+    ``torchdata`` hooks StatefulDataLoader's module."""
     patches.hook(torch, "save", _checkpoint(host))
-    hooks = [_when_imported(host, patches, name, names) for name, names in _SAVERS]
+    for name, names in _SAVERS:
+        patches.when_imported(name, _saving(host, patches, names))
 
     def seen(module: ModuleType) -> None:
         with careful(host, module.__name__):
@@ -423,28 +423,20 @@ def install_saving(
             for name in _WITH_HOOKS:
                 module.add(name)  # what torch.compile leaves alone
 
-    hooks.append(ImportHook(TRACE_RULES, traces))
-    hooks.append(ImportHook(TORCHDATA, seen))
-    for hook in hooks:
-        hook.install()
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return remove
+    patches.when_imported(TRACE_RULES, traces)
+    patches.when_imported(TORCHDATA, seen)
 
 
-def _when_imported(
-    host: Host, patches: PatchSet, name: str, functions: tuple[str, ...]
-) -> ImportHook:
+def _saving(
+    host: Host, patches: PatchSet, functions: tuple[str, ...]
+) -> Callable[[ModuleType], None]:
     def seen(module: ModuleType) -> None:
-        with careful(host, name):
+        with careful(host, module.__name__):
             if host.live:
                 for each in functions:
                     _hook(host, patches, module, each)
 
-    return ImportHook(name, seen)
+    return seen
 
 
 def _hook(host: Host, patches: PatchSet, owner: Any, name: str) -> None:

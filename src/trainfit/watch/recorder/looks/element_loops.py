@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.findings.source_code import names_in
 from trainfit.results.runs.watched import ElementLoop
 from trainfit.scripts.call_sites import Call, locals_in, undisturbed
 from trainfit.simgpu.device.user_location import is_library
@@ -93,7 +94,7 @@ class Loop:
     ) -> None:
         self.line, self.iterates, self.body = line, over, body
         self.over = ast.unparse(over)[:_LONGEST_OVER]
-        self.variables = {each.id for each in ast.walk(target) if isinstance(each, ast.Name)}
+        self.variables = set(names_in(target))
 
 
 @functools.lru_cache(1 << 8)

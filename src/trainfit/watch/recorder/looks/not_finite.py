@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import linecache
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, FrameType
@@ -18,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainfit.findings.source_code import function_syntax, names_in
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.operators import no_dispatch
@@ -82,11 +82,11 @@ class Origins:
 
     def may_be_made_by(self) -> Misuse | None:
         """… of weights that are not finite: the line that may have made them so, by its source."""
-        return risky(_frames(), _function)
+        return risky(_frames())
 
     def _in_function(self, frame: FrameType) -> Misuse | None:
         code, names = frame.f_code, locals_of(frame)
-        tree = _function(code)
+        tree = function_syntax(code)
         if tree is None:
             return None
         usual = {name for known, name in self._usual if known is code}
@@ -101,7 +101,7 @@ class Origins:
                 if given:
                     return Misuse("batch_not_finite", (name,), place)
                 values = (names.get(each, frame.f_globals.get(each)) for each in read)
-                within = risky_in(values, _function)
+                within = risky_in(values)
                 told = () if within is None else (*within.told[:2], within.place or "")
                 return Misuse("made_not_finite", (name, *told), place)
         return None
@@ -186,19 +186,6 @@ def _attributes(value: Any) -> list[Any]:
 # The source: which line made a variable, and of what.
 
 
-def _function(code: CodeType) -> ast.AST | None:
-    """The syntax of a function, or of a module's own code."""
-    tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    if code.co_name == "<module>":
-        return tree
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
-    return None
-
-
 _Made = tuple[int, str, set[str], bool]
 
 
@@ -239,7 +226,7 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 def _made(node: ast.AST) -> Iterator[_Made]:
     if isinstance(node, ast.For | ast.AsyncFor):
         for name in _stored(node.target):
-            yield node.lineno, name, _read(node.iter), True
+            yield node.lineno, name, set(names_in(node.iter)), True
         return
     if isinstance(node, ast.Assign):
         targets, value = node.targets, node.value
@@ -261,7 +248,7 @@ def _made(node: ast.AST) -> Iterator[_Made]:
             pairs.append((target, value))
     for one, of in pairs:
         for name in _stored(one):
-            read = _read(of)
+            read = set(names_in(of))
             if name in read and _hands_on(of):
                 continue
             given = isinstance(of, ast.Call) and getattr(of.func, "id", "") == "next"
@@ -273,10 +260,6 @@ def _stored(target: ast.AST) -> list[str]:
     parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     found = [each.id for each in parts if isinstance(each, ast.Name)]
     return found + [name for each in parts if hasattr(each, "elts") for name in _stored(each)]
-
-
-def _read(value: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
 
 
 def _hands_on(value: ast.AST) -> bool:

@@ -9,12 +9,13 @@ import ast
 import contextlib
 import linecache
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 import torch
 
+from trainfit.findings.source_code import function_syntax, names_in
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.watch.recorder.job import short_place
@@ -39,13 +40,10 @@ _MODULES: Final = 200
 _TOLD: Final = 2
 
 
-_Function = Callable[[CodeType], ast.AST | None]
-
-
-def risky(frames: Sequence[FrameType], function: _Function) -> Misuse | None:
+def risky(frames: Sequence[FrameType]) -> Misuse | None:
     """Of the script's functions that compute a loss, the innermost first, and of what they call:
     the kind of the risk, the source and the place of one such line or two; ``None``: there is none,
-    or there are more. ``function`` gives the syntax of a function's code."""
+    or there are more."""
     with contextlib.suppress(Exception):  # sources and objects may be of any kind
         own = {frame.f_code: (frame.f_lineno, frame.f_globals) for frame in frames}
         values = [
@@ -53,16 +51,16 @@ def risky(frames: Sequence[FrameType], function: _Function) -> Misuse | None:
             for frame in frames
             for each in (*locals_of(frame).values(), *frame.f_globals.values())
         ]
-        return _only(_with_called(own | _forwards(values)), function)
+        return _only(_with_called(own | _forwards(values)))
     return None
 
 
-def risky_in(called: Iterable[Any], function: _Function) -> Misuse | None:
+def risky_in(called: Iterable[Any]) -> Misuse | None:
     """The same of modules and functions of the script that one line calls."""
     with contextlib.suppress(Exception):
         values = list(called)
         own = {e.__code__: (0, e.__globals__) for e in values if isinstance(e, FunctionType)}
-        return _only(_with_called(own | _forwards(values)), function)
+        return _only(_with_called(own | _forwards(values)))
     return None
 
 
@@ -70,11 +68,11 @@ def risky_in(called: Iterable[Any], function: _Function) -> Misuse | None:
 _Codes = dict[CodeType, tuple[int, dict[str, Any]]]
 
 
-def _only(codes: _Codes, function: _Function) -> Misuse | None:
+def _only(codes: _Codes) -> Misuse | None:
     found: dict[str, tuple[str, str]] = {}
     own = [(code, at) for code, (at, _) in codes.items() if not is_library(code.co_filename)]
     for code, line in own[:_MOST]:
-        tree = function(code)
+        tree = function_syntax(code)
         for node in () if tree is None else _parts(tree, line):
             for at, kind in _risks(node):
                 source = linecache.getline(code.co_filename, at).strip()
@@ -115,21 +113,17 @@ def _parts(tree: ast.AST, line: int) -> Iterable[ast.AST]:
         (name, each)
         for each in ast.walk(tree)
         if isinstance(each, ast.Assign | ast.AugAssign | ast.AnnAssign) and each.lineno <= line
-        for name in _names(each, ast.Store)
+        for name in names_in(each, ast.Store)
     ]
     at_line = [e for e in ast.walk(tree) if isinstance(e, ast.stmt) and e.lineno <= line]
     innermost = max(at_line, key=lambda each: each.lineno, default=None)
-    needed = set() if innermost is None else set(_names(innermost, ast.Load))
+    needed = set() if innermost is None else set(names_in(innermost, ast.Load))
     parts: dict[ast.AST, None] = {}
     while more := [(n, each) for n, each in made if n in needed and each not in parts]:
         for _, each in more:
             parts[each] = None
-            needed.update(_names(each, ast.Load))
+            needed.update(names_in(each, ast.Load))
     return parts
-
-
-def _names(node: ast.AST, how: type[ast.expr_context]) -> list[str]:
-    return [e.id for e in ast.walk(node) if isinstance(e, ast.Name) and isinstance(e.ctx, how)]
 
 
 def _risks(tree: ast.AST) -> Iterator[tuple[int, str]]:
