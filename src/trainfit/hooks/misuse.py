@@ -18,7 +18,7 @@ from trainfit.hooks.batches import Batches, is_own
 from trainfit.hooks.distributions import Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
-from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.losses import nodes_of, operator_of, parameters_of, shape_of
 from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
@@ -37,7 +37,8 @@ from trainfit.hooks.provenance.cuts import (
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
-from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
+from trainfit.hooks.provenance.origins import Origins
+from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights, softmax_by_hand
 from trainfit.hooks.provenance.passes import Passes
 from trainfit.hooks.provenance.predictions import Predictions
 from trainfit.hooks.provenance.sequences import Sequences
@@ -72,10 +73,6 @@ _FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
 _STEPS_BACK: Final = 2
 #: Passes over samples as if they were time steps, after which it is told.
 _PASSES: Final = 2
-#: What leaves numbers as they are, what scales them, and what layers compute.
-_SAME_NUMBERS: Final = ("View", "UnsafeView", "Expand", "Unsqueeze", "Squeeze", "Clone", "ToCopy")
-_SCALES: Final = ("Div", "Mul", "MaskedFill", "Transpose")
-_LAYERS: Final = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 #: Bytes of one-hot vectors, a whole number of 8 bytes for each class, that are worth a word.
 _ONE_HOT: Final = 256 << 20
 _WHOLE: Final = 8
@@ -121,6 +118,7 @@ class MisuseObserver:
         self.loaders = Loaders(place)
         self.masks = Masks(place)
         self.outputs = Outputs(place)
+        self.origins = Origins(place, steps)
         self.lost = Lost()
         self.predictions = Predictions(place)
         self.weights = Weights()
@@ -277,7 +275,9 @@ class MisuseObserver:
         if func is functional.pad and args[1:2] == ((0, 1),) and self.batches.follows(args[0]):
             self._note("shifted_twice")
         given = tensors_among(args)
-        self._look_at_softmax(func, given, result)
+        if softmax_by_hand(given, result):
+            self._note("softmax_by_hand")
+        self.origins.gave(name, given, result)
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
@@ -336,29 +336,12 @@ class MisuseObserver:
             self._flat = {}
             return
         if self._flat is None:
-            flat_by = [_operator(each).lower() for each in everything if _is_flat(each)]
+            flat_by = [operator_of(each).lower() for each in everything if _is_flat(each)]
             if not flat_by:
                 return
             self._flat, self._flat_by = _by_identity(everything), flat_by[-1]
         live = _by_identity(nodes_of(node, ends=_is_flat) or ())
         self._flat = {key: leaf for key, leaf in self._flat.items() if key not in live}
-
-    def _look_at_softmax(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> None:
-        """exp(x) / exp(x).sum() of what a layer gives."""
-        if result.grad_fn is None or len(given) != 2 or _operator(result.grad_fn) != "Div":
-            return
-        exponential, total = (each.grad_fn for each in given)
-        if exponential is None or total is None or _operator(exponential) != "Exp":
-            return
-        while total is not None and _operator(total).startswith(_SAME_NUMBERS):
-            total = total.next_functions[0][0]
-        if total is None or _operator(total) != "Sum" or total.next_functions[0][0] != exponential:
-            return
-        made = exponential.next_functions[0][0]
-        while made is not None and _operator(made).startswith((*_SAME_NUMBERS, *_SCALES)):
-            made = made.next_functions[0][0]
-        if made is not None and _operator(made).startswith(_LAYERS):
-            self._note("softmax_by_hand")
 
     def stepping(self, optimizer: Any, place: str | None, *, unscaled: bool) -> None:
         """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
@@ -587,13 +570,8 @@ class MisuseObserver:
             self._found["freeze_ignored"] = Misuse("freeze_ignored", told)
 
 
-def _operator(node: Any) -> str:
-    name: str = node.name()
-    return name.split("Backward")[0]
-
-
 def _is_flat(node: Any) -> bool:
-    return _operator(node) in _FLAT
+    return operator_of(node) in _FLAT
 
 
 def _by_identity(nodes: Iterable[Any]) -> dict[int, Any]:

@@ -1,0 +1,273 @@
+"""How tensors came to be what they are: which lines changed their number of samples, cut off their
+graph, or computed them in an earlier step. An exception is explained by those of its operands."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Final, Literal, NamedTuple
+
+import torch
+
+from trainfit.hooks.held_objects import walk
+from trainfit.hooks.provenance.cuts import Marks, tensors_among
+from trainfit.results.runs.operands import INDEXING, NO_CALL, FailedCall, Operand, Origin
+from trainfit.simgpu.device.user_location import is_library, locals_of
+
+#: Of one tensor, functions that are remembered in a row: a training that never ends has no end of
+#: them.
+_DEEPEST: Final = 400
+#: Functions behind a tensor that are looked at, operands and origins that are told.
+_MOST: Final = 4000
+_OPERANDS: Final = 4
+#: What gives no tensor of its own making: a property, a switch, what hands a gradient out.
+_NOT_MADE: Final = {"grad", "requires_grad_", "retain_grad", "detach_", "data"}
+#: Names of what a call of PyTorch's Python has that are none of its operands.
+_NOT_OPERANDS: Final = {"weight", "bias", "running_mean", "running_var"}
+
+
+class _Made(NamedTuple):
+    """A result: the function and the line that gave it, the shapes, in which step; whether it has a
+    graph, lost that of what it was made of; the results that it was made of."""
+
+    operator: str
+    place: str
+    given: tuple[int, ...]
+    gave: tuple[int, ...]
+    step: int
+    has_graph: bool
+    is_cut: bool
+    with_tensor: bool
+    of: tuple[_Made, ...]
+    depth: int
+
+
+class Origins:
+    """Remembers what made each tensor that lives; ``place`` gives the line that is running,
+    ``steps`` how many were begun."""
+
+    def __init__(self, place: Callable[[], str | None], steps: Callable[[], int]) -> None:
+        self._place, self._steps = place, steps
+        self._made: Marks[_Made] = Marks()
+
+    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+        """A function of PyTorch gave a tensor."""
+        if name in _NOT_MADE:
+            return
+        given = tensors_among(args)
+        of = tuple(made for each in given if (made := self._made.of(each)) is not None)
+        depth = 1 + max((each.depth for each in of), default=0)
+        if depth > _DEEPEST:
+            of, depth = (), 1
+        first = given[0] if given else result
+        has_graph = result.requires_grad
+        made = _Made(
+            INDEXING if "getitem" in name else name.strip("_"),
+            self._place() or "",
+            tuple(first.shape),
+            tuple(result.shape),
+            self._steps(),
+            has_graph,
+            not has_graph and any(each.requires_grad for each in given),
+            len(given) > 1,
+            of,
+            depth,
+        )
+        self._made.put(result, made)
+
+    def of_failure(self, error: BaseException) -> FailedCall:
+        """What the call was given that an exception came from; nothing may come of it."""
+        try:
+            return self._of(error)
+        except Exception:
+            return NO_CALL
+
+    def _of(self, error: BaseException) -> FailedCall:
+        frames = _frames(error.__traceback__)
+        users = [at for at, (frame, _) in enumerate(frames) if _is_users(frame)]
+        if not users:
+            return NO_CALL
+        user, line = frames[users[-1]]
+        behind = [frame for frame, _ in frames[users[-1] + 1 :]]
+        module = _module_of(behind)
+        named = dict(_of_call(behind)) or dict(_of_line(user, line))
+        operands = tuple(self._operand(name, each) for name, each in [*named.items()][:_OPERANDS])
+        if module is None:
+            return FailedCall(operands=operands)
+        layer, listed = _name_of(module, [frame for frame, _ in frames])
+        weight = getattr(module, "weight", None)
+        sizes = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
+        return FailedCall(layer, type(module).__name__, listed, sizes, operands)
+
+    def _operand(self, name: str, tensor: torch.Tensor) -> Operand:
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        made = self._made.of(tensor)
+        told = Operand(name, shape, dtype, tensor.device.type)
+        if made is None:
+            return told
+        origins = (_changed("shape", made), _changed("samples", made), _cut(made), _earlier(made))
+        found = tuple(each for each in origins if each is not None)
+        return Operand(name, shape, dtype, tensor.device.type, found)
+
+
+def _changed(how: Literal["shape", "samples"], made: _Made) -> Origin | None:
+    """The last function that changed the shape, or its first dimension, on the way to a result."""
+    until = 1 if how == "samples" else None
+    at: _Made | None = made
+    while at is not None:
+        if at.given and at.given[:until] != at.gave[:until]:
+            return Origin(how, at.operator, at.given, at.gave, at.place, "", at.with_tensor)
+        at = next(iter(at.of), None)
+    return None
+
+
+def _cut(made: _Made) -> Origin | None:
+    """The last function that gave a result without a graph."""
+    return next(
+        (
+            Origin("cut", each.operator, each.given, each.gave, each.place)
+            for each in _behind(made)
+            if each.is_cut
+        ),
+        None,
+    )
+
+
+def _earlier(made: _Made) -> Origin | None:
+    """A result with a graph of an earlier step, that something of this step was made of."""
+    for each in _behind(made):
+        for source in each.of:
+            if each.step == made.step > source.step and source.has_graph:
+                return Origin(
+                    "earlier", source.operator, source.given, source.gave, source.place, each.place
+                )
+    return None
+
+
+def _behind(made: _Made) -> Iterator[_Made]:
+    waiting, known = deque([made]), {id(made)}
+    while waiting and len(known) < _MOST:
+        each = waiting.popleft()
+        yield each
+        following = [source for source in each.of if id(source) not in known]
+        known.update(map(id, following))
+        waiting.extend(following)
+
+
+# ---
+# What a traceback's frames hold.
+
+
+def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
+    found = []
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found
+
+
+def _is_users(frame: FrameType) -> bool:
+    return not is_library(frame.f_code.co_filename)
+
+
+def _is_forward(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "forward" and _is_of_torch(frame)
+
+
+def _is_of_torch(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0] == "torch"
+
+
+def _module_of(behind: Sequence[FrameType]) -> torch.nn.Module | None:
+    """The innermost layer of PyTorch's among these frames."""
+    found = None
+    for frame in filter(_is_forward, behind):
+        owner = locals_of(frame).get("self")
+        if isinstance(owner, torch.nn.Module):
+            found = owner
+    return found
+
+
+def _of_call(behind: Sequence[FrameType]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that the innermost function of ``torch.nn.functional``, or layer, was given; of a
+    backward pass the tensor that it begins from."""
+    for frame in reversed(behind):
+        name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__", ""))
+        begins = module == "torch._tensor" and name == "backward"
+        if not (module == "torch.nn.functional" or begins or _is_forward(frame)):
+            continue
+        given = locals_of(frame)
+        arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
+        found = [
+            ("loss" if begins else key, given[key])
+            for key in arguments
+            if isinstance(given.get(key), torch.Tensor) and key not in _NOT_OPERANDS
+        ]
+        if found:
+            yield from found
+            return
+
+
+def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors that a line of the script names: variables, and attributes of self."""
+    text = linecache.getline(frame.f_code.co_filename, line).strip().rstrip(":")
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return
+    known: Mapping[str, Any] = {**frame.f_globals, **locals_of(frame)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            value = known.get(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            value = _attribute(known.get(node.value.id), node.attr)
+        else:
+            continue
+        if isinstance(value, torch.Tensor):
+            yield ast.unparse(node), value
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """As it is stored: nothing of the script's own runs."""
+    if not isinstance(owner, torch.nn.Module):
+        return None
+    held = vars(owner)
+    for place in (held, held.get("_parameters", {}), held.get("_buffers", {})):
+        if name in place:
+            return place[name]
+    return None
+
+
+def _name_of(module: torch.nn.Module, frames: Sequence[FrameType]) -> tuple[str, str]:
+    """What the innermost class of the script's calls a layer, and the attribute of a plain list or
+    dict that it is in."""
+    for frame in reversed(frames):
+        if not _is_users(frame):
+            continue
+        given = locals_of(frame)
+        owner = given.get("self")
+        if isinstance(owner, torch.nn.Module):
+            for name, each in owner.named_modules(prefix="self"):
+                if each is module:
+                    return _indexed(name), ""
+            for name, value in vars(owner).items():
+                if isinstance(value, list | tuple | dict) and not name.startswith("_"):
+                    for path, each in walk(value, f"self.{name}"):
+                        if each is module:
+                            return path, f"self.{name}"
+            continue
+        for name, each in {**frame.f_globals, **given}.items():
+            if isinstance(each, torch.nn.Module):
+                for path, part in each.named_modules(prefix=name):
+                    if part is module:
+                        return _indexed(path), ""
+    return "", ""
+
+
+def _indexed(path: str) -> str:
+    """ "self.body.0.conv" as code: "self.body[0].conv"."""
+    first, *others = path.split(".")
+    return first + "".join(f"[{each}]" if each.isdecimal() else f".{each}" for each in others)
