@@ -621,3 +621,37 @@ def test_ctc_of_a_layer_over_time_steps(simulated: Found) -> None:
 
     assert "activation_missing" in run(lambda x: x)
     assert not run(lambda x: x.log_softmax(2))
+
+
+def _initialized(
+    *weights: int, after: Callable[[nn.Sequential], Any] = lambda _: None
+) -> Callable[[LearningObserver], nn.Module]:
+    """A training of three layers, of which these get zeros."""
+
+    def training(observer: LearningObserver) -> nn.Module:
+        layers = (nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+        model = nn.Sequential(*layers)
+        for at in weights:
+            nn.init.zeros_(model[at].weight)
+        after(model)
+        model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            observer.called(model)
+            optimizer.zero_grad()
+            model(torch.randn(8, 16, device="cuda")).mean().backward()
+            optimizer.step()
+        return model
+
+    return training
+
+
+def test_weights_that_all_begin_with_one_value_on_a_gpu(simulated: Found) -> None:
+    told = simulated(_initialized(0, 2, 4))["units_alike"]
+    assert "All 32 units of 0.weight (and of 2 other layers)" in told.title
+    for training in (
+        _initialized(2, 4),
+        _initialized(0, 2, 4, after=lambda model: nn.init.xavier_uniform_(model[0].weight)),
+        _initialized(0, 2, 4, after=lambda model: model.load_state_dict(model.state_dict())),
+    ):
+        assert "units_alike" not in simulated(training)

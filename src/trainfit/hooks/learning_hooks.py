@@ -250,7 +250,7 @@ def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__:
 
 
 def _filling(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
-    observer.misuse.overwritten.initialized(tensor)
+    observer.misuse.filled(tensor)
 
 
 def _profiling(observer: LearningObserver, it: Any) -> None:

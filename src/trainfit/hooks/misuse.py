@@ -54,6 +54,7 @@ from trainfit.hooks.structure import (
     frozen_norms,
     idle_checkpointing,
     large_rate,
+    of_one_value,
     searches_in_vain,
     tied_in,
 )
@@ -102,6 +103,8 @@ class MisuseObserver:
         self._to_nothing = self._to_something = 0
         #: Lines that gave all numbers of weights one value, by the weights' identity.
         self._initialized: dict[int, str | None] = {}
+        #: An optimizer of such weights alone: how many, one's name, its units, and the line.
+        self._constant: tuple[str, str, str, str | None] | None = None
         self._batch_sizes: set[int] = set()
         self.sequences = Sequences(place, self._batch_sizes)
         self._over_samples = 0
@@ -234,6 +237,8 @@ class MisuseObserver:
             at = next((self._initialized[each] for each in alike if each in self._initialized), "")
             told = str(len(alike)), names.get(key, shape), str(units)
             self._note("units_alike", *told, place=at or "")
+        elif self._constant is not None:
+            self._note("units_alike", *self._constant[:3], place=self._constant[3] or "")
 
     def _note(self, kind: str, *told: str, place: str | None = None) -> None:
         if kind not in self._found:
@@ -369,6 +374,8 @@ class MisuseObserver:
         names = {id(it): name for model in models for name, it in model.named_parameters()}
         if (tied := tied_in(optimizer, names)) is not None:
             self._note("tie_lost", *tied, "steps", place=place or "")
+        if self._constant is None:
+            self._constant = of_one_value(optimizer, self._initialized, names)
         if (rate := large_rate(optimizer, names)) is not None:
             self._note("rate_large", type(optimizer).__name__, f"{rate:g}", place=place or "")
 
@@ -443,6 +450,7 @@ class MisuseObserver:
     def loaded(self, module: Any, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """A state that need not have all names was loaded: these it lacks, and has too many."""
         self.overwritten.loaded(module)
+        self._initialized.clear()
         own = len(module.state_dict())
         if missing and unexpected and len(missing) >= own:
             told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
@@ -455,6 +463,11 @@ class MisuseObserver:
             return
         if isinstance(weights, torch.Tensor) and weights.dim() > 1:
             self._initialized[id(weights)] = self._place()
+
+    def filled(self, weights: Any) -> None:
+        """Weights are about to get numbers of their own."""
+        self.overwritten.initialized(weights)
+        self._initialized.pop(id(weights), None)
 
     def clipping(self, tensors: Any, limit: Any = None, by_norm: bool = True) -> None:
         """Gradients of ``tensors`` are about to be clipped, to a ``limit`` if it is known."""
@@ -571,7 +584,8 @@ class MisuseObserver:
 
 
 def _is_flat(node: Any) -> bool:
-    return operator_of(node) in _FLAT
+    """A Function of the script's may have such a name, and a derivative of its own."""
+    return operator_of(node) in _FLAT and not isinstance(node, torch.autograd.function.FunctionCtx)
 
 
 def _by_identity(nodes: Iterable[Any]) -> dict[int, Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Final
 
@@ -23,6 +24,8 @@ _OF_TENSORS: Final = {
 }
 #: Methods that give the parameters of a module, or their names with them.
 _PARAMETERS: Final = {"parameters", "named_parameters"}
+#: What makes the next shuffle that of before.
+_SAME_ORDER: Final = {"seed", "set_state", "setstate", "manual_seed", "default_rng", "Random"}
 
 
 def result_dropped(project: Project) -> Iterator[Finding]:
@@ -170,6 +173,7 @@ def lost_lines(source: Source) -> Iterator[Finding]:
             yield from _ends_first(source, node)
     yield from _shared(source)
     yield from _left_off(source)
+    yield from _shuffled_apart(source)
 
 
 def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
@@ -315,6 +319,53 @@ def _left_off(source: Source) -> Iterator[Finding]:
             f"with torch.no_grad(): around what {owner.name}() computes, or @torch.no_grad() "
             "before it",
         )
+
+
+def _shuffled_apart(source: Source) -> Iterator[Finding]:
+    """``np.random.shuffle(X)`` and ``np.random.shuffle(y)``, of which pairs are made after that."""
+    for lines in _bodies(source):
+        shuffled: list[tuple[ast.Call, str]] = []
+        for line in lines:
+            calls = [each for each in ast.walk(line) if isinstance(each, ast.Call)]
+            if any(method_of(each) in _SAME_ORDER for each in calls):
+                shuffled.clear()
+            call = line.value if isinstance(line, ast.Expr) else None
+            if not isinstance(call, ast.Call) or method_of(call) != "shuffle":
+                continue
+            if len(call.args) == 1 and (name := path_of(call.args[0])):
+                shuffled.append((call, name))
+        for (first, one), (second, other) in itertools.pairwise(shuffled):
+            if one == other or not _are_paired(source, one, other, second.lineno):
+                continue
+            yield line_finding(
+                source,
+                second,
+                "shuffled-apart",
+                f"{one} and {other} are shuffled one after the other, each in an order of its own: "
+                "samples get other samples' labels",
+                f"line {first.lineno} shuffles {one}, this line {other}.",
+                f"order = np.random.permutation(len({one})); {one}, {other} = {one}[order], "
+                f"{other}[order]",
+            )
+
+
+def _bodies(source: Source) -> Iterator[list[ast.stmt]]:
+    for node in source.nodes:
+        if isinstance(body := getattr(node, "body", None), list):
+            yield body
+
+
+def _are_paired(source: Source, one: str, other: str, line: int) -> bool:
+    """Are both given to one call after that line, each by itself (a data set, zip, a split)?"""
+    for call in source.nodes:
+        if not isinstance(call, ast.Call) or call.lineno <= line or len(call.args) < 2:
+            continue
+        named = [{path_of(each) for each in ast.walk(part)} for part in call.args]
+        if any(one in each and other not in each for each in named) and any(
+            other in each and one not in each for each in named
+        ):
+            return True
+    return False
 
 
 def _reads(node: ast.AST, name: str) -> bool:
