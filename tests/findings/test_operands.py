@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
 import trainfit
 from helpers_learning import observing
@@ -97,7 +99,8 @@ def test_outputs_and_targets_of_two_masks(explained: Explained) -> None:
     def fails() -> Any:
         return F.cross_entropy(logits[keep], tokens[:, 1:][keep[:, 1:]])
 
-    assert "by one mask" in explained(fails).fix.action
+    found = explained(fails)
+    assert "by one mask" in found.fix.action, found.title
 
 
 def test_what_ends_a_graph_is_named(explained: Explained) -> None:
@@ -225,6 +228,36 @@ def test_nothing_comes_of_what_cannot_be_looked_at(simulation: Simulation) -> No
 
     with observing(simulation, counts_in_place=False) as observer:
         assert observer.misuse.origins.of_failure(Odd()) == FailedCall() == NO_CALL
+
+
+def test_what_changes_a_tensor_in_place_is_named(explained: Explained) -> None:
+    layer = nn.Linear(4, 3).cuda()
+
+    def fails() -> Any:
+        gate = layer(torch.zeros(8, 4, device="cuda")).sigmoid()
+        gate += 1
+        gate.sum().backward()
+
+    found = explained(fails)
+    assert "changes what sigmoid gave" in found.title
+    assert found.place is not None and found.place.line == line_of("gate += 1")
+
+
+def test_a_graph_that_ends_in_numpy(explained: Explained) -> None:
+    layer = nn.Linear(4, 3).cuda()
+
+    def fails() -> Any:
+        output = layer(torch.zeros(8, 4, device="cuda")).detach()
+        torch.tensor(output.cpu().numpy().mean()).backward()
+
+    found = explained(fails)
+    assert found.place is not None and found.place.line == line_of("output = layer(")
+
+
+def test_samples_and_labels_of_a_split(explained: Explained) -> None:
+    samples, labels = np.zeros((8, 3)), np.zeros(2)
+    found = explained(lambda: TensorDataset(torch.from_numpy(samples), torch.from_numpy(labels)))
+    assert found.kind == "sizes_of_data" and "train_test_split" in found.fix.action
 
 
 # --- Without operands -------------------------------------------------------------------------

@@ -302,3 +302,17 @@ def test_the_best_model_is_another_name_of_the_last(tmp_path: Path) -> None:
 )
 def test_what_is_copied_or_not_used_is_no_other_name(tmp_path: Path, kept: str, after: str) -> None:
     assert _kinds(tmp_path, _BEST_OF.format(kept, after)) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        ("X_train, y_train, X_test, y_test", ["split-order"]),
+        ("train_data, train_labels, test_data, test_labels", ["split-order"]),
+        ("X_train, X_test, y_train, y_test", []),
+        ("train_x, val_x, train_y, val_y", []),
+        ("a, b, c, d", []),
+    ],
+)
+def test_the_order_of_a_split(tmp_path: Path, names: str, kinds: list[str]) -> None:
+    assert _kinds(tmp_path, f"{names} = train_test_split(X, y, test_size=0.2)\n") == kinds

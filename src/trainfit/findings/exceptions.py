@@ -464,6 +464,21 @@ def _whole_in_place(raised: ParsedException, _: FailureContext) -> Finding | Non
     )
 
 
+#: torch/utils/data/dataset.py
+_DATA_SIZES: Final = "Size mismatch between tensors"
+
+
+def _sizes_of_data(raised: ParsedException, _: FailureContext) -> Finding | None:
+    if _DATA_SIZES not in raised.message:
+        return None
+    return _fault(
+        "sizes_of_data",
+        "TensorDataset gets tensors with different numbers of samples",
+        "look at what splits and filters them: train_test_split(X, y) gives X_train, X_test, "
+        "y_train, y_test; what drops samples drops their labels, too",
+    )
+
+
 def _class_called(raised: ParsedException, _: FailureContext) -> Finding | None:
     found = _OF_CLASS.search(raised.message)
     if found is None:
@@ -500,6 +515,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _class_called,
     _saved_whole,
     _whole_in_place,
+    _sizes_of_data,
     _shards,
     _handle,
     gpu_errors.known,

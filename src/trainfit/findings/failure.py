@@ -42,6 +42,7 @@ KINDS: Final = (
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
     *("notebook_line", "script_error", "class_called", "saved_whole", "whole_in_place"),
+    "sizes_of_data",
     *gpu_errors.KINDS,
     *training_errors.KINDS,
     *autograd_errors.KINDS,
@@ -62,7 +63,7 @@ WHATEVER_THE_LENGTH: Final = (
     *("tied_across_groups", "custom_backward", "hook_on_in_place", "sparse_gradients"),
     *("recurrent_evaluated", "recurrent_twice", "second_derivative"),
     *("label_out_of_range", "index_out_of_range", "one_number_wanted", "expanded_written"),
-    *("class_called", "saved_whole", "whole_in_place"),
+    *("class_called", "saved_whole", "whole_in_place", "sizes_of_data"),
     *("lengths_unsorted", "length_of_none", "attention_shapes", "no_closure", "no_numbers"),
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).

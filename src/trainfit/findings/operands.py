@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -20,7 +21,7 @@ _OF_SHAPES: Final = {
     *("batches_differ", "sizes_differ", "target_shape", "features_differ", "normalized_size"),
     *("mask_shape", "index_shape", "sizes_to_join", "dimensions_differ", "expand_size"),
     *("matmul_sizes", "matmul_dimensions", "recurrent_input", "classes_dimension", "reshape_size"),
-    *("sizes_of_weights", "attention_shapes", "attention_mask"),
+    *("sizes_of_data", "sizes_of_weights", "attention_shapes", "attention_mask"),
 }
 
 
@@ -150,6 +151,36 @@ def _cut(found: Finding, call: FailedCall) -> Finding | None:
     return _told(found, f"{made.operator} at {_at(made.place)} ends it", fix, made.place)
 
 
+#: torch/csrc/autograd/saved_variable.cpp: the shape, and the operator that had computed it.
+_CHANGED: Final = re.compile(
+    r"\[\w+(?:\.\w+)* \[([\d, ]*)\]\](?:, which is output \d+ of (\w+?)(?:Backward\d*)?,)?"
+)
+
+
+def _in_place(found: Finding, call: FailedCall) -> Finding | None:
+    """A tensor that a backward pass needs was changed in place."""
+    said = _CHANGED.search(found.cause)
+    if said is None:
+        return None
+    shape = tuple(int(each) for each in said[1].split(",") if each.strip())
+    by = (said[2] or "").lower()
+    known = [
+        each
+        for each in call.changed
+        if each.gave == shape and each.used_at.replace("_", "") in (by, "")
+    ]
+    if not by or len({each.place for each in known}) != 1:
+        return None
+    made = known[0]
+    return _told(
+        found,
+        f"{_at(made.place)} changes what {by} gave ({made.operator}, {_size(shape)}), and the "
+        f"derivative of {by} is computed of that",
+        "x = x + y in place of x += y there, without inplace=True, or x.clone() before it",
+        made.place,
+    )
+
+
 def _earlier(found: Finding, call: FailedCall) -> Finding | None:
     """A graph that a backward pass has used up."""
     made = next((it for each in call.operands if (it := each.origin("earlier"))), None)
@@ -256,6 +287,7 @@ _RULES: Final[Mapping[str, Callable[[Finding, FailedCall], Finding | None]]] = {
     "target_type": _targets,
     "no_graph": _cut,
     "graph_used_twice": _earlier,
+    "changed_in_place": _in_place,
     "features_differ": _layer,
     "normalized_size": _layer,
     "two_devices": _devices,

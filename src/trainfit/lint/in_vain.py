@@ -24,6 +24,9 @@ _OF_TENSORS: Final = {
 }
 #: Methods that give the parameters of a module, or their names with them.
 _PARAMETERS: Final = {"parameters", "named_parameters"}
+#: Words in names of labels, and of samples.
+_LABELS: Final = {"y", "label", "labels", "target", "targets"}
+_SAMPLES: Final = {"x", "data", "features", "images", "inputs", "samples", "texts"}
 #: What makes the next shuffle that of before.
 _SAME_ORDER: Final = {"seed", "set_state", "setstate", "manual_seed", "default_rng", "Random"}
 
@@ -174,6 +177,7 @@ def lost_lines(source: Source) -> Iterator[Finding]:
     yield from _shared(source)
     yield from _left_off(source)
     yield from _shuffled_apart(source)
+    yield from _split_order(source)
 
 
 def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
@@ -347,6 +351,39 @@ def _shuffled_apart(source: Source) -> Iterator[Finding]:
                 f"order = np.random.permutation(len({one})); {one}, {other} = {one}[order], "
                 f"{other}[order]",
             )
+
+
+def _split_order(source: Source) -> Iterator[Finding]:
+    """``X_train, y_train, X_test, y_test = train_test_split(X, y)``."""
+    for node in source.nodes:
+        call = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call):
+            continue
+        targets = node.targets[0]
+        if path_of(call.func).rpartition(".")[2] != "train_test_split" or len(call.args) != 2:
+            continue
+        if not isinstance(targets, ast.Tuple | ast.List) or len(targets.elts) != 4:
+            continue
+        names = [path_of(each) for each in targets.elts]
+        if [_role(each) for each in names] != ["x", "y", "x", "y"]:
+            continue
+        right = ", ".join((names[0], names[2], names[1], names[3]))
+        yield line_finding(
+            source,
+            node,
+            "split-order",
+            f"{names[1]} are no labels: train_test_split() gives both parts of the samples first, "
+            "then both of the labels",
+            f"of (X, y) it gives X_train, X_test, y_train, y_test: {names[1]} are samples of the "
+            f"test, and {names[2]} labels of the training.",
+            f"{right} = {source.text(call)}",
+        )
+
+
+def _role(name: str) -> str:
+    """Are these samples ("x") or labels ("y"), by their name?"""
+    words = {*name.lower().split("_")}
+    return "y" if words & _LABELS else "x" if words & _SAMPLES else ""
 
 
 def _bodies(source: Source) -> Iterator[list[ast.stmt]]:

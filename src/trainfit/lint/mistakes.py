@@ -42,7 +42,7 @@ SPOILS: Final = frozenset(
             "gradients-left-off",
             "gradients-never-zeroed",
             "model-each-epoch",
-            "shuffled-apart",
+            *("shuffled-apart", "split-order"),
         ),
     )
 )

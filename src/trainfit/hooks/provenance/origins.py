@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
 import torch
 
 from trainfit.hooks.held_objects import walk
@@ -23,6 +24,8 @@ _DEEPEST: Final = 400
 #: Functions behind a tensor that are looked at, operands and origins that are told.
 _MOST: Final = 4000
 _OPERANDS: Final = 4
+#: Changes in place that are remembered.
+_CHANGES: Final = 32
 #: What gives no tensor of its own making: a property, a switch, what hands a gradient out.
 _NOT_MADE: Final = {"grad", "requires_grad_", "retain_grad", "detach_", "data"}
 #: Names of what a call of PyTorch's Python has that are none of its operands.
@@ -52,12 +55,17 @@ class Origins:
     def __init__(self, place: Callable[[], str | None], steps: Callable[[], int]) -> None:
         self._place, self._steps = place, steps
         self._made: Marks[_Made] = Marks()
+        self._changed: deque[Origin] = deque(maxlen=_CHANGES)
+        #: The last function of this step that gave a result without a graph.
+        self._last_cut: tuple[int, Origin] | None = None
 
     def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch gave a tensor."""
         if name in _NOT_MADE:
             return
         given = tensors_among(args)
+        if given and given[0] is result and torch.is_grad_enabled():
+            self._changed.appendleft(self._change(name, result))
         of = tuple(made for each in given if (made := self._made.of(each)) is not None)
         depth = 1 + max((each.depth for each in of), default=0)
         if depth > _DEEPEST:
@@ -77,6 +85,14 @@ class Origins:
             depth,
         )
         self._made.put(result, made)
+        if made.is_cut and result.numel() > 1:
+            cut = Origin("cut", made.operator, made.given, made.gave, made.place)
+            self._last_cut = made.step, cut
+
+    def _change(self, name: str, tensor: torch.Tensor) -> Origin:
+        known, shape = self._made.of(tensor), tuple(tensor.shape)
+        by = "" if known is None else known.operator
+        return Origin("in_place", name.strip("_"), shape, shape, self._place() or "", by)
 
     def of_failure(self, error: BaseException) -> FailedCall:
         """What the call was given that an exception came from; nothing may come of it."""
@@ -90,23 +106,30 @@ class Origins:
         users = [at for at, (frame, _) in enumerate(frames) if _is_users(frame)]
         if not users:
             return NO_CALL
+        named: dict[str, Any]
         user, line = frames[users[-1]]
         behind = [frame for frame, _ in frames[users[-1] + 1 :]]
         module = _module_of(behind)
         named = dict(_of_call(behind)) or dict(_of_line(user, line))
         operands = tuple(self._operand(name, each) for name, each in [*named.items()][:_OPERANDS])
         if module is None:
-            return FailedCall(operands=operands)
+            return FailedCall(operands=operands, changed=tuple(self._changed))
         layer, listed = _name_of(module, [frame for frame, _ in frames])
         weight = getattr(module, "weight", None)
         sizes = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
         return FailedCall(layer, type(module).__name__, listed, sizes, operands)
 
-    def _operand(self, name: str, tensor: torch.Tensor) -> Operand:
+    def _operand(self, name: str, tensor: Any) -> Operand:
+        if isinstance(tensor, np.ndarray):
+            return Operand(name, tuple(tensor.shape), str(tensor.dtype), "cpu")
         shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         made = self._made.of(tensor)
         told = Operand(name, shape, dtype, tensor.device.type)
         if made is None:
+            step, cut = self._last_cut or (-1, None)
+            is_lost = name == "loss" and tensor.grad_fn is None and step == self._steps()
+            if is_lost and cut is not None:  # it came by way of NumPy, or of numbers
+                return Operand(name, shape, dtype, tensor.device.type, (cut,))
             return told
         origins = (_changed("shape", made), _changed("samples", made), _cut(made), _earlier(made))
         found = tuple(each for each in origins if each is not None)
@@ -118,7 +141,9 @@ def _changed(how: Literal["shape", "samples"], made: _Made) -> Origin | None:
     until = 1 if how == "samples" else None
     at: _Made | None = made
     while at is not None:
-        if at.given and at.given[:until] != at.gave[:until]:
+        # A mask may leave as many rows as there were samples.
+        by_mask = at.operator == INDEXING and at.with_tensor
+        if at.given and (by_mask or at.given[:until] != at.gave[:until]):
             return Origin(how, at.operator, at.given, at.gave, at.place, "", at.with_tensor)
         at = next(iter(at.of), None)
     return None
@@ -211,8 +236,8 @@ def _of_call(behind: Sequence[FrameType]) -> Iterator[tuple[str, torch.Tensor]]:
             return
 
 
-def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that a line of the script names: variables, and attributes of self."""
+def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
+    """The tensors and arrays that a line of the script names: variables, attributes of self."""
     text = linecache.getline(frame.f_code.co_filename, line).strip().rstrip(":")
     try:
         tree = ast.parse(text)
@@ -226,7 +251,7 @@ def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, torch.Tensor]]:
             value = _attribute(known.get(node.value.id), node.attr)
         else:
             continue
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor | np.ndarray):
             yield ast.unparse(node), value
 
 

@@ -111,6 +111,7 @@ def _not_moved(outcome: TraceOutcome) -> str:
 _EXPLAINED_BY: Final[dict[str, tuple[str, ...]]] = {
     "two_devices": ("result-dropped", "not-moved"),
     "no_graph": ("gradients-left-off",),
+    "sizes_of_data": ("split-order",),
 }
 
 

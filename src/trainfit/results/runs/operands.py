@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 #: Of what a line made of a tensor that a later one fails for: it changed the shape; it changed the
 #: first dimension; it gave a result without a graph of what has one; it was computed in an earlier
-#: step, and is part of what was computed in this one.
-How = Literal["shape", "samples", "cut", "earlier"]
+#: step, and is part of what was computed in this one; it changed a tensor in place.
+How = Literal["shape", "samples", "cut", "earlier", "in_place"]
 #: What :attr:`Origin.operator` is for ``x[…]``.
 INDEXING: Final = "getitem"
 
@@ -65,6 +65,8 @@ class FailedCall:
             of it.
         weight: the shape of its weight.
         operands: its tensors.
+        changed: the last lines that changed a tensor in place, the last one first; ``used_at`` is
+            the operator that had computed it.
     """
 
     layer: str = ""
@@ -72,6 +74,7 @@ class FailedCall:
     listed: str = ""
     weight: tuple[int, ...] = ()
     operands: tuple[Operand, ...] = ()
+    changed: tuple[Origin, ...] = ()
 
 
 #: Of a run that raised nothing, or of which no more is known.
