@@ -243,6 +243,19 @@ def test_what_changes_a_tensor_in_place_is_named(explained: Explained) -> None:
     assert found.place is not None and found.place.line == line_of("gate += 1")
 
 
+def test_an_embedding_that_renormalizes_its_weight(explained: Explained) -> None:
+    layer = nn.Embedding(9, 4, max_norm=1.0).cuda()
+    tokens = torch.zeros(3, dtype=torch.long, device="cuda")
+
+    def fails() -> Any:
+        scores = layer.weight @ layer.weight.t()
+        (layer(tokens).sum() + scores.square().sum()).backward()
+
+    found = explained(fails)
+    assert "max_norm" in found.title
+    assert found.place is not None and found.place.line == line_of("(layer(tokens).sum()")
+
+
 def test_a_graph_that_ends_in_numpy(explained: Explained) -> None:
     layer = nn.Linear(4, 3).cuda()
 

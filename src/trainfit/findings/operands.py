@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from trainfit.results.findings import Finding, Fix, Place
-from trainfit.results.runs.operands import INDEXING, FailedCall, Operand, Origin
+from trainfit.results.runs.operands import INDEXING, RENORMED, FailedCall, Operand, Origin
 
 _VIEWS: Final = {"view", "reshape", "unflatten", "flatten"}
 #: Operators without a derivative that name a class or a truth value.
@@ -164,6 +164,21 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
         return None
     shape = tuple(int(each) for each in said[1].split(",") if each.strip())
     by = (said[2] or "").lower()
+    renormed = (each for each in call.changed if each.operator == RENORMED)
+    made = next((each for each in renormed if shape in (each.gave, each.gave[::-1])), None)
+    if made is not None:
+        return dataclasses.replace(
+            found,
+            title=f"nn.Embedding(max_norm=…) changes its weight in place at {_at(made.place)}, and "
+            "the weight was used before that",
+            fixes=(
+                Fix(
+                    "call the embedding before its weight is used elsewhere, or use "
+                    "embedding.weight.clone() there"
+                ),
+            ),
+            place=Place.parse(made.place),
+        )
     known = [
         each
         for each in call.changed

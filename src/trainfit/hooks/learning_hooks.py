@@ -392,6 +392,8 @@ def _embedding(
     observer.misuse.labels.embedded(input, padding_idx)
     observer.misuse.inputs.embedded(input, weight, is_sparse=bool(sparse))
     observer.misuse.sequences.embedded(padding_idx)
+    if max_norm is not None:
+        observer.misuse.origins.renorms(weight)
 
 
 def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:

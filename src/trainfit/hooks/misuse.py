@@ -195,6 +195,10 @@ class MisuseObserver:
             self._note("attention_by_hand", *by_hand, place=scores[3] or "")
         if (left := self.averages.left) is not None:
             self._note("norm_left_behind", str(left[0]), left[1], place="")
+        if self.masks.rows is not None:
+            self._note("mask_misused", "rows", "", "softmax", place=self.masks.rows)
+        if (only := self.batches.of_one_class) is not None:
+            self._note("pixels_of_one_class", *map(str, only[:2]), place=only[2] or "")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:

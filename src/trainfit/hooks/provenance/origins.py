@@ -15,7 +15,7 @@ import torch
 
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.provenance.cuts import Marks, tensors_among
-from trainfit.results.runs.operands import INDEXING, NO_CALL, FailedCall, Operand, Origin
+from trainfit.results.runs.operands import INDEXING, NO_CALL, RENORMED, FailedCall, Operand, Origin
 from trainfit.simgpu.device.user_location import is_library, locals_of
 
 #: Of one tensor, functions that are remembered in a row: a training that never ends has no end of
@@ -88,6 +88,11 @@ class Origins:
         if made.is_cut and result.numel() > 1:
             cut = Origin("cut", made.operator, made.given, made.gave, made.place)
             self._last_cut = made.step, cut
+
+    def renorms(self, weight: Any) -> None:
+        """An embedding with a ``max_norm`` is about to change its weight, in C++."""
+        if isinstance(weight, torch.Tensor):
+            self._changed.appendleft(self._change(RENORMED, weight))
 
     def _change(self, name: str, tensor: torch.Tensor) -> Origin:
         known, shape = self._made.of(tensor), tuple(tensor.shape)

@@ -13,6 +13,9 @@ How = Literal["shape", "samples", "cut", "earlier", "in_place"]
 #: What :attr:`Origin.operator` is for ``x[…]``.
 INDEXING: Final = "getitem"
 
+#: The function by which an embedding with a ``max_norm`` changes its weight.
+RENORMED: Final = "embedding_renorm"
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
