@@ -230,6 +230,52 @@ def test_nothing_comes_of_what_cannot_be_looked_at(simulation: Simulation) -> No
         assert observer.misuse.origins.of_failure(Odd()) == FailedCall() == NO_CALL
 
 
+def test_what_is_joined_has_the_name_of_its_operator(explained: Explained) -> None:
+    up = nn.ConvTranspose2d(4, 4, 2, 2).cuda()
+
+    def fails() -> Any:
+        skip = torch.zeros(2, 4, 25, 25, device="cuda").relu()
+        small = F.max_pool2d(skip, 2)
+        return torch.cat([up(small), skip], 1)
+
+    found = explained(fails)
+    assert (
+        "conv_transpose2d(…) (2, 4, 24, 24)" in found.title and "skip (2, 4, 25, 25)" in found.title
+    )
+    assert "small" not in found.title and "size=[25, 25]" in found.fix.action
+
+
+@pytest.mark.parametrize(
+    ("made", "fix"),
+    [
+        (lambda: nn.Conv2d(4, 8, 3, padding=1), "nn.Conv2d(4, 8, 1)"),
+        (lambda: nn.Conv2d(4, 8, 3, 2, 1), "nn.Conv2d(4, 8, 1, stride=2)"),
+        (lambda: nn.Conv2d(4, 4, 3, 2, 1), "nn.Conv2d(4, 4, 1, stride=2)"),
+    ],
+)
+def test_a_shortcut_of_another_shape(explained: Explained, made: Any, fix: str) -> None:
+    layer = made().cuda()
+
+    def fails() -> Any:
+        x = torch.zeros(2, 4, 8, 8, device="cuda")
+        out = layer(x)
+        return out + x
+
+    assert fix in explained(fails).fix.action
+
+
+def test_a_mask_of_a_layer_that_wants_positions_first(explained: Explained) -> None:
+    layer = nn.MultiheadAttention(8, 2).cuda()
+    x = torch.zeros(4, 6, 8, device="cuda")
+
+    def fails(length: int) -> Any:
+        mask = torch.zeros(length, length, dtype=torch.bool, device="cuda")
+        return layer(x, x, x, attn_mask=mask)
+
+    assert "batch_first=True" in explained(lambda: fails(6)).fix.action
+    assert "batch_first=True of" not in explained(lambda: fails(5)).fix.action
+
+
 def test_what_changes_a_tensor_in_place_is_named(explained: Explained) -> None:
     layer = nn.Linear(4, 3).cuda()
 
@@ -329,3 +375,18 @@ def test_the_device_refuses_whole_numbers_as_weights(simulation: Simulation) -> 
     with pytest.raises(RuntimeError, match="expected scalar type Float but found Long"):
         F.cross_entropy(output, target, weight=torch.tensor([1, 2, 3], device="cuda"))
     F.cross_entropy(output, target, weight=torch.ones(3, device="cuda"))
+
+
+def test_labels_of_text() -> None:
+    found = _of(lambda: F.cross_entropy(torch.zeros(2, 3), ("cat", "dog")))  # type: ignore[arg-type]
+    assert found is not None and found.kind == "targets_as_list"
+
+
+def test_an_iterator_at_its_end() -> None:
+    def fails() -> Any:
+        batches = iter([1])
+        while True:
+            next(batches)
+
+    found = _of(fails)
+    assert found is not None and found.kind == "iterator_at_end"

@@ -655,3 +655,60 @@ def test_weights_that_all_begin_with_one_value_on_a_gpu(simulated: Found) -> Non
         _initialized(0, 2, 4, after=lambda model: model.load_state_dict(model.state_dict())),
     ):
         assert "units_alike" not in simulated(training)
+
+
+def _coded(drawn: Callable[[Normal], Any], *, decodes: bool = True) -> Any:
+    """A coder whose divergence is written out."""
+
+    def training(observer: LearningObserver) -> nn.Module:
+        model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(2, 6)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def loss(x: Tensor) -> Tensor:
+            mean, log_variance = model[0](x).chunk(2, 1)
+            z = drawn(Normal(mean, (0.5 * log_variance).exp()))
+            part = model[1](z).square().mean() if decodes else ((z - mean) ** 2).mean()
+            return part + (mean.square() + log_variance.exp() - log_variance).mean()
+
+        for _ in range(4):
+            observer.called(model)
+            optimizer.zero_grad()
+            loss(torch.rand(8, 6, device="cuda")).backward()
+            optimizer.step()
+        return model
+
+    return training
+
+
+def test_a_sample_next_to_a_divergence_that_is_written_out(simulated: Found) -> None:
+    told = simulated(_coded(lambda it: it.sample()))["sample_without_graph"]
+    assert told.place is not None and "Normal.sample()" in told.title
+    for training in (
+        _coded(lambda it: it.rsample()),
+        _coded(lambda it: it.sample(), decodes=False),  # a density that is written out
+        _coded(lambda it: (it.sample(), it.log_prob(it.loc))[0]),  # a policy's
+    ):
+        assert "sample_without_graph" not in simulated(training)
+
+
+@pytest.mark.parametrize("which", ["both", "apart", "same"])
+def test_parameters_of_two_optimizers_in_turn(simulated: Found, which: str) -> None:
+    def training(observer: LearningObserver) -> nn.Module:
+        model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 1)]).cuda()
+        first, last = model
+        owned = {
+            "both": (model, last),
+            "apart": (first, last),
+            "same": (model, model),  # two stages of a step, as of an own optimizer
+        }[which]
+        deceives, tells = (torch.optim.SGD(each.parameters(), 0.1) for each in owned)
+        for _ in range(5):
+            x = torch.rand(8, 6, device="cuda")
+            for optimizer, sign in ((tells, 1), (deceives, -1)):
+                observer.called(model)
+                optimizer.zero_grad()
+                (sign * last(first(x))).mean().backward()
+                optimizer.step()
+        return model
+
+    assert ("trained_in_turn" in simulated(training)) is (which == "both")

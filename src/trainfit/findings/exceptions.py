@@ -479,6 +479,21 @@ def _sizes_of_data(raised: ParsedException, _: FailureContext) -> Finding | None
     )
 
 
+def _used_up(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """``next(iterator)`` of the script's own line."""
+    if raised.type != "StopIteration" or raised.worker is not None:
+        return None
+    if not re.search(r"\bnext\(", raised.code):
+        return None
+    return _fault(
+        "iterator_at_end",
+        "next() is called of an iterator that has come to its end, as a DataLoader's does after "
+        "one epoch",
+        "for x, y in loader: in a loop over epochs; or try: batch = next(batches) / except "
+        "StopIteration: batches = iter(loader); batch = next(batches)",
+    )
+
+
 def _class_called(raised: ParsedException, _: FailureContext) -> Finding | None:
     found = _OF_CLASS.search(raised.message)
     if found is None:
@@ -516,6 +531,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _saved_whole,
     _whole_in_place,
     _sizes_of_data,
+    _used_up,
     _shards,
     _handle,
     gpu_errors.known,

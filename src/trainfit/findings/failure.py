@@ -42,7 +42,7 @@ KINDS: Final = (
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
     *("notebook_line", "script_error", "class_called", "saved_whole", "whole_in_place"),
-    "sizes_of_data",
+    *("sizes_of_data", "iterator_at_end"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,
     *autograd_errors.KINDS,

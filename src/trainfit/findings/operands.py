@@ -14,6 +14,10 @@ from trainfit.results.findings import Finding, Fix, Place
 from trainfit.results.runs.operands import INDEXING, RENORMED, FailedCall, Operand, Origin
 
 _VIEWS: Final = {"view", "reshape", "unflatten", "flatten"}
+#: torch/nn/functional.py (multi_head_attention_forward)
+_MASK: Final = re.compile(
+    r"2D attn_mask is torch\.Size\(\[(\d+), \d+\]\), but should be \((\d+), \d+\)"
+)
 #: Operators without a derivative that name a class or a truth value.
 _CHOOSE: Final = {"argmax", "argmin", "eq", "gt", "lt", "ge", "le", "round", "long", "int", "max"}
 #: Kinds whose title is followed by the shapes of the operands.
@@ -99,6 +103,9 @@ def _sizes(found: Finding, call: FailedCall) -> Finding | None:
         return None
     for one, other in (pair, pair[::-1]):
         made = one.origin("shape")
+        if made is None and one.name.startswith("conv_transpose") and found.place is not None:
+            at = f"{found.place.file}:{found.place.line}"
+            made = Origin("shape", one.name.removesuffix("(…)"), (), one.shape, at)
         if made is None or not made.operator.startswith("conv_transpose"):
             continue
         return _told(
@@ -110,7 +117,46 @@ def _sizes(found: Finding, call: FailedCall) -> Finding | None:
             f"F.interpolate(x, size={list(other.shape[2:])}) at the end",
             made.place,
         )
-    return None
+    return _shortcut(found, call)
+
+
+def _shortcut(found: Finding, call: FailedCall) -> Finding | None:
+    """A block's input that is added to its output, of other channels or of another size."""
+    pair = [each for each in call.operands if len(each.shape) == 4][:2]
+    if len(pair) != 2 or found.kind != "sizes_differ" or pair[0].shape[0] != pair[1].shape[0]:
+        return None
+    output, given = pair
+    wide, narrow = output.shape[1], given.shape[1]
+    sizes = [(a, b) for a, b in zip(output.shape[2:], given.shape[2:], strict=True) if a != b]
+    stride = next((b // a for a, b in sizes if b % a == 0), 1)
+    if 1 in (wide, narrow) or (sizes and stride == 1) or (wide == narrow and not sizes):
+        return None
+    return _told(
+        found,
+        _shapes(call),
+        f"bring {given.name} to the shape of {output.name} first: self.shortcut = nn.Conv2d("
+        f"{narrow}, {wide}, 1{f', stride={stride}' if stride > 1 else ''}), and self.shortcut("
+        f"{given.name})",
+    )
+
+
+def _mask(found: Finding, call: FailedCall) -> Finding | None:
+    """A mask of attention for another length."""
+    query = next((each for each in call.operands if each.name == "query"), None)
+    said = _MASK.search(found.cause)
+    if query is None or said is None or len(query.shape) != 3:
+        return None
+    given, wanted = int(said[1]), int(said[2])
+    first, second = query.shape[:2]
+    if (given, wanted) != (second, first):
+        return None
+    return _told(
+        found,
+        f"the input {_size(query.shape)} has its samples first, and the layer goes over dimension "
+        f"0 ({first}) as positions",
+        "batch_first=True of nn.TransformerEncoderLayer, nn.MultiheadAttention and nn.Transformer, "
+        "or x.transpose(0, 1) before and after it",
+    )
 
 
 def _targets(found: Finding, call: FailedCall) -> Finding | None:
@@ -299,6 +345,8 @@ def _at(place: str) -> str:
 _RULES: Final[Mapping[str, Callable[[Finding, FailedCall], Finding | None]]] = {
     "batches_differ": _samples,
     "sizes_differ": _sizes,
+    "sizes_to_join": _sizes,
+    "attention_mask": _mask,
     "target_type": _targets,
     "no_graph": _cut,
     "graph_used_twice": _earlier,

@@ -60,6 +60,14 @@ _KNOWN: Final = (
     ),
     # torch/csrc/utils/python_arg_parser.cpp; what recurrent layers and models of libraries give
     KnownError(
+        "targets_as_list",
+        re.compile(r"argument 'target' \(position 2\) must be Tensor, not (?:tuple|list)"),
+        "The targets of the loss are a list or a tuple: collation leaves text as it is, and makes "
+        "a list of each sample's list",
+        "number the classes in the data set, {name: i for i, name in enumerate(sorted(names))}, "
+        "and return that number; of several numbers for a sample return a tensor",
+    ),
+    KnownError(
         "several_outputs",
         re.compile(
             r"must be Tensor, not (?:tuple|\w*Outputs?\w*)\b"

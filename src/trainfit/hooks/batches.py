@@ -306,7 +306,7 @@ class Batches(FirstOfKind):
         is_one = len(known) == 1 and len(self._pixels) >= _BATCHES
         self.of_one_class = None
         if is_one and getattr(target, "shape", None) in [shape for shape, _, _ in self._pixels]:
-            self.of_one_class = (*known, len(self._pixels), self.made_at)
+            self.of_one_class = known.pop(), len(self._pixels), self.made_at
         found, shape = self._labels_at_padding or (0, ())
         if not found or not isinstance(target, torch.Tensor) or ignored != _IGNORED:
             return

@@ -5,6 +5,7 @@ Each is certain from objects and shapes alone, or told as likely; no value is re
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from trainfit.hooks.batches import Batches, is_own
-from trainfit.hooks.distributions import Samples, mark, trains_critic
+from trainfit.hooks.distributions import OF_SAMPLES, Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import nodes_of, operator_of, parameters_of, shape_of
@@ -320,6 +321,8 @@ class MisuseObserver:
             self._note("term_cut_off", operator, cut_at or "", place=place)
         self.batches.trained(node)
         nodes = nodes_of(node)
+        goes_back = functools.partial(self.origins.goes_back_to, root, OF_SAMPLES)
+        self.samples.used(nodes or (), goes_back)
         everything = nodes or ()
         self.graphs.look(everything)
         self.scaled.backward(everything, self._place())

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import linecache
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
@@ -26,8 +26,13 @@ _MOST: Final = 4000
 _OPERANDS: Final = 4
 #: Changes in place that are remembered.
 _CHANGES: Final = 32
+#: Results that are remembered though nothing holds them, and of one line that are told.
+_RECENT: Final = 8
+_WITHIN: Final = 2
 #: What gives no tensor of its own making: a property, a switch, what hands a gradient out.
 _NOT_MADE: Final = {"grad", "requires_grad_", "retain_grad", "detach_", "data"}
+#: Operators of layers.
+_LAYERS: Final = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "addmm"}
 #: Names of what a call of PyTorch's Python has that are none of its operands.
 _NOT_OPERANDS: Final = {"weight", "bias", "running_mean", "running_var"}
 
@@ -56,6 +61,7 @@ class Origins:
         self._place, self._steps = place, steps
         self._made: Marks[_Made] = Marks()
         self._changed: deque[Origin] = deque(maxlen=_CHANGES)
+        self._recent: deque[_Made] = deque(maxlen=_RECENT)
         #: The last function of this step that gave a result without a graph.
         self._last_cut: tuple[int, Origin] | None = None
 
@@ -85,6 +91,7 @@ class Origins:
             depth,
         )
         self._made.put(result, made)
+        self._recent.appendleft(made)
         if made.is_cut and result.numel() > 1:
             cut = Origin("cut", made.operator, made.given, made.gave, made.place)
             self._last_cut = made.step, cut
@@ -98,6 +105,12 @@ class Origins:
         known, shape = self._made.of(tensor), tuple(tensor.shape)
         by = "" if known is None else known.operator
         return Origin("in_place", name.strip("_"), shape, shape, self._place() or "", by)
+
+    def goes_back_to(self, tensor: Any, operators: Container[str]) -> bool:
+        """Was a tensor computed of what a layer made of the results of one of these operators?"""
+        made = self._made.of(tensor) if isinstance(tensor, torch.Tensor) else None
+        layers = (each for each in _behind(made) if each.operator in _LAYERS) if made else ()
+        return any(each.operator in operators for layer in layers for each in _behind(layer))
 
     def of_failure(self, error: BaseException) -> FailedCall:
         """What the call was given that an exception came from; nothing may come of it."""
@@ -115,14 +128,37 @@ class Origins:
         user, line = frames[users[-1]]
         behind = [frame for frame, _ in frames[users[-1] + 1 :]]
         module = _module_of(behind)
-        named = dict(_of_call(behind)) or dict(_of_line(user, line))
-        operands = tuple(self._operand(name, each) for name, each in [*named.items()][:_OPERANDS])
+        within: list[Operand] = []
+        named = dict(_of_call(behind))
+        if not named:
+            named = dict(_of_line(user, line))
+            within = self._within(f"{user.f_code.co_filename}:{line}", named)
+        told = [self._operand(name, each) for name, each in named.items()]
+        operands = (*within, *told)[:_OPERANDS]
         if module is None:
             return FailedCall(operands=operands, changed=tuple(self._changed))
         layer, listed = _name_of(module, [frame for frame, _ in frames])
         weight = getattr(module, "weight", None)
         sizes = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
         return FailedCall(layer, type(module).__name__, listed, sizes, operands)
+
+    def _within(self, place: str, named: dict[str, Any]) -> list[Operand]:
+        """Results of the line that failed, which have no names; what they were made of goes from
+        those that have one."""
+        found: list[_Made] = []
+        for each in self._recent:
+            if each.place != place or each.step != self._steps() or len(found) == _WITHIN:
+                break
+            if not any(each is source for later in found for source in _behind(later)):
+                found.append(each)
+        used = [source for each in self._recent if each.place == place for source in each.of]
+        for name, value in [*named.items()]:
+            if any(
+                isinstance(value, torch.Tensor) and self._made.of(value) is source
+                for source in used
+            ):
+                del named[name]
+        return [Operand(f"{each.operator}(…)", each.gave, "", "") for each in found]
 
     def _operand(self, name: str, tensor: Any) -> Operand:
         if isinstance(tensor, np.ndarray):
