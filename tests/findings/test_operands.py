@@ -289,6 +289,34 @@ def test_what_changes_a_tensor_in_place_is_named(explained: Explained) -> None:
     assert found.place is not None and found.place.line == line_of("gate += 1")
 
 
+def test_an_assignment_to_a_part_is_a_change_in_place(explained: Explained) -> None:
+    layer = nn.Linear(4, 3).cuda()
+
+    def fails() -> Any:
+        rates = layer(torch.zeros(8, 4, device="cuda")).exp()
+        rates[:, 0] = 1
+        rates.sum().backward()
+
+    found = explained(fails)
+    assert found.place is not None and found.place.line == line_of("rates[:, 0] = 1")
+
+
+def test_a_recurrent_layer_and_the_size_of_its_input(explained: Explained) -> None:
+    self = nn.ModuleDict({"rnn": nn.GRU(10, 4, batch_first=True)}).cuda()
+    x = torch.zeros(2, 5, 8, device="cuda")
+    found = explained(lambda: self["rnn"](x))
+    assert "self.rnn (GRU) gets (2, 5, 8)" in found.title and "nn.GRU(8, …)" in found.fix.action
+
+
+def test_images_next_to_their_pixels(explained: Explained) -> None:
+    pixels, images = (torch.zeros(shape, device="cuda") for shape in ((4, 9), (4, 1, 3, 3)))
+    found = explained(lambda: F.binary_cross_entropy(pixels, images))
+    assert "y.flatten(1)" in found.fix.action
+    column = torch.zeros(4, 1, device="cuda")
+    found = explained(lambda: F.binary_cross_entropy(column, torch.zeros(4, device="cuda")))
+    assert "squeeze(1)" in found.fix.action
+
+
 def test_an_embedding_that_renormalizes_its_weight(explained: Explained) -> None:
     layer = nn.Embedding(9, 4, max_norm=1.0).cuda()
     tokens = torch.zeros(3, dtype=torch.long, device="cuda")

@@ -316,3 +316,16 @@ def test_what_is_copied_or_not_used_is_no_other_name(tmp_path: Path, kept: str, 
 )
 def test_the_order_of_a_split(tmp_path: Path, names: str, kinds: list[str]) -> None:
     assert _kinds(tmp_path, f"{names} = train_test_split(X, y, test_size=0.2)\n") == kinds
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("p.required_grad = False", ["flag-misspelt"]),
+        ("x.require_grad = True", ["flag-misspelt"]),
+        ("p.requires_grad = False", []),
+        ("self.require_grad = require_grad", []),
+    ],
+)
+def test_a_flag_that_is_misspelt(tmp_path: Path, line: str, kinds: list[str]) -> None:
+    assert _kinds(tmp_path, f"for p in model.parameters():\n    {line}\n") == kinds

@@ -18,6 +18,7 @@ _VIEWS: Final = {"view", "reshape", "unflatten", "flatten"}
 _MASK: Final = re.compile(
     r"2D attn_mask is torch\.Size\(\[(\d+), \d+\]\), but should be \((\d+), \d+\)"
 )
+_RECURRENT: Final = {"RNN", "LSTM", "GRU"}
 #: Operators without a derivative that name a class or a truth value.
 _CHOOSE: Final = {"argmax", "argmin", "eq", "gt", "lt", "ge", "le", "round", "long", "int", "max"}
 #: Kinds whose title is followed by the shapes of the operands.
@@ -159,6 +160,18 @@ def _mask(found: Finding, call: FailedCall) -> Finding | None:
     )
 
 
+def _target_shape(found: Finding, call: FailedCall) -> Finding | None:
+    """A target with as many numbers as the output, in another shape: an image and its pixels."""
+    known = {each.name: each for each in call.operands}
+    output, target = known.get("input"), known.get("target")
+    if output is None or target is None or math.prod(output.shape) != math.prod(target.shape):
+        return None
+    if output.shape[0] != target.shape[0] or len(target.shape) <= len(output.shape) + 1:
+        return None
+    fix = f"y.flatten(1) of {_size(target.shape)}, or output.view_as(y)"
+    return _told(found, _shapes(call), fix)
+
+
 def _targets(found: Finding, call: FailedCall) -> Finding | None:
     """Targets of another type or shape than the loss wants."""
     known = {each.name: each for each in call.operands}
@@ -278,6 +291,11 @@ def _layer(found: Finding, call: FailedCall) -> Finding | None:
     if call.kind.startswith("BatchNorm") and len(shape) > 1:
         fix = f"{name} = nn.{call.kind}({shape[1]}), the channels of its input"
         return _told(found, f"{what} and is made for {', '.join(map(str, size))}", fix)
+    if call.kind in _RECURRENT and found.kind == "recurrent_input":
+        if "equal to input_size" not in found.cause:
+            return None
+        fix = f"{name} = nn.{call.kind}({shape[-1]}, …), the last dimension of its input"
+        return _told(found, what, fix)
     if call.kind == "LayerNorm":
         fix = f"{name} = nn.LayerNorm({shape[-1]}), the last dimension of its input"
         return _told(found, f"{what} and is made for {', '.join(map(str, size))}", fix)
@@ -353,5 +371,7 @@ _RULES: Final[Mapping[str, Callable[[Finding, FailedCall], Finding | None]]] = {
     "changed_in_place": _in_place,
     "features_differ": _layer,
     "normalized_size": _layer,
+    "recurrent_input": _layer,
+    "target_shape": _target_shape,
     "two_devices": _devices,
 }

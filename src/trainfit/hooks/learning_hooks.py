@@ -263,7 +263,9 @@ def _computed(observer: LearningObserver, left: Any, right: Any, result: Any) ->
 
 
 def _gave(observer: LearningObserver, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    if not any(map(is_lazy, (result, *args))):  # which has neither numbers nor a shape yet
+    if func is torch.Tensor.__setitem__:
+        observer.misuse.origins.assigns(args[0])
+    elif not any(map(is_lazy, (result, *args))):  # which has neither numbers nor a shape yet
         observer.misuse.gave(func, args, kwargs or {}, result)
 
 

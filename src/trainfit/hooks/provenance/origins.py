@@ -101,6 +101,11 @@ class Origins:
         if isinstance(weight, torch.Tensor):
             self._changed.appendleft(self._change(RENORMED, weight))
 
+    def assigns(self, tensor: Any) -> None:
+        """Numbers were put into a part of a tensor: ``x[…] = …``."""
+        if isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
+            self._changed.appendleft(self._change("x[…] = …", tensor))
+
     def _change(self, name: str, tensor: torch.Tensor) -> Origin:
         known, shape = self._made.of(tensor), tuple(tensor.shape)
         by = "" if known is None else known.operator
