@@ -157,8 +157,9 @@ def _setting(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> It
 def _misspelt(source: Source, node: ast.Assign) -> Iterator[Finding]:
     """``parameter.required_grad = False``."""
     target, value = node.targets[0], node.value
-    is_flag = isinstance(value, ast.Constant) and isinstance(value.value, bool)
-    if not isinstance(target, ast.Attribute) or target.attr not in _MISSPELT or not is_flag:
+    if not isinstance(target, ast.Attribute) or target.attr not in _MISSPELT:
+        return
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, bool):
         return
     does = "freezes nothing" if not value.value else "asks for no gradient"
     right = f"{source.text(target.value)}.requires_grad = {source.text(value)}"

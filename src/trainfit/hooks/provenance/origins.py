@@ -267,10 +267,11 @@ def _of_call(behind: Sequence[FrameType]) -> Iterator[tuple[str, torch.Tensor]]:
     backward pass the tensor that it begins from."""
     for frame in reversed(behind):
         name, module = frame.f_code.co_name, str(frame.f_globals.get("__name__", ""))
-        begins = module == "torch._tensor" and name == "backward"
+        given = locals_of(frame)
+        is_backward = name == "backward" and module.startswith("torch.")
+        begins = is_backward and isinstance(given.get("self"), torch.Tensor)
         if not (module == "torch.nn.functional" or begins or _is_forward(frame)):
             continue
-        given = locals_of(frame)
         arguments = frame.f_code.co_varnames[: frame.f_code.co_argcount]
         found = [
             ("loss" if begins else key, given[key])
@@ -302,14 +303,14 @@ def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """As it is stored: nothing of the script's own runs."""
+    """As it is stored: no property of the script's own runs."""
     if not isinstance(owner, torch.nn.Module):
         return None
-    held = vars(owner)
-    for place in (held, held.get("_parameters", {}), held.get("_buffers", {})):
-        if name in place:
-            return place[name]
-    return None
+    held = vars(owner).get(name)
+    if held is not None:
+        return held
+    named = (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
+    return dict(named).get(name)
 
 
 def _name_of(module: torch.nn.Module, frames: Sequence[FrameType]) -> tuple[str, str]:
