@@ -265,6 +265,7 @@ def test_samples_and_labels_that_are_shuffled_apart(tmp_path: Path) -> None:
         + _PAIRS,
         "np.random.shuffle(order)\nX, y = X[order], y[order]\n" + _PAIRS,
         "random.shuffle(train)\nrandom.shuffle(test)\nfit(train, epochs)\nevaluate(test)\n",
+        "random.shuffle(ins)\nrandom.shuffle(outs)\nedges = list(zip(ins, outs))\n",
         "random.shuffle(cats)\nrandom.shuffle(dogs)\nfiles = Files(cats + dogs, root)\n",
         "state = np.random.get_state()\nnp.random.shuffle(X)\nnp.random.set_state(state)\n"
         "np.random.shuffle(y)\n" + _PAIRS,

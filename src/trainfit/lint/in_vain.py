@@ -339,7 +339,9 @@ def _shuffled_apart(source: Source) -> Iterator[Finding]:
             if len(call.args) == 1 and (name := path_of(call.args[0])):
                 shuffled.append((call, name))
         for (first, one), (second, other) in itertools.pairwise(shuffled):
-            if one == other or not _are_paired(source, one, other, second.lineno):
+            if {_role(one), _role(other)} != {"x", "y"}:
+                continue  # two of one kind may be matched at random, as the ends of edges are
+            if not _are_paired(source, one, other, second.lineno):
                 continue
             yield line_finding(
                 source,
@@ -382,7 +384,7 @@ def _split_order(source: Source) -> Iterator[Finding]:
 
 def _role(name: str) -> str:
     """Are these samples ("x") or labels ("y"), by their name?"""
-    words = {*name.lower().split("_")}
+    words = {*name.lower().replace(".", "_").split("_")}
     return "y" if words & _LABELS else "x" if words & _SAMPLES else ""
 
 
