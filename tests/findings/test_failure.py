@@ -131,7 +131,6 @@ def test_a_process_of_the_scripts_own_has_no_data_set() -> None:
 def test_pickling_and_copying_elsewhere_is_not_explained() -> None:
     assert cause(lambda: pickle.dumps(lambda: None)) is None
     assert cause(lambda: copy.deepcopy(threading.Lock())) is None
-    assert cause(lambda: torch.save(lambda: None, io.BytesIO())) is None
 
 
 def test_files_that_the_script_keeps_open_are_told_by_its_line() -> None:

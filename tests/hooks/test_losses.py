@@ -311,6 +311,8 @@ def test_a_view_that_is_to_swap_dimensions(simulated: Found) -> None:
         lambda x: x.view(8, 6, 4).view(8, 4, 6),  # heads and positions
         lambda x: x.view(8, 6, 2, 2).view(8, 4, 6),  # channels and pixels
         lambda x: torch.reshape(x[:, :20], (20, 8)),
+        lambda x: x.view(8, 4, 6).view(8, 3, 4, 2),  # the width's heads, before the length
+        lambda x: x.view(8, 3, 4, 2).reshape(8, 4, 6),  # … and back
     ):
         (finding,) = of(view)
         assert finding.kind == "view_for_transpose" and finding.severity == "warning"
@@ -321,6 +323,7 @@ def test_a_view_that_is_to_swap_dimensions(simulated: Found) -> None:
         lambda x: x.view(2, 4, 24).view(8, 24).view(8, 6, 4).view(8, 6, 2, 2),
         lambda x: x.view(1, 8, 24).view(8, 24, 1).view(8, 1, 24),
         lambda x: x.view(8, 4, 3, 2).view(8, 4, 6).view(8, 24),
+        lambda x: x.view(8, 4, 3, 2).transpose(1, 2).transpose(1, 2).reshape(8, 4, 6),
         lambda x: torch.reshape(x, (24, 8)),  # or three heads of each of 8, split off
     ):
         assert of(view) == ()

@@ -240,6 +240,22 @@ def test_what_a_flat_function_cuts_off(found: Found) -> None:
         assert found(lambda run, of=function: run.steps(Rounds(of), F.cross_entropy)) == ()
 
 
+class Sign(torch.autograd.Function):
+    """A sign with a derivative of its own, under PyTorch's name."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def test_a_function_of_the_script_s_own_has_its_own_derivative(found: Found) -> None:
+    assert found(lambda run: run.steps(Rounds(Sign.apply), F.cross_entropy)) == ()
+
+
 def test_a_flat_function_in_one_of_two_losses(found: Found) -> None:
     def training(run: Run) -> None:
         model = Rounds(torch.sign)

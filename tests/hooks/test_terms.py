@@ -260,6 +260,23 @@ def test_the_deviation_of_one_number_is_nan(kinds: Kinds) -> None:
     assert "deviation_of_one" not in kinds(_normalized(1, correction=0))
 
 
+def _returns(number: int, use: Any) -> Any:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        rewards = torch.ones(number, device=x.device)
+        rewards = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
+        return use(model(x[:number]).mean(1), rewards)
+
+    return training(loss)
+
+
+def test_what_is_multiplied_by_the_deviation_of_one_number(kinds: Kinds) -> None:
+    weighted = lambda output, rewards: (output * rewards).sum()  # noqa: E731
+    cleaned = lambda output, rewards: (output * torch.nan_to_num(rewards)).sum()  # noqa: E731
+    assert "std() goes over" in kinds(_returns(1, weighted))["deviation_of_one"].title
+    for number, use in ((4, weighted), (1, cleaned), (1, lambda output, _: output.sum())):
+        assert "deviation_of_one" not in kinds(_returns(number, use))
+
+
 # -- several passes and optimizers -------------------------------------------------------------
 
 

@@ -621,3 +621,94 @@ def test_ctc_of_a_layer_over_time_steps(simulated: Found) -> None:
 
     assert "activation_missing" in run(lambda x: x)
     assert not run(lambda x: x.log_softmax(2))
+
+
+def _initialized(
+    *weights: int, after: Callable[[nn.Sequential], Any] = lambda _: None
+) -> Callable[[LearningObserver], nn.Module]:
+    """A training of three layers, of which these get zeros."""
+
+    def training(observer: LearningObserver) -> nn.Module:
+        layers = (nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+        model = nn.Sequential(*layers)
+        for at in weights:
+            nn.init.zeros_(model[at].weight)
+        after(model)
+        model.cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            observer.called(model)
+            optimizer.zero_grad()
+            model(torch.randn(8, 16, device="cuda")).mean().backward()
+            optimizer.step()
+        return model
+
+    return training
+
+
+def test_weights_that_all_begin_with_one_value_on_a_gpu(simulated: Found) -> None:
+    told = simulated(_initialized(0, 2, 4))["units_alike"]
+    assert "All 32 units of 0.weight (and of 2 other layers)" in told.title
+    for training in (
+        _initialized(2, 4),
+        _initialized(0, 2, 4, after=lambda model: nn.init.xavier_uniform_(model[0].weight)),
+        _initialized(0, 2, 4, after=lambda model: model.load_state_dict(model.state_dict())),
+    ):
+        assert "units_alike" not in simulated(training)
+
+
+def _coded(drawn: Callable[[Normal], Any], *, decodes: bool = True) -> Any:
+    """A coder whose divergence is written out."""
+
+    def training(observer: LearningObserver) -> nn.Module:
+        model = nn.ModuleList([nn.Linear(6, 4), nn.Linear(2, 6)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def loss(x: Tensor) -> Tensor:
+            mean, log_variance = model[0](x).chunk(2, 1)
+            z = drawn(Normal(mean, (0.5 * log_variance).exp()))
+            part = model[1](z).square().mean() if decodes else ((z - mean) ** 2).mean()
+            return part + (mean.square() + log_variance.exp() - log_variance).mean()
+
+        for _ in range(4):
+            observer.called(model)
+            optimizer.zero_grad()
+            loss(torch.rand(8, 6, device="cuda")).backward()
+            optimizer.step()
+        return model
+
+    return training
+
+
+def test_a_sample_next_to_a_divergence_that_is_written_out(simulated: Found) -> None:
+    told = simulated(_coded(lambda it: it.sample()))["sample_without_graph"]
+    assert told.place is not None and "Normal.sample()" in told.title
+    for training in (
+        _coded(lambda it: it.rsample()),
+        _coded(lambda it: it.sample(), decodes=False),  # a density that is written out
+        _coded(lambda it: (it.sample(), it.log_prob(it.loc))[0]),  # a policy's
+    ):
+        assert "sample_without_graph" not in simulated(training)
+
+
+@pytest.mark.parametrize("which", ["both", "apart", "same"])
+def test_parameters_of_two_optimizers_in_turn(simulated: Found, which: str) -> None:
+    def training(observer: LearningObserver) -> nn.Module:
+        model = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 1)]).cuda()
+        first, last = model
+        owned = {
+            "both": (model, last),
+            "apart": (first, last),
+            "same": (model, model),  # two stages of a step, as of an own optimizer
+        }[which]
+        deceives, tells = (torch.optim.SGD(each.parameters(), 0.1) for each in owned)
+        for _ in range(5):
+            x = torch.rand(8, 6, device="cuda")
+            for optimizer, sign in ((tells, 1), (deceives, -1)):
+                observer.called(model)
+                optimizer.zero_grad()
+                (sign * last(first(x))).mean().backward()
+                optimizer.step()
+        return model
+
+    assert ("trained_in_turn" in simulated(training)) is (which == "both")

@@ -218,6 +218,54 @@ def test_images_that_are_scaled_twice(kinds: Kinds) -> None:
     assert not of(lambda x: (x - 0.5) / 0.25)
 
 
+def test_masks_of_classes_that_are_scaled(kinds: Kinds) -> None:
+    def of(targets: Callable[[Tensor], Tensor], size: int = 6) -> bool:
+        def train(run: Observed) -> None:
+            model = nn.Conv2d(3, 4, 3, padding=1).cuda()
+            classes = targets(torch.arange(12 * size * size).view(12, size, size) % 4)
+            loader = DataLoader(TensorDataset(torch.rand(12, 3, size, size), classes.long()), 4)
+
+            def loss(batch: Any) -> Tensor:
+                return F.cross_entropy(model(batch[0].cuda()), batch[1].cuda())
+
+            run.steps(model, loss, loader)
+
+        return "pixels_of_one_class" in kinds(train)
+
+    assert of(lambda classes: classes / 255)
+    assert not of(lambda classes: classes)
+    assert not of(
+        lambda classes: classes * (torch.arange(12)[:, None, None] >= 4)
+    )  # one batch of 0
+
+
+@pytest.mark.parametrize(
+    ("mask", "value", "is_wrong"),
+    [
+        (lambda padding: padding.unsqueeze(2), float("-inf"), True),
+        (lambda padding: padding.unsqueeze(1), float("-inf"), False),
+        (lambda padding: padding.unsqueeze(2), -1e9, False),
+        (lambda padding: padding.unsqueeze(2) & padding.unsqueeze(1), float("-inf"), False),
+    ],
+)
+def test_a_mask_of_queries_leaves_a_softmax_nothing(
+    kinds: Kinds, mask: Callable[[Tensor], Tensor], value: float, is_wrong: bool
+) -> None:
+    def train(run: Observed) -> None:
+        model = nn.Linear(8, 8).cuda()
+        padding = torch.arange(6, device="cuda").expand(4, 6) >= 4
+
+        def loss(x: Tensor) -> Tensor:
+            scores = model(x) @ x.transpose(1, 2)
+            return scores.masked_fill(mask(padding), value).softmax(-1).square().mean()
+
+        run.steps(model, loss, [_sequence()] * 2)
+
+    found = kinds(train).get("mask_misused")
+    assert (found is not None) is is_wrong
+    assert found is None or ("whole rows" in found.title and found.place is not None)
+
+
 def test_labels_of_padding(kinds: Kinds) -> None:
     tokens = torch.randint(1, 9, (16, 8))
     mask = torch.ones_like(tokens)

@@ -246,3 +246,87 @@ def test_what_a_copy_of_a_module_sets_is_lost(tmp_path: Path, line: str) -> None
 )
 def test_what_nobody_misses_of_a_copy(tmp_path: Path, made: str, line: str, wrapper: str) -> None:
     assert _kinds(tmp_path, _FORWARD.format(made=made, line=line, wrapper=wrapper)) == []
+
+
+_PAIRS = "data = TensorDataset(torch.tensor(X), torch.tensor(y))\n"
+
+
+def test_samples_and_labels_that_are_shuffled_apart(tmp_path: Path) -> None:
+    text = "np.random.shuffle(X)\nnp.random.shuffle(y)\n" + _PAIRS
+    assert _kinds(tmp_path, text) == ["shuffled-apart"]
+    (found,) = mistakes_in(tmp_path / "train.py")
+    assert found.is_critical and found.at.line == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "np.random.seed(1)\nnp.random.shuffle(X)\nnp.random.seed(1)\nnp.random.shuffle(y)\n"
+        + _PAIRS,
+        "np.random.shuffle(order)\nX, y = X[order], y[order]\n" + _PAIRS,
+        "random.shuffle(train)\nrandom.shuffle(test)\nfit(train, epochs)\nevaluate(test)\n",
+        "random.shuffle(ins)\nrandom.shuffle(outs)\nedges = list(zip(ins, outs))\n",
+        "random.shuffle(cats)\nrandom.shuffle(dogs)\nfiles = Files(cats + dogs, root)\n",
+        "state = np.random.get_state()\nnp.random.shuffle(X)\nnp.random.set_state(state)\n"
+        "np.random.shuffle(y)\n" + _PAIRS,
+    ],
+)
+def test_what_keeps_its_pairs_is_not_shuffled_apart(tmp_path: Path, text: str) -> None:
+    assert _kinds(tmp_path, text) == []
+
+
+_BEST_OF = """
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+    if better():
+        {}
+{}
+"""
+
+
+def test_the_best_model_is_another_name_of_the_last(tmp_path: Path) -> None:
+    text = _BEST_OF.format("best_model = model", "torch.save(best_model.state_dict(), path)")
+    assert _kinds(tmp_path, text) == ["state-not-copied"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "after"),
+    [
+        ("best_model = copy.deepcopy(model)", "evaluate(best_model)"),
+        ("best_model = model", "evaluate(model)"),
+        ("best_loss = loss", "print(best_loss)"),
+        ("best_model = model; torch.save(model.state_dict(), path)", "print(path)"),
+    ],
+)
+def test_what_is_copied_or_not_used_is_no_other_name(tmp_path: Path, kept: str, after: str) -> None:
+    assert _kinds(tmp_path, _BEST_OF.format(kept, after)) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        ("X_train, y_train, X_test, y_test", ["split-order"]),
+        ("train_data, train_labels, test_data, test_labels", ["split-order"]),
+        ("X_train, X_test, y_train, y_test", []),
+        ("train_x, val_x, train_y, val_y", []),
+        ("a, b, c, d", []),
+    ],
+)
+def test_the_order_of_a_split(tmp_path: Path, names: str, kinds: list[str]) -> None:
+    assert _kinds(tmp_path, f"{names} = train_test_split(X, y, test_size=0.2)\n") == kinds
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("p.required_grad = False", ["flag-misspelt"]),
+        ("x.require_grad = True", ["flag-misspelt"]),
+        ("p.requires_grad = False", []),
+        ("self.require_grad = require_grad", []),
+    ],
+)
+def test_a_flag_that_is_misspelt(tmp_path: Path, line: str, kinds: list[str]) -> None:
+    assert _kinds(tmp_path, f"for p in model.parameters():\n    {line}\n") == kinds

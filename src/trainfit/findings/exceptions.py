@@ -436,6 +436,90 @@ def _notebook(raised: ParsedException, _: FailureContext) -> Finding | None:
     return _fault("notebook_line", "A line of a notebook that only IPython runs", fixes.NOTEBOOK)
 
 
+#: Python, where a method is called of its class.
+_OF_CLASS: Final = re.compile(
+    r"^(?:\w+\.)*(\w+)\(\) missing \d+ required positional arguments?: 'self'"
+)
+#: pickle, of a function that has no name in its module.
+_UNNAMED: Final = re.compile(
+    r"[Cc]an't (?:get|pickle) (?:local object|<function)|[Cc]annot pickle '\w+' object"
+)
+_OF_SAVE: Final = "torch/serialization.py"
+
+
+#: aten/src/ATen/TensorIterator.cpp
+_CAST: Final = "can't be cast to the desired output type"
+
+
+def _whole_in_place(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """Of a loss the same words are of its targets."""
+    if _CAST not in raised.message or any("torch/nn/" in each.path for each in raised.frames):
+        return None
+    return _fault(
+        "whole_in_place",
+        "A result with decimals is written into a tensor of whole numbers",
+        "x = x * 0.5 in place of x.mul_(0.5) and x *= 0.5; of an average over state_dict() the "
+        "floating-point tensors alone (if each.is_floating_point()), and each.copy_(…) for the "
+        "rest: BatchNorm counts its batches (num_batches_tracked) in whole numbers",
+    )
+
+
+#: torch/utils/data/dataset.py
+_DATA_SIZES: Final = "Size mismatch between tensors"
+
+
+def _sizes_of_data(raised: ParsedException, _: FailureContext) -> Finding | None:
+    if _DATA_SIZES not in raised.message:
+        return None
+    return _fault(
+        "sizes_of_data",
+        "TensorDataset gets tensors with different numbers of samples",
+        "look at what splits and filters them: train_test_split(X, y) gives X_train, X_test, "
+        "y_train, y_test; what drops samples drops their labels, too",
+    )
+
+
+def _used_up(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """``next(iterator)`` of the script's own line."""
+    if raised.type != "StopIteration" or raised.worker is not None:
+        return None
+    if not re.search(r"\bnext\(", raised.code):
+        return None
+    return _fault(
+        "iterator_at_end",
+        "next() is called of an iterator that has come to its end, as a DataLoader's does after "
+        "one epoch",
+        "for x, y in loader: in a loop over epochs; or try: batch = next(batches) / except "
+        "StopIteration: batches = iter(loader); batch = next(batches)",
+    )
+
+
+def _class_called(raised: ParsedException, _: FailureContext) -> Finding | None:
+    found = _OF_CLASS.search(raised.message)
+    if found is None:
+        return None
+    return _fault(
+        "class_called",
+        f"{found[1]}() is called of a class, not of an object that was made of it",
+        "parentheses make the object: model = Net(), optimizer = torch.optim.Adam("
+        "model.parameters()); a class without them is no model",
+    )
+
+
+def _saved_whole(raised: ParsedException, _: FailureContext) -> Finding | None:
+    saves = any(each.path.replace("\\", "/").endswith(_OF_SAVE) for each in raised.frames)
+    if not saves or not _UNNAMED.search(raised.message):
+        return None
+    return _fault(
+        "saved_whole",
+        "torch.save() gets a whole object that pickle refuses: a lambda, a local function, a lock "
+        "or an open file among its attributes",
+        "torch.save(model.state_dict(), path), the weights alone, and model.load_state_dict("
+        "torch.load(path)) of a model that was made before; or a module-level function (def) in "
+        "place of the lambda",
+    )
+
+
 _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None], ...]] = (
     _gpu_in_worker,
     _nested,
@@ -443,6 +527,11 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _signature,
     _index,
     _stops,
+    _class_called,
+    _saved_whole,
+    _whole_in_place,
+    _sizes_of_data,
+    _used_up,
     _shards,
     _handle,
     gpu_errors.known,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainfit.hardware.machine.cgroup import OomKills
+from trainfit.results.runs.operands import NO_CALL, FailedCall
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class FailureContext:
         positions: that these are made for.
         handles: objects that the data set holds of libraries whose files and connections must
             not cross a fork: path → type.
+        call: what the call was given that raised an exception.
     """
 
     fetched: tuple[int, ...] | None = None
@@ -67,6 +69,7 @@ class FailureContext:
     tokens: int | None = None
     positions: int | None = None
     handles: Mapping[str, str] = field(default_factory=dict)
+    call: FailedCall = NO_CALL
 
     @property
     def made(self) -> int:

@@ -18,6 +18,7 @@ from trainfit.findings import (
     fixes,
     gpu_errors,
     hangs,
+    operands,
     script_errors,
     tensor_errors,
     tracebacks,
@@ -40,7 +41,8 @@ KINDS: Final = (
     *("arguments", "index_beyond_data", "index_type_of_data", "not_rebuilt", "stops_epoch"),
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
-    *("notebook_line", "script_error"),
+    *("notebook_line", "script_error", "class_called", "saved_whole", "whole_in_place"),
+    *("sizes_of_data", "iterator_at_end"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,
     *autograd_errors.KINDS,
@@ -61,6 +63,7 @@ WHATEVER_THE_LENGTH: Final = (
     *("tied_across_groups", "custom_backward", "hook_on_in_place", "sparse_gradients"),
     *("recurrent_evaluated", "recurrent_twice", "second_derivative"),
     *("label_out_of_range", "index_out_of_range", "one_number_wanted", "expanded_written"),
+    *("class_called", "saved_whole", "whole_in_place", "sizes_of_data"),
     *("lengths_unsorted", "length_of_none", "attention_shapes", "no_closure", "no_numbers"),
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
@@ -521,7 +524,8 @@ def _exception(
     )
     known = next(filter(None, (exceptions.known(each, seen) for each in order)), None)
     if known is not None:
-        return dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)
+        known = dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)
+        return operands.explained(known, seen.call)
     if "pin memory thread" in raised.where:
         words = exception_text(raised.type, short(raised.message))
         own = raised.culprit is not None and raised.culprit.is_user

@@ -60,6 +60,14 @@ _KNOWN: Final = (
     ),
     # torch/csrc/utils/python_arg_parser.cpp; what recurrent layers and models of libraries give
     KnownError(
+        "targets_as_list",
+        re.compile(r"argument 'target' \(position 2\) must be Tensor, not (?:tuple|list)"),
+        "The targets of the loss are a list or a tuple: collation leaves text as it is, and makes "
+        "a list of each sample's list",
+        "number the classes in the data set, {name: i for i, name in enumerate(sorted(names))}, "
+        "and return that number; of several numbers for a sample return a tensor",
+    ),
+    KnownError(
         "several_outputs",
         re.compile(
             r"must be Tensor, not (?:tuple|\w*Outputs?\w*)\b"
@@ -517,6 +525,11 @@ _KNOWN: Final = (
 #: The sizes of a loss's weights, which it multiplies its terms by; a gradient that is None.
 _WEIGHTS_OF_LOSS: Final = "sizes_of_weights"
 _BINARY: Final = re.compile(r"\bbinary_cross_entropy\w*\(")
+#: Whole numbers as weights of classes (data_ptr in ATen/native/cuda/Loss.cu).
+_WHOLE_WEIGHTS: Final = re.compile(
+    r"expected scalar type (?:Float|Half|Double) but found (?:Long|Int)"
+)
+_OF_CLASSES: Final = re.compile(r"cross_entropy\(|nll_loss\(")
 #: Of predictions and labels.
 _COMPARED: Final = re.compile(r"==|\.eq\(")
 #: Their kinds.
@@ -546,7 +559,13 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "output.argmax(dim=1), or torch.max(output, 1)[1]: the classes are in dimension 1, the "
             "samples in dimension 0; each batch with its own labels",
         )
+    if met is None and _WHOLE_WEIGHTS.search(raised.message) and _in_class_loss(raised):
+        met = next((each, "") for each in _KNOWN if each.kind == "class_weights")
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
+
+
+def _in_class_loss(raised: ParsedException) -> bool:
+    return any(_OF_CLASSES.search(each.code) for each in raised.frames)
 
 
 def _in_binary_loss(raised: ParsedException) -> bool:

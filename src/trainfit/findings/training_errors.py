@@ -323,7 +323,7 @@ _KNOWN: Final = (
             r"expected target dtype to be Long|expected scalar type Long but found"
             r"|nll_loss\w*\" not implemented for '(?:Int|Short|Char|Bool|Float|Double|Half)'"
             r"|floating point type for target with class probabilities"
-            r"|result type Float can't be cast to the desired output type Long"
+            r"|result type \w+ can't be cast to the desired output type"
             r"|multi-target not supported"
         ),
         "The targets have not the type or shape that this loss wants",

@@ -124,6 +124,10 @@ class Batches(FirstOfKind):
         self._embedded: set[tuple[int, ...]] = set()
         #: The least and the largest number of each batch of images.
         self._spreads: list[tuple[float, float]] = []
+        #: Shapes of batches of class numbers of pixels, each with the least and the largest.
+        self._pixels: list[tuple[tuple[int, ...], int, int]] = []
+        self.of_one_class: tuple[int, int, str | None] | None = None
+        """The only class of all pixels that a loss was given, the batches, and their line."""
         #: Of each batch of images in colours that was made, and that a model was given: how its
         #: numbers differ where they lie by pixels; and where a model was given them.
         self._made_by: list[tuple[float, float] | None] = []
@@ -263,6 +267,8 @@ class Batches(FirstOfKind):
         for tensor in tensors_of_batch(batch):
             if len(self._spreads) < _LOOKS and _is_image(tensor):
                 self._spreads.append(_spread(tensor))
+            if len(self._pixels) < _LOOKS and _is_map(tensor):
+                self._look_at_map(tensor)
             if len(self._made_by) < _LOOKS and _has_colours(tensor):
                 self._made_by.append(lies_by_pixels(tensor))
             if tensor.dtype != torch.int64 or tensor.dim() != 2 or tensor.device.type != "cpu":
@@ -289,8 +295,18 @@ class Batches(FirstOfKind):
                 return *found[0], place or ""
         return None
 
+    def _look_at_map(self, classes: torch.Tensor) -> None:
+        with no_dispatch():
+            least, largest = (int(each) for each in torch.aminmax(classes))
+        self._pixels.append((tuple(classes.shape), least, largest))
+
     def compares(self, target: Any, ignored: Any) -> None:
         """A loss over classes of these targets is called, without those that are ``ignored``."""
+        known = {number for _, *both in self._pixels for number in both}
+        is_one = len(known) == 1 and len(self._pixels) >= _BATCHES
+        self.of_one_class = None
+        if is_one and getattr(target, "shape", None) in [shape for shape, _, _ in self._pixels]:
+            self.of_one_class = known.pop(), len(self._pixels), self.made_at
         found, shape = self._labels_at_padding or (0, ())
         if not found or not isinstance(target, torch.Tensor) or ignored != _IGNORED:
             return
@@ -358,6 +374,12 @@ class Batches(FirstOfKind):
         classes = len(np.unique(labels))
         is_sorted = classes > 1 and changes == classes - 1
         return (classes, size) if is_sorted and len(labels) / classes >= 2 * size else None
+
+
+def _is_map(tensor: torch.Tensor) -> bool:
+    """Is it a batch with a class's number for each pixel?"""
+    is_whole = tensor.dtype == torch.int64 and tensor.device.type == "cpu"
+    return is_whole and tensor.dim() == 3 and min(tensor.shape[1:]) > 1
 
 
 def _is_in_frozen_model() -> bool:

@@ -16,10 +16,14 @@ from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of
 
 #: Distributions that are known at once.
 _MOST: Final = 64
+#: Functions of PyTorch that draw samples without a graph.
+OF_SAMPLES: Final = {"normal", "bernoulli", "multinomial", "poisson"}
 #: Steps that show it.
 _STEPS: Final = 2
 #: Where a node keeps the line of the log-probabilities that it computed; it goes with the node.
 _MARK: Final = "trainfit_log_prob"
+#: … and the name and the line of a distribution with that mean that was sampled.
+_SAMPLED: Final = "trainfit_sampled"
 #: What is done to log-probabilities and to advantages before they are multiplied.
 _PASSED: Final = ("Neg", "Exp", "Sum", "Sub", "Add", *VIEWS, "Unsqueeze", "Squeeze", "Clamp")
 _SCALED: Final = ("Neg", "Div", *VIEWS, "Unsqueeze", "Squeeze", "ToCopy", "Clamp")
@@ -39,6 +43,8 @@ class Samples:
     def __init__(self) -> None:
         self._sampled: dict[int, _Sampled] = {}
         self._diverging: dict[int, _Sampled] = {}
+        #: The name and the line of one whose divergence is written out.
+        self._by_hand: tuple[str, str | None] | None = None
         self._steps = 0
 
     def sampled(self, distribution: Any, place: Callable[[], str | None]) -> None:
@@ -49,11 +55,15 @@ class Samples:
         if torch.is_grad_enabled() and len(self._sampled) < _MOST:
             known = weakref.ref(distribution), type(distribution).__name__, place()
             self._sampled[id(distribution)] = _Sampled(*known)
+            for node in _nodes_of_mean(distribution):
+                node.metadata[_SAMPLED] = known[1:]
 
     def asked(self, distribution: Any) -> None:
         """``distribution.log_prob(…)`` is called, or ``rsample()``."""
         for known in (self._sampled, self._diverging):
             known.pop(id(distribution), None)
+        for node in _nodes_of_mean(distribution):
+            node.metadata.pop(_SAMPLED, None)
 
     def compared(self, *distributions: Any) -> None:
         """Their divergence is computed."""
@@ -62,16 +72,36 @@ class Samples:
             if known is not None and known.distribution() is each and torch.is_grad_enabled():
                 self._diverging[id(each)] = known
 
+    def used(self, nodes: Sequence[Any], goes_back: Callable[[], bool]) -> None:
+        """A backward pass goes through these nodes; ``goes_back``: to a sample, too?
+
+        Its graph has the mean of a distribution by another term, a divergence that is written out,
+        and what is computed of the sample trains nothing of that.
+        """
+        marks = (each.metadata.get(_SAMPLED) for each in nodes)
+        marked = next((each for each in marks if each is not None), None)
+        if marked is not None and goes_back():
+            self._by_hand = marked
+
     def step(self) -> tuple[str, str | None] | None:
         """A step begins to use its gradients: the name of such a distribution, and where it is
         sampled."""
-        found = list(self._diverging.values())
+        found = [(each.name, each.place) for each in self._diverging.values()]
+        found += [self._by_hand] if self._by_hand is not None else []
         self._sampled.clear()
         self._diverging.clear()
+        self._by_hand = None
         if not found:
             return None
         self._steps += 1
-        return (found[0].name, found[0].place) if self._steps >= _STEPS else None
+        return found[0] if self._steps >= _STEPS else None
+
+
+def _nodes_of_mean(distribution: Any) -> list[Any]:
+    """The node that gave a distribution's mean, and what that is a view of."""
+    node = getattr(getattr(distribution, "loc", None), "grad_fn", None)
+    behind = [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
+    return [] if node is None else [node, *behind]
 
 
 # ---

@@ -243,7 +243,7 @@ def _initializing(observer: LearningObserver, tensor: Any = None, *_: Any, **__:
 
 
 def _filling(observer: LearningObserver, tensor: Any = None, *_: Any, **__: Any) -> None:
-    observer.misuse.overwritten.initialized(tensor)
+    observer.misuse.filled(tensor)
 
 
 def _profiling(observer: LearningObserver, it: Any) -> None:
@@ -256,7 +256,9 @@ def _computed(observer: LearningObserver, left: Any, right: Any, result: Any) ->
 
 
 def _gave(observer: LearningObserver, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    if not any(map(is_lazy, (result, *args))):  # which has neither numbers nor a shape yet
+    if func is torch.Tensor.__setitem__:
+        observer.misuse.origins.assigns(args[0])
+    elif not any(map(is_lazy, (result, *args))):  # which has neither numbers nor a shape yet
         observer.misuse.gave(func, args, kwargs or {}, result)
 
 
@@ -385,6 +387,8 @@ def _embedding(
     observer.misuse.labels.embedded(input, padding_idx)
     observer.misuse.inputs.embedded(input, weight, is_sparse=bool(sparse))
     observer.misuse.sequences.embedded(padding_idx)
+    if max_norm is not None:
+        observer.misuse.origins.renorms(weight)
 
 
 def _autocasting(observer: LearningObserver, region: Any, *_: Any) -> None:

@@ -340,6 +340,12 @@ def has_no_graph(loss: Any) -> bool:
     )
 
 
+def operator_of(node: Any) -> str:
+    """The operator that a node of a graph is of: "Mul"."""
+    name: str = node.name()
+    return name.split("Backward")[0]
+
+
 def shape_of(tensor: Any) -> str:
     return "×".join(map(str, tensor.shape)) or "scalar"
 

@@ -5,6 +5,7 @@ Each is certain from objects and shapes alone, or told as likely; no value is re
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,10 @@ import torch
 from torch.nn import functional
 
 from trainfit.hooks.batches import Batches, is_own
-from trainfit.hooks.distributions import Samples, mark, trains_critic
+from trainfit.hooks.distributions import OF_SAMPLES, Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
-from trainfit.hooks.losses import nodes_of, parameters_of, shape_of
+from trainfit.hooks.losses import nodes_of, operator_of, parameters_of, shape_of
 from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
@@ -37,7 +38,8 @@ from trainfit.hooks.provenance.cuts import (
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
-from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights
+from trainfit.hooks.provenance.origins import Origins
+from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights, softmax_by_hand
 from trainfit.hooks.provenance.passes import Passes
 from trainfit.hooks.provenance.predictions import Predictions
 from trainfit.hooks.provenance.sequences import Sequences
@@ -53,6 +55,7 @@ from trainfit.hooks.structure import (
     frozen_norms,
     idle_checkpointing,
     large_rate,
+    of_one_value,
     searches_in_vain,
     tied_in,
 )
@@ -72,10 +75,6 @@ _FLAT: Final = {"Sign", "Sgn", "Round", "Floor", "Ceil", "Trunc"}
 _STEPS_BACK: Final = 2
 #: Passes over samples as if they were time steps, after which it is told.
 _PASSES: Final = 2
-#: What leaves numbers as they are, what scales them, and what layers compute.
-_SAME_NUMBERS: Final = ("View", "UnsafeView", "Expand", "Unsqueeze", "Squeeze", "Clone", "ToCopy")
-_SCALES: Final = ("Div", "Mul", "MaskedFill", "Transpose")
-_LAYERS: Final = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 #: Bytes of one-hot vectors, a whole number of 8 bytes for each class, that are worth a word.
 _ONE_HOT: Final = 256 << 20
 _WHOLE: Final = 8
@@ -105,6 +104,8 @@ class MisuseObserver:
         self._to_nothing = self._to_something = 0
         #: Lines that gave all numbers of weights one value, by the weights' identity.
         self._initialized: dict[int, str | None] = {}
+        #: An optimizer of such weights alone: how many, one's name, its units, and the line.
+        self._constant: tuple[str, str, str, str | None] | None = None
         self._batch_sizes: set[int] = set()
         self.sequences = Sequences(place, self._batch_sizes)
         self._over_samples = 0
@@ -121,6 +122,7 @@ class MisuseObserver:
         self.loaders = Loaders(place)
         self.masks = Masks(place)
         self.outputs = Outputs(place)
+        self.origins = Origins(place, steps)
         self.lost = Lost()
         self.predictions = Predictions(place)
         self.weights = Weights()
@@ -194,6 +196,10 @@ class MisuseObserver:
             self._note("attention_by_hand", *by_hand, place=scores[3] or "")
         if (left := self.averages.left) is not None:
             self._note("norm_left_behind", str(left[0]), left[1], place="")
+        if self.masks.rows is not None:
+            self._note("mask_misused", "rows", "", "softmax", place=self.masks.rows)
+        if (only := self.batches.of_one_class) is not None:
+            self._note("pixels_of_one_class", *map(str, only[:2]), place=only[2] or "")
         if self.scaled.mixed is not None:
             self._note("loss_not_scaled", place=self.scaled.mixed)
         if self.ties.lost is not None:
@@ -236,6 +242,8 @@ class MisuseObserver:
             at = next((self._initialized[each] for each in alike if each in self._initialized), "")
             told = str(len(alike)), names.get(key, shape), str(units)
             self._note("units_alike", *told, place=at or "")
+        elif self._constant is not None:
+            self._note("units_alike", *self._constant[:3], place=self._constant[3] or "")
 
     def _note(self, kind: str, *told: str, place: str | None = None) -> None:
         if kind not in self._found:
@@ -277,7 +285,9 @@ class MisuseObserver:
         if func is functional.pad and args[1:2] == ((0, 1),) and self.batches.follows(args[0]):
             self._note("shifted_twice")
         given = tensors_among(args)
-        self._look_at_softmax(func, given, result)
+        if softmax_by_hand(given, result):
+            self._note("softmax_by_hand")
+        self.origins.gave(name, given, result)
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
@@ -311,6 +321,8 @@ class MisuseObserver:
             self._note("term_cut_off", operator, cut_at or "", place=place)
         self.batches.trained(node)
         nodes = nodes_of(node)
+        goes_back = functools.partial(self.origins.goes_back_to, root, OF_SAMPLES)
+        self.samples.used(nodes or (), goes_back)
         everything = nodes or ()
         self.graphs.look(everything)
         self.scaled.backward(everything, self._place())
@@ -336,29 +348,12 @@ class MisuseObserver:
             self._flat = {}
             return
         if self._flat is None:
-            flat_by = [_operator(each).lower() for each in everything if _is_flat(each)]
+            flat_by = [operator_of(each).lower() for each in everything if _is_flat(each)]
             if not flat_by:
                 return
             self._flat, self._flat_by = _by_identity(everything), flat_by[-1]
         live = _by_identity(nodes_of(node, ends=_is_flat) or ())
         self._flat = {key: leaf for key, leaf in self._flat.items() if key not in live}
-
-    def _look_at_softmax(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> None:
-        """exp(x) / exp(x).sum() of what a layer gives."""
-        if result.grad_fn is None or len(given) != 2 or _operator(result.grad_fn) != "Div":
-            return
-        exponential, total = (each.grad_fn for each in given)
-        if exponential is None or total is None or _operator(exponential) != "Exp":
-            return
-        while total is not None and _operator(total).startswith(_SAME_NUMBERS):
-            total = total.next_functions[0][0]
-        if total is None or _operator(total) != "Sum" or total.next_functions[0][0] != exponential:
-            return
-        made = exponential.next_functions[0][0]
-        while made is not None and _operator(made).startswith((*_SAME_NUMBERS, *_SCALES)):
-            made = made.next_functions[0][0]
-        if made is not None and _operator(made).startswith(_LAYERS):
-            self._note("softmax_by_hand")
 
     def stepping(self, optimizer: Any, place: str | None, *, unscaled: bool) -> None:
         """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
@@ -386,6 +381,8 @@ class MisuseObserver:
         names = {id(it): name for model in models for name, it in model.named_parameters()}
         if (tied := tied_in(optimizer, names)) is not None:
             self._note("tie_lost", *tied, "steps", place=place or "")
+        if self._constant is None:
+            self._constant = of_one_value(optimizer, self._initialized, names)
         if (rate := large_rate(optimizer, names)) is not None:
             self._note("rate_large", type(optimizer).__name__, f"{rate:g}", place=place or "")
 
@@ -460,6 +457,7 @@ class MisuseObserver:
     def loaded(self, module: Any, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """A state that need not have all names was loaded: these it lacks, and has too many."""
         self.overwritten.loaded(module)
+        self._initialized.clear()
         own = len(module.state_dict())
         if missing and unexpected and len(missing) >= own:
             told = type(module).__name__, str(len(unexpected)), missing[0], unexpected[0]
@@ -472,6 +470,11 @@ class MisuseObserver:
             return
         if isinstance(weights, torch.Tensor) and weights.dim() > 1:
             self._initialized[id(weights)] = self._place()
+
+    def filled(self, weights: Any) -> None:
+        """Weights are about to get numbers of their own."""
+        self.overwritten.initialized(weights)
+        self._initialized.pop(id(weights), None)
 
     def clipping(self, tensors: Any, limit: Any = None, by_norm: bool = True) -> None:
         """Gradients of ``tensors`` are about to be clipped, to a ``limit`` if it is known."""
@@ -587,13 +590,9 @@ class MisuseObserver:
             self._found["freeze_ignored"] = Misuse("freeze_ignored", told)
 
 
-def _operator(node: Any) -> str:
-    name: str = node.name()
-    return name.split("Backward")[0]
-
-
 def _is_flat(node: Any) -> bool:
-    return _operator(node) in _FLAT
+    """A Function of the script's may have such a name, and a derivative of its own."""
+    return operator_of(node) in _FLAT and not isinstance(node, torch.autograd.function.FunctionCtx)
 
 
 def _by_identity(nodes: Iterable[Any]) -> dict[int, Any]:

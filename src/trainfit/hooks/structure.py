@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
+from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import optimized, tensors_of
 from trainfit.torch_private.modules import BatchNorm
 from trainfit.torch_private.tensors import storage_key
@@ -24,6 +25,8 @@ _LARGEST_RATES: Final = {
     **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop"), 1.0),
     "SGD": 100.0,
 }
+#: Weights of one value that are no choice of one layer.
+_LEAST_OF_ONE_VALUE: Final = 2
 Names = Mapping[int, str]
 
 
@@ -84,6 +87,25 @@ def searches_in_vain(wrappers: Iterable[Any], had: Mapping[int, bool]) -> Any | 
         if is_asked and needing and all(had.get(id(each)) for each in needing):
             return wrapper
     return None
+
+
+def of_one_value(
+    optimizer: Any, given: Mapping[int, str | None], names: Mapping[int, str]
+) -> tuple[str, str, str, str | None] | None:
+    """Are all weights of an optimizer among those that were given one value each: how many they
+    are, the name of the first with several units, how many these are, and the line?
+
+    With weights of which some are random, those of one value may be meant: the last layer of a
+    block that begins as nothing (LoRA, ControlNet), which learns as what it gets differs.
+    """
+    weights = [each for each in tensors_of(optimizer) if each.dim() > 1]
+    if len(weights) < _LEAST_OF_ONE_VALUE or any(id(each) not in given for each in weights):
+        return None
+    first = next((each for each in weights[:-1] if each.shape[0] > 1), None)
+    if first is None:
+        return None
+    name = names.get(id(first), shape_of(first))
+    return str(len(weights)), name, str(first.shape[0]), given[id(first)]
 
 
 def large_rate(optimizer: Any, names: Names) -> float | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,6 +25,11 @@ _OF_TENSORS: Final = {
 }
 #: Methods that give the parameters of a module, or their names with them.
 _PARAMETERS: Final = {"parameters", "named_parameters"}
+#: Words in names of labels, and of samples.
+_LABELS: Final = {"y", "label", "labels", "target", "targets"}
+_SAMPLES: Final = {"x", "data", "features", "images", "inputs", "samples", "texts"}
+#: What makes the next shuffle that of before.
+_SAME_ORDER: Final = {"seed", "set_state", "setstate", "manual_seed", "default_rng", "Random"}
 
 
 def result_dropped(project: Project) -> Iterator[Finding]:
@@ -168,6 +174,8 @@ def lost_lines(source: Source) -> Iterator[Finding]:
             yield from _ends_first(source, node)
     yield from _shared(source)
     yield from _left_off(source)
+    yield from _shuffled_apart(source)
+    yield from _split_order(source)
 
 
 def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
@@ -314,3 +322,85 @@ def _left_off(source: Source) -> Iterator[Finding]:
             f"with torch.no_grad(): around what {owner.name}() computes, or @torch.no_grad() "
             "before it",
         )
+
+
+def _shuffled_apart(source: Source) -> Iterator[Finding]:
+    """``np.random.shuffle(X)`` and ``np.random.shuffle(y)``, of which pairs are made after that."""
+    for lines in _bodies(source):
+        shuffled: list[tuple[ast.Call, str]] = []
+        for line in lines:
+            calls = [each for each in ast.walk(line) if isinstance(each, ast.Call)]
+            if any(method_of(each) in _SAME_ORDER for each in calls):
+                shuffled.clear()
+            call = line.value if isinstance(line, ast.Expr) else None
+            if not isinstance(call, ast.Call) or method_of(call) != "shuffle":
+                continue
+            if len(call.args) == 1 and (name := path_of(call.args[0])):
+                shuffled.append((call, name))
+        for (first, one), (second, other) in itertools.pairwise(shuffled):
+            if {_role(one), _role(other)} != {"x", "y"}:
+                continue  # two of one kind may be matched at random, as the ends of edges are
+            if not _are_paired(source, one, other, second.lineno):
+                continue
+            yield line_finding(
+                source,
+                second,
+                "shuffled-apart",
+                f"{one} and {other} are shuffled one after the other, each in an order of its own: "
+                "samples get other samples' labels",
+                f"line {first.lineno} shuffles {one}, this line {other}.",
+                f"order = np.random.permutation(len({one})); {one}, {other} = {one}[order], "
+                f"{other}[order]",
+            )
+
+
+def _split_order(source: Source) -> Iterator[Finding]:
+    """``X_train, y_train, X_test, y_test = train_test_split(X, y)``."""
+    for node in source.nodes:
+        call = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call):
+            continue
+        targets = node.targets[0]
+        if path_of(call.func).rpartition(".")[2] != "train_test_split" or len(call.args) != 2:
+            continue
+        if not isinstance(targets, ast.Tuple | ast.List) or len(targets.elts) != 4:
+            continue
+        names = [path_of(each) for each in targets.elts]
+        if [_role(each) for each in names] != ["x", "y", "x", "y"]:
+            continue
+        right = ", ".join((names[0], names[2], names[1], names[3]))
+        yield line_finding(
+            source,
+            node,
+            "split-order",
+            f"{names[1]} are no labels: train_test_split() gives both parts of the samples first, "
+            "then both of the labels",
+            f"of (X, y) it gives X_train, X_test, y_train, y_test: {names[1]} are samples of the "
+            f"test, and {names[2]} labels of the training.",
+            f"{right} = {source.text(call)}",
+        )
+
+
+def _role(name: str) -> str:
+    """Are these samples ("x") or labels ("y"), by their name?"""
+    words = {*name.lower().replace(".", "_").split("_")}
+    return "y" if words & _LABELS else "x" if words & _SAMPLES else ""
+
+
+def _bodies(source: Source) -> Iterator[list[ast.stmt]]:
+    for node in source.nodes:
+        if isinstance(body := getattr(node, "body", None), list):
+            yield body
+
+
+def _are_paired(source: Source, one: str, other: str, line: int) -> bool:
+    """Are both given to one call after that line, each by itself (a data set, zip, a split)?"""
+    for call in source.nodes:
+        if not isinstance(call, ast.Call) or call.lineno <= line or len(call.args) < 2:
+            continue
+        named = [{path_of(each) for each in ast.walk(part)} for part in call.args]
+        if any(one in each and other not in each for each in named) and any(
+            other in each and one not in each for each in named
+        ):
+            return True
+    return False

@@ -43,6 +43,7 @@ SPOILS: Final = frozenset(
             "gradients-left-off",
             "gradients-never-zeroed",
             "model-each-epoch",
+            *("shuffled-apart", "split-order"),
         ),
     )
 )

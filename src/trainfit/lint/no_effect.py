@@ -35,6 +35,12 @@ _RESTORES: Final = {"load_state_dict", "from_pretrained", "load"}
 #: environments of reinforcement learning).
 _OF_MODULES: Final = {"parameters", "named_parameters", "modules", "state_dict", "cuda", "to"}
 
+#: Other spellings of ``requires_grad``.
+_MISSPELT: Final = {
+    *("require_grad", "required_grad", "requires_grads", "requires_gradient", "require_grads"),
+    *("requires_gradients", "requiresgrad", "require_gradient"),
+}
+
 
 def without_effect(source: Source) -> Iterator[Finding]:
     """All of them in a file."""
@@ -45,6 +51,7 @@ def without_effect(source: Source) -> Iterator[Finding]:
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             yield from _setting(source, node, made)
             yield from _mode(source, node, made)
+            yield from _misspelt(source, node)
         elif isinstance(node, ast.Call):
             yield from _cycled(source, node, made)
         elif isinstance(node, ast.For | ast.While):
@@ -144,6 +151,26 @@ def _setting(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> It
         f"{source.short(node)} has no effect: the optimizer's {own} stays as it is",
         "an optimizer reads the settings of its groups; this sets an attribute that nothing reads.",
         f"for group in {owner}.param_groups: group[{own!r}] = {source.text(node.value)}",
+        "warning",
+    )
+
+
+def _misspelt(source: Source, node: ast.Assign) -> Iterator[Finding]:
+    """``parameter.required_grad = False``."""
+    target, value = node.targets[0], node.value
+    if not isinstance(target, ast.Attribute) or target.attr not in _MISSPELT:
+        return
+    if not isinstance(value, ast.Constant) or not isinstance(value.value, bool):
+        return
+    does = "freezes nothing" if not value.value else "asks for no gradient"
+    right = f"{source.text(target.value)}.requires_grad = {source.text(value)}"
+    yield line_finding(
+        source,
+        node,
+        "flag-misspelt",
+        f"{source.short(node)} {does}: the flag is called requires_grad",
+        "a tensor accepts any attribute, and nothing reads this one.",
+        right,
         "warning",
     )
 

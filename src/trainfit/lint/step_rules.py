@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -102,16 +103,23 @@ def _is_builtin(index: Index, call: ast.Call, name: str) -> bool:
 
 
 def state_not_copied(project: Project) -> Iterator[Finding]:
-    """best = model.state_dict() in a loop that goes on training, used after it."""
+    """best = model.state_dict(), or best = model where it is the best so far, in a loop that goes
+    on training, used after it."""
     for loop, index in project.training_loops.items():
         outermost = [loop, *index.loops(loop)][-1]
         scope = index.scope(loop)
         if scope is None:
             continue
         for node in inside(outermost):
-            if not isinstance(node, ast.Assign) or not _is_state(node.value):
+            if not isinstance(node, ast.Assign):
                 continue
             kept = path_of(node.targets[0])
+            if kept and _is_kept_model(project, index, outermost, node):
+                if _reads_after(scope, outermost, kept):
+                    yield _same_model(index, node, kept)
+                continue
+            if not _is_state(node.value):
+                continue
             if kept and _is_used_after(scope, outermost, kept):
                 text = index.file.source.text(node.value)
                 found = finding(
@@ -126,6 +134,10 @@ def state_not_copied(project: Project) -> Iterator[Finding]:
                 yield dataclasses.replace(found, title=said)
 
 
+#: Names of what is kept of a training.
+_BEST: Final = re.compile(r"best", re.IGNORECASE)
+
+
 def mistaken(project: Project) -> Iterator[Finding]:
     """optimizer.step without parentheses, as a statement, and the like."""
     for index in project.indexes:
@@ -134,12 +146,51 @@ def mistaken(project: Project) -> Iterator[Finding]:
 
 def keeps_state(source: Source) -> bool:
     """Is there a line that :func:`state_not_copied` may be about?"""
-    return any(isinstance(node, ast.Assign) and _is_state(node.value) for node in source.nodes)
+    return any(
+        isinstance(node, ast.Assign)
+        and (_is_state(node.value) or _BEST.search(path_of(node.targets[0])) is not None)
+        for node in source.nodes
+    )
 
 
 def _is_state(node: ast.expr) -> bool:
     is_call = isinstance(node, ast.Call) and method_of(node) == "state_dict"
     return is_call and not node.args and not node.keywords  # type: ignore[attr-defined]
+
+
+def _is_kept_model(project: Project, index: Index, loop: Loop, node: ast.Assign) -> bool:
+    """``best_model = model`` under a condition, of a model that the loop trains."""
+    value = node.value
+    if not isinstance(value, ast.Name) or _BEST.search(path_of(node.targets[0])) is None:
+        return False
+    if not isinstance(index.parents.get(node), ast.If):
+        return False
+    calls = [each for each in ast.walk(loop) if isinstance(each, ast.Call)]
+    is_called = any(path_of(each.func) in (value.id, f"{value.id}.train") for each in calls)
+    return is_called or project.value(value).kind == "module"
+
+
+def _reads_after(scope: ast.AST, loop: Loop, kept: str) -> bool:
+    after = (each for each in ast.walk(scope) if isinstance(each, ast.Name | ast.Attribute))
+    end = loop.end_lineno or loop.lineno
+    return any(
+        each.lineno > end and isinstance(each.ctx, ast.Load) and path_of(each) == kept
+        for each in after
+    )
+
+
+def _same_model(index: Index, node: ast.Assign, kept: str) -> Finding:
+    text = index.file.source.text(node.value)
+    found = finding(
+        "state-not-copied",
+        index,
+        node,
+        f"{kept} is another name of {text}, which later steps go on changing: at the end it is the "
+        "last model, not the best.",
+        f"{kept} = copy.deepcopy({text})",
+    )
+    said = f"{kept} is the last model at the end, whichever was to be kept"
+    return dataclasses.replace(found, title=said)
 
 
 def _is_used_after(scope: ast.AST, loop: Loop, kept: str) -> bool:

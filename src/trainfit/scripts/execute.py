@@ -28,6 +28,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.runs.operands import NO_CALL, FailedCall
 from trainfit.results.runs.trace import ScriptOutcome, Target
 from trainfit.results.text import exception_text
 from trainfit.scripts import sandbox
@@ -70,10 +71,15 @@ class Stopper:
         raise StopScript
 
 
-def run_script(target: Target, arguments: list[str] | None = None) -> ScriptOutcome:
+def run_script(
+    target: Target,
+    arguments: list[str] | None = None,
+    looks: Callable[[BaseException], FailedCall] = lambda _: NO_CALL,
+) -> ScriptOutcome:
     """Run the target to its stop or its end; what became of it, without its steps and seconds.
 
-    ``arguments`` are its ``sys.argv``, in another form than a plain list.
+    ``arguments`` are its ``sys.argv``, in another form than a plain list; ``looks`` gives what the
+    call was given that raised an exception.
     """
     try:
         execute(target, arguments)
@@ -83,7 +89,7 @@ def run_script(target: Target, arguments: list[str] | None = None) -> ScriptOutc
     except StopScript:
         pass  # the outcome is written
     except BaseException as error:
-        return _failure(error)
+        return dataclasses.replace(_failure(error), call=looks(error))
     return ScriptOutcome("ended")
 
 

@@ -181,7 +181,7 @@ class Runner:
             )
             try:
                 arguments = None if self._stem is None else self._stem.arguments(self, words)
-                end = run_script(target, arguments)
+                end = run_script(target, arguments, self._learning.misuse.origins.of_failure)
                 self._over = True
                 if end.status == "ended":
                     self._simulation.script_ended()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers_cli import ROOT, error_line, json_of, trainfit
-from helpers_loader import result
+from helpers_loader import probe, result
 from helpers_report import plan_text
 from tests.report.plan.test_text import PLAN, with_now
 from trainfit.plan.command.parsing import Command, parse_command
@@ -23,12 +23,13 @@ from trainfit.plan.dataloader.section import (
     is_tuned,
     predicted_step,
     with_loading,
+    without_told,
 )
 from trainfit.plan.launch import with_launch
 from trainfit.results.changes import changes_by_hand
 from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import TrainfitError
-from trainfit.results.findings import failure_finding
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
 from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.speed import Speed, StepSpeed
@@ -436,3 +437,13 @@ def test_options_that_nobody_wrote_are_filled_if_they_do_what_they_say(
     # The stub's DataLoader is the limit: a larger batch would gain nothing.
     assert parts["batch_size"]["status"] == "kept" and "--batch-size" not in plan["launch"]
     assert "gains nothing" in parts["batch_size"]["reason"]
+
+
+def test_what_a_plan_tells_with_its_line_is_told_once() -> None:
+    fault, other = (
+        Finding(kind, "critical", kind) for kind in ("data_changed", "generator_copied")
+    )
+    found = result(faults=(fault, other), probe=probe(faults=(fault,)))
+    told = without_told(found, (Finding("samples_changed", "critical", "a line"),))
+    assert told.faults == (other,) and told.probe.faults == ()
+    assert without_told(found, ()) == found

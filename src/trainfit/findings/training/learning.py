@@ -246,7 +246,10 @@ def _swapped(facts: LearningFacts) -> Iterator[Finding]:
         (Evidence("of", source), Evidence("as", result)),
         "view and reshape keep the order of numbers in memory, so that each row has numbers of "
         "several samples, positions or channels",
-        (Fix("transpose(…) or permute(…) to swap dimensions, and view or reshape after that"),),
+        (
+            Fix("transpose(…) or permute(…) to swap dimensions, and view or reshape after that"),
+            Fix("of heads: x.view(batch, length, heads, -1).transpose(1, 2)"),
+        ),
         confidence="likely",
         place=Place.parse(place),
     )

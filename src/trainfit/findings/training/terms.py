@@ -182,6 +182,20 @@ def _of_two(found: Misuse) -> Finding:
     )
 
 
+def _in_turn(found: Misuse) -> Finding:
+    tensors, name = found.told
+    return Finding(
+        "trained_in_turn",
+        "warning",
+        f"{count(int(tensors), 'tensor')}{f' ({name}, …)' if name else ''} are in two optimizers, "
+        "which train them in turn by different losses",
+        (Evidence("tensors in both", tensors),),
+        "a discriminator that the generator's optimizer has, too, is trained to be deceived",
+        (Fix("give each optimizer the parameters that its loss is to train, and no others"),),
+        confidence="likely",
+    )
+
+
 def _attack(found: Misuse) -> Finding:
     passes, _ = found.told
     return Finding(
@@ -342,6 +356,7 @@ TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "divergence_dominates": _dominates,
     "graph_beyond": _beyond,
     "step_of_two": _of_two,
+    "trained_in_turn": _in_turn,
     "attack_in_step": _attack,
     "one_memory": _memory,
     "norm_of_frozen": _of_frozen,

@@ -205,6 +205,16 @@ def _mask(found: Misuse) -> Finding:
         title = "A mask of 0 and 1 is added to the scores of attention: it hides nothing"
         cause = f"{by} adds a mask of numbers; only one of truth values hides by itself"
         fix = "give it truth values: mask.bool(), or ~mask.bool() where 1 stands for what is seen"
+    elif how == "rows":
+        title = "A mask makes whole rows of attention's scores -inf: their softmax is NaN"
+        cause = (
+            f"the {by} of a row is over its keys, and the mask has one value for the row: 0 / 0; "
+            "its gradient is NaN, too, whatever is put in its place after that"
+        )
+        fix = (
+            "mask the keys, not the queries: scores.masked_fill(padding.unsqueeze(1), "
+            'float("-inf")) of (batch, queries, keys); what padding gives is left out later'
+        )
     elif how == "attended":
         title = "The mask of attention hides from each position itself: one of them sees nothing"
         cause = f"{by} shows what is True, the reverse of nn.MultiheadAttention"
@@ -341,6 +351,26 @@ def _flat(found: Misuse) -> Finding:
     )
 
 
+def _one_class(found: Misuse) -> Finding:
+    number, batches = found.told
+    return Finding(
+        "pixels_of_one_class",
+        "warning",
+        f"All targets of {count(int(batches), 'batch', 'batches')} are class {number}: a model "
+        "that gives it everywhere is right",
+        (Evidence("batches looked at", int(batches)),),
+        "masks of class numbers that ToTensor() or a division by 255 brought to 0..1 are 0 as "
+        "whole numbers",
+        (
+            Fix(
+                "torch.from_numpy(np.array(mask)).long() of the file's numbers, without ToTensor() "
+                "and without a division"
+            ),
+        ),
+        confidence="likely",
+    )
+
+
 def _by_pixels(found: Misuse) -> Finding:
     next_to, third = found.told
     return Finding(
@@ -393,6 +423,7 @@ WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "batch_from_gpu": _from_gpu,
     "padding_learned": _padding,
     "images_flat": _flat,
+    "pixels_of_one_class": _one_class,
     "images_by_pixels": _by_pixels,
     "rate_large": _large,
 }

@@ -7,6 +7,7 @@ is known by the functions that made it, one of the CPU by its numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -69,10 +70,18 @@ class Masks:
         self._known: Marks[Mask] = Marks()
         #: Tensors that have the numbers of positions.
         self._positions: Marks[bool] = Marks()
+        #: Scores of which a mask makes whole rows -inf: the line.
+        self._rows: Marks[str] = Marks()
+        self.rows: str | None = None
+        """The line that did so, of scores whose softmax was computed."""
 
     def gave(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a tensor."""
         name = name_of(func).strip("_")
+        if name == "masked_fill" and (at := self._fills_rows(args, kwargs)) is not None:
+            self._rows.put(result, at)
+        elif name == "softmax" and self.rows is None and args and _is_of_last(args, kwargs):
+            self.rows = self._rows.of(args[0])
         mask = self._made(name, args, kwargs, result)
         if mask is not None:
             self._known.put(result, mask)
@@ -113,6 +122,14 @@ class Masks:
         if name in _TURNED and known.where in _OPPOSITE and not known.adds:
             return known._replace(where=_OPPOSITE[known.where])
         return None
+
+    def _fills_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+        """The line, if -inf is put into scores by a mask that is one number for each row."""
+        scores, by, value = (*args, *(kwargs.get(each) for each in ("mask", "value")))[:3]
+        if not isinstance(by, torch.Tensor) or value != -math.inf or scores.dim() < 3:
+            return None
+        is_by_row = by.dim() >= scores.dim() and by.shape[-1] == 1 < scores.shape[-1]
+        return self._place() or "" if is_by_row and by.shape[-2] > 1 else None
 
     def _triangle(
         self, name: str, diagonal: Any, known: Mask | None, result: torch.Tensor
@@ -176,6 +193,11 @@ class Masks:
         if attn_mask.dtype != torch.bool:
             return None if known.adds else Misused("added", known.where, known.place)
         return Misused("attended", known.where, known.place)
+
+
+def _is_of_last(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return isinstance(args[0], torch.Tensor) and dim in (-1, args[0].dim() - 1)
 
 
 def _filled(value: Any) -> Mask | None:

@@ -1,5 +1,5 @@
-"""What becomes of a layer's output: one number of each sample that is compared with all targets,
-weights of an attention that nobody asks for."""
+"""What becomes of a layer's output: one number of each sample that is compared with all targets, a
+softmax that is written out, weights of an attention that nobody asks for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import shape_of
+from trainfit.hooks.losses import operator_of, shape_of
 from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
 
 #: Functions that give a number of each row, and those that put a dimension in for a comparison of
@@ -23,6 +23,10 @@ _MARK: Final = "trainfit_weights"
 _LEAST_POSITIONS: Final = 256
 _DEPTH: Final = 6
 _OF_SCORES: Final = ("Div", "Mul", "MaskedFill", "Add", "Sub", "Where", "ToCopy", "View")
+#: What leaves numbers as they are, what scales them, and what layers compute.
+_SAME_NUMBERS: Final = ("View", "UnsafeView", "Expand", "Unsqueeze", "Squeeze", "Clone", "ToCopy")
+_SCALES: Final = ("Div", "Mul", "MaskedFill", "Transpose")
+_COMPUTE: Final = ("Addmm", "Mm", "Bmm", "Linear", "Convolution")
 #: Bytes of all heads' weights of one step that are worth a word.
 _LARGE: Final = 256 << 20
 
@@ -71,6 +75,24 @@ class Outputs:
             return
         output, target = (left, right) if singles[0] else (right, left)
         self.compared = shape_of(output), shape_of(target), self._place()
+
+
+def softmax_by_hand(given: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
+    """Is this exp(x) / exp(x).sum() of what a layer gives?"""
+    if result.grad_fn is None or len(given) != 2 or operator_of(result.grad_fn) != "Div":
+        return False
+    exponential: Any = given[0].grad_fn
+    total: Any = given[1].grad_fn
+    if exponential is None or total is None or operator_of(exponential) != "Exp":
+        return False
+    while total is not None and operator_of(total).startswith(_SAME_NUMBERS):
+        total = total.next_functions[0][0]
+    if total is None or operator_of(total) != "Sum" or total.next_functions[0][0] != exponential:
+        return False
+    made = exponential.next_functions[0][0]
+    while made is not None and operator_of(made).startswith((*_SAME_NUMBERS, *_SCALES)):
+        made = made.next_functions[0][0]
+    return made is not None and operator_of(made).startswith(_COMPUTE)
 
 
 class Scores:

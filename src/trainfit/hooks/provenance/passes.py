@@ -45,6 +45,8 @@ class Passes:
         #: Gradients that a step used: of a shared parameter, by identity.
         self._used: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         self._twice = 0
+        #: Steps in which one used other gradients of what another had stepped last.
+        self._in_turn = 0
         #: Passes since gradients were last set to zero, from the first on that reached inputs as
         #: well: did each, and which parameters did it reach?
         self._to_inputs: list[tuple[bool, str | None, set[int]]] = []
@@ -152,7 +154,7 @@ class Passes:
         self._to_inputs.clear()
 
     def _look_at_shared(self, optimizer: Any, own: set[int], place: str | None) -> None:
-        again = []
+        again, in_turn = [], []
         for key, known in self._shared.items():
             tensor = known() if key in own else None
             gradient = None if tensor is None else tensor.grad
@@ -165,10 +167,16 @@ class Passes:
                 if self._is_part(optimizer, used[1]):
                     return
                 again.append(key)
+            elif used is not None and used[1] != now[0]:
+                in_turn.append(key)
             self._used[key] = weakref.ref(gradient), *now
         self._twice += bool(again)
         if again and self._twice >= _STEPS:
             self._note("step_of_two", len(again), place=place, parameter=again[0])
+        if in_turn and own - self._shared.keys():  # two of the same parameters may be stages
+            self._in_turn += 1
+            if self._in_turn > _STEPS:
+                self._note("trained_in_turn", len(in_turn), place=place, parameter=in_turn[0])
 
     def _is_part(self, optimizer: Any, other: int) -> bool:
         """Has another optimizer, given by identity, this one as a part (ZeroRedundancyOptimizer has

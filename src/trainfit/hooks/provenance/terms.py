@@ -68,6 +68,8 @@ _SCALES: Final = ("Mul", "Div", "Neg")
 _LAYERS: Final = ("Addmm", "Mm", "Linear", "Convolution")
 #: Nodes of loss functions that give one number for all samples.
 _LOSSES: Final = ("NllLoss", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy")
+#: What keeps NaN out of its result, or may.
+_WITHOUT_NAN: Final = {"nan_to_num", "where", "isnan", "isfinite", "nanmean", "nansum"}
 _DEPTH: Final = 12
 _TERMS: Final = 32
 #: Factors of what is expected later: the discounts of reinforcement learning.
@@ -85,6 +87,9 @@ class Terms(FirstOfKind):
     def __init__(self, place: Callable[[], str | None]) -> None:
         super().__init__(place)
         self._kinds: Marks[str] = Marks()
+        #: The deviation of one number, and what was computed of it: the function, the shape, the
+        #: line.
+        self._nan: Marks[tuple[str, str, str | None]] = Marks()
         #: Was an overlap of what a model gives and its targets computed?
         self._has_overlap = False
         self.derives = False
@@ -103,7 +108,13 @@ class Terms(FirstOfKind):
             self._kinds.put(result, kind)
         node = result.grad_fn
         if node is None:
+            if name in _DEVIATIONS and _is_of_one(given[0], args, kwargs, result):
+                self._nan.put(result, (name, shape_of(given[0]), self._place()))
+            elif self._nan:
+                self._follow_nan(name, args, result)
             return
+        if self._nan and (known := self._nan_among(args)) is not None:
+            node.metadata[_MARK] = "deviation_of_one", known[:2], known[2]
         if name in _LOGARITHMS and may_be_negative(given[0].grad_fn):
             self._mark(node, "log_of_output", name)
         elif name in _ROOTS or (name in _POWERS and args[1:2] == (0.5,)):
@@ -117,6 +128,13 @@ class Terms(FirstOfKind):
             self._mark(node, "deviation_of_one", name, shape_of(given[0]))
         elif name == "exp" and not result.dim() and _is_of_mean(node):
             self._mark(node, "focal_of_mean")
+
+    def _nan_among(self, args: Sequence[Any]) -> tuple[str, str, str | None] | None:
+        return next(filter(None, map(self._nan.of, tensors_among(args))), None)
+
+    def _follow_nan(self, name: str, args: Sequence[Any], result: Any) -> None:
+        if name not in _WITHOUT_NAN and (known := self._nan_among(args)) is not None:
+            self._nan.put(result, known)
 
     def _look_at_root(self, node: Any, made: Any, name: str) -> None:
         if may_be_negative(made):

@@ -33,6 +33,8 @@ def seems_swapped(source: Sequence[int], result: Sequence[int]) -> bool:
     one (the height and the width of an image, for its pixels). Where one of the sizes that moved is
     a multiple of another, heads or chunks may have been split off that happen to be as many.
     """
+    if _mixes_heads(source, result) or _mixes_heads(result, source):
+        return True
     one, other = _without_ones(source), _without_ones(result)
     pairs = [(one, other), (_merged(one), other), (one, _merged(other))]
     if any(first == second for first, second in pairs):
@@ -40,6 +42,20 @@ def seems_swapped(source: Sequence[int], result: Sequence[int]) -> bool:
     return any(
         sorted(first) == sorted(second) and not _may_be_split(first, second)
         for first, second in pairs
+    )
+
+
+def _mixes_heads(whole: Sequence[int], split: Sequence[int]) -> bool:
+    """Is this (batch, length, width) next to (batch, heads, length, width of a head)? The heads are
+    parts of the width, next to each other in memory: they come after the length in a view, and
+    only transpose(1, 2) brings them before it."""
+    if len(whole) != 3 or len(split) != 4 or whole[0] != split[0]:
+        return False
+    heads, length, width = split[1:]
+    return (
+        (length, heads * width) == (whole[1], whole[2])
+        and length != heads
+        and (min(heads, length, width) > 1)
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from trainfit.hardware import GpuSpec
@@ -33,6 +33,7 @@ from trainfit.results.configuration import BatchLimits, Configuration
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.contents import complete
 from trainfit.results.files.errors import TrainfitError
+from trainfit.results.findings import Finding
 from trainfit.results.loader import BUSY, LoaderResult
 from trainfit.results.plan import KEEPS_UP, HostCpu, PlanResult
 from trainfit.results.runs.measurement import Consumer
@@ -247,7 +248,7 @@ def tuned(
         found = tune_command(filled, spec(), progress)
         if found.interrupt is not None:
             interrupts.append(found.interrupt)
-        return found.result
+        return without_told(found.result, plan.findings)
 
     here = _core_here(plan.cpu)
     plan = with_loading(plan, command, tune, step_is_bound=tuning.step is None, here=here)
@@ -257,6 +258,21 @@ def tuned(
         except KeyboardInterrupt as error:
             interrupts.append(error)
     return plan, command, next(iter(interrupts), None)
+
+
+#: What a DataLoader's check finds, and what the script's text says of it with its line.
+_ALSO_TOLD: Final = {"data_changed": "samples_changed"}
+
+
+def without_told(found: LoaderResult, told: Iterable[Finding]) -> LoaderResult:
+    """What was found of a DataLoader without the faults that a plan tells with their lines."""
+    kinds = {each.kind for each in told}
+
+    def left(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
+        return tuple(each for each in faults if _ALSO_TOLD.get(each.kind) not in kinds)
+
+    probe = dataclasses.replace(found.probe, faults=left(found.probe.faults))
+    return dataclasses.replace(found, faults=left(found.faults), probe=probe)
 
 
 def _core_here(cpu: HostCpu | None) -> CoreHere | None:

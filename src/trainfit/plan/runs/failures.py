@@ -24,6 +24,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.findings import fails_later as failing
 from trainfit.results.real_runs import RealRunOutcome
+from trainfit.results.runs.operands import NO_CALL, FailedCall
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import ContextSeen, Counted, OwnFault, TraceOutcome
@@ -110,6 +111,7 @@ def _not_moved(outcome: TraceOutcome) -> str:
 _EXPLAINED_BY: Final[dict[str, tuple[str, ...]]] = {
     "two_devices": ("result-dropped", "not-moved"),
     "no_graph": ("gradients-left-off",),
+    "sizes_of_data": ("split-order",),
 }
 
 
@@ -198,7 +200,8 @@ def cause_of(outcome: TraceOutcome | RealRunOutcome, output: str) -> Finding | N
     if outcome.status != "failed" or outcome.own_fault is not None:
         return None
     context = outcome.context if isinstance(outcome, TraceOutcome) else ContextSeen()
-    return cause_of_error(outcome.message, outcome.traceback, output, settings, context)
+    said = outcome.message, outcome.traceback
+    return cause_of_error(*said, output, settings, context, outcome.call)
 
 
 #: Of a run at its time limit: what shows that it hangs. It may be slow otherwise.
@@ -222,13 +225,15 @@ def cause_of_error(
     output: str = "",
     settings: LoaderSettings | None = None,
     context: ContextSeen = ContextSeen(),  # noqa: B008 (it is frozen)
+    call: FailedCall = NO_CALL,
 ) -> Finding | None:
     """The cause and the fix of an exception that is told as "TypeError: what it says"."""
     name, _, said = message.partition(": ")
     if not name.replace(".", "_").isidentifier():
         return None
     failure = Failure(name, said, traceback)
-    seen = FailureContext(output=output, tokens=context.longest, positions=context.positions)
+    tokens, positions = context.longest, context.positions
+    seen = FailureContext(output=output, tokens=tokens, positions=positions, call=call)
     return of_failure(failure, settings, seen)
 
 

@@ -10,6 +10,7 @@ from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.decoding import Exchanged
 from trainfit.results.runs.communication import Meeting
 from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
+from trainfit.results.runs.operands import NO_CALL, FailedCall
 from trainfit.results.runs.script import Protection, ScriptOption
 from trainfit.results.runs.steps import Coverage, Framework
 
@@ -370,6 +371,7 @@ class ScriptOutcome(Exchanged):
         own_fault: the failure is trainfit's (``None``: it is not).
         stacks: of its threads and workers at the time limit, as ``faulthandler`` writes them.
         request: what the simulated GPU had no memory for.
+        call: what the call was given that raised an exception.
     """
 
     status: Status
@@ -381,6 +383,7 @@ class ScriptOutcome(Exchanged):
     own_fault: OwnFault | None = None
     stacks: str = ""
     request: FailedRequest | None = None
+    call: FailedCall = NO_CALL
 
 
 @dataclasses.dataclass(frozen=True)

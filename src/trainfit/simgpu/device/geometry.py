@@ -239,7 +239,7 @@ def _classes(kernel: str) -> Callable[[Any, Any], None]:
     def check(args: Any, _: Any) -> None:
         target = args[1]
         if target.dtype is torch.int64 or (kernel and target.dtype is torch.uint8):
-            return
+            return _of_one_dtype(_DATA, 0, 2)(args, {})  # its weights (optional_data<scalar_t>)
         name = _name_of(target)
         if kernel:
             raise NotImplementedError(f"\"{kernel}\" not implemented for '{name}'")
@@ -272,6 +272,22 @@ for _at, _fills in (
     (2, (aten.masked_fill.Scalar, aten.masked_fill_.Scalar, aten.new_full.default)),
 ):
     CHECKS.update(dict.fromkeys(_fills, _filled(_at)))
+
+
+def _in_place(args: Any, _: Any) -> None:
+    """A result that its own tensor cannot hold: whole numbers times 0.999. It is checked by
+    TensorIterator (ATen/TensorIterator.cpp), which no fake kernel asks."""
+    target, other = meta_arguments(args)[:2]
+    with no_dispatch():
+        wanted = torch.result_type(target, other)
+    if not torch.can_cast(wanted, target.dtype):
+        given, own = (_name_of(torch.empty((), dtype=each)) for each in (wanted, target.dtype))
+        raise RuntimeError(f"result type {given} can't be cast to the desired output type {own}")
+
+
+for _arithmetic in ("add_", "sub_", "mul_", "div_"):
+    _of_name = getattr(aten, _arithmetic)
+    CHECKS.update(dict.fromkeys((_of_name.Tensor, _of_name.Scalar), _in_place))
 
 
 def indexed_on_host(indices: Any) -> RuntimeError:

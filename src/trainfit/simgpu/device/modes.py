@@ -70,6 +70,7 @@ _PLAIN = {
     *(torch.Size, torch.dtype),
 }  # fmt: skip
 #: What gives the largest numbers along a dimension, and where they are.
+_SET_ITEM = torch.Tensor.__setitem__
 _LARGEST = {torch.return_types.max, torch.return_types.min}
 #: Classes of ``torch.distributed`` whose tensors consist of others, with operators of their own:
 #: C++ believes them to be on "meta".
@@ -141,7 +142,7 @@ class FunctionMode(TorchFunctionMode):
         try:
             result = (self._placed if several_gpus() else self._call)(func, args, kwargs)
             known = isinstance(result, DeviceTensor) or type(result) in _LARGEST
-            if known or func in private.foreach_in_place:
+            if known or func is _SET_ITEM or func in private.foreach_in_place:
                 self._engine.on_result(func, args, kwargs, result)
             return result
         finally:
