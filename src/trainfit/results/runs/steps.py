@@ -13,6 +13,10 @@ Course = Literal[
 ]
 
 
+#: What a script waits for the GPU for: a number, a tensor's values, the size of a result that
+#: depends on data, a copy to the GPU, or all that was submitted (``synchronize()``).
+WaitKind = Literal["value", "copy", "size", "upload", "all"]
+
 #: What told how many samples an optimizer step has: the batches that the DataLoader gave, or the
 #: calls of the model that a backward pass followed.
 StepSource = Literal["DataLoader", "model calls", "unknown"]
@@ -29,6 +33,17 @@ _LEFT_FREE: Final = 0.09
 
 
 @dataclasses.dataclass(frozen=True)
+class HostCopy:
+    """What a line copies from the host's memory to the GPU in each step: ``nbytes`` in ``times``
+    copies. ``is_made``: it is made on the host each time, else the same numbers are copied."""
+
+    line: str
+    nbytes: int
+    times: int
+    is_made: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class StepMakeup:
     """What one optimizer step consists of: ``micro_batch`` samples × ``accumulation``
     micro-batches = ``effective_batch`` samples, as the simulated steps had it most often.
@@ -38,9 +53,10 @@ class StepMakeup:
     none). ``per_step`` are the micro-batches of each simulated step; ``varied`` says whether the
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
-    the CPU waits for the GPU in each step; ``looped_waits``: how often at the first of them, where
-    that is for each sample (0: it is not). ``trials`` are the steps after the first in which
-    ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
+    the CPU waits for the GPU in each step, ``wait_kinds`` what each waits for (empty: not known);
+    ``looped_waits``: how often at the first of them, where that is in a loop (0: it is not);
+    ``uploads`` are lines that copy to the GPU in each step what could be there. ``trials`` are the
+    steps after the first in which ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
     another batch size the script itself makes as many micro-batches as have the same samples.
@@ -58,6 +74,8 @@ class StepMakeup:
     loop: Framework = ""
     where: str | None = None
     waits: tuple[str, ...] = ()
+    wait_kinds: tuple[WaitKind, ...] = ()
+    uploads: tuple[HostCopy, ...] = ()
     trials: int = 0
     looped_waits: int = 0
     why: str = ""
