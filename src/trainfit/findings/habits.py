@@ -145,6 +145,19 @@ EVALUATED_IN_TRAINING: Final = Habit(
     "switch the model before the evaluation, and back after it",
     "model.eval()",
 )
+#: What an epoch's end is for, done within its loop over batches.
+EVALUATED_EACH_STEP: Final = Habit(
+    "the loop over batches evaluates after each of them: a step costs a whole evaluation as well",
+    "evaluate at the end of the epoch (one level out of the loop over batches), or every few "
+    "hundred steps",
+    "if step % 500 == 0: validate(model)",
+)
+SAVED_EACH_STEP: Final = Habit(
+    "the whole state is copied to the host and written to a file while the GPU has nothing to do",
+    "save at the end of the epoch (one level out of the loop over batches), or every few hundred "
+    "steps",
+    "if step % 500 == 0: torch.save(state, path)",
+)
 DROPS_ALWAYS: Final = Habit(
     "a function does not know the model's mode: its training is True unless it is told, and so is "
     "that of a layer which forward() makes or which is kept in a list",
@@ -304,7 +317,11 @@ def of_evaluation(coverage: Coverage | None) -> Iterator[Finding]:
     at the training itself (samples of a generator, a loss)."""
     if coverage is None:
         return
-    seen = [(coverage.graph_at, *_WITH_GRAPH)]
+    seen = [
+        (coverage.evaluated_each, *_IN_EACH_STEP),
+        (coverage.saved_each, *_SAVED_IN_EACH),
+        (coverage.graph_at, *_WITH_GRAPH),
+    ]
     if coverage.evaluation_batches is not None:
         seen += [(coverage.training_at, *_IN_TRAINING), (coverage.dropping_at, *_DROPS)]
     for place, kind, title, habit in seen:
@@ -321,6 +338,16 @@ def of_evaluation(coverage: Coverage | None) -> Iterator[Finding]:
 
 
 #: Kind of a finding, its title, and the habit.
+_IN_EACH_STEP: Final = (
+    "evaluated_each_step",
+    "Each training step is followed by an evaluation of the model",
+    EVALUATED_EACH_STEP,
+)
+_SAVED_IN_EACH: Final = (
+    "saved_each_step",
+    "Each training step writes a checkpoint",
+    SAVED_EACH_STEP,
+)
 _WITH_GRAPH: Final = (
     EVALUATION_WITH_GRAPH,
     "The evaluation calls the model with gradients on",

@@ -350,7 +350,9 @@ class _Evaluations:
                 why = what_happened(traces[-1].outcome)
                 return EpochEnd("not simulated", why, batch_size=batch), ()
         end, findings = _measured(job, traces, lengths, whole)
-        findings = (*of_evaluation(coverage), *findings)
+        # Its epochs were cut to a step or a few.
+        seen = dataclasses.replace(coverage, evaluated_each=None, saved_each=None)
+        findings = (*of_evaluation(seen), *findings)
         return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
 
 

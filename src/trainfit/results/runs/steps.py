@@ -56,7 +56,8 @@ class StepMakeup:
     the CPU waits for the GPU in each step, ``wait_kinds`` what each waits for (empty: not known);
     ``looped_waits``: how often at the first of them, where that is in a loop (0: it is not);
     ``uploads`` are lines that copy to the GPU in each step what could be there. ``trials`` are the
-    steps after the first in which ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
+    steps after the first in which ``cudnn.benchmark`` timed algorithms of one convolution, for
+    sizes that had not come before.
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
     another batch size the script itself makes as many micro-batches as have the same samples.
@@ -174,7 +175,8 @@ class Coverage:
     is none, or the loops are none of the script's). ``is_whole``: the script came to its end, and
     has no more than was simulated. ``most_steps`` are those of the training, where a library's
     trainer knows them (``None``: none does). ``is_eager``: what it gives to ``torch.compile`` ran
-    in eager mode.
+    in eager mode. ``evaluated_each`` and ``saved_each`` are lines that evaluate the model, or write
+    a checkpoint, in each step after the first, of several in an epoch (``None``: none does).
     """
 
     evaluated: bool
@@ -191,6 +193,8 @@ class Coverage:
     is_whole: bool = False
     most_steps: int | None = None
     is_eager: bool = False
+    evaluated_each: str | None = None
+    saved_each: str | None = None
 
     @property
     def all_steps(self) -> int | None:
