@@ -1,21 +1,26 @@
 """What the graph of a loss shows of its layers: which type they compute in, and functions of the
-script's own that keep their own result. And a profiler that records all steps."""
+script's own that keep their own result; whether it outlives its step. And a profiler that records
+all steps."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerAction
 
-from trainfit.hooks.losses import parameters_of
+from trainfit.hooks.held_objects import walk
+from trainfit.hooks.losses import nodes_of, parameters_of
 from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.values import only_line
 from trainfit.results.runs.learning import Misuse
+from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.tensors import forward_of
 
 #: Numbers of a model that is worth a word.
@@ -31,6 +36,10 @@ _SCALED: Final = "trainfit_scaled"
 _LEAST_MIXED: Final = 2
 #: Steps without a use of a gradient's graph.
 _LEAST_UNUSED: Final = 2
+#: Where the first node of a loss is marked; steps whose losses are still there, after which it is
+#: told.
+_ROOT: Final = "trainfit_root"
+_LEAST_KEPT: Final = 2
 
 
 class Graphs:
@@ -46,6 +55,7 @@ class Graphs:
         self._is_cast = self._is_inside = False
         self.is_double = False
         """Is a large model trained in float64?"""
+        self.kept = KeptLosses()
 
     def calling(self) -> None:
         """A model is about to be called: a teacher may be what autocast is for."""
@@ -64,6 +74,14 @@ class Graphs:
     def entered_for_cpu(self, place: str | None) -> None:
         """Autocast of the CPU's operators begins."""
         self._of_cpu_at = self._of_cpu_at or place or ""
+
+    def found(self, grows: bool = False) -> Iterator[Misuse]:
+        """A model in float64, and losses that are kept with their graph; none of these where what
+        is known to ``grows`` keeps them."""
+        if self.is_double:
+            yield Misuse("double", (), None)
+        if self.kept.found is not None and not grows:
+            yield self.kept.found
 
     def look(self, nodes: Sequence[Any]) -> None:
         """At the nodes of a loss."""
@@ -137,6 +155,57 @@ class SecondOrder:
     def unused(self) -> str | None:
         """The line that records them, where no pass ever went on in one; ``None``: one did."""
         return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
+
+
+class _Mark:
+    """Lives as long as the node that has it."""
+
+
+class KeptLosses:
+    """Follows whether losses, or what is computed of them, outlive their step with their graph."""
+
+    def __init__(self) -> None:
+        #: Of each line with a backward pass, the last of them: in which step, and the mark.
+        self._passes: dict[str, list[tuple[int, weakref.ref[_Mark]]]] = {}
+        self.found: Misuse | None = None
+
+    def look(self, root: Any, step: int, where: Callable[[], str | None]) -> None:
+        """A backward pass from a node is about to begin in a step; ``where`` gives its line."""
+        place = where() if root is not None and self.found is None else None
+        if place is None:
+            return
+        passes = self._passes.setdefault(place, [])
+        before = [(number, ref()) for number, ref in passes if number < step]
+        earlier = [mark for _, mark in before if mark is not None]
+        steps = {number for number, _ in before}
+        if len(steps) >= _LEAST_KEPT and len(earlier) == len(before):
+            name = _holder_of(earlier)
+            lines = (rf"\b{re.escape(name)}\s*(?:\+=|\.(?:append|add|extend|update)\()",)
+            at = only_line(place.rpartition(":")[0], lines) if name else None
+            self.found = Misuse("graphs_kept", (name,), at or place)
+        mark = root.metadata.setdefault(_ROOT, _Mark())
+        passes.append((step, weakref.ref(mark)))
+        last = sorted({*steps, step})[-1 - _LEAST_KEPT :]
+        self._passes[place] = [each for each in passes if each[0] in last]
+
+
+def _holder_of(marks: Collection[_Mark]) -> str:
+    """The variable of the script that has what leads to marked nodes; empty: none is found."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            for name, value in list(locals_of(frame).items()):
+                for path, each in walk(value, name):
+                    if path != name and _leads_to(each, marks):
+                        return path.partition("[")[0]
+        frame = frame.f_back
+    return ""
+
+
+def _leads_to(value: Any, marks: Collection[_Mark]) -> bool:
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None or value.numel() != 1:
+        return False
+    return any(node.metadata.get(_ROOT) in marks for node in nodes_of(value.grad_fn) or ())
 
 
 class ScaledLosses(FirstOfKind):

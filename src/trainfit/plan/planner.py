@@ -517,7 +517,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     if all(each.kind != TENSORS_KEPT for each in full):
         graphs_at = job.first.outcome.learning.gradients_with_graph
         growth = Growth.of(job.pattern, job.memory_model)
-        full = (*of_steps(job.pattern, growth, graphs_at), *full)
+        full = (*of_steps(job.pattern, growth, graphs_at, known=found), *full)
     return (*found, *full)
 
 

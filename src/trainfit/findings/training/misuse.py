@@ -64,6 +64,20 @@ def _grows(found: Misuse) -> Finding:
     )
 
 
+def _graphs_kept(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "graphs_kept",
+        "warning",
+        f"Losses of past steps are kept with their graph{f', in {name}' if name else ''}: memory "
+        "grows with each step",
+        (),
+        "a loss that is kept as a tensor keeps its whole graph, on the host, and on the GPU what "
+        "backward() has not freed; .cpu(), .to() and arithmetic give a tensor that still has it",
+        (Fix("keep the number: loss.item(), or loss.detach()", line="loss.item()"),),
+    )
+
+
 def _averaged(found: Misuse) -> Finding:
     (shape,) = found.told
     return Finding(
@@ -483,6 +497,7 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "term_cut_off": _cut_off,
     "loss_averaged": _averaged,
     "graph_grows": _grows,
+    "graphs_kept": _graphs_kept,
     "gradient_flat": _flat,
     "own_state": _own_state,
     "clips_nothing": _clips_nothing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Final, Literal
 
 Course = Literal[
@@ -96,6 +97,10 @@ class StepMakeup:
         )
 
 
+#: Operators whose results no cache of keys and values is made of, but a backward pass needs.
+_OF_GRAPHS: Final = re.compile(r"conv|elu|silu|mish|sigmoid|tanh|pool|softmax|dropout|rnn|lstm|gru")
+
+
 @dataclasses.dataclass(frozen=True)
 class GrowthSource:
     """Where memory that stays behind comes from: ``bytes_per_step`` on average.
@@ -109,6 +114,11 @@ class GrowthSource:
     kind: str
     phase: str
     line: str | None
+
+    @property
+    def is_of_graph(self) -> bool:
+        """Is it what a layer computes for a backward pass, and no cache of keys and values?"""
+        return bool(self.module) and _OF_GRAPHS.search(self.operator) is not None
 
 
 StepUnit = Literal["optimizer step", "backward pass", "model call"]
