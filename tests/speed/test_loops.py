@@ -74,3 +74,23 @@ def test_a_loop_within_the_model() -> None:
     assert not _in_model(80, "deep")
     assert not _in_model(24, "time")  # layers that share their weights
     assert not _in_model(1, "samples", batch=8)
+
+
+def _optimized(**options: object) -> list[Finding]:
+    with trainfit.simulate("T4") as simulation:
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(24))).to("cuda")
+        groups = options.pop("groups", False)
+        parameters = [{"params": [each]} for each in model.parameters()]
+        optimizer = torch.optim.Adam(parameters if groups else model.parameters(), **options)  # type: ignore[arg-type]
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.rand(4, 8).to("cuda")).mean().backward()
+            optimizer.step()
+        return list(loops_on_gpu(simulation.recording))
+
+
+def test_an_optimizer_of_one_tensor_after_another() -> None:
+    for each in ({"groups": True}, {"foreach": False}):
+        (found,) = _optimized(**each)
+        assert found.kind == "optimizer_in_pieces" and "Adam" in found.title
+    assert not _optimized() and not _optimized(fused=True)

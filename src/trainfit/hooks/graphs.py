@@ -25,6 +25,8 @@ from trainfit.torch_private.tensors import forward_of
 
 #: Numbers of a model that is worth a word.
 _LARGE: Final = 1_000_000
+#: Dimensions of weights of images' convolutions, which compute much with few numbers.
+_OF_CONVOLUTION: Final = 4
 #: What a profiler does that keeps each operator; steps, and looks in a row, which show that no
 #: schedule ends it.
 _RECORDS: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
@@ -54,7 +56,7 @@ class Graphs:
         self._passes = 0
         self._is_cast = self._is_inside = False
         self.is_double = False
-        """Is a large model trained in float64?"""
+        """Is a large model trained in float64, or one of convolutions?"""
         self.kept = KeptLosses()
 
     def calling(self) -> None:
@@ -88,7 +90,8 @@ class Graphs:
         parameters = parameters_of(nodes)
         weights = [each for each in parameters if each.dim() > 1]
         if weights and all(each.dtype == torch.float64 for each in parameters):
-            self.is_double = sum(each.numel() for each in parameters) >= _LARGE
+            is_large = sum(each.numel() for each in parameters) >= _LARGE
+            self.is_double = is_large or any(each.dim() >= _OF_CONVOLUTION for each in weights)
         self._is_on_gpu = bool(weights) and all(each.is_cuda for each in weights)
         if not weights or any(each.dtype != torch.float32 for each in weights):
             self._is_cast = True  # by the script itself

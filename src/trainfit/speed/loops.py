@@ -24,6 +24,10 @@ _SAMPLES: Final = 16
 _ROUNDS: Final = 64
 #: Lines that are named.
 _NAMED: Final = 3
+#: Operators of an optimizer's step, and their share of the step's, that are too many.
+_OF_OPTIMIZER: Final = 256
+_OPTIMIZERS_SHARE: Final = 0.4
+_OPTIMIZER: Final = PHASES.index("optimizer")
 _FORWARD: Final = PHASES.index("forward")
 _BACKWARD: Final = PHASES.index("backward")
 
@@ -35,6 +39,7 @@ def loops_on_gpu(recording: Recording) -> Iterator[Finding]:
     if step < 1:
         return
     yield from _in_model(recording, step)
+    yield from _in_optimizer(recording, step)
     operators = recording.alloc_op
     made_by = np.maximum(operators, 0)
     modules = recording.op_module[made_by].tolist()
@@ -125,6 +130,34 @@ def _in_model(recording: Recording, step: int) -> Iterator[Finding]:
         "small it is, forwards and backwards",
         (_OF_SAMPLES, _OF_TIME, _COMPILED) if of_samples else (_OF_TIME, _OF_SAMPLES, _COMPILED),
         place=places[0],
+    )
+
+
+def _in_optimizer(recording: Recording, step: int) -> Iterator[Finding]:
+    """PyTorch's optimizers need some ten operators for all tensors of a group together."""
+    of_step = recording.op_step == step
+    own = int(np.count_nonzero(of_step & (recording.op_phase == _OPTIMIZER)))
+    total = int(np.count_nonzero(of_step))
+    if own < _OF_OPTIMIZER or own < _OPTIMIZERS_SHARE * total:
+        return
+    makeup, name = recording.makeup, recording.header.get("optimizer") or "the optimizer"
+    yield Finding(
+        "optimizer_in_pieces",
+        "info",
+        f"{percent(own / total)} of a step's {total:,} operators are those of {name}: it works on "
+        "one tensor after another",
+        (Evidence("operators of its step", f"{own:,} of {total:,}"),),
+        "a group for each parameter, foreach=False, or an optimizer that is written as a loop over "
+        "tensors: each operator is a launch of a few microseconds, however small it is",
+        (
+            Fix(
+                "one parameter group for all parameters with the same settings (learning rate, "
+                "weight decay), not one for each; PyTorch's optimizers with fused=True or foreach=True",
+                line="torch.optim.AdamW(model.parameters(), lr=lr, fused=True)",
+            ),
+            Fix("of an optimizer of your own: torch.compile(optimizer.step), which fuses them"),
+        ),
+        place=Place.parse(makeup.where) if makeup is not None else None,
     )
 
 
