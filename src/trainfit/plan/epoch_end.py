@@ -353,7 +353,9 @@ class _Evaluations:
         # Its epochs were cut to a step or a few.
         seen = dataclasses.replace(coverage, evaluated_each=None, saved_each=None)
         findings = (*of_evaluation(seen), *findings)
-        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
+        evaluated = coverage.evaluation_batch_size
+        end = dataclasses.replace(end, saved=coverage.saved, evaluation_batch_size=evaluated)
+        return dataclasses.replace(end, batch_size=batch), (*last, *findings)
 
 
 def start(job: PlannedJob, present: AmpSetting) -> None:

@@ -152,7 +152,7 @@ def _in_optimizer(recording: Recording, step: int) -> Iterator[Finding]:
         (
             Fix(
                 "one parameter group for all parameters with the same settings (learning rate, "
-                "weight decay), not one for each; PyTorch's optimizers with fused=True or foreach=True",
+                "weight decay), not one for each; fused=True or foreach=True of PyTorch",
                 line="torch.optim.AdamW(model.parameters(), lr=lr, fused=True)",
             ),
             Fix("of an optimizer of your own: torch.compile(optimizer.step), which fuses them"),

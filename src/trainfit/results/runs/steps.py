@@ -177,7 +177,8 @@ class Coverage:
     its data the DataLoader had given by the last step, ``steps_per_epoch`` how many optimizer
     steps an epoch has at that pace, ``all_epochs`` how many the script's loop has (``None``: not
     known). ``evaluation_batches`` is the length of the longest DataLoader that was cut short in
-    addition to the training's (``None``: none was, or it has no length). ``graph_at`` is the user's
+    addition to the training's (``None``: none was, or it has no length), ``evaluation_batch_size``
+    the samples of its batches. ``graph_at`` is the user's
     line at which an evaluation calls the model with gradients on, ``training_at`` the one at which
     it does so in training mode, ``dropping_at`` the one that drops values out in it whatever the
     mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
@@ -195,6 +196,7 @@ class Coverage:
     steps_per_epoch: int | None = None
     all_epochs: int | None = None
     evaluation_batches: int | None = None
+    evaluation_batch_size: int | None = None
     graph_at: str | None = None
     training_at: str | None = None
     dropping_at: str | None = None
