@@ -14,6 +14,7 @@ from typing import Final
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
 from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding
+from trainfit.lint.kept_results import kept_results
 from trainfit.lint.no_effect import without_effect
 from trainfit.results.findings import Finding, Severity
 
@@ -87,6 +88,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _retried(source)
     yield from lost_lines(source)
     yield from without_effect(source)
+    yield from kept_results(source)
 
 
 def uncalled(source: Source) -> Iterator[Finding]:
