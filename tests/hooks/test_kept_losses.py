@@ -1,4 +1,4 @@
-"""Losses that are kept with their graph."""
+"""Losses and results of models that are kept with their graph."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from helpers_learning import Kinds
+from trainfit.findings.training.misuse import of_misuse
+from trainfit.hooks.graphs import UnusedResults
 
 Tensor = torch.Tensor
 
@@ -62,3 +64,25 @@ def test_losses_of_an_accumulated_step(kinds: Kinds) -> None:
             optimizer.zero_grad()
 
     assert "graphs_kept" not in kinds(train)
+
+
+def _unused(*, with_grad: bool = True, parts: bool = False) -> UnusedResults:
+    """Of a model that is called 16 times before a step: for a rollout, or for the loss in parts."""
+    seen, model = UnusedResults(), nn.Linear(4, 2)
+    for step in range(4):
+        with torch.set_grad_enabled(with_grad):
+            kept = [model(torch.rand(8, 4)) for _ in range(16)]
+        for each in kept:
+            seen.gave({"out": each} if step % 2 else each, lambda: "train.py:7")
+        for loss in kept if parts else (model(torch.rand(8, 4)),):
+            seen.look(loss.mean().grad_fn, step)
+    return seen
+
+
+def test_a_rollout_with_its_graph() -> None:
+    found = _unused().found
+    assert found is not None and (found.told, found.place) == (("16",), "train.py:7")
+    finding = of_misuse(found)
+    assert "16 results" in finding.title and "no_grad" in finding.fix.line
+    assert _unused(with_grad=False).found is None
+    assert _unused(parts=True).found is None

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerAction
 
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.losses import nodes_of, parameters_of
-from trainfit.hooks.provenance.cuts import FirstOfKind
+from trainfit.hooks.provenance.cuts import FirstOfKind, tensors_among
 from trainfit.hooks.values import only_line
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
@@ -42,6 +42,11 @@ _LEAST_UNUSED: Final = 2
 #: told.
 _ROOT: Final = "trainfit_root"
 _LEAST_KEPT: Final = 2
+#: Likewise of a model's results; so many of them in a step that no pass uses, and how many are
+#: looked at.
+_RESULT: Final = "trainfit_result"
+_LEAST_RESULTS: Final = 8
+_LOOKED_AT: Final = 256
 
 
 class Graphs:
@@ -57,16 +62,23 @@ class Graphs:
         self._is_cast = self._is_inside = False
         self.is_double = False
         """Is a large model trained in float64, or one of convolutions?"""
-        self.kept = KeptLosses()
+        self._kept = KeptLosses()
+        self._unused = UnusedResults()
 
     def calling(self) -> None:
         """A model is about to be called: a teacher may be what autocast is for."""
         self._is_inside = True
         self._is_cast = self._is_cast or torch.is_autocast_enabled("cuda")
 
-    def called(self) -> None:
-        """A model was called."""
+    def called(self, output: Any, place: Callable[[], str | None]) -> None:
+        """A model was called, at the line that ``place`` gives."""
         self._is_inside = False
+        self._unused.gave(output, place)
+
+    def begins(self, root: Any, step: int, place: Callable[[], str | None]) -> None:
+        """A backward pass from a node is about to begin."""
+        self._kept.look(root, step, place)
+        self._unused.look(root, step)
 
     def entered(self, place: str | None) -> None:
         """Autocast to a type of 16 bits begins, maybe within a model."""
@@ -78,12 +90,14 @@ class Graphs:
         self._of_cpu_at = self._of_cpu_at or place or ""
 
     def found(self, grows: bool = False) -> Iterator[Misuse]:
-        """A model in float64, and losses that are kept with their graph; none of these where what
-        is known to ``grows`` keeps them."""
+        """A model in float64, results of a model whose graph nothing uses, and losses that are kept
+        with theirs; none of the last where what is known to ``grows`` keeps them."""
         if self.is_double:
             yield Misuse("double", (), None)
-        if self.kept.found is not None and not grows:
-            yield self.kept.found
+        if self._unused.found is not None:
+            yield self._unused.found
+        if self._kept.found is not None and not grows:
+            yield self._kept.found
 
     def look(self, nodes: Sequence[Any]) -> None:
         """At the nodes of a loss."""
@@ -190,6 +204,48 @@ class KeptLosses:
         passes.append((step, weakref.ref(mark)))
         last = sorted({*steps, step})[-1 - _LEAST_KEPT :]
         self._passes[place] = [each for each in passes if each[0] in last]
+
+
+class UnusedResults:
+    """Follows results of models that are kept with their graph, which no backward pass uses: those
+    of a rollout."""
+
+    def __init__(self) -> None:
+        self._given: list[tuple[weakref.ref[_Mark], str | None]] = []
+        self._step = self._left = self._times = 0
+        self._place: str | None = None
+        self.found: Misuse | None = None
+
+    def gave(self, output: Any, place: Callable[[], str | None]) -> None:
+        """A model gave a result."""
+        parts = tensors_among(output.values() if isinstance(output, Mapping) else (output,))
+        node: Any = next((each.grad_fn for each in parts if each.grad_fn is not None), None)
+        if node is None or self.found is not None:
+            return
+        if len(self._given) >= _LOOKED_AT:
+            self._given = [each for each in self._given if each[0]() is not None]
+        if len(self._given) < _LOOKED_AT:
+            mark = node.metadata.setdefault(_RESULT, _Mark())
+            self._given.append((weakref.ref(mark), place()))
+
+    def look(self, root: Any, step: int) -> None:
+        """A backward pass from a node is about to begin in a step. What none of a step's passes
+        uses is left when the next step's first one begins."""
+        if self.found is not None or root is None:
+            return
+        if step != self._step:
+            self._times = self._times + 1 if self._left >= _LEAST_RESULTS else 0
+            self._step = step
+            if self._times >= _LEAST_KEPT:
+                self.found = Misuse("results_unused", (str(self._left),), self._place)
+                return
+        self._given = [each for each in self._given if each[0]() is not None]
+        self._left = 0
+        if len(self._given) >= _LEAST_RESULTS:
+            used = {node.metadata.get(_RESULT) for node in nodes_of(root) or ()}
+            self._given = [each for each in self._given if each[0]() not in used]
+            self._left = len(self._given)
+            self._place = self._given[0][1] if self._given else None
 
 
 def _holder_of(marks: Collection[_Mark]) -> str:

@@ -195,7 +195,7 @@ class LearningObserver:
 
     def returned(self, module: Any, output: Any) -> None:
         """An outermost module with parameters gave ``output``."""
-        self.misuse.graphs.called()
+        self.misuse.graphs.called(output, self._place)
         known, is_used = self._with_graph, self._trained_before or self._calls >= _EARLY
         if is_used and id(module) not in known and len(known) < _MODELS and has_graph(output):
             known[id(module)] = weakref.ref(module), self._place() or ""

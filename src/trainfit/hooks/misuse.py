@@ -303,7 +303,7 @@ class MisuseObserver:
     def backward(self, root: Any, *, has_trained: bool = True) -> None:
         """A backward pass begins from a tensor."""
         node = getattr(root, "grad_fn", None)
-        self.graphs.kept.look(node, self._steps(), self._place)
+        self.graphs.begins(node, self._steps(), self._place)
         if not has_trained:
             return
         if "term_cut_off" not in self._found and (cut := cut_in(node)) is not None:

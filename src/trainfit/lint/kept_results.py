@@ -41,7 +41,7 @@ def kept_results(source: Source) -> Iterator[Finding]:
 
 def _loops_around(node: ast.AST, around: dict[ast.AST, ast.AST]) -> list[ast.AST]:
     """Loops of the function that a node is in, the innermost first."""
-    found = []
+    found: list[ast.AST] = []
     while node in around:
         node = around[node]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
