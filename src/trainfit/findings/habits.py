@@ -123,7 +123,7 @@ COPIED_EACH_STEP: Final = Habit(
 MADE_ON_HOST: Final = Habit(
     "what is made on the CPU is copied, and the copy waits until the GPU is done with what was "
     "launched before it",
-    "make it where it is needed: torch.zeros(…, device=x.device), x.new_zeros(…), "
+    "make it where it is needed: torch.zeros(…, device=x.device), torch.randn_like(x), "
     "torch.arange(n, device=x.device); what is the same in each step: register_buffer",
     "torch.zeros(…, device=x.device)",
 )
@@ -297,14 +297,14 @@ def _of_uploads(copies: Sequence[HostCopy]) -> Finding:
     habits = [MADE_ON_HOST if each.is_made else COPIED_EACH_STEP for each in copies]
     are_made = habits[0] is MADE_ON_HOST
     times, nbytes = sum(each.times for each in copies), sum(each.nbytes for each in copies)
-    lines = [each.line for each in copies]
+    lines, often = [each.line for each in copies], f", {times:,} times" if times > 1 else ""
     what = "what is made on the CPU" if are_made else "the same numbers"
     if len(set(habits)) > 1:
         what = "what could be made or stay there"
     return Finding(
         "host_copies",
         "info",
-        f"Each step copies {what} to the GPU, {count(times, 'time')}: {_named(lines)}",
+        f"Each step copies {what} to the GPU{often}: {_named(lines)}",
         (Evidence("copied in each step", nbytes, "bytes"), Evidence("copies", str(times))),
         habits[0].cause,
         tuple(Fix(each.action, line=each.line) for each in dict.fromkeys(habits)),

@@ -146,10 +146,29 @@ def _receiver(place: str) -> _Receiver:
     ]
     if not moved:
         return _Receiver()
-    given = _given_at(tree, line)
+    given, made = _given_at(tree, line), _made_at(tree, line)
     roots = [_root(each) for each in moved]
     is_given = any(root in given for root in roots)
-    return _Receiver(all(map(_is_made, moved)), not is_given and None not in roots, is_given)
+    are_made = all(_is_made(each) or path in made for each, path in zip(moved, roots, strict=True))
+    return _Receiver(are_made, not is_given and None not in roots, is_given)
+
+
+def _made_at(tree: ast.Module, line: int) -> set[str]:
+    """Variables of the innermost function around a line that constructors give their value."""
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or line)
+    ]
+    if not functions:
+        return set()
+    assigned: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(functions[-1]):
+        if isinstance(node, ast.Assign) and node.lineno < line:
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    assigned.setdefault(target.id, []).append(node.value)
+    return {name for name, values in assigned.items() if all(map(_is_made, values))}
 
 
 def _is_made(node: ast.expr) -> bool:
