@@ -155,7 +155,7 @@ class RecordingSummary(Metered):
     ``step`` what an optimizer step consists of.
     ``structured_notes`` both with ``assumptions`` as data, ``coverage`` what was simulated.
     ``generation`` is of the text that a script generates (``None``: it does not), ``findings`` what
-    the run does wrong, ``largest`` the largest allocation at the peak.
+    the run does wrong, ``largest`` the largest allocation at the peak that is no workspace.
     """
 
     METRICS: ClassVar = METRICS

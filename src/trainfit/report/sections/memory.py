@@ -70,8 +70,9 @@ _MODULES: Final = 12
 _MODULE_SHARE: Final = 0.005
 #: Kinds, and modules, of a fact, and the share of the peak from which they are.
 _PARTS, _LEAST = 3, 0.01
-#: Share of the peak from which a single allocation is told.
+#: Share of the peak, and bytes, from which a single allocation is told.
 _LARGE_ONE: Final = 0.15
+_LEAST_LARGE: Final = 64 << 20
 #: Groups of alike allocations that are listed, and what of the growth with the batch size is.
 _GROUPS: Final = 8
 #: What the intervals of memory are.
@@ -298,7 +299,7 @@ def _course(summary: RecordingSummary) -> StepPattern | None:
 
 def _largest_one(found: Allocation | None, total: int) -> str:
     """The largest allocation at the peak, where it is a good part of it."""
-    if found is None or found.nbytes < _LARGE_ONE * total:
+    if found is None or found.nbytes < max(_LARGE_ONE * total, _LEAST_LARGE):
         return ""
     at = f" at {found.line}" if found.line is not None else ""
     module = f" in {found.module}" if found.module else ""
