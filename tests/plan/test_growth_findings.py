@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainfit.plan.growth_findings import of_calls, of_longer_epochs, of_steps
+from trainfit.plan.growth_findings import of_calls, of_longer_epochs, of_steps, told_once
 from trainfit.plan.sizing.memory_model import Growth
-from trainfit.results.findings import Finding
+from trainfit.results.findings import EPOCH_GROWTH, Finding, Place
 from trainfit.results.runs.steps import GrowthSource, StepPattern, StepUnit
 
 
@@ -50,3 +50,15 @@ def test_what_keeps_tensors_is_told_once() -> None:
     assert [each.kind for each in of_steps(pattern, growth)] == ["tensors_kept"]
     cause = Finding("graph_grows", "warning", "a graph that goes back through all steps")
     assert not list(of_steps(pattern, growth, known=(cause,)))
+
+
+def test_growth_by_epochs_and_its_cause_are_told_once() -> None:
+    grows = Finding(EPOCH_GROWTH, "critical", "grows", place=Place("train.py", 9))
+    remade = Finding(
+        "model-each-epoch", "critical", "new in each epoch", place=Place("train.py", 3)
+    )
+    kept = Finding("models-kept", "warning", "a list of models", place=Place("train.py", 9))
+    other = Finding("models-kept", "warning", "another list", place=Place("train.py", 12))
+    assert [*told_once((remade, grows))] == [remade]
+    assert [*told_once((kept, other, grows))] == [other, grows]
+    assert [*told_once((kept, other))] == [kept, other]

@@ -50,11 +50,26 @@ _ON_CPU = Fix(
 _KEEPERS: Final = frozenset(
     ("graph_grows", "graphs_kept", "result_on_context", "hooks_added", "parameters_added")
 )
+#: Of a script's text: a model that each epoch makes, and a list that keeps one of each pass.
+_REMADE: Final = "model-each-epoch"
+_MODELS_KEPT: Final = "models-kept"
 _WITHOUT_GRAPH = Fix(
     "with torch.no_grad(): around the calls (or torch.inference_mode())",
     line="with torch.no_grad():",
 )
 _DETACHED = Fix("`.detach()` of what one call gives to the next, where gradients are wanted")
+
+
+def told_once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Without growth by epochs where the model is made in each of them, and without the line that
+    keeps a model of each where its growth was simulated."""
+    found = tuple(findings)
+    is_remade = any(each.kind == _REMADE for each in found)
+    grows_at = {str(each.at) for each in found if each.kind == EPOCH_GROWTH}
+    for each in found:
+        is_effect = each.kind == EPOCH_GROWTH and is_remade
+        if not is_effect and not (each.kind == _MODELS_KEPT and str(each.at) in grows_at):
+            yield each
 
 
 def of_calls(pattern: StepPattern) -> Iterator[Finding]:
