@@ -46,8 +46,8 @@ _UNITS: Final = {
     "Hz": "hz_range",
     "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",
-    "samples": "batch_size evaluation_batch_size best best_from best_to data_set effective_batch evaluation flat_from "
-               "failed_batches "
+    "samples": "batch_size best best_from best_to data_set effective_batch evaluation flat_from "
+               "evaluation_batch_size failed_batches "
                "flat_to knee largest_batch micro_batch noise_scale recommended_batch reference "
                "run_batch samples samples_now trains memory",
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
