@@ -246,3 +246,19 @@ def test_what_a_copy_of_a_module_sets_is_lost(tmp_path: Path, line: str) -> None
 )
 def test_what_nobody_misses_of_a_copy(tmp_path: Path, made: str, line: str, wrapper: str) -> None:
     assert _kinds(tmp_path, _FORWARD.format(made=made, line=line, wrapper=wrapper)) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "kinds"),
+    [
+        ("DataLoader(data, shuffle=True)", ["batch-of-one"]),
+        ("torch.utils.data.DataLoader(data, shuffle=True, num_workers=2)", ["batch-of-one"]),
+        ("DataLoader(data, shuffle=True, batch_size=1)", []),
+        ("DataLoader(data, 64, shuffle=True)", []),
+        ("DataLoader(data, batch_sampler=sampler)", []),
+        ("DataLoader(data, **options, shuffle=True)", []),
+        ("DataLoader(data)", []),  # its samples may be batches
+    ],
+)
+def test_a_batch_size_that_nobody_gave(tmp_path: Path, made: str, kinds: list[str]) -> None:
+    assert _kinds(tmp_path, f"loader = {made}\n{_LOOP}") == kinds

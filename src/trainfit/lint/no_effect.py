@@ -1,6 +1,7 @@
 """Lines of which the training takes no notice, or other than they are meant: a setting of an
 optimizer that is none, the mode of one module, a scaler that is new in each step, batches that are
-kept and given again, gradients that nobody sets to zero, a file that is read for each sample."""
+kept and given again, gradients that nobody sets to zero, a file that is read for each sample, a batch size that nobody
+gave."""
 
 from __future__ import annotations
 
@@ -50,6 +51,7 @@ def without_effect(source: Source) -> Iterator[Finding]:
             yield from _new_scaler(source, node)
             yield from _adding_up(source, node)
             yield from _made_each_epoch(source, node)
+            yield from _of_one_sample(source, node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from _not_entered(source, node)
         elif isinstance(node, ast.FunctionDef) and node.name in PER_SAMPLE:
@@ -277,6 +279,36 @@ def _made_each_epoch(source: Source, loop: ast.For | ast.While) -> Iterator[Find
             if found is not None:
                 yield found
                 return
+
+
+def _of_one_sample(source: Source, loop: ast.For | ast.While) -> Iterator[Finding]:
+    """A loop that trains on ``DataLoader(data, shuffle=True)``."""
+    if not isinstance(loop, ast.For) or not _trains(loop):
+        return
+    over = {path_of(each) for each in ast.walk(loop.iter)} - {""}
+    for line in source.nodes:
+        if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
+            continue
+        call, given = line.value, {each.arg for each in line.value.keywords}
+        is_loader = path_of(call.func).rpartition(".")[2] == "DataLoader"
+        is_chosen = len(call.args) > 1 or given & {"batch_size", "batch_sampler", "sampler", None}
+        if (
+            is_loader
+            and not is_chosen
+            and "shuffle" in given
+            and over & set(map(path_of, line.targets))
+        ):
+            yield line_finding(
+                source,
+                line,
+                "batch-of-one",
+                "Each step has one sample: the DataLoader is given no batch_size, which is 1 then",
+                "a step of one sample leaves most of a GPU idle, and costs as many launches as one "
+                "of many; BatchNorm has nothing to average over.",
+                "DataLoader(…, batch_size=32): `trainfit plan` says which fits and is fastest",
+                "warning",
+            )
+            return
 
 
 def _trains(loop: ast.For) -> bool:
