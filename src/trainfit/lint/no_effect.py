@@ -1,7 +1,7 @@
 """Lines of which the training takes no notice, or other than they are meant: a setting of an
 optimizer that is none, the mode of one module, a scaler that is new in each step, batches that are
-kept and given again, gradients that nobody sets to zero, a file that is read for each sample, a batch size that nobody
-gave."""
+kept and given again, gradients that nobody sets to zero, a file that is read for each sample, a
+batch size that nobody gave."""
 
 from __future__ import annotations
 
