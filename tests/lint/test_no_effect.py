@@ -262,3 +262,33 @@ def test_what_nobody_misses_of_a_copy(tmp_path: Path, made: str, line: str, wrap
 )
 def test_a_batch_size_that_nobody_gave(tmp_path: Path, made: str, kinds: list[str]) -> None:
     assert _kinds(tmp_path, f"loader = {made}\n{_LOOP}") == kinds
+
+
+_CACHE = """
+class Images(Dataset):
+    def __getitem__(self, i):
+        if i not in self.cache:
+            self.{name}[i] = decode(i)
+        return self.{name}[i]
+
+
+loader = DataLoader(Images(), {options})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kinds"),
+    [
+        ("cache", "num_workers=4", ["cache-in-worker"]),
+        ("_cache", "num_workers=4, persistent_workers=True", ["cache-in-worker"]),
+        ("cache", "num_workers=0", []),
+        ("cache", "batch_size=8", []),
+        ("counts", "num_workers=4", []),
+    ],
+)
+def test_a_cache_that_each_worker_fills(
+    tmp_path: Path, name: str, options: str, kinds: list[str]
+) -> None:
+    assert _kinds(tmp_path, _CACHE.format(name=name, options=options)) == kinds
+    for each in mistakes_in(tmp_path / "train.py"):
+        assert ("in each epoch" in each.title) is ("persistent" not in options)

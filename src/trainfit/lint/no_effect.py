@@ -56,6 +56,7 @@ def without_effect(source: Source) -> Iterator[Finding]:
             yield from _not_entered(source, node)
         elif isinstance(node, ast.FunctionDef) and node.name in PER_SAMPLE:
             yield from _read_again(source, node)
+            yield from _cached_in_worker(source, node)
 
 
 def _made(source: Source) -> dict[str, list[str]]:
@@ -309,6 +310,56 @@ def _of_one_sample(source: Source, loop: ast.For | ast.While) -> Iterator[Findin
                 "warning",
             )
             return
+
+
+def _cached_in_worker(source: Source, function: ast.FunctionDef) -> Iterator[Finding]:
+    """``self.cache[index] = image`` in a data set that workers have copies of."""
+    loaders = [
+        call
+        for call in source.nodes
+        if isinstance(call, ast.Call) and path_of(call.func).rpartition(".")[2] == "DataLoader"
+    ]
+    workers = max(map(_workers_of, loaders), default=0)
+    if not workers:
+        return
+    for line in ast.walk(function):
+        target = line.targets[0] if isinstance(line, ast.Assign) else None
+        if not isinstance(target, ast.Subscript) or not path_of(target.value).startswith("self."):
+            continue
+        name = path_of(target.value)
+        read = any(
+            isinstance(each, ast.Subscript)
+            and isinstance(each.ctx, ast.Load)
+            and path_of(each.value) == name
+            for each in ast.walk(function)
+        )
+        if read and "cache" in name.lower():
+            assert isinstance(line, ast.stmt)
+            yield line_finding(
+                source,
+                line,
+                "cache-in-worker",
+                f"{name} is a cache of its own in each of {workers} workers: RAM for as many, and "
+                "each begins empty in each epoch, with new workers"
+                if not any(map(_persists, loaders))
+                else f"{name} is a cache of its own in each of {workers} workers: RAM for as many",
+                "a worker is a copy of the process: what __getitem__ stores stays in the worker.",
+                f"fill {name} before the DataLoader is used, as one tensor (which workers share), "
+                "or in a file that is read with mmap; persistent_workers=True keeps the workers",
+                "warning",
+            )
+            return
+
+
+def _workers_of(call: ast.Call) -> int:
+    found = next((each.value for each in call.keywords if each.arg == "num_workers"), None)
+    is_number = isinstance(found, ast.Constant) and isinstance(found.value, int)
+    return found.value if is_number else 0  # type: ignore[union-attr]
+
+
+def _persists(call: ast.Call) -> bool:
+    found = next((each.value for each in call.keywords if each.arg == "persistent_workers"), None)
+    return found is not None and not (isinstance(found, ast.Constant) and not found.value)
 
 
 def _trains(loop: ast.For) -> bool:
