@@ -47,7 +47,7 @@ _UNITS: Final = {
     "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",
     "samples": "batch_size best best_from best_to data_set effective_batch evaluation flat_from "
-               "failed_batches "
+               "evaluation_batch_size failed_batches "
                "flat_to knee largest_batch micro_batch noise_scale recommended_batch reference "
                "run_batch samples samples_now trains memory",
     "batches": "batches dropped epoch_batches evaluation_batches first_batch loader_batches "
@@ -90,7 +90,7 @@ _UNITS: Final = {
              "link_width "
              "without_gradient "
              "link_width_max lost_rows looked_at open_files parameters refused_rows removed "
-             "repeats sharing sm_count trained_parameters tries",
+             "repeats sharing sm_count times trained_parameters tries",
     "index, code or identifier": "affinity capabilities capability code column cpus cuda devices "
         "exit_code gpu gpu_index gpu_pstate index line link_generation link_generation_max node "
         "numa_node pid rank shape tier version",

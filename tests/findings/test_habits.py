@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from trainfit.findings.habits import of_evaluation, of_steps
-from trainfit.results.runs.steps import Coverage, StepMakeup
+from trainfit.results.runs.steps import Coverage, HostCopy, StepMakeup, WaitKind
 
 
 def test_waits_are_told_with_their_lines() -> None:
@@ -44,3 +44,28 @@ def test_an_evaluation_in_training_mode_has_data_of_its_own() -> None:
         ("evaluation_in_training_mode", "train.py:9"),
         ("dropout_in_evaluation", "model.py:3"),
     ]
+
+
+def test_the_fix_of_a_wait_is_by_what_is_waited_for() -> None:
+    def fixes(*kinds: WaitKind, looped: int = 0) -> list[str]:
+        lines = tuple(f"train.py:{number}" for number in range(1, 1 + len(kinds)))
+        made = StepMakeup(8, 1, 8, waits=lines, wait_kinds=kinds, looped_waits=looped)
+        (found,) = of_steps(made)
+        return [fix.action for fix in found.fixes]
+
+    (masked,) = fixes("size")
+    assert "mask.sum()" in masked
+    read, synchronized = fixes("value", "all")
+    assert "every 50 steps" in read and "empty_cache" not in synchronized.partition(":")[0]
+    (in_loop,) = fixes("copy", "value", looped=12)
+    assert "every 100 steps" in in_loop
+
+
+def test_copies_that_each_step_repeats() -> None:
+    mask = HostCopy("model.py:7", 4096, 3, is_made=False)
+    made = HostCopy("model.py:9", 64, 1, is_made=True)
+    (found,) = of_steps(StepMakeup(8, 1, 8, uploads=(mask,)))
+    assert found.kind == "host_copies" and "the same numbers" in found.title
+    assert "register_buffer" in found.fix.action and found.at.line == 7
+    (found,) = of_steps(StepMakeup(8, 1, 8, uploads=(made, mask)))
+    assert "device=x.device" in found.fix.action and len(found.fixes) == 2

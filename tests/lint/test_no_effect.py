@@ -330,3 +330,49 @@ def test_the_order_of_a_split(tmp_path: Path, names: str, kinds: list[str]) -> N
 )
 def test_a_flag_that_is_misspelt(tmp_path: Path, line: str, kinds: list[str]) -> None:
     assert _kinds(tmp_path, f"for p in model.parameters():\n    {line}\n") == kinds
+
+
+@pytest.mark.parametrize(
+    ("made", "kinds"),
+    [
+        ("DataLoader(data, shuffle=True)", ["batch-of-one"]),
+        ("torch.utils.data.DataLoader(data, shuffle=True, num_workers=2)", ["batch-of-one"]),
+        ("DataLoader(data, shuffle=True, batch_size=1)", []),
+        ("DataLoader(data, 64, shuffle=True)", []),
+        ("DataLoader(data, batch_sampler=sampler)", []),
+        ("DataLoader(data, **options, shuffle=True)", []),
+        ("DataLoader(data)", []),  # its samples may be batches
+    ],
+)
+def test_a_batch_size_that_nobody_gave(tmp_path: Path, made: str, kinds: list[str]) -> None:
+    assert _kinds(tmp_path, f"loader = {made}\n{_LOOP}") == kinds
+
+
+_CACHE = """
+class Images(Dataset):
+    def __getitem__(self, i):
+        if i not in self.cache:
+            self.{name}[i] = decode(i)
+        return self.{name}[i]
+
+
+loader = DataLoader(Images(), {options})
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kinds"),
+    [
+        ("cache", "num_workers=4", ["cache-in-worker"]),
+        ("_cache", "num_workers=4, persistent_workers=True", ["cache-in-worker"]),
+        ("cache", "num_workers=0", []),
+        ("cache", "batch_size=8", []),
+        ("counts", "num_workers=4", []),
+    ],
+)
+def test_a_cache_that_each_worker_fills(
+    tmp_path: Path, name: str, options: str, kinds: list[str]
+) -> None:
+    assert _kinds(tmp_path, _CACHE.format(name=name, options=options)) == kinds
+    for each in mistakes_in(tmp_path / "train.py"):
+        assert ("in each epoch" in each.title) is ("persistent" not in options)

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from trainfit.results.findings import EVALUATION_WITH_GRAPH, Evidence, Finding, Fix, Place
-from trainfit.results.runs.steps import Coverage, StepMakeup
+from trainfit.results.runs.steps import Coverage, HostCopy, StepMakeup, WaitKind
 from trainfit.results.text import count
 
 
@@ -75,10 +75,57 @@ WAITS: Final = Habit(
 WAITS_FOR_EACH: Final = Habit(
     "a condition on a number of the GPU (if y[i] == 1), item() or print() of it waits until the "
     "GPU has computed it; between two of them the GPU has one small kernel at a time",
-    "compute with whole tensors: a mask or torch.where in place of an if for each sample, a weight "
-    "for each class (weight=… of the loss); where Python is to decide, .tolist() once before the "
-    "loop",
-    "loss = torch.where(y == 1, 2 * losses, losses).mean()",
+    "numbers: keep the tensors, and read all of them once after the loop, by "
+    "torch.stack(values).tolist() (a norm of gradients: torch.nn.utils.get_total_norm); conditions "
+    "for each sample: torch.where or a mask over the whole batch, or y.tolist() before the loop",
+    "values = torch.stack(values).tolist()",
+)
+#: What a tensor is copied to the host for: metrics, histograms, plots.
+COPIES_OUT: Final = Habit(
+    "cpu(), numpy() or print() of a tensor waits until the GPU has computed it, and copies it; the "
+    "GPU is idle until the host has launched the next kernels",
+    "copy it every 100 steps only, or compute on the GPU what is needed of it (a mean, "
+    "torch.histc) and read that",
+    "if step % 100 == 0: …",
+)
+#: A result that has as many elements as the data says.
+SIZED_BY_DATA: Final = Habit(
+    "x[mask], nonzero(), masked_select(), unique() and the like give a result whose size depends "
+    "on the data: the CPU waits until the GPU has counted, and the GPU is then idle until the host "
+    "has launched the next kernels",
+    "compute with the whole tensor and weigh it by the mask: losses of reduction='none', then "
+    "(losses * mask).sum() / mask.sum(); torch.where(mask, x, 0); x.masked_fill(mask, value)",
+    "loss = (losses * mask).sum() / mask.sum()",
+)
+SYNCHRONIZED: Final = Habit(
+    "synchronize() and empty_cache() wait until the GPU is done with all that was launched; it is "
+    "idle until the host has launched the next kernels, and memory that was given back is "
+    "requested from the driver",
+    "leave them out of the loop: PyTorch gives freed memory to the next tensors by itself; times "
+    "are measured by CUDA events, or over many steps",
+)
+#: By what a line waits for.
+_OF_WAITS: Final[Mapping[WaitKind, Habit]] = {
+    "value": WAITS,
+    "copy": COPIES_OUT,
+    "size": SIZED_BY_DATA,
+    "all": SYNCHRONIZED,
+}
+#: The same numbers, copied to the GPU again and again.
+COPIED_EACH_STEP: Final = Habit(
+    "a copy of the host's memory to the GPU waits until the GPU is done with what was launched "
+    "before it; what does not change can stay there",
+    'in a module self.register_buffer("mask", mask), which model.to(device) moves; elsewhere '
+    ".to(device) once, before the loop",
+    'self.register_buffer("mask", mask)',
+)
+#: What is made on the CPU, and needed on the GPU.
+MADE_ON_HOST: Final = Habit(
+    "what is made on the CPU is copied, and the copy waits until the GPU is done with what was "
+    "launched before it",
+    "make it where it is needed: torch.zeros(…, device=x.device), torch.randn_like(x), "
+    "torch.arange(n, device=x.device); what is the same in each step: register_buffer",
+    "torch.zeros(…, device=x.device)",
 )
 #: ``cudnn.benchmark`` where sizes change.
 TRIALS: Final = Habit(
@@ -97,6 +144,19 @@ EVALUATED_IN_TRAINING: Final = Habit(
     "those of the evaluation's data",
     "switch the model before the evaluation, and back after it",
     "model.eval()",
+)
+#: What an epoch's end is for, done within its loop over batches.
+EVALUATED_EACH_STEP: Final = Habit(
+    "the loop over batches evaluates after each of them: a step costs a whole evaluation as well",
+    "evaluate at the end of the epoch (one level out of the loop over batches), or every few "
+    "hundred steps",
+    "if step % 500 == 0: validate(model)",
+)
+SAVED_EACH_STEP: Final = Habit(
+    "the whole state is copied to the host and written to a file while the GPU has nothing to do",
+    "save at the end of the epoch (one level out of the loop over batches), or every few hundred "
+    "steps",
+    "if step % 500 == 0: torch.save(state, path)",
 )
 DROPS_ALWAYS: Final = Habit(
     "a function does not know the model's mode: its training is True unless it is told, and so is "
@@ -195,22 +255,9 @@ def of_steps(makeup: StepMakeup | None) -> Iterator[Finding]:
     if makeup is None:
         return
     if makeup.waits:
-        places = list(map(Place.parse, makeup.waits))
-        names = ", ".join(map(str, places[:_NAMED]))
-        more = "" if len(places) <= _NAMED else ", …"
-        looped = makeup.looped_waits
-        habit = WAITS_FOR_EACH if looped else WAITS
-        yield Finding(
-            WAITS_KIND,
-            "warning" if looped else "info",
-            f"The CPU waits for the GPU {looped:,} times in each step at {places[0]}"
-            if looped
-            else f"The CPU waits for the GPU in each step: {names}{more}",
-            (Evidence("waits", count(len(places), "line")),),
-            habit.cause,
-            (Fix(habit.action, line=habit.line),),
-            place=places[0],
-        )
+        yield _of_waits(makeup)
+    if makeup.uploads:
+        yield _of_uploads(makeup.uploads)
     if makeup.trials >= _LEAST_TRIALS:
         yield Finding(
             "cudnn_trials",
@@ -222,12 +269,59 @@ def of_steps(makeup: StepMakeup | None) -> Iterator[Finding]:
         )
 
 
+def _of_waits(makeup: StepMakeup) -> Finding:
+    lines, looped = makeup.waits, makeup.looped_waits
+    kinds = list(dict.fromkeys(makeup.wait_kinds[: 1 if looped else None])) or ["value"]
+    habits = [_OF_WAITS[kind] for kind in kinds]
+    if looped and kinds == ["value"]:
+        habits = [WAITS_FOR_EACH]
+    return Finding(
+        WAITS_KIND,
+        "warning" if looped else "info",
+        f"The CPU waits for the GPU {looped:,} times in each step at {lines[0]}"
+        if looped
+        else f"The CPU waits for the GPU in each step: {_named(lines)}",
+        (Evidence("waits", count(len(lines), "line")),),
+        habits[0].cause if len(habits) == 1 else WAITS.cause,
+        tuple(Fix(each.action, line=each.line) for each in habits),
+        place=Place.parse(lines[0]),
+    )
+
+
+def _named(lines: Sequence[str]) -> str:
+    return ", ".join(lines[:_NAMED]) + ("" if len(lines) <= _NAMED else ", …")
+
+
+def _of_uploads(copies: Sequence[HostCopy]) -> Finding:
+    """Of what each step copies to the GPU that could be there, or be made there."""
+    habits = [MADE_ON_HOST if each.is_made else COPIED_EACH_STEP for each in copies]
+    are_made = habits[0] is MADE_ON_HOST
+    times, nbytes = sum(each.times for each in copies), sum(each.nbytes for each in copies)
+    lines, often = [each.line for each in copies], f", {times:,} times" if times > 1 else ""
+    what = "what is made on the CPU" if are_made else "the same numbers"
+    if len(set(habits)) > 1:
+        what = "what could be made or stay there"
+    return Finding(
+        "host_copies",
+        "info",
+        f"Each step copies {what} to the GPU{often}: {_named(lines)}",
+        (Evidence("copied in each step", nbytes, "bytes"), Evidence("copies", str(times))),
+        habits[0].cause,
+        tuple(Fix(each.action, line=each.line) for each in dict.fromkeys(habits)),
+        place=Place.parse(lines[0]),
+    )
+
+
 def of_evaluation(coverage: Coverage | None) -> Iterator[Finding]:
     """What an evaluation that was simulated shows. Without a DataLoader of its own it may be a look
     at the training itself (samples of a generator, a loss)."""
     if coverage is None:
         return
-    seen = [(coverage.graph_at, *_WITH_GRAPH)]
+    seen = [
+        (coverage.evaluated_each, *_IN_EACH_STEP),
+        (coverage.saved_each, *_SAVED_IN_EACH),
+        (coverage.graph_at, *_WITH_GRAPH),
+    ]
     if coverage.evaluation_batches is not None:
         seen += [(coverage.training_at, *_IN_TRAINING), (coverage.dropping_at, *_DROPS)]
     for place, kind, title, habit in seen:
@@ -244,6 +338,16 @@ def of_evaluation(coverage: Coverage | None) -> Iterator[Finding]:
 
 
 #: Kind of a finding, its title, and the habit.
+_IN_EACH_STEP: Final = (
+    "evaluated_each_step",
+    "Each training step is followed by an evaluation of the model",
+    EVALUATED_EACH_STEP,
+)
+_SAVED_IN_EACH: Final = (
+    "saved_each_step",
+    "Each training step writes a checkpoint",
+    SAVED_EACH_STEP,
+)
 _WITH_GRAPH: Final = (
     EVALUATION_WITH_GRAPH,
     "The evaluation calls the model with gradients on",

@@ -461,6 +461,25 @@ def _most(memory: FullMemory) -> Iterator[Finding]:
     )
 
 
+def of_first_step(by_kind: Mapping[str, int]) -> Finding:
+    """That a GPU is full when an optimizer makes its first step, by what it has of each kind."""
+    parameters = by_kind.get("parameter", 0)
+    return Finding(
+        "optimizer_state_first",
+        "critical",
+        "Memory is full in the optimizer's first step, which makes its state",
+        (
+            Evidence("parameters", parameters, "bytes"),
+            Evidence("gradients", by_kind.get("gradient", 0), "bytes"),
+            Evidence("optimizer state so far", by_kind.get("optimizer_state", 0), "bytes"),
+        ),
+        f"Adam and AdamW keep two numbers for each parameter that is trained (here up to "
+        f"{size(2 * parameters)}), SGD with momentum one, plain SGD none; a backward pass that "
+        "fits says nothing of it",
+        tuple(map(Fix, _LESS["optimizer_state"])),
+    )
+
+
 #: Kinds of memory by the names that people read.
 KINDS: Final[Mapping[str, str]] = {
     "parameter": "parameters",

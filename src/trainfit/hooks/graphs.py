@@ -1,25 +1,32 @@
 """What the graph of a loss shows of its layers: which type they compute in, and functions of the
-script's own that keep their own result. And a profiler that records all steps."""
+script's own that keep their own result; whether it outlives its step. And a profiler that records
+all steps."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch.profiler import ProfilerAction
 
-from trainfit.hooks.losses import parameters_of
-from trainfit.hooks.provenance.cuts import FirstOfKind
+from trainfit.hooks.held_objects import walk
+from trainfit.hooks.losses import nodes_of, parameters_of
+from trainfit.hooks.provenance.cuts import FirstOfKind, tensors_among
 from trainfit.hooks.values import only_line
 from trainfit.results.runs.learning import Misuse
+from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.tensors import forward_of
 
 #: Numbers of a model that is worth a word.
 _LARGE: Final = 1_000_000
+#: Dimensions of weights of images' convolutions, which compute much with few numbers.
+_OF_CONVOLUTION: Final = 4
 #: What a profiler does that keeps each operator; steps, and looks in a row, which show that no
 #: schedule ends it.
 _RECORDS: Final = (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE)
@@ -31,6 +38,15 @@ _SCALED: Final = "trainfit_scaled"
 _LEAST_MIXED: Final = 2
 #: Steps without a use of a gradient's graph.
 _LEAST_UNUSED: Final = 2
+#: Where the first node of a loss is marked; steps whose losses are still there, after which it is
+#: told.
+_ROOT: Final = "trainfit_root"
+_LEAST_KEPT: Final = 2
+#: Likewise of a model's results; so many of them in a step that no pass uses, and how many are
+#: looked at.
+_RESULT: Final = "trainfit_result"
+_LEAST_RESULTS: Final = 8
+_LOOKED_AT: Final = 256
 
 
 class Graphs:
@@ -45,16 +61,24 @@ class Graphs:
         self._passes = 0
         self._is_cast = self._is_inside = False
         self.is_double = False
-        """Is a large model trained in float64?"""
+        """Is a large model trained in float64, or one of convolutions?"""
+        self._kept = KeptLosses()
+        self._unused = UnusedResults()
 
     def calling(self) -> None:
         """A model is about to be called: a teacher may be what autocast is for."""
         self._is_inside = True
         self._is_cast = self._is_cast or torch.is_autocast_enabled("cuda")
 
-    def called(self) -> None:
-        """A model was called."""
+    def called(self, output: Any, place: Callable[[], str | None]) -> None:
+        """A model was called, at the line that ``place`` gives."""
         self._is_inside = False
+        self._unused.gave(output, place)
+
+    def begins(self, root: Any, step: int, place: Callable[[], str | None]) -> None:
+        """A backward pass from a node is about to begin."""
+        self._kept.look(root, step, place)
+        self._unused.look(root, step)
 
     def entered(self, place: str | None) -> None:
         """Autocast to a type of 16 bits begins, maybe within a model."""
@@ -65,12 +89,23 @@ class Graphs:
         """Autocast of the CPU's operators begins."""
         self._of_cpu_at = self._of_cpu_at or place or ""
 
+    def found(self, grows: bool = False) -> Iterator[Misuse]:
+        """A model in float64, results of a model whose graph nothing uses, and losses that are kept
+        with theirs; none of the last where what is known to ``grows`` keeps them."""
+        if self.is_double:
+            yield Misuse("double", (), None)
+        if self._unused.found is not None:
+            yield self._unused.found
+        if self._kept.found is not None and not grows:
+            yield self._kept.found
+
     def look(self, nodes: Sequence[Any]) -> None:
         """At the nodes of a loss."""
         parameters = parameters_of(nodes)
         weights = [each for each in parameters if each.dim() > 1]
         if weights and all(each.dtype == torch.float64 for each in parameters):
-            self.is_double = sum(each.numel() for each in parameters) >= _LARGE
+            is_large = sum(each.numel() for each in parameters) >= _LARGE
+            self.is_double = is_large or any(each.dim() >= _OF_CONVOLUTION for each in weights)
         self._is_on_gpu = bool(weights) and all(each.is_cuda for each in weights)
         if not weights or any(each.dtype != torch.float32 for each in weights):
             self._is_cast = True  # by the script itself
@@ -137,6 +172,99 @@ class SecondOrder:
     def unused(self) -> str | None:
         """The line that records them, where no pass ever went on in one; ``None``: one did."""
         return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
+
+
+class _Mark:
+    """Lives as long as the node that has it."""
+
+
+class KeptLosses:
+    """Follows whether losses, or what is computed of them, outlive their step with their graph."""
+
+    def __init__(self) -> None:
+        #: Of each line with a backward pass, the last of them: in which step, and the mark.
+        self._passes: dict[str, list[tuple[int, weakref.ref[_Mark]]]] = {}
+        self.found: Misuse | None = None
+
+    def look(self, root: Any, step: int, where: Callable[[], str | None]) -> None:
+        """A backward pass from a node is about to begin in a step; ``where`` gives its line."""
+        place = where() if root is not None and self.found is None else None
+        if place is None:
+            return
+        passes = self._passes.setdefault(place, [])
+        before = [(number, ref()) for number, ref in passes if number < step]
+        earlier = [mark for _, mark in before if mark is not None]
+        steps = {number for number, _ in before}
+        if len(steps) >= _LEAST_KEPT and len(earlier) == len(before):
+            name = _holder_of(earlier)
+            lines = (rf"\b{re.escape(name)}\s*(?:\+=|\.(?:append|add|extend|update)\()",)
+            at = only_line(place.rpartition(":")[0], lines) if name else None
+            self.found = Misuse("graphs_kept", (name,), at or place)
+        mark = root.metadata.setdefault(_ROOT, _Mark())
+        passes.append((step, weakref.ref(mark)))
+        last = sorted({*steps, step})[-1 - _LEAST_KEPT :]
+        self._passes[place] = [each for each in passes if each[0] in last]
+
+
+class UnusedResults:
+    """Follows results of models that are kept with their graph, which no backward pass uses: those
+    of a rollout."""
+
+    def __init__(self) -> None:
+        self._given: list[tuple[weakref.ref[_Mark], str | None]] = []
+        self._step = self._left = self._times = 0
+        self._place: str | None = None
+        self.found: Misuse | None = None
+
+    def gave(self, output: Any, place: Callable[[], str | None]) -> None:
+        """A model gave a result."""
+        parts = tensors_among(output.values() if isinstance(output, Mapping) else (output,))
+        node: Any = next((each.grad_fn for each in parts if each.grad_fn is not None), None)
+        if node is None or self.found is not None:
+            return
+        if len(self._given) >= _LOOKED_AT:
+            self._given = [each for each in self._given if each[0]() is not None]
+        if len(self._given) < _LOOKED_AT:
+            mark = node.metadata.setdefault(_RESULT, _Mark())
+            self._given.append((weakref.ref(mark), place()))
+
+    def look(self, root: Any, step: int) -> None:
+        """A backward pass from a node is about to begin in a step. What none of a step's passes
+        uses is left when the next step's first one begins."""
+        if self.found is not None or root is None:
+            return
+        if step != self._step:
+            self._times = self._times + 1 if self._left >= _LEAST_RESULTS else 0
+            self._step = step
+            if self._times >= _LEAST_KEPT:
+                self.found = Misuse("results_unused", (str(self._left),), self._place)
+                return
+        self._given = [each for each in self._given if each[0]() is not None]
+        self._left = 0
+        if len(self._given) >= _LEAST_RESULTS:
+            used = {node.metadata.get(_RESULT) for node in nodes_of(root) or ()}
+            self._given = [each for each in self._given if each[0]() not in used]
+            self._left = len(self._given)
+            self._place = self._given[0][1] if self._given else None
+
+
+def _holder_of(marks: Collection[_Mark]) -> str:
+    """The variable of the script that has what leads to marked nodes; empty: none is found."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_library(frame.f_code.co_filename):
+            for name, value in list(locals_of(frame).items()):
+                for path, each in walk(value, name):
+                    if path != name and _leads_to(each, marks):
+                        return path.partition("[")[0]
+        frame = frame.f_back
+    return ""
+
+
+def _leads_to(value: Any, marks: Collection[_Mark]) -> bool:
+    if not isinstance(value, torch.Tensor) or value.grad_fn is None or value.numel() != 1:
+        return False
+    return any(node.metadata.get(_ROOT) in marks for node in nodes_of(value.grad_fn) or ())
 
 
 class ScaledLosses(FirstOfKind):

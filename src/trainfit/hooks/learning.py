@@ -195,7 +195,7 @@ class LearningObserver:
 
     def returned(self, module: Any, output: Any) -> None:
         """An outermost module with parameters gave ``output``."""
-        self.misuse.graphs.called()
+        self.misuse.graphs.called(output, self._place)
         known, is_used = self._with_graph, self._trained_before or self._calls >= _EARLY
         if is_used and id(module) not in known and len(known) < _MODELS and has_graph(output):
             known[id(module)] = weakref.ref(module), self._place() or ""
@@ -249,8 +249,7 @@ class LearningObserver:
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
             if self._trained_before and self._leaves is None:
                 self._leaves = leaves_of(root.grad_fn)
-        if self._trained_before:
-            self.misuse.backward(root)
+        self.misuse.backward(root, has_trained=self._trained_before)
         if self._reads_values:
             self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
         if with_graph and self._graphs_at is None:

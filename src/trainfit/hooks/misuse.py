@@ -159,8 +159,6 @@ class MisuseObserver:
             self._note("autocast_of_cpu", place=place)
         if self.scaled.at is not None and self.graphs.is_whole:
             self._note("scaler_in_vain", place=self.scaled.at)
-        if self.graphs.is_double:
-            self._note("double", place="")
         if (unused := self.second_order.unused()) is not None:
             self._note("second_order_unused", place=unused)
         if (grown := self.grown.found) is not None:
@@ -172,7 +170,7 @@ class MisuseObserver:
         followed = (
             *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
-            *self.overwritten.found(),
+            *self.overwritten.found(), *self.graphs.found("graph_grows" in self._found),
             *self.bystanders.found(trains=self._begun), *self.profiling.found(),
             *self.averages.found(), *self.scaled.found(), *self.batches.found(),
             *self.plateaus.found(self._steps(), self.batches.of_epoch), *self.predictions.found(),
@@ -254,9 +252,8 @@ class MisuseObserver:
 
     def computed(self, left: Any, right: Any, result: Any) -> None:
         """A sum, a difference or a product was computed."""
-        if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
-            return
-        if left.requires_grad == right.requires_grad:
+        are_tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+        if not are_tensors or left.requires_grad == right.requires_grad:
             return
         graph, other = (left, right) if left.requires_grad else (right, left)
         node = result.grad_fn
@@ -313,9 +310,12 @@ class MisuseObserver:
         if isinstance(classes, torch.Tensor) and isinstance(number, int) and number > 0:
             self.one_hot((*classes.shape, number), _WHOLE, classes.is_cuda)
 
-    def backward(self, root: Any) -> None:
+    def backward(self, root: Any, *, has_trained: bool = True) -> None:
         """A backward pass begins from a tensor."""
         node = getattr(root, "grad_fn", None)
+        self.graphs.begins(node, self._steps(), self._place)
+        if not has_trained:
+            return
         if "term_cut_off" not in self._found and (cut := cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)

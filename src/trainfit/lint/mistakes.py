@@ -15,6 +15,7 @@ from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
 from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding
+from trainfit.lint.kept_results import kept_results
 from trainfit.lint.no_effect import without_effect
 from trainfit.results.findings import Finding, Severity
 
@@ -89,6 +90,7 @@ def mistakes(source: Source) -> Iterator[Finding]:
     yield from _retried(source)
     yield from lost_lines(source)
     yield from without_effect(source)
+    yield from kept_results(source)
 
 
 def uncalled(source: Source) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """Lines of which the training takes no notice, or other than they are meant: a setting of an
 optimizer that is none, the mode of one module, a scaler that is new in each step, batches that are
-kept and given again, gradients that nobody sets to zero, a file that is read for each sample."""
+kept and given again, gradients that nobody sets to zero, a file that is read for each sample, a
+batch size that nobody gave."""
 
 from __future__ import annotations
 
@@ -58,10 +59,12 @@ def without_effect(source: Source) -> Iterator[Finding]:
             yield from _new_scaler(source, node)
             yield from _adding_up(source, node)
             yield from _made_each_epoch(source, node)
+            yield from _of_one_sample(source, node)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield from _not_entered(source, node)
         elif isinstance(node, ast.FunctionDef) and node.name in PER_SAMPLE:
             yield from _read_again(source, node)
+            yield from _cached_in_worker(source, node)
 
 
 def _made(source: Source) -> dict[str, list[str]]:
@@ -300,6 +303,86 @@ def _made_each_epoch(source: Source, loop: ast.For | ast.While) -> Iterator[Find
             if found is not None:
                 yield found
                 return
+
+
+def _of_one_sample(source: Source, loop: ast.For | ast.While) -> Iterator[Finding]:
+    """A loop that trains on ``DataLoader(data, shuffle=True)``."""
+    if not isinstance(loop, ast.For) or not _trains(loop):
+        return
+    over = {path_of(each) for each in ast.walk(loop.iter)} - {""}
+    for line in source.nodes:
+        if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
+            continue
+        call, given = line.value, {each.arg for each in line.value.keywords}
+        is_loader = path_of(call.func).rpartition(".")[2] == "DataLoader"
+        is_chosen = len(call.args) > 1 or given & {"batch_size", "batch_sampler", "sampler", None}
+        if (
+            is_loader
+            and not is_chosen
+            and "shuffle" in given
+            and over & set(map(path_of, line.targets))
+        ):
+            yield line_finding(
+                source,
+                line,
+                "batch-of-one",
+                "Each step has one sample: the DataLoader is given no batch_size, which is 1 then",
+                "a step of one sample leaves most of a GPU idle, and costs as many launches as one "
+                "of many; BatchNorm has nothing to average over.",
+                "DataLoader(…, batch_size=32): `trainfit plan` says which fits and is fastest",
+                "warning",
+            )
+            return
+
+
+def _cached_in_worker(source: Source, function: ast.FunctionDef) -> Iterator[Finding]:
+    """``self.cache[index] = image`` in a data set that workers have copies of."""
+    loaders = [
+        call
+        for call in source.nodes
+        if isinstance(call, ast.Call) and path_of(call.func).rpartition(".")[2] == "DataLoader"
+    ]
+    workers = max(map(_workers_of, loaders), default=0)
+    if not workers:
+        return
+    for line in ast.walk(function):
+        target = line.targets[0] if isinstance(line, ast.Assign) else None
+        if not isinstance(target, ast.Subscript) or not path_of(target.value).startswith("self."):
+            continue
+        name = path_of(target.value)
+        read = any(
+            isinstance(each, ast.Subscript)
+            and isinstance(each.ctx, ast.Load)
+            and path_of(each.value) == name
+            for each in ast.walk(function)
+        )
+        if read and "cache" in name.lower():
+            assert isinstance(line, ast.stmt)
+            yield line_finding(
+                source,
+                line,
+                "cache-in-worker",
+                f"{name} is a cache of its own in each of {workers} workers: RAM for as many, and "
+                "each begins empty in each epoch, with new workers"
+                if not any(map(_persists, loaders))
+                else f"{name} is a cache of its own in each of {workers} workers: RAM for as many",
+                "a worker is a copy of the process: what __getitem__ stores stays in the worker.",
+                f"fill {name} before the DataLoader is used, as one tensor (which workers share), "
+                "or in a file that is read with mmap; persistent_workers=True keeps the workers",
+                "warning",
+            )
+            return
+
+
+def _workers_of(call: ast.Call) -> int:
+    found = next((each.value for each in call.keywords if each.arg == "num_workers"), None)
+    is_number = isinstance(found, ast.Constant) and isinstance(found.value, int)
+    return found.value if is_number else 0  # type: ignore[union-attr]
+
+
+def _persists(call: ast.Call) -> bool:
+    found = next((each.value for each in call.keywords if each.arg == "persistent_workers"), None)
+    return found is not None and not (isinstance(found, ast.Constant) and not found.value)
 
 
 def _trains(loop: ast.For) -> bool:

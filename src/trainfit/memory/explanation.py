@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import MOSTLY, of_full_memory
+from trainfit.findings.out_of_memory import MOSTLY, of_first_step, of_full_memory
 from trainfit.memory.affine import NotAffineError
 from trainfit.memory.capacity import Device, batch_law, context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
@@ -23,7 +23,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.recording import Recording, gpu_of, step_ends
+from trainfit.results.runs.recording import PHASES, Recording, gpu_of, step_ends
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -58,6 +58,10 @@ def summarize(
     stream = outcome.stream
     others = header.get("other_processes_bytes") or 0
     notes = (*(header.get("notes") or ()), *_whose(recording, outcome))
+    full = out_of_memory or header.get("out_of_memory")
+    at_peak = [
+        each for each in peak(recording, stream, outcome).largest if each.kind != "workspace"
+    ]
     return RecordingSummary(
         file=file,
         gpu=header["gpu"],
@@ -71,7 +75,8 @@ def summarize(
         step_peak_allocated_bytes=tuple(peak for peak, _ in outcome.step_peaks),
         timeline_bytes=timeline(stream, outcome),
         assumptions=assumptions,
-        out_of_memory=out_of_memory or header.get("out_of_memory"),
+        out_of_memory=full,
+        largest=at_peak[0] if at_peak else None,
         pattern=step_pattern(recording, reserved_bytes=outcome.peak_reserved),
         other_processes_bytes=others,
         profile=str(header.get("profile", "")),
@@ -80,8 +85,20 @@ def summarize(
         structured_notes=tuple(complete((), notes, assumptions)),
         protection=_told(Protection, header.get("protection")),
         coverage=_told(Coverage, header.get("coverage")),
-        findings=_told_findings(recording),
+        findings=_told_findings(recording) if full is None else _of_full(recording, outcome),
     )
+
+
+def _of_full(recording: Recording, outcome: Replay) -> tuple[Finding, ...]:
+    """Of a run that filled the GPU: first what by itself did, then what the memory is of."""
+    told = _told_findings(recording)
+    first = tuple(each for each in told if each.is_critical)
+    of_memory = of_full_memory(full_memory(recording, outcome))
+    phases = recording.op_phase
+    if not recording.steps and len(phases) and phases[-1] == PHASES.index("optimizer"):
+        in_step = of_first_step(by_kind(recording, outcome.stream, outcome))
+        of_memory = (in_step, *(each for each in of_memory if each.kind != MOSTLY))
+    return (*first, *of_memory, *(each for each in told if not each.is_critical))
 
 
 def _whose(recording: Recording, outcome: Replay) -> tuple[str, ...]:
@@ -210,7 +227,9 @@ def explain(first: Source, second: Source | None = None) -> MemoryReport:
         timeline_phases=_phases(recording, len(timeline(stream, shown))),
         notes=tuple(_notes(first)),
         assumptions=dict(header["assumptions"]),
-        findings=_findings(recording, shown, fits=fits and full is None),
+        findings=_findings(recording, shown, fits=fits)
+        if full is None
+        else _of_full(recording, shown),
         out_of_memory=full,
         coverage=_told(Coverage, header.get("coverage")),
     )

@@ -350,8 +350,12 @@ class _Evaluations:
                 why = what_happened(traces[-1].outcome)
                 return EpochEnd("not simulated", why, batch_size=batch), ()
         end, findings = _measured(job, traces, lengths, whole)
-        findings = (*of_evaluation(coverage), *findings)
-        return dataclasses.replace(end, saved=coverage.saved, batch_size=batch), (*last, *findings)
+        # Its epochs were cut to a step or a few.
+        seen = dataclasses.replace(coverage, evaluated_each=None, saved_each=None)
+        findings = (*of_evaluation(seen), *findings)
+        evaluated = coverage.evaluation_batch_size
+        end = dataclasses.replace(end, saved=coverage.saved, evaluation_batch_size=evaluated)
+        return dataclasses.replace(end, batch_size=batch), (*last, *findings)
 
 
 def start(job: PlannedJob, present: AmpSetting) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from trainfit.memory import affine
 from trainfit.memory.affine import AffineStream
@@ -36,13 +37,15 @@ class AfterSteps:
     """What comes after the steps of an epoch and needs more memory than they do.
 
     ``reserved_bytes`` is its peak at ``batch``, without the context; ``second`` another batch size
-    with its peak (``None``: none is known). ``title`` names it.
+    with its peak (``None``: none is known). ``title`` names it. ``has_own_batch``: its batches do
+    not follow those of the training.
     """
 
     title: str
     batch: int
     reserved_bytes: int
     second: tuple[int, int] | None = None
+    has_own_batch: bool = False
 
     def largest(self, free_bytes: int) -> int | None:
         """The largest batch size with which it fits; ``None``: not known.
@@ -56,6 +59,8 @@ class AfterSteps:
             return LARGEST if found is None else found
         if self.reserved_bytes > free_bytes:
             return None
+        if self.has_own_batch:
+            return LARGEST
         return self.batch * free_bytes // self.reserved_bytes
 
     def with_less(self, saved_bytes: int) -> AfterSteps:
@@ -320,7 +325,22 @@ def _after(result: PlanResult) -> AfterSteps | None:
         second = now.limits.evaluation, result.gpu_memory_bytes - context
     if second is not None and second[0] == end.batch_size:
         second = None
-    return AfterSteps(end.title, end.batch_size, end.device_bytes - context, second)
+    return AfterSteps(
+        end.title,
+        end.batch_size,
+        end.device_bytes - context,
+        second,
+        has_own_batch=_is_own(end.evaluation_batch_size, end.batch_size),
+    )
+
+
+#: As many times the training's, an evaluation's batch may follow it: it keeps no graph.
+_FOLLOWS: Final = (1, 2, 4, 8)
+
+
+def _is_own(evaluated: int | None, trained: int) -> bool:
+    """Has an evaluation a batch size of its own, whatever that of the training is?"""
+    return evaluated is not None and evaluated not in {trained * each for each in _FOLLOWS}
 
 
 def _unseen(end: EpochEnd | None) -> str:

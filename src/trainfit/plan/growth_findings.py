@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from trainfit.findings.out_of_memory import TENSORS_KEPT
 from trainfit.memory.growth import left_by_epochs
@@ -45,16 +46,63 @@ _ON_CPU = Fix(
 )
 
 
+#: What keeps tensors from step to step, and is told with its own line.
+_KEEPERS: Final = frozenset(
+    ("graph_grows", "graphs_kept", "result_on_context", "hooks_added", "parameters_added")
+)
+#: Of a script's text: a model that each epoch makes, and a list that keeps one of each pass.
+_REMADE: Final = "model-each-epoch"
+_MODELS_KEPT: Final = "models-kept"
+_WITHOUT_GRAPH = Fix(
+    "with torch.no_grad(): around the calls (or torch.inference_mode())",
+    line="with torch.no_grad():",
+)
+_DETACHED = Fix("`.detach()` of what one call gives to the next, where gradients are wanted")
+
+
+def told_once(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Without growth by epochs where the model is made in each of them, and without the line that
+    keeps a model of each where its growth was simulated."""
+    found = tuple(findings)
+    is_remade = any(each.kind == _REMADE for each in found)
+    grows_at = {str(each.at) for each in found if each.kind == EPOCH_GROWTH}
+    for each in found:
+        is_effect = each.kind == EPOCH_GROWTH and is_remade
+        if not is_effect and not (each.kind == _MODELS_KEPT and str(each.at) in grows_at):
+            yield each
+
+
+def of_calls(pattern: StepPattern) -> Iterator[Finding]:
+    """What calls of a model without a backward pass leave behind, where that is a graph."""
+    growth, source = pattern.growth_bytes_per_step, next(iter(pattern.sources), None)
+    if pattern.unit != "model call" or not growth or source is None or not source.is_of_graph:
+        return
+    yield Finding(
+        "calls_keep_graphs",
+        "critical",
+        f"Memory grows by {size(growth)} with each model call: graphs of past calls are kept",
+        (Evidence("most of it", f"what {source.operator} makes in {source.module}"),),
+        "gradients are on, and what is kept of a call (its result in a list, a hidden state that "
+        "the next one gets) keeps all that a backward pass would need",
+        (_WITHOUT_GRAPH, _DETACHED),
+        place=Place.parse(source.line),
+    )
+
+
 def of_steps(
-    pattern: StepPattern, growth: Growth, graphs_at: str | None = None, epoch: int | None = None
+    pattern: StepPattern,
+    growth: Growth,
+    graphs_at: str | None = None,
+    epoch: int | None = None,
+    known: Iterable[Finding] = (),
 ) -> Iterator[Finding]:
     """What each optimizer step leaves behind, where ``growth`` is too much for a long training.
 
     ``graphs_at`` is the line of a backward pass that makes graphs of the gradients, if one does;
     ``epoch`` are the steps of an epoch whose end was not simulated and may free it (``None``: it
-    was, or is not known).
+    was, or is not known). Nothing where one of those ``known`` says what keeps it.
     """
-    if not growth.is_large or not pattern.sources:
+    if not growth.is_large or not pattern.sources or any(each.kind in _KEEPERS for each in known):
         return
     said = f"Memory grows by {size(growth.bytes_per_step)} with each {pattern.unit}"
     if pattern.grows_by_bytes is not None:
@@ -76,8 +124,9 @@ def with_growth(summary: RecordingSummary) -> RecordingSummary:
     used = summary.memory.device_bytes + summary.other_processes_bytes
     growth = Growth.on(summary.pattern, summary.gpu_memory_bytes - used)
     epoch = summary.coverage.steps_per_epoch if summary.coverage is not None else None
-    found = of_steps(summary.pattern, growth, epoch=epoch)
-    return dataclasses.replace(summary, findings=(*summary.findings, *found))
+    found = of_steps(summary.pattern, growth, epoch=epoch, known=summary.findings)
+    calls = of_calls(summary.pattern)
+    return dataclasses.replace(summary, findings=(*calls, *summary.findings, *found))
 
 
 def _buffer(said: str, pattern: StepPattern, more: int) -> Finding:

@@ -38,7 +38,7 @@ from trainfit.plan.dataloader.section import is_tuned, plan_tuning, tuned
 from trainfit.plan.epoch_end import EpochEnds, epoch_ends, within_epochs
 from trainfit.plan.epoch_end import start as start_epoch_end
 from trainfit.plan.first_run import LOOK_AT_SAMPLES_S, FirstRun, Settings
-from trainfit.plan.growth_findings import of_steps
+from trainfit.plan.growth_findings import of_steps, told_once
 from trainfit.plan.launch import with_launch
 from trainfit.plan.notes import (
     note_absent,
@@ -455,14 +455,13 @@ def _built(
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
         findings=_distinct(
-            *_findings(job, present),
+            *told_once((*_findings(job, present), *ends.findings)),
             *of_habits(job.recording.makeup),
             *loops_on_gpu(job.recording),
             *of_gpus(gpus, present.configuration.step_s, job.gpu.count, job.batch),
             *stages.findings(),
             *others_agree.findings,
             *_strays(job, present, others_agree),
-            *ends.findings,
         ),
         epoch_end=ends.present,
         recommended_epoch_end=ends.recommended,
@@ -517,7 +516,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     if all(each.kind != TENSORS_KEPT for each in full):
         graphs_at = job.first.outcome.learning.gradients_with_graph
         growth = Growth.of(job.pattern, job.memory_model)
-        full = (*of_steps(job.pattern, growth, graphs_at), *full)
+        full = (*of_steps(job.pattern, growth, graphs_at, known=found), *full)
     return (*found, *full)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
@@ -147,10 +146,6 @@ def _growing_slowly(pattern: StepPattern) -> str:
     return text + "".join(f"; the script keeps {_source(it)}" for it in pattern.sources[:1])
 
 
-#: Operators whose results no cache of keys and values is made of, but a backward pass needs.
-_OF_GRAPHS: Final = re.compile(r"conv|elu|silu|mish|sigmoid|tanh|pool|softmax|dropout")
-
-
 def _is_cache(pattern: StepPattern) -> bool:
     """Is what calls leave behind made within the model, as a cache is? What is made outside of it
     is what an evaluation keeps of its results."""
@@ -159,7 +154,7 @@ def _is_cache(pattern: StepPattern) -> bool:
     source = pattern.sources[0]
     if source.kind == "kv_cache":
         return True
-    return bool(source.module) and not _OF_GRAPHS.search(source.operator)
+    return bool(source.module) and not source.is_of_graph
 
 
 def _growing_cache(pattern: StepPattern, growth: int) -> str:

@@ -153,6 +153,7 @@ class EpochEnd:
     rest of the run was not simulated (empty: nothing that may need memory is known of).
     ``without_graph_bytes`` is the device memory that an evaluation with gradients on would need
     under ``torch.no_grad()`` (``None``: it has none, or that was not simulated).
+    ``evaluation_batch_size`` are the samples of the evaluation's own batches (``None``: not known).
     """
 
     evaluation: Literal["simulated", "none", "not simulated"]
@@ -169,6 +170,7 @@ class EpochEnd:
     unseen: str = ""
     kept_at: str | None = None
     without_graph_bytes: int | None = None
+    evaluation_batch_size: int | None = None
 
     def needs_more_than(self, training_bytes: int) -> bool:
         """Does it need more device memory than training, by what is worth telling?"""

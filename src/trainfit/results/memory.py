@@ -155,7 +155,7 @@ class RecordingSummary(Metered):
     ``step`` what an optimizer step consists of.
     ``structured_notes`` both with ``assumptions`` as data, ``coverage`` what was simulated.
     ``generation`` is of the text that a script generates (``None``: it does not), ``findings`` what
-    the run does wrong.
+    the run does wrong, ``largest`` the largest allocation at the peak that is no workspace.
     """
 
     METRICS: ClassVar = METRICS
@@ -183,6 +183,7 @@ class RecordingSummary(Metered):
     coverage: Coverage | None = None
     generation: Generation | None = None
     findings: tuple[Finding, ...] = ()
+    largest: Allocation | None = None
 
     def to_json(self) -> str:
         """One JSON document, with its format's name and version."""

@@ -15,12 +15,13 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from trainfit.results.runs.steps import Framework, StepMakeup
+from trainfit.results.runs.steps import Framework, StepMakeup, WaitKind
 from trainfit.results.runs.trace import StepFeed
 from trainfit.scripts.dataloader import GivenBatch, LoaderTracker
 from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import loop_of, makeup_of
 from trainfit.simgpu.device.recorder import BACKWARD
+from trainfit.simgpu.device.uploads import Uploads
 from trainfit.simgpu.device.user_location import call_of_user, frame_of_user
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
@@ -58,6 +59,10 @@ class _Calls:
         )
 
 
+#: How often the host waits, by line (``None``: none of the user's) and by what for.
+_Waits = Counter[tuple[str | None, WaitKind]]
+
+
 class StepWatch:
     """Notes what each training step of a run is given (:class:`StepFeed`), and tells the
     simulation's :class:`~trainfit.results.runs.step_cycle.StepCycle` what a loop without an
@@ -81,7 +86,8 @@ class StepWatch:
         self._needs_tensors: _Calls | None = None
         self._before = _Calls()
         self.feeds: list[StepFeed] = []
-        self._waits: list[Counter[str | None]] = []
+        self._waits: list[_Waits] = []
+        self._uploads = Uploads(simulation.module)
         self.loop: Framework = ""
         self.where: str | None = None
         self._begin()
@@ -89,7 +95,8 @@ class StepWatch:
     def install(self, patches: PatchSet) -> None:
         """Watch from now on, until ``patches`` is restored and :meth:`remove` is called."""
         backward = ENGINE_RUN_BACKWARD.now
-        self._simulation.on_wait = lambda: self._waiting.update((call_of_user(),))
+        self._simulation.on_wait = lambda kind: self._waiting.update(((call_of_user(), kind),))
+        self._simulation.on_upload(self._uploads.copied)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             cycle = self._simulation.cycle
@@ -135,6 +142,7 @@ class StepWatch:
         if not self.feeds:
             self._look_around()
         self._waits.append(self._waiting)
+        self._uploads.step_ended()
         calls = max(
             ((self._trained(module), each) for module, each in self._calls.items()),
             key=lambda pair: pair[0],
@@ -174,27 +182,34 @@ class StepWatch:
         if found is None:
             return None
         # The first step has what comes before the loop, too.
-        times = self._waits[1:] if len(self._waits) > 2 else [Counter[str | None]()]
-        each = {line: min(step[line] for step in times) for line in times[0] if line is not None}
+        times = self._waits[1:] if len(self._waits) > 2 else [_Waits()]
+        each = {
+            (line, kind): least
+            for line, kind in times[0]
+            if line is not None and (least := min(step[line, kind] for step in times))
+        }
         most = max(each.values(), default=0)
         looped = most if most > _WAITS_OF_LOOP * (found.accumulation or 1) else 0
-        waits = sorted(line for line, number in each.items() if number)
+        waits = sorted(each)
         if looped:
-            waits.sort(key=lambda line: -each[line])
+            waits.sort(key=lambda wait: -each[wait])
+        kinds = dict(reversed(waits))  # the first of each line
         tried = self._simulation.engine.steps_with_trials.values()
         trials = max((len(steps - {0}) for steps in tried), default=0)
         return dataclasses.replace(
             found,
             loop=self.loop,
             where=self.where,
-            waits=tuple(waits),
+            waits=tuple(dict.fromkeys(line for line, _ in waits)),
+            wait_kinds=tuple(kinds[line] for line in dict.fromkeys(line for line, _ in waits)),
+            uploads=tuple(self._uploads.found()) if len(self._waits) > 2 else (),
             looped_waits=looped,
             trials=trials,
         )
 
     def _begin(self) -> None:
         self._batches: list[GivenBatch] = []
-        self._waiting: Counter[str | None] = Counter()
+        self._waiting = _Waits()
         self._calls: weakref.WeakKeyDictionary[torch.nn.Module, _Calls]
         self._calls = weakref.WeakKeyDictionary()
         self._backwards = 0

@@ -529,9 +529,8 @@ class Runner:
 
     def _covered(self, status: Status) -> Coverage:
         """Where the script came to its end, no epoch's end comes later."""
-        longest, eager = self._loaders.epochs.longest, self._simulation.is_eager
-        found = self._coverage.result()
-        found = dataclasses.replace(found, evaluation_batches=longest, is_eager=eager)
+        found = self._loaders.epochs.covered(self._coverage.result())
+        found = dataclasses.replace(found, is_eager=self._simulation.is_eager)
         if status == "ended":
             return dataclasses.replace(found, steps_per_epoch=None, is_whole=True)
         return found

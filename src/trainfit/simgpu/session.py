@@ -18,6 +18,7 @@ from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.step_cycle import StepCycle
+from trainfit.results.runs.steps import WaitKind
 from trainfit.simgpu import torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
@@ -228,6 +229,10 @@ class Simulation:
         or with one that changes all tensors of a list."""
         self.engine.on_result = callback
 
+    def on_upload(self, callback: Callable[[torch.Tensor], None]) -> None:
+        """Call it with what the host is about to copy to the GPU, where it waits for the copy."""
+        self.engine.on_upload = callback
+
     def on_step(self, callback: Callable[[int], None]) -> None:
         """Call ``callback(steps)`` after each training step."""
         self._on_step.append(callback)
@@ -242,7 +247,7 @@ class Simulation:
         #: Says where a step is over.
         self.cycle = StepCycle()
         #: Called where the host waits for the device, but for copies to it.
-        self.on_wait: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[WaitKind], None] = lambda _: None
         self._recorder = Recorder()
         self._memory = DeviceMemory(
             [self._make_allocator(settings, number) for number in range(self.gpu.count)],
@@ -367,8 +372,8 @@ class Simulation:
     def _wait(self, stream: int | None) -> None:
         with self._time.simulating():
             self._kernels.host_waits(stream)
-        if not self.engine.uploads:
-            self.on_wait()
+        if self.engine.waits_for != "upload":
+            self.on_wait(self.engine.waits_for)
 
     # -- what is what ----------------------------------------------------------------------
 

@@ -16,13 +16,18 @@ from torch import nn
 
 import trainfit
 from helpers_report import whole
-from trainfit.memory.explanation import ExplainError, Source, explain
+from trainfit.memory.explanation import ExplainError, Source, explain, summarize
 from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.optimizers import optimizer_table
 from trainfit.memory.replay import Stream, replay
-from trainfit.report.sections.memory import memory_subject
-from trainfit.results.memory import MemoryReport, OptimizerUse, SettingOutcome
+from trainfit.report.sections.memory import memory_subject, recording_subject
+from trainfit.results.memory import (
+    MemoryReport,
+    OptimizerUse,
+    RecordingSummary,
+    SettingOutcome,
+)
 from trainfit.results.runs.recording import FREE, MALLOC, Parameter, Recording
 from trainfit.results.text import MIB
 from trainfit.simgpu.allocator.settings import LARGE_SEGMENT, SIZE_CLASSES, AllocatorSettings
@@ -480,3 +485,45 @@ def test_the_document_is_json(report: MemoryReport) -> None:
     document = json.loads(report.to_json())
     assert (document["format"], document["version"]) == ("trainfit-memory-report", 1)
     assert document["pattern"]["course"] == "settled"
+
+
+# --- Out of memory --------------------------------------------------------------------------------
+
+
+def _filled(*, batch: int = 8, layers: int = 3) -> RecordingSummary:
+    """Adam on layers of 64 MiB each, on a GPU of 1 GiB, until it is full."""
+    with trainfit.simulate("custom:1GiB") as sim:
+        model = nn.Sequential(*(nn.Linear(4096, 4096, bias=False) for _ in range(layers))).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        with pytest.raises(torch.OutOfMemoryError):
+            model(torch.randn(batch, 4096).cuda()).square().mean().backward()
+            optimizer.step()
+        recording = sim.recording
+    full = "train.py:9: CUDA out of memory. Tried to allocate 64.00 MiB."
+    return summarize(recording, "x.trainfit", out_of_memory=full)
+
+
+def test_what_fills_a_gpu_in_the_optimizers_first_step() -> None:
+    found = _filled()
+    assert [each.kind for each in found.findings] == ["optimizer_state_first"]
+    (finding,) = found.findings
+    assert "384" in finding.cause and "8-bit" in finding.fix.action  # two for each of 192 MiB
+    assert found.by_kind_bytes["optimizer_state"] and not found.by_kind_bytes.get("temporary")
+    text = whole(recording_subject(found))
+    assert "optimizer's first step" in text and "cannot show whether memory settles" not in text
+
+
+def test_what_fills_a_gpu_before() -> None:
+    (finding,) = _filled(batch=1 << 14, layers=1).findings
+    assert finding.kind == "memory_mostly" and finding.fixes
+
+
+def test_the_largest_allocation_is_named(small: Recording) -> None:
+    found = summarize(small, "x.trainfit")
+    assert found.largest is not None and found.largest.nbytes >= WEIGHT
+    large = dataclasses.replace(found, largest=dataclasses.replace(found.largest, nbytes=1 << 40))
+    assert "in one piece" in whole(recording_subject(large))
+    small_one = dataclasses.replace(found.largest, nbytes=1)
+    assert "in one piece" not in whole(
+        recording_subject(dataclasses.replace(found, largest=small_one))
+    )

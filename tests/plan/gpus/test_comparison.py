@@ -307,6 +307,18 @@ def test_of_one_evaluation_smaller_batches_are_not_known(job: Job) -> None:
     assert large.fits and 64 < (large.largest_batch or 0) <= 128
 
 
+def test_an_evaluation_with_a_batch_size_of_its_own_bounds_no_training(job: Job) -> None:
+    """--test-batch-size 1000: 3648 stood where the plan said 30474."""
+    end = dataclasses.replace(evaluation(64, 10.0), evaluation_batch_size=1000)
+    (own,) = compare_gpus(planned(job, end), named("custom:20GiB")).gpus
+    (without,) = compare_gpus(planned(job, None), named("custom:20GiB")).gpus
+    assert own.largest_batch == without.largest_batch and (own.largest_batch or 0) > 128
+    assert own.device_bytes > 10 * GIB
+    twice = dataclasses.replace(end, evaluation_batch_size=128)  # it may follow the training's
+    (follows,) = compare_gpus(planned(job, twice), named("custom:20GiB")).gpus
+    assert (follows.largest_batch or 0) <= 128
+
+
 def test_the_rule_of_a_plan_says_what_its_evaluation_allows(job: Job) -> None:
     after = planned(job, evaluation(64, 12.0), evaluation=120).after
     assert after is not None and after.second == (120, 24 * GIB - _CONTEXT)

@@ -309,3 +309,31 @@ def test_steps_reach_the_evaluation(tmp_path: Path) -> None:
     assert wanted.items() <= few.items()
     done = trainfit(*words[:-2], "--steps", "9", "train.py", cwd=tmp_path)
     assert "evaluation and checkpoint in 9 steps" in done.stdout
+
+
+@pytest.mark.parametrize("when", ["each step", "each epoch"])
+def test_work_of_each_step_is_told_with_its_line(tmp_path: Path, when: str) -> None:
+    with Watched() as watched:
+        model = nn.Linear(2, 2)
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(1, 5):
+            watched.watch.called(model.train())
+            watched.step(number, number)
+            if when == "each step" or number == 4:
+                with torch.no_grad():
+                    watched.watch.called(model.eval())
+                torch.save(model.state_dict(), tmp_path / "last.pt")
+        watched.watch.called(model.train())
+        watched.step(5, 5)
+        found = watched.watch.result()
+        assert found.evaluated and found.saved
+        lines = [found.evaluated_each, found.saved_each]
+        if when == "each epoch":
+            assert lines == [None, None]
+            return
+        first, second = (int(str(line).rpartition(":")[2]) for line in lines)
+        assert second - first == 1
+        # An epoch of a few steps: that is its end.
+        watched.info = loader(5, samples=16)
+        watched.watch.stepped(6)
+        assert watched.watch.result().evaluated_each is None

@@ -64,6 +64,41 @@ def _grows(found: Misuse) -> Finding:
     )
 
 
+def _graphs_kept(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "graphs_kept",
+        "warning",
+        f"Losses of past steps are kept with their graph{f', in {name}' if name else ''}: memory "
+        "grows with each step",
+        (),
+        "a loss that is kept as a tensor keeps its whole graph, on the host, and on the GPU what "
+        "backward() has not freed; .cpu(), .to() and arithmetic give a tensor that still has it",
+        (Fix("keep the number: loss.item(), or loss.detach()", line="loss.item()"),),
+    )
+
+
+def _unused(found: Misuse) -> Finding:
+    (number,) = found.told
+    return Finding(
+        "results_unused",
+        "warning",
+        f"{number} results of the model are kept with a graph that no backward pass uses: with all "
+        "activations of their calls",
+        (Evidence("results", number),),
+        "gradients are on where results are only collected: a rollout's actions, values and log "
+        "probabilities, statistics, targets; detach() later frees none of it as long as one result "
+        "is there",
+        (
+            Fix(
+                "with torch.no_grad(): around calls whose results are stored, and computed once "
+                "more for the loss",
+                line="with torch.no_grad():",
+            ),
+        ),
+    )
+
+
 def _averaged(found: Misuse) -> Finding:
     (shape,) = found.told
     return Finding(
@@ -483,6 +518,8 @@ _MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "term_cut_off": _cut_off,
     "loss_averaged": _averaged,
     "graph_grows": _grows,
+    "graphs_kept": _graphs_kept,
+    "results_unused": _unused,
     "gradient_flat": _flat,
     "own_state": _own_state,
     "clips_nothing": _clips_nothing,

@@ -62,6 +62,7 @@ from trainfit.results.memory import (
     SettingOutcome,
 )
 from trainfit.results.plan import JobDetail
+from trainfit.results.runs.steps import StepPattern
 from trainfit.results.text import GIB, MIB, count, percent, share, size, size_parts, times
 
 #: Modules that are listed by name, and the share of the peak from which they are.
@@ -69,6 +70,9 @@ _MODULES: Final = 12
 _MODULE_SHARE: Final = 0.005
 #: Kinds, and modules, of a fact, and the share of the peak from which they are.
 _PARTS, _LEAST = 3, 0.01
+#: Share of the peak, and bytes, from which a single allocation is told.
+_LARGE_ONE: Final = 0.15
+_LEAST_LARGE: Final = 64 << 20
 #: Groups of alike allocations that are listed, and what of the growth with the batch size is.
 _GROUPS: Final = 8
 #: What the intervals of memory are.
@@ -247,7 +251,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         f"{count(steps, what)}, {count(summary.operators, 'operator')}, torch "
         f"{summary.torch}; trainfit memory explains it, trainfit report opens it"
     )
-    pattern = summary.pattern
+    pattern = _course(summary)
     timeline = timeline_section(summary.timeline_bytes) if detail is None else ""
     return Subject(
         Headline(
@@ -270,6 +274,7 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
                 peak_facts(summary.by_kind_bytes, summary.by_module_bytes,
                            summary.memory.allocated_bytes),
                 facts(
+                    ("largest", _largest_one(summary.largest, summary.memory.allocated_bytes), 14),
                     ("held", f"{size(others)} by other processes" if others else "", 20),
                     *(("step", line, 15) for line in step_lines(summary.step)),
                     ("simulated", coverage_text(summary.coverage, steps, unit), 30),
@@ -285,6 +290,23 @@ def recording_subject(summary: RecordingSummary, detail: JobDetail | None = None
         ),
         tuple(_recording_notes(summary)),
     )  # fmt: skip
+
+
+def _course(summary: RecordingSummary) -> StepPattern | None:
+    """How memory goes on; what ran out of it in its first step has nothing to settle."""
+    return summary.pattern if summary.steps or summary.out_of_memory is None else None
+
+
+def _largest_one(found: Allocation | None, total: int) -> str:
+    """The largest allocation at the peak, where it is a good part of it."""
+    if found is None or found.nbytes < max(_LARGE_ONE * total, _LEAST_LARGE):
+        return ""
+    at = f" at {found.line}" if found.line is not None else ""
+    module = f" in {found.module}" if found.module else ""
+    return (
+        f"{size(found.nbytes)} ({share(found.nbytes, total)}) in one piece: "
+        f"{kind_title(found.kind)} by {found.operator}{module}{at}"
+    )
 
 
 def _not_fitting(out_of_memory: str | None, figures: str) -> str:
@@ -313,7 +335,7 @@ def _steps(lines: Iterable[str]) -> Iterator[Text]:
 
 def _recording_notes(summary: RecordingSummary) -> list[Note]:
     """All notes, those that change the figures first."""
-    serious = [*pattern_notes(summary.pattern), *profile_note(summary.profile)]
+    serious = [*pattern_notes(_course(summary)), *profile_note(summary.profile)]
     return complete(
         [
             *generation_notes(summary.generation),

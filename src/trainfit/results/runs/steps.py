@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Final, Literal
 
 Course = Literal[
@@ -12,6 +13,10 @@ Course = Literal[
     "unknown",  # too few steps to tell
 ]
 
+
+#: What a script waits for the GPU for: a number, a tensor's values, the size of a result that
+#: depends on data, a copy to the GPU, or all that was submitted (``synchronize()``).
+WaitKind = Literal["value", "copy", "size", "upload", "all"]
 
 #: What told how many samples an optimizer step has: the batches that the DataLoader gave, or the
 #: calls of the model that a backward pass followed.
@@ -29,6 +34,17 @@ _LEFT_FREE: Final = 0.09
 
 
 @dataclasses.dataclass(frozen=True)
+class HostCopy:
+    """What a line copies from the host's memory to the GPU in each step: ``nbytes`` in ``times``
+    copies. ``is_made``: it is made on the host each time, else the same numbers are copied."""
+
+    line: str
+    nbytes: int
+    times: int
+    is_made: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class StepMakeup:
     """What one optimizer step consists of: ``micro_batch`` samples × ``accumulation``
     micro-batches = ``effective_batch`` samples, as the simulated steps had it most often.
@@ -38,9 +54,11 @@ class StepMakeup:
     none). ``per_step`` are the micro-batches of each simulated step; ``varied`` says whether the
     steps differed, the shorter last one of an epoch included. ``loop`` is whose loop makes the
     step, ``where`` the user's line that it is called from; ``waits`` are the user's lines at which
-    the CPU waits for the GPU in each step; ``looped_waits``: how often at the first of them, where
-    that is for each sample (0: it is not). ``trials`` are the steps after the first in which
-    ``cudnn.benchmark`` timed algorithms of one convolution, for sizes that had not come before.
+    the CPU waits for the GPU in each step, ``wait_kinds`` what each waits for (empty: not known);
+    ``looped_waits``: how often at the first of them, where that is in a loop (0: it is not);
+    ``uploads`` are lines that copy to the GPU in each step what could be there. ``trials`` are the
+    steps after the first in which ``cudnn.benchmark`` timed algorithms of one convolution, for
+    sizes that had not come before.
     ``is_whole``: each step is of the same tensors, as all samples at once are. ``rounds`` are the
     steps of optimizers in turns that it has, each with as many of its samples. ``is_kept``: at
     another batch size the script itself makes as many micro-batches as have the same samples.
@@ -58,6 +76,8 @@ class StepMakeup:
     loop: Framework = ""
     where: str | None = None
     waits: tuple[str, ...] = ()
+    wait_kinds: tuple[WaitKind, ...] = ()
+    uploads: tuple[HostCopy, ...] = ()
     trials: int = 0
     looped_waits: int = 0
     why: str = ""
@@ -77,6 +97,10 @@ class StepMakeup:
         )
 
 
+#: Operators whose results no cache of keys and values is made of, but a backward pass needs.
+_OF_GRAPHS: Final = re.compile(r"conv|elu|silu|mish|sigmoid|tanh|pool|softmax|dropout|rnn|lstm|gru")
+
+
 @dataclasses.dataclass(frozen=True)
 class GrowthSource:
     """Where memory that stays behind comes from: ``bytes_per_step`` on average.
@@ -90,6 +114,11 @@ class GrowthSource:
     kind: str
     phase: str
     line: str | None
+
+    @property
+    def is_of_graph(self) -> bool:
+        """Is it what a layer computes for a backward pass, and no cache of keys and values?"""
+        return bool(self.module) and _OF_GRAPHS.search(self.operator) is not None
 
 
 StepUnit = Literal["optimizer step", "backward pass", "model call"]
@@ -148,7 +177,8 @@ class Coverage:
     its data the DataLoader had given by the last step, ``steps_per_epoch`` how many optimizer
     steps an epoch has at that pace, ``all_epochs`` how many the script's loop has (``None``: not
     known). ``evaluation_batches`` is the length of the longest DataLoader that was cut short in
-    addition to the training's (``None``: none was, or it has no length). ``graph_at`` is the user's
+    addition to the training's (``None``: none was, or it has no length), ``evaluation_batch_size``
+    the samples of its batches. ``graph_at`` is the user's
     line at which an evaluation calls the model with gradients on, ``training_at`` the one at which
     it does so in training mode, ``dropping_at`` the one that drops values out in it whatever the
     mode (``None``: none does). ``after`` is the first line after all loops that may need the GPU's
@@ -156,7 +186,8 @@ class Coverage:
     is none, or the loops are none of the script's). ``is_whole``: the script came to its end, and
     has no more than was simulated. ``most_steps`` are those of the training, where a library's
     trainer knows them (``None``: none does). ``is_eager``: what it gives to ``torch.compile`` ran
-    in eager mode.
+    in eager mode. ``evaluated_each`` and ``saved_each`` are lines that evaluate the model, or write
+    a checkpoint, in each step after the first, of several in an epoch (``None``: none does).
     """
 
     evaluated: bool
@@ -165,6 +196,7 @@ class Coverage:
     steps_per_epoch: int | None = None
     all_epochs: int | None = None
     evaluation_batches: int | None = None
+    evaluation_batch_size: int | None = None
     graph_at: str | None = None
     training_at: str | None = None
     dropping_at: str | None = None
@@ -173,6 +205,8 @@ class Coverage:
     is_whole: bool = False
     most_steps: int | None = None
     is_eager: bool = False
+    evaluated_each: str | None = None
+    saved_each: str | None = None
 
     @property
     def all_steps(self) -> int | None:

@@ -30,6 +30,8 @@ from trainfit.torch_private.modules import Dropout
 
 #: The part of a copy's parameters that are trained: a single number of an optimizer is in many.
 _COPIED: Final = 0.5
+#: Steps of an epoch, from which on work of each step is none of an epoch's end.
+_STEPS_OF_EPOCH: Final = 5
 #: Frames of hooks between a layer and what it calls, at most.
 _HOOKS: Final = 4
 #: What is no checkpoint by itself: pickle writes tensors that go to other processes so, storage by
@@ -74,6 +76,10 @@ class CoverageWatch:
         self._evaluated = self._saved = False
         self.saves: dict[str, str] = {}
         """Files of checkpoints, each with the user's line that wrote it first."""
+        #: Where the model was evaluated in this step, and where a checkpoint was written; likewise
+        #: in each before.
+        self._done: tuple[str | None, str | None] = (None, None)
+        self._done_before: list[tuple[str | None, str | None]] = []
         #: Where an evaluation after the first step began with gradients on.
         self._graph_at: str | None = None
         #: Where one began with the model in training mode, and where one drops values out.
@@ -149,6 +155,7 @@ class CoverageWatch:
             self.before_evaluation()
             self._evaluated = self._is_within = True
             self._spans.append([self._called_at, self._called_at])
+            self._done = user_frame(), self._done[1]
             if self._inferring and torch.is_grad_enabled():
                 self._graph_at = user_frame()
             if module.training and is_own and behaves_by_mode(module):
@@ -211,6 +218,8 @@ class CoverageWatch:
         """An optimizer step is over, the ``steps``-th."""
         self._inferring.append(self._has_inferred or self._has_taught)
         self._has_inferred = self._has_taught = False
+        self._done_before.append(self._done)
+        self._done = None, None
         self._over()
         if steps == 1:
             self._epochs = epochs_of(sys._getframe(1))
@@ -231,6 +240,10 @@ class CoverageWatch:
     def result(self) -> Coverage:
         """What was seen so far."""
         epochs, steps = self._epoch()
+        # The first step has what comes before it; what a whole epoch is may come after each.
+        later = self._done_before[1:] if (steps or 0) >= _STEPS_OF_EPOCH else []
+        in_each = [set(lines) for lines in zip(*later, strict=True)] if len(later) > 1 else []
+        each = [lines.pop() if len(lines) == 1 else None for lines in in_each] or [None, None]
         return Coverage(
             self._evaluated,
             self._saved,
@@ -243,6 +256,8 @@ class CoverageWatch:
             after=self._course.after,
             by_number=self._course.by_number,
             most_steps=self._most_steps,
+            evaluated_each=each[0],
+            saved_each=each[1],
         )
 
     def _epoch(self) -> tuple[float | None, int | None]:
@@ -319,6 +334,7 @@ class CoverageWatch:
                 return write(*args, **kwargs)
             # Before there is an optimizer it is data: PyG's data sets write what they read once.
             self._saved = self._saved or bool(self._trained)
+            self._done = self._done[0], user_frame()
             with contextlib.suppress(Exception):  # a path of the user's kind
                 to: Any = args[1] if len(args) > 1 else kwargs.get("f", kwargs.get("filename"))
                 path = os.path.abspath(os.fsdecode(to if isinstance(to, _PATHS) else to.name))

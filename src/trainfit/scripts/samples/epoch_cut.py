@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -11,6 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from trainfit.hooks.ranks import length_of
+from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import CallSite, LoaderCut, LoaderInfo
 from trainfit.scripts.samples.batch_sizes import FedBatches
 from trainfit.simgpu.patching import PatchSet
@@ -76,6 +78,7 @@ class EpochCut:
         self._original: Callable[[MadeLoader], MadeLoader] = lambda made: made
         #: Batches that other loaders than the training's would have given.
         self._whole: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
         self._making: MadeLoader | None = None
         #: Batches that iterators were asked for, of which loader, and batches that they gave.
         self._asked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -119,12 +122,17 @@ class EpochCut:
         patches.set(*private.RESET, _reset)
         patches.set(DataLoader, "__len__", __len__)
 
-    @property
-    def longest(self) -> int | None:
-        """Batches that the longest of the loaders that no training step takes from would have
-        given."""
-        whole = [whole for index, whole in self._whole.items() if not self._made[index].trains]
-        return max(whole, default=None)
+    def covered(self, found: Coverage) -> Coverage:
+        """``found`` with the batches that the longest of the loaders that no training step takes
+        from would have given, and the samples of one."""
+        others = {at: whole for at, whole in self._whole.items() if not self._made[at].trains}
+        if not others:
+            return found
+        at = max(others, key=lambda index: others[index])
+        of_batch = self._sizes.get(at)
+        return dataclasses.replace(
+            found, evaluation_batches=others[at], evaluation_batch_size=of_batch
+        )
 
     @contextlib.contextmanager
     def making(self, made: MadeLoader | None) -> Iterator[None]:
@@ -134,6 +142,7 @@ class EpochCut:
         if made and loader is not None and self.cut and not self._is_training(made):
             with contextlib.suppress(Exception):
                 self._whole[made.index] = self.of_evaluation(self._length(loader))
+                self._sizes[made.index] = int(loader.batch_size)
         try:
             yield
         finally:

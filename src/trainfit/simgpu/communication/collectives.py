@@ -131,7 +131,7 @@ class Communication:
 
     def host_waits(self) -> None:
         """The script's process waits for what was launched."""
-        self._engine.wait_for_device()
+        self._engine.wait_for_device("all")
 
     def _handle(
         self,

@@ -20,6 +20,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from trainfit.hardware import GpuSpec
+from trainfit.results.runs.steps import WaitKind
 from trainfit.simgpu import constructors
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
@@ -205,8 +206,10 @@ class Engine(Hooks):
         self.library_memory: set[Any] = set()
         #: In which ``cudnn.benchmark`` timed algorithms, for each convolution whatever its input.
         self.steps_with_trials: defaultdict[Any, set[int]] = defaultdict(set)
-        #: Does the host wait for a copy to the device now?
-        self.uploads = False
+        #: What the host waits for now; outside of operators for all that was submitted.
+        self.waits_for: WaitKind = "all"
+        #: Called with what the host is about to copy from pageable memory, which it waits for.
+        self.on_upload: Callable[[torch.Tensor], None] = lambda _: None
         #: Bytes of the operands that the current operator made contiguous for its kernels.
         self.copied: list[tuple[str, int]] = []
         #: The GPU that the current operator copies from, where that is another than it runs on.
@@ -284,14 +287,11 @@ class Engine(Hooks):
         text = f"{text} (at {place})" if place else text
         self.assumptions[text] = self.assumptions.get(text, 0) + 1
 
-    def wait_for_device(self, *, uploads: bool = False) -> None:
-        """The host waits until the current stream has done what was submitted to it.
-
-        ``uploads``: for a copy to the device, whose fix is pinned memory.
-        """
-        self.uploads = uploads
+    def wait_for_device(self, kind: WaitKind = "value") -> None:
+        """The host waits until the current stream has done what was submitted to it."""
+        self.waits_for = kind
         self.memory.synchronize(self.memory.stream)
-        self.uploads = False
+        self.waits_for = "all"
 
     # -- operators ---------------------------------------------------------------------
 

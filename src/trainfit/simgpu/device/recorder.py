@@ -220,6 +220,10 @@ class Recorder:
         until = self._operator_at_death(events, alloc_op, count)
         outlives = until >= self._next_backward(op_phase)[np.maximum(alloc_op, 0)]
         kinds[(phase == FORWARD) & (outlives | (until < 0))] = _KIND["activation"]
+        if (
+            not self.step
+        ):  # what the first step of an optimizer has made by now is marked at its end
+            kinds[(phase == OPTIMIZER) & (until < 0)] = _KIND["optimizer_state"]
         kinds[phase == INPUT] = _KIND["input"]
         kinds[self._is_data(phase, alloc_op, until, op_phase)] = _KIND["data"]
         for number, (kind, _) in self._marked.items():

@@ -56,7 +56,7 @@ def _assumed_count(engine: Engine, operation: str, mask: SimulatedTensor) -> int
 @handles(aten.nonzero.default)
 def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """CUDA's nonzero."""
-    engine.wait_for_device()
+    engine.wait_for_device("size")
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():
@@ -69,7 +69,7 @@ def nonzero(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(aten.masked_select.default)
 def masked_select(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     tensor, mask = args
-    engine.wait_for_device()
+    engine.wait_for_device("size")
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     contents = contents_of(engine, mask)
     if contents is not None:
@@ -132,7 +132,7 @@ def _wait_for_mask(engine: Engine, args: Any) -> None:
     given = [each for each in indices if each is not None]
     accumulates = len(args) > 3 and args[3]
     if value.numel() != 1 or len(given) != 1 or accumulates:
-        engine.wait_for_device()
+        engine.wait_for_device("size")
 
 
 def _is_unknown_mask(engine: Engine, index: Any) -> bool:
@@ -140,7 +140,7 @@ def _is_unknown_mask(engine: Engine, index: Any) -> bool:
 
 
 def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
-    engine.wait_for_device()
+    engine.wait_for_device("size")
     contents = contents_of(engine, mask)
     if contents is not None:
         with no_dispatch():
@@ -163,7 +163,7 @@ def _mask_to_indices(engine: Engine, mask: Any) -> list[Any]:
 def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Unique values; without content as many are assumed to differ as can: of places that argmax
     gave no more than there are classes."""
-    engine.wait_for_device()
+    engine.wait_for_device("size")
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():
@@ -189,7 +189,7 @@ def unique(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     size = kwargs.get("output_size")
     if size is None:
-        engine.wait_for_device()  # for the sum of the counts
+        engine.wait_for_device("size")  # for the sum of the counts
     contents = contents_of(engine, args[0])
     if contents is not None:
         with no_dispatch():
@@ -203,7 +203,7 @@ def repeat_interleave(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @handles(aten.bincount.default)
 def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Counts; with weights their sums, which nobody knows."""
-    engine.wait_for_device()  # for the largest value
+    engine.wait_for_device("size")  # for the largest value
     named = dict(zip(("self", "weights", "minlength"), args, strict=False)) | kwargs
     weights, least = named.get("weights"), named.get("minlength", 0)
     contents = contents_of(engine, args[0])

@@ -105,7 +105,7 @@ def _from_another(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _to_host(engine: Engine, source: SimulatedTensor, kwargs: Any) -> torch.Tensor:
     if not kwargs.get("non_blocking"):
-        engine.wait_for_device()
+        engine.wait_for_device("value" if source.numel() == 1 else "copy")
     content = engine.values.read(source)
     dtype = kwargs.get("dtype") or source.dtype
     is_new = content is None
@@ -148,7 +148,8 @@ def _to_device(engine: Engine, func: Any, source: torch.Tensor, kwargs: Any) -> 
     if source.layout is not torch.strided:
         return engine.adopt(source)  # which says that there is none of this layout
     if not (kwargs.get("non_blocking") and source.is_pinned()):
-        engine.wait_for_device(uploads=True)
+        engine.on_upload(source)
+        engine.wait_for_device("upload")
     with engine.copying_input():
         engine.record(engine.info(func))
         with no_dispatch():
@@ -210,7 +211,9 @@ def _without_class(tensor: torch.Tensor) -> torch.Tensor:
 def copy_(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     target, source = args[0], args[1]
     if type(target) is not type(source) and not (len(args) > 2 and args[2]):
-        engine.wait_for_device(uploads=type(target) is SimulatedTensor)
+        if type(target) is SimulatedTensor:
+            engine.on_upload(source)
+        engine.wait_for_device("upload" if type(target) is SimulatedTensor else "copy")
     if type(target) is not SimulatedTensor:
         content = engine.values.read(source)
         if content is None and is_packing() and source._spec.nbytes >= _LARGE:

@@ -171,7 +171,7 @@ def _coalesce(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
     _places = [torch.empty_like(flat) for _ in range(2)]
     contents = contents_of(engine, flat)
     engine.workspace(("sort_pairs", (count,)))
-    engine.wait_for_device()
+    engine.wait_for_device("size")
     if contents is None:
         left = min(count, math.prod(shape[: indices.shape[0]]))
         engine.assume(f"coalesce() of unknown indices was assumed to keep {left} of {count} rows")

@@ -98,7 +98,7 @@ def _nms(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     words = -(-count // _BOXES_OF_A_WORD)
     overlaps = engine.empty((count * words,), torch.int64)
     engine.record(engine.info(func))
-    engine.wait_for_device()
+    engine.wait_for_device("size")
     kept = engine.empty((count,), torch.int64)
     result = engine.run(aten.index.Tensor, (order, [kept]), {})
     del ordered, overlaps
