@@ -227,3 +227,55 @@ def test_the_first_gpu_of_data_parallel_is_told_with_figures() -> None:
     assert said["memory of GPU 0"] == 20 and said["memory of the others, most"] == 12
     assert said["utilization of GPU 0"] == pytest.approx(0.9)
     assert said["utilization of the others, mean"] == pytest.approx(0.5)
+
+
+# --- Work in the backward pass --------------------------------------------------------------------
+
+
+def ddp(computed_s: float, exposed_s: float) -> RankCommunication:
+    times = GradientTimes(exposed_s, 0.0, computed_s, "the host's clock")
+    return RankCommunication(0.0, 0, times)
+
+
+def in_backward(slow: RankCommunication, other: RankCommunication, **headers: Any) -> RunRecord:
+    """Two ranks on CPUs whose backward passes last as long: one waits there for the other."""
+    return ranks(
+        [{"backward_s": 0.06}] * 2, gpu=[None, None], communication=[other, slow], **headers
+    )
+
+
+def test_a_rank_that_computes_longer_in_its_backward_pass_is_the_straggler() -> None:
+    """Longer sequences: the backward pass has most of the difference, and hides it."""
+    slow, other = ddp(0.055, 0.005), ddp(0.01, 0.05)
+    found = finding(judge(in_backward(slow, other)), "straggler")
+    assert found.rank == 1 and "the backward pass" in found.cause
+    assert found.cause.startswith("its computation")
+    sizes = [((0, 100), (4, 100)), ((0, 400), (4, 400))]
+    found = finding(judge(in_backward(slow, other, input_sizes=sizes)), "straggler")
+    assert found.cause.startswith("its data: its batches are larger")
+    assert evidence(found)["elements of a batch of rank 1"] == 400
+
+
+def test_means_of_backward_passes_alone_name_no_straggler() -> None:
+    # It is not waited for: its mean has a first pass that lasted a second.
+    assert "straggler" not in kinds(judge(in_backward(ddp(0.055, 0.02), ddp(0.01, 0.01))))
+    # Nobody else's is known.
+    assert "straggler" not in kinds(judge(in_backward(ddp(0.055, 0.0), RankCommunication())))
+
+
+@pytest.mark.parametrize(("without_core", "said"), [(0.0, "communication"), (0.5, "nothing")])
+def test_waits_for_a_rank_without_a_core_are_no_communication(
+    without_core: float, said: str
+) -> None:
+    record = in_backward(ddp(0.02, 0.03), ddp(0.02, 0.03))
+    times = np.arange(5.0, 25.0, 0.5)
+    waits = [
+        table(tables.CORE_WAITS, {"time_s": times, "rank": n, "role": 0, "pid": 100 + n,
+              "cpu_cores": 0.5, "main_thread": without_core, "threads": without_core}, len(times))
+        for n in range(2)
+    ]  # fmt: skip
+    machine = record.machine.copy()
+    machine["cores_busy"], machine["cores_ours"] = 8.0, 0.5
+    result = judge(dataclasses.replace(record, machine=machine, core_waits=np.concatenate(waits)))
+    assert ("exposed_communication" in kinds(result)) is (said == "communication")
+    assert ("exposed_communication" in unknown_kinds(result)) is (said == "nothing")
