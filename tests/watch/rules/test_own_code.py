@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from helpers_watch import finding, kinds, run, run_on_cpu, table
-from trainfit.findings.own_code import habit_of, habit_of_samples
+from trainfit.findings.own_code import habit_of
+from trainfit.findings.sample_code import habit_of_samples
 from trainfit.report.watch import answer, limit_of, nothing_found
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables

@@ -56,6 +56,7 @@ from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
+from trainfit.watch.recorder.looks.start import StartLooks
 from trainfit.watch.recorder.rank_files import CrashStack, RankFiles
 from trainfit.watch.recorder.rank_variables import world
 from trainfit.watch.recorder.step_recorder import StepRecorder
@@ -135,6 +136,7 @@ class Recorder:
         self._files: RankFiles | None = None
         self._crash: CrashStack | None = None
         self._looks: MainThreadLooks | None = None
+        self._start: StartLooks | None = None
         self._early_events: collections.deque[Event] = collections.deque(maxlen=1000)
         self._early: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
         self._early_fetches: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
@@ -154,6 +156,11 @@ class Recorder:
     def start(self, late: bool = True) -> None:
         """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
         self.live = True
+        if not late:
+            self._start = StartLooks(
+                lambda: self.steps.count > 0, lambda: self.steps.cycle.has_optimizer, self._stands
+            )
+            self._start.start()
         if late:
             for optimizer in _made_optimizers():
                 self.steps.cycle.made(optimizer, before=True)
@@ -188,6 +195,8 @@ class Recorder:
             self.unhook()
         with contextlib.suppress(Exception):
             self.steps.finish()
+        if self._start is not None:
+            self._start.stop()
         if self._looks is not None:
             self._looks.stop()
         if self._files is None and self.steps.count:  # a training without a backward pass
@@ -339,6 +348,14 @@ class Recorder:
         """See :class:`step_recorder.Sink`."""
         self._write_header()
 
+    def _stands(self, seconds: float, stacks: str) -> None:
+        """No step was made yet, and the main thread stands still."""
+        if self.live and self._files is None:
+            self._claim()
+        if self.live:
+            text = f"pid {self.pid}\n\n{stacks}"
+            self.event("standstill", seconds=seconds, text=text[:_LONGEST_TRACEBACK])
+
     def note_loader(self, loader: LoaderRecord) -> None:
         """See :class:`patches.guard.Host`."""
         if loader not in self._loaders:
@@ -447,10 +464,10 @@ class Recorder:
 
     def ended_by(self, error: BaseException, traceback: str) -> None:
         """The process ends by an exception. Before it trained, that is recorded only where the
-        cause is known: any program that imports PyTorch may end so."""
+        cause is known, or an optimizer was made: any program that imports PyTorch may end so."""
         self.saw(error)
         self._last_error = None
-        if self._files is None and _is_explained(traceback):
+        if self._files is None and (self.steps.cycle.has_optimizer or _is_explained(traceback)):
             self._claim()
         if self._files is not None:
             with contextlib.suppress(OSError):  # no file can be opened: what ended it is told
@@ -523,11 +540,14 @@ class Recorder:
         """Lines of the script that threads were found at."""
         found: dict[str, Any] = {}
         looks = [] if self._looks is None else [self._looks.fetch.summary()]
+        if self._start is not None:
+            found["start_code"] = self._start.summary()
         if self._looks is not None:
             found["other_code"] = self._looks.other.summary()
             found["sampler_code"] = self._looks.sampler.summary()
             found["lock_code"] = self._looks.holders.summary()
             found["sync_code"] = self._looks.waits[ph.SYNC].summary()
+            found["collective_code"] = self._looks.waits[ph.COLLECTIVE].summary()
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()

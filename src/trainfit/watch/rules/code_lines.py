@@ -82,6 +82,11 @@ _OF_STEP: Final = re.compile(r"(?:^|\.)(?:backward|zero_grad|train|fit|fit_loop|
 _FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
 
 
+#: Of the looks at the line with the most of them, those within another function of the script that
+#: it calls, from which it is a place of its own, whatever lies next to it.
+_CALLS_OWN: Final = 0.8
+
+
 @dataclass(frozen=True)
 class CostlyLine:
     """A line that looks found the thread at, with what it calls; ``count`` are these looks.
@@ -136,7 +141,9 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             break
         place, count = counts.most_common(1)[0]
         functions = _functions(within, depth)
-        if found is None and (several := _neighbours(counts, functions, _of_step(looks))):
+        own = _calls_own(within, place, depth) >= _CALLS_OWN * count
+        several = {} if own else _neighbours(counts, functions, _of_step(looks))
+        if found is None and several:
             found = _of_lines(several, within, depth)
             break
         is_enough = found is None or count >= least or found.count < least
@@ -154,6 +161,12 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             found = _of_lines(own, within, depth)
         break
     return _from_several(looks, found)
+
+
+def _calls_own(lines: Sequence[CodeLine], place: Place, depth: int) -> int:
+    """Looks at a line, so far inwards, that found the thread in a function that it calls."""
+    found = (each for each in lines if _at(each, depth) == place)
+    return sum(each.count for each in found if len(_chain(each)) > depth + 1)
 
 
 def _of_lines(counts: Mapping[Place, int], within: Sequence[CodeLine], depth: int) -> CostlyLine:

@@ -16,7 +16,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.findings.own_code import Habit, habit_of_samples
+from trainfit.findings.own_code import Habit
+from trainfit.findings.sample_code import habit_of_samples
 from trainfit.results.findings import Place
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import CodeLine, WaitsFor, WatchedLoader

@@ -18,6 +18,7 @@ from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import Table
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import exposed_s, samples_per_step
+from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, median
@@ -276,6 +277,8 @@ RANKS: Final = Rule(("straggler",), find_uneven_ranks)
 
 
 _EXPOSED_KIND: Final = "exposed_communication"
+#: Of the time in collectives, that in calls of the script from which these are what is told.
+_MOST: Final = 0.5
 
 
 def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
@@ -290,9 +293,9 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
         yield Unknown(_EXPOSED_KIND, reason, "a trace of torch.profiler (DDP times its own)")
         return
     least, view = min(((seconds or 0.0, view) for seconds, view in times), key=lambda e: e[0])
-    step_s = median(view.steps["step_s"])
-    if len(run.ranks) < header.world_size or not step_s:
+    if len(run.ranks) < header.world_size or not view.seconds:
         return
+    step_s = view.seconds / len(view.steps)  # what a barrier after an evaluation waits is a mean
     if least / step_s < thresholds.WARNING_SHARE:
         return
     # Whoever has no core is waited for: next to other programs even the rank that waits least does.
@@ -302,7 +305,11 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
         reason = f"other programs keep the ranks from their cores {held_up:.0%} of the time"
         yield Unknown(_EXPOSED_KIND, reason, "a run without them")
         return
-    gradients = view.header.communication.gradients
+    communication = view.header.communication
+    gradients, line = communication.gradients, costliest(view.header.collective_code)
+    if line is not None and (communication.called_s or 0.0) >= _MOST * least:
+        yield _of_calls(line, communication.called_s or 0.0, share)
+        return
     measured: tuple[Evidence, ...] = ()
     if gradients is not None:
         measured = (
@@ -325,6 +332,34 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
         ),
         "likely",
         share,
+    )
+
+
+def _of_calls(line: CostlyLine, seconds: float, share: float) -> Finding:
+    """Of what the script calls itself, and not DDP in its backward pass."""
+    name = line.most.calls
+    is_of_objects = name.endswith(("_object", "_object_list"))
+    return Finding(
+        _EXPOSED_KIND,
+        severity(share),
+        f"{line} meets the other ranks{f' (`{name}`)' if name else ''} for "
+        f"{checks.in_percent(share)} of the time",
+        (Evidence("in such calls, on the rank that waits least", seconds, "s/step"),),
+        "Each call waits until all ranks make it, and sends its data to them",
+        (
+            Fix(
+                (
+                    "send tensors (all_gather_into_tensor, all_reduce) instead of Python objects, "
+                    "which are pickled; "
+                    if is_of_objects
+                    else ""
+                )
+                + "add up on each rank, and meet once in 50 steps or at the end of an epoch"
+            ),
+        ),
+        "likely",
+        share,
+        line.place,
     )
 
 

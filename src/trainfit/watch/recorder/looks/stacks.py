@@ -52,6 +52,8 @@ _WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
         "disk",
     ),
 )
+#: Where a process waits for what another one sends through a pipe, as queues do.
+_PIPE: Final = "multiprocessing.connection."
 _WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
 
 
@@ -68,7 +70,8 @@ _LONGEST_LOOP: Final = 60
 _LONGEST_OVER: Final = 60
 
 
-_Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str, str]
+#: What a thread was found at: the fields of a CodeLine without its count.
+Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str, str]
 _NO_CODE: Final[frozenset[CodeType]] = frozenset()
 
 
@@ -81,9 +84,9 @@ class StackCounts:
 
     def __init__(self) -> None:
         self.looks = 0
-        self._lines: collections.Counter[_Key] = collections.Counter()
+        self._lines: collections.Counter[Key] = collections.Counter()
         self._open_looks = 0
-        self._open_lines: collections.Counter[_Key] = collections.Counter()
+        self._open_lines: collections.Counter[Key] = collections.Counter()
         self._of = 0
 
     def look(self, of: int) -> None:
@@ -104,32 +107,32 @@ class StackCounts:
         script's, its line has no place. ``loop`` are functions of the training loop: what called
         them is the same always."""
         inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
-        key = _line(stack[: inmost + 1])
+        key = key_of(stack[: inmost + 1])
         self._open_lines[key] += 1
         return key[4]
 
     def summary(self) -> StackLooks:
         """The most frequent lines."""
-        return StackLooks(self.looks, _most(self._lines.copy()))
+        return StackLooks(self.looks, most_frequent(self._lines.copy()))
 
 
 def merged(parts: Iterable[StackLooks]) -> StackLooks:
     """Of several processes."""
-    lines: collections.Counter[_Key] = collections.Counter()
+    lines: collections.Counter[Key] = collections.Counter()
     looks = 0
     for part in parts:
         looks += part.looks
         for each in part.lines:
             what = each.calls, each.inner, each.waits_for, each.over, each.function
             lines[each.place, each.callers, *what] += each.count
-    return StackLooks(looks, _most(lines))
+    return StackLooks(looks, most_frequent(lines))
 
 
-def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
+def most_frequent(lines: collections.Counter[Key]) -> tuple[CodeLine, ...]:
     """The most frequent; of the others the lines without what they call, which may be a different
     function of a library at each look: only which library that is."""
     every = lines.most_common()
-    others: collections.Counter[_Key] = collections.Counter()
+    others: collections.Counter[Key] = collections.Counter()
     for (place, callers, calls, inner, waits_for, over, function), count in every[_MOST_LINES:]:
         library = _library(calls) or _library(inner)
         others[place, callers, "", library, waits_for, over, function] += count
@@ -143,7 +146,7 @@ def _library(name: str) -> str:
     return f"{first}.…" if is_one and first != "torch" else ""
 
 
-def _told(key: _Key, count: int) -> CodeLine:
+def _told(key: Key, count: int) -> CodeLine:
     place, callers, calls, inner, waits_for, over, function = key
     return CodeLine(place, count, callers, calls, inner, waits_for, over, function)
 
@@ -213,7 +216,7 @@ def holds_lock(stack: Sequence[Call]) -> bool:
     own = [each for each in stack if not is_library(_file(each))]
     if not own or stack[0][0].co_name in ("__enter__", "acquire"):
         return False
-    if own[0] is stack[0] and _line(stack)[4] == "lock":
+    if own[0] is stack[0] and key_of(stack)[4] == "lock":
         return False
     return any(_is_within_lock(code, line_at(code, lasti)) for code, lasti, _ in own)
 
@@ -358,7 +361,8 @@ def _file(call: Call) -> str:
     return call[0].co_filename
 
 
-def _line(stack: Sequence[Call]) -> _Key:
+def key_of(stack: Sequence[Call]) -> Key:
+    """The script's innermost line in a stack, and what is done there."""
     users = [n for n, each in enumerate(stack) if not is_library(_file(each))]
     if not users:
         calls = _name(stack[-1]) if stack else ""
@@ -413,6 +417,8 @@ def _innermost(stack: Sequence[Call]) -> str:
 
 
 def _waits_for(stack: Sequence[Call], source: str) -> WaitsFor:
+    if any(name.startswith(_PIPE) for name in _names(stack)):
+        return "process"
     for name in _names(stack):
         for pattern, kind in _WAITS:
             if pattern.search(name):
