@@ -195,6 +195,22 @@ _QUEUE: Final = Habit(
     "of Python take turns, processes do not); a torch.utils.data.Dataset whose DataLoader has "
     "workers makes batches in processes, while the step computes",
 )
+#: How something is put into a queue, and what is done there where that waits.
+_PUT: Final = re.compile(r"(?:^|\.)put$")
+_FULL: Final = Habit(
+    "waits until a queue has room",
+    "what reads it is slower than the training: put less often (every 50 steps), or drop what "
+    "finds no room (put_nowait); weights for other processes go through memory that all share "
+    "(tensor.share_memory_() once, then copy_() into it) without a copy in the queue",
+)
+#: Where a thread waits for what a pool of threads or processes does.
+_POOL: Final = re.compile(r"^(?:concurrent\.futures|multiprocessing\.pool)\.")
+_POOLED: Final = Habit(
+    "waits for a pool of threads or processes",
+    "give it the work for the next step before this one (submit(), map_async()), and take its "
+    "results after it: now it rests while the step computes; make the pool once; a DataLoader with "
+    "workers does both",
+)
 BATCHES: Final = Habit(
     "makes batches by hand",
     "make samples in a torch.utils.data.Dataset and take batches from a DataLoader with "
@@ -323,6 +339,10 @@ def habit_of(
     text = " ".join(names)
     if is_queue(names, waits_for):
         return _QUEUE
+    if names and waits_for in ("lock", "process") and _PUT.search(names[0]) is not None:
+        return _FULL
+    if waits_for == "lock" and any(map(_POOL.match, names)):
+        return _POOLED
     if waits_for in ("sleep", "lock", "network", "process"):
         return _BY_WAIT[waits_for]
     for pattern, habit in _KNOWN:

@@ -17,7 +17,14 @@ _SPOILS: Final = frozenset(
 )
 #: What grows until the run ends by it.
 _FILLS: Final = frozenset(
-    ("memory_growth", "ram_growth", "shm_growth", "temporary_growth", "process_growth")
+    (
+        "memory_growth",
+        "ram_growth",
+        "shm_growth",
+        "temporary_growth",
+        "process_growth",
+        "thread_growth",
+    )
 )
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}

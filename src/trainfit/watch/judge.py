@@ -26,6 +26,7 @@ from trainfit.watch.rules import (
     ranks,
     standing,
     start,
+    thread_growth,
     training,
     uneven_gpus,
 )
@@ -150,6 +151,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *memory.RULES,
     HOST_MEMORY,
     *growth.RULES,
+    thread_growth.THREADS,
     longer_steps.LONGER_STEPS,
     start.START,
     *training.RULES,

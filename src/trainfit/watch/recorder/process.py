@@ -270,13 +270,32 @@ def _is_ours(link: TracebackType) -> bool:
     return link.tb_frame.f_code.co_filename.startswith(_OURS)
 
 
+def _awaits_queue() -> bool:
+    """Will Python wait for a thread that sends what was put into a queue of multiprocessing? Not
+    for those of DataLoaders, which say so (``cancel_join_thread``)."""
+    queues, util = map(sys.modules.get, ("multiprocessing.queues", "multiprocessing.util"))
+    if queues is None or util is None:
+        return False
+    # What Python calls in the end, with a weak reference to the thread (multiprocessing/queues.py).
+    joins = getattr(queues.Queue, "_finalize_join", None)
+    for each in list(getattr(util, "_finalizer_registry", {}).values()):
+        if joins is not None and getattr(each, "_callback", None) is joins:
+            thread = each._args[0]()
+            if thread is not None and thread.is_alive():
+                return True
+    return False
+
+
 def _note_children(recorder: Recorder) -> None:
-    """Processes that Python waits for after this, as they are no daemons."""
+    """Processes that Python waits for after this, as they are no daemons, and queues whose content
+    is still to be read."""
     import multiprocessing
 
     for each in multiprocessing.active_children():
         if not each.daemon:
             recorder.event("awaits", text=each.name, values={"pid": float(each.pid or 0)})
+    if _awaits_queue():
+        recorder.event("awaits_queue")
 
 
 def _at_exit() -> None:

@@ -243,11 +243,36 @@ _END_PROCESS: Final = (
 )
 
 
+def _of_queue(view: RankView) -> Finding | None:
+    """Of a script that is over, and whose process waits until its queues are read."""
+    told = next((each for each in view.record.events if each.kind == "awaits_queue"), None)
+    seconds = 0.0 if told is None else _end(view) - told.time_s
+    if told is None or seconds < max(_WAITS_S, NOTICEABLE * _end(view)):
+        return None
+    return Finding(
+        "standstill",
+        "warning" if view.header.ending == "finished" else "critical",
+        f"The script is over, and its process did not end for {duration(seconds)}: what it has put "
+        "into a multiprocessing.Queue is not read",
+        (),
+        "Python ends when all that was put into such a queue is sent, and a pipe holds 64 KiB",
+        (
+            Fix(
+                "get() all of it before the process that reads it ends; or, where nobody needs it "
+                "any more, queue.cancel_join_thread() at the end"
+            ),
+        ),
+        "likely",
+        rank=view.rank,
+        last_step=told.step,
+    )
+
+
 def _of_children(view: RankView) -> Finding | None:
     """Of a script that is over, and whose process waits for others that it has started."""
     awaited = [each for each in view.record.events if each.kind == "awaits"]
     if not awaited:
-        return None
+        return _of_queue(view)
     seconds = _end(view) - awaited[-1].time_s
     if seconds < max(_WAITS_S, NOTICEABLE * _end(view)):
         return None

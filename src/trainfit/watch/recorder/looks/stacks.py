@@ -52,6 +52,8 @@ _WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
         "disk",
     ),
 )
+#: Functions in which a thread waits for those of a pool.
+_POOLS: Final = ("concurrent.futures.", "multiprocessing.pool.")
 #: Where a process waits for what another one sends through a pipe, as queues do.
 _PIPE: Final = "multiprocessing.connection."
 _WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
@@ -369,7 +371,7 @@ def key_of(stack: Sequence[Call]) -> Key:
         return "", (), calls, _innermost(stack), _waits_for(stack, ""), "", ""
     own = users[0]
     # Of many, those next to the training loop: a line is looked for from there inwards.
-    callers = tuple(_place(stack[n]) for n in users[1:][-_MOST_CALLERS:])
+    callers = tuple(place_of(stack[n]) for n in users[1:][-_MOST_CALLERS:])
     code, lasti, _ = stack[own]
     number = line_at(code, lasti)
     calls = called_in(code, lasti)
@@ -383,7 +385,10 @@ def key_of(stack: Sequence[Call]) -> Key:
     over = _over(code, number)
     if calls in _DRIVERS and over:  # of "enumerate(csv.reader(file))" the reader is what works
         calls = over.partition("(")[0] if "(" in over else ""
-    return _place(stack[own]), callers, calls, _innermost(within), waits, over, code.co_qualname
+    inner = _innermost(within)
+    if waits == "lock":  # told as whose it is
+        inner = next((name for name in _names(within) if name.startswith(_POOLS)), inner)
+    return place_of(stack[own]), callers, calls, inner, waits, over, code.co_qualname
 
 
 @functools.lru_cache(1 << 10)
@@ -403,7 +408,8 @@ def _over(code: CodeType, number: int) -> str:
     return ""
 
 
-def _place(call: Call) -> str:
+def place_of(call: Call) -> str:
+    """The line that a call is at: "train.py:41"."""
     code, lasti, _ = call
     return short_place(f"{code.co_filename}:{line_at(code, lasti)}")
 

@@ -23,6 +23,7 @@ from trainfit.watch.recorder.looks.stacks import (
     Key,
     key_of,
     most_frequent,
+    place_of,
     stack_text,
     users_stack,
 )
@@ -71,6 +72,7 @@ class StartLooks:
         self._main = threading.main_thread().ident
         self._lines: collections.Counter[Key] = collections.Counter()
         self._looks = 0
+        self._around: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread = UnlistedThread(self._run)
 
@@ -82,15 +84,24 @@ class StartLooks:
         self._stop.set()
 
     def summary(self) -> StackLooks:
-        """Lines of the script, and how many times :data:`START_LOOK_S` it was at each."""
-        return StackLooks(self._looks, most_frequent(self._lines.copy()))
+        """Lines of the script, and how many times :data:`START_LOOK_S` it was at each. Lines that
+        the training is called from, as well, are no callers of what came before it."""
+        found: collections.Counter[Key] = collections.Counter()
+        for (place, callers, *what), count in self._lines.copy().items():
+            own = tuple(each for each in callers if each not in self._around)
+            found[(place, own, *what)] += count  # type: ignore[index]
+        return StackLooks(self._looks, most_frequent(found))
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # it only misses what it would have seen
             began = looked = time.monotonic()
             while not self._stop.wait(START_LOOK_S if looked - began < _AT_FIRST_S else _LATER_S):
                 # A worker of a DataLoader does not train; its main thread is in others' hands.
-                if self._is_over() or multiprocessing.current_process().daemon:
+                if multiprocessing.current_process().daemon:
+                    return
+                if self._is_over():
+                    stack = () if self._main is None else users_stack(self._main)
+                    self._around = frozenset(map(place_of, stack))
                     return
                 now = time.monotonic()
                 self._look(now, max(1, round((now - looked) / START_LOOK_S)))
