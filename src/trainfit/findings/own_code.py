@@ -204,12 +204,12 @@ _FULL: Final = Habit(
     "(tensor.share_memory_() once, then copy_() into it) without a copy in the queue",
 )
 #: Where a thread waits for what a pool of threads or processes does.
-_POOL: Final = re.compile(r"^(?:concurrent\.futures|multiprocessing\.pool)\.")
+_POOL: Final = re.compile(r"^(?:concurrent\.futures|multiprocessing\.pool|joblib)\.")
 _POOLED: Final = Habit(
     "waits for a pool of threads or processes",
     "give it the work for the next step before this one (submit(), map_async()), and take its "
     "results after it: now it rests while the step computes; make the pool once; a DataLoader with "
-    "workers does both",
+    "workers does both, and work of some milliseconds is done sooner without a pool",
 )
 BATCHES: Final = Habit(
     "makes batches by hand",

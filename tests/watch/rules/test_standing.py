@@ -331,3 +331,26 @@ def test_only_a_queue_that_python_waits_for_keeps_a_script() -> None:
     finally:
         queue.get()
         queue.close()
+
+
+def test_a_rank_that_crashed_with_fewer_batches_is_told_so() -> None:
+    """gloo ends a process by SIGABRT where it gets what another call has sent."""
+    crash = Event(21.0, "crash", text="Fatal Python error: Aborted\n\n")
+
+    def judged(*batches: int) -> Any:
+        gone = run(
+            header={"ending": "failed", "loaders": loader(batches=batches[1])}, events=[crash]
+        )
+        other = run(
+            header={"ending": "failed", "loaders": loader(batches=batches[0])},
+            events=[Event(22.0, "exception", 200, text=GONE)],
+        )
+        return judge(ranks(other, gone)).findings[0]
+
+    found = judged(258, 255)
+    assert (found.kind, found.rank) == ("rank_died", 1)
+    assert "Aborted), and ranks have different numbers of batches" in found.title
+    assert [each.value for each in found.evidence[-2:]] == [258.0, 255.0]
+    assert "drop_last=True" in found.fix.action
+    same = judged(258, 258)
+    assert "Aborted" in same.title and "batches" not in same.title

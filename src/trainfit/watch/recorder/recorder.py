@@ -90,6 +90,9 @@ _SAMPLES: Final = (tables.STEPS.names or ()).index("samples")
 _FLAGS: Final = -1
 _MOST_NOTES: Final = 20
 _LONGEST_TRACEBACK: Final = 20_000
+#: Seconds at one line before the first step, from which it is worth to be told of a run that ended
+#: there (``LATE_S`` of the rule).
+_LONG_S: Final = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -464,10 +467,13 @@ class Recorder:
 
     def ended_by(self, error: BaseException, traceback: str) -> None:
         """The process ends by an exception. Before it trained, that is recorded only where the
-        cause is known, or an optimizer was made: any program that imports PyTorch may end so."""
+        cause is known, an optimizer was made, or a line of the script was at work for long: any
+        program that imports PyTorch may end so."""
         self.saw(error)
         self._last_error = None
-        if self._files is None and (self.steps.cycle.has_optimizer or _is_explained(traceback)):
+        is_long = self._start is not None and self._start.is_long(_LONG_S)
+        trains = self.steps.cycle.has_optimizer or is_long
+        if self._files is None and (trains or _is_explained(traceback)):
             self._claim()
         if self._files is not None:
             with contextlib.suppress(OSError):  # no file can be opened: what ended it is told

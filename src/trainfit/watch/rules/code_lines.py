@@ -41,7 +41,7 @@ def waits_for(looks: StackLooks) -> tuple[WaitsFor, float, CodeLine | None]:
 
 #: Where a thread waits for others of its own process, and not for a lock that another one holds.
 _FOR_THREADS: Final = re.compile(
-    r"\bwaiter\.acquire$|tstate_lock|[Pp]ool\b|Pool\w*$|Executor$|^concurrent\.futures\."
+    r"\bwaiter\.acquire$|tstate_lock|[Pp]ool\b|Pool\w*$|Executor$|^concurrent\.futures\.|^joblib\."
 )
 
 

@@ -215,7 +215,8 @@ def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
 
 def _waits_for_threads(rank: RankView, line: CostlyLine, at: CostlyLine, share: float) -> Finding:
     threads = rank.header.other_threads
-    in_turns = threads.cores < _SIDE_BY_SIDE
+    # Next to other programs they have less of the cores than they could use.
+    in_turns = threads.cores * (CoreWaits(rank).training_stretch or 1.0) < _SIDE_BY_SIDE
     who = f"{threads.threads} threads" if threads.threads > 1 else "a thread"
     return Finding(
         KIND,

@@ -19,7 +19,7 @@ KIND: Final = "late_start"
 LATE_S: Final = 10.0
 LATE_SHARE: Final = 0.5
 #: Of these seconds, those at one line from which that is named.
-_MOST: Final = 0.5
+_MOST: Final = 1 / 3
 
 _KEEP: Final = (
     "do it once and keep what comes of it in a file (np.save and np.load(…, mmap_mode='r'), "
@@ -75,10 +75,12 @@ _USUAL: Final = frozenset(("imports", "waits for the first batch", "compiles the
 
 def late_start_s(rank: RankView) -> float | None:
     """Seconds from the command's start to the end of its first step, where they are most of the
-    run; ``None``: they are not, or there is no step."""
+    run; of one that was interrupted before that, all of them. ``None``: there is no late start."""
     steps = rank.record.steps
     if not len(steps):
-        return None
+        told = [each.time_s for each in rank.record.events if each.kind == "exception"]
+        cut = rank.header.ending == "interrupted" and told and told[-1] >= LATE_S
+        return told[-1] if cut else None
     first, end = float(steps["end_s"][0]), float(steps["end_s"][-1])
     return first if first >= max(LATE_S, LATE_SHARE * end) else None
 
@@ -96,11 +98,13 @@ def _find_late_start(run: RunView) -> Iterator[Finding | Unknown]:
     looks = sum(each.count for each in line.calls if each.calls == name)
     is_it = name and not name.endswith(">") and looks >= _MOST * line.count
     called = f" (`{name}`)" if is_it else ""
-    end = float(rank.record.steps["end_s"][-1])
+    trains = len(rank.record.steps) > 0
+    end = float(rank.record.steps["end_s"][-1]) if trains else first
+    came = f"The first step came after {duration(first)} of {duration(end)}"
     yield Finding(
         KIND,
         "info" if what in _USUAL else "warning",
-        f"The first step came after {duration(first)} of {duration(end)}: {line}{called} {what} "
+        f"{came if trains else f'No training step in {duration(first)}'}: {line}{called} {what} "
         f"for {duration(seconds)}",
         (
             Evidence("before the end of the first step", first, "s"),

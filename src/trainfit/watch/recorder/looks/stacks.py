@@ -52,8 +52,8 @@ _WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
         "disk",
     ),
 )
-#: Functions in which a thread waits for those of a pool.
-_POOLS: Final = ("concurrent.futures.", "multiprocessing.pool.")
+#: Functions in which a thread waits for those of a pool; joblib's asks again and again.
+_POOLS: Final = ("concurrent.futures.", "multiprocessing.pool.", "joblib.")
 #: Where a process waits for what another one sends through a pipe, as queues do.
 _PIPE: Final = "multiprocessing.connection."
 _WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
@@ -386,8 +386,9 @@ def key_of(stack: Sequence[Call]) -> Key:
     if calls in _DRIVERS and over:  # of "enumerate(csv.reader(file))" the reader is what works
         calls = over.partition("(")[0] if "(" in over else ""
     inner = _innermost(within)
-    if waits == "lock":  # told as whose it is
-        inner = next((name for name in _names(within) if name.startswith(_POOLS)), inner)
+    pool = next((name for name in _names(within) if name.startswith(_POOLS)), "")
+    if pool and waits in ("lock", "sleep"):  # told as whose wait it is
+        inner, waits = pool, "lock"
     return place_of(stack[own]), callers, calls, inner, waits, over, code.co_qualname
 
 

@@ -83,6 +83,13 @@ class StartLooks:
         """Look no more; safe to call in a forked child."""
         self._stop.set()
 
+    def is_long(self, seconds: float) -> bool:
+        """Was the main thread for so long at one line of the script?"""
+        counts: collections.Counter[str] = collections.Counter()
+        for key, count in self._lines.copy().items():
+            counts[key[0]] += count if key[0] else 0
+        return max(counts.values(), default=0) * START_LOOK_S >= seconds
+
     def summary(self) -> StackLooks:
         """Lines of the script, and how many times :data:`START_LOOK_S` it was at each. Lines that
         the training is called from, as well, are no callers of what came before it."""
