@@ -123,12 +123,20 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     ),
     (
         re.compile(
-            r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|metric|^sklearn\."
+            r"histogram|quantile|percentile|confusion_matrix|roc_|_score$|(?<!geo)metric|^sklearn\."
         ),
         Habit(
             "computes statistics",
             "do it every 100 steps, of a part of the numbers, or by operators on whole tensors "
             "(torch.histc, torch.quantile)",
+        ),
+    ),
+    (
+        re.compile(r"ndimage\.|^cv2\.|^PIL\.|^skimage\.|albumentations|torchvision\.transforms"),
+        Habit(
+            "transforms images",
+            "do it in a torch.utils.data.Dataset whose DataLoader has num_workers=1 or more: they "
+            "are made while the step computes; or for the whole batch at once, on the device",
         ),
     ),
     (

@@ -14,6 +14,13 @@ _READS_TABLE: Final = Habit(
     "read it once, in __init__, and keep it as an array or a tensor, or store it so that one row "
     "can be read (np.load(…, mmap_mode='r'), HDF5)",
 )
+#: A file that is gone through up to the line of a sample.
+_OVER_FILE: Final = re.compile(r"^(?:\w+\.)?open\([^()]*\)$")
+_SCANS: Final = Habit(
+    "goes through a file for each sample",
+    "note where each line begins once, in __init__ (offsets.append(f.tell())), and f.seek() there; "
+    "or keep the lines in memory, or store them as rows of an array (np.load(…, mmap_mode='r'))",
+)
 #: What a loop goes over that reads a file's lines or rows one by one.
 _OVER_ROWS: Final = re.compile(
     r"^csv\.\w+\(|^open\(|\.open\(|readlines\(|splitlines\(|\.iter(?:rows|tuples)\("
@@ -262,6 +269,8 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
             return habit
     if any(map(_SLEEPS.search, names)):
         return _SLEEPING
+    if _OVER_FILE.search(over):
+        return _SCANS
     if _OVER_ROWS.search(over):
         return _READS_TABLE
     if over:

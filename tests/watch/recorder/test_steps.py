@@ -708,7 +708,7 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
     assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
     # Of a library it stays known that it is that one.
     keys = [("a.py:3", (), f"numpy.part_{n}", "arr.astype", "", "", "f") for n in range(100)]
-    *_, last = stacks._most(collections.Counter(keys))
+    *_, last = stacks.most_frequent(collections.Counter(keys))
     assert (last.calls, last.inner, last.count) == ("", "numpy.…", 76)
 
 

@@ -633,3 +633,31 @@ def test_lines_of_two_functions_are_no_neighbours() -> None:
     one = [dataclasses.replace(each, function="main") for each in thirds]
     line = costliest(StackLooks(110, tuple(one)))
     assert line is not None and str(line) == "train.py:18-22"
+
+
+def test_what_a_script_waits_for_has_a_word_of_its_own() -> None:
+    def what(*names: str, waits_for: str = "lock") -> str:
+        return habit_of(names, waits_for, has_loader=False).what
+
+    assert what("conn.recv", "multiprocessing.connection._recv", waits_for="process") == (
+        "waits for another process"
+    )
+    assert what("q.put", "lock.acquire") == "waits until a queue has room"
+    assert what("list", "concurrent.futures._base.result_iterator").startswith("waits for a pool")
+    assert what("Parallel", "joblib.parallel._retrieve").startswith("waits for a pool")
+    assert what("lock.acquire", "lock.acquire") == "waits for a lock"
+
+
+def test_a_transform_of_images_is_no_statistic() -> None:
+    names = ("ndimage.rotate", "scipy.ndimage._interpolation.geometric_transform")
+    habit = habit_of(names, "", has_loader=False)
+    assert habit.what == "transforms images" and "num_workers" in habit.action
+    assert habit_of(("metric.update",), "", has_loader=False).what == "computes statistics"
+    assert habit_of(("logits.tolist",), "", has_loader=False).what.startswith("makes Python")
+
+
+def test_a_file_that_is_gone_through_for_each_sample() -> None:
+    habit = habit_of_samples(("enumerate",), "open(path)")
+    assert habit is not None and "offsets" in habit.action
+    whole = habit_of_samples(("csv.reader",), "csv.reader(open(path))")
+    assert whole is not None and whole.what == "reads a whole table for each sample"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,6 +77,10 @@ class SlowWorker:
     share: float
 
 
+#: Where a program is started, or its end is waited for.
+_OF_PROGRAMS: Final = re.compile(r"^subprocess\.|(?:^|\.)(?:check_output|os\.system|_fork_exec)$")
+
+
 @dataclass(frozen=True)
 class Fetching:
     """The fetches of one rank's steady part; ``None`` is not measured."""
@@ -142,7 +147,10 @@ class Fetching:
 
     @functools.cached_property
     def waits(self) -> float:
-        """:attr:`waiting_s` as a share of a batch's time; 0 where it is not most of it."""
+        """:attr:`waiting_s` as a share of a batch's time; 0 where it is not most of it, or programs
+        that are started for the batch use the cores meanwhile."""
+        if self.slow_line is not None and any(map(_OF_PROGRAMS.match, self.slow_line.names)):
+            return 0.0
         share = (self.waiting_s or 0.0) / (self.fetch_s or 1.0)
         return share if share >= thresholds.WAITS else 0.0
 

@@ -88,7 +88,11 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     grown = _inputs_grow(view, numbers, times)
     # What keeps a history grows with each step; an input's own name says nothing else.
     is_input = variable is not None and variable.kind in ("tensor", "array")
-    if grown is not None and (not tells or (added is None and is_input and _in_stages(view))):
+    # What no line adds to comes of longer inputs.
+    is_new = variable is not None and not variable.place
+    if grown is not None and (
+        not tells or (added is None and is_input and (is_new or _in_stages(view)))
+    ):
         yield _as_inputs_grow(grown, first, last, span)
         return
     evidence = (

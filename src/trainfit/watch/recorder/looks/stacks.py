@@ -404,8 +404,20 @@ def _over(code: CodeType, number: int) -> str:
         within = indented is None or indent < indented
         if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
             driven = _DRIVEN.fullmatch(loop[1].strip())
-            return (driven or loop)[1].strip()[:_LONGEST_OVER]
+            over = (driven or loop)[1].strip()
+            return (_opened(code, at, over) or over)[:_LONGEST_OVER]
         indented = indent if indented is None else min(indent, indented)
+    return ""
+
+
+def _opened(code: CodeType, number: int, name: str) -> str:
+    """The call of open() whose file has this name at a line of a function; empty: it is none."""
+    if not name.isidentifier():
+        return ""
+    opens = re.compile(rf"\bwith\s+([\w.]*open\([^()]*\))\s+as\s+{name}\b")
+    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        if found := opens.search(linecache.getline(code.co_filename, at)):
+            return found[1]
     return ""
 
 
