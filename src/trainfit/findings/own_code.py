@@ -183,8 +183,9 @@ _BY_WAIT: Final = {
     "lock": Habit("waits for a lock", "hold the lock for less, or not while the training needs it"),
     "network": Habit(
         "waits for the network",
-        "send from a thread of its own through a queue, many values at once; do not wait for "
-        "answers in the loop",
+        "what is sent: from a thread of its own through a queue, many values at once, without "
+        "waiting for answers; what is read: for a whole batch in one request, and ahead of the "
+        "step (a Dataset whose DataLoader has workers), or kept on a local disk",
     ),
     "process": Habit(
         "waits for another process",

@@ -28,9 +28,10 @@ _MOST_CALLERS: Final = 6
 #: Where the frames of PyTorch's phases are, by the ends of their files' names.
 _PHASES: Final = (
     *("torch/nn/modules/module.py", "torch/autograd/__init__.py", "torch/autograd/graph.py"),
-    *("torch/optim/optimizer.py", "torch/utils/data/dataloader.py", "torch/serialization.py"),
+    *("torch/optim/optimizer.py", "torch/utils/data/dataloader.py"),
     "torch/distributed/distributed_c10d.py",
 )
+_SAVES: Final = "torch/serialization.py"
 _FETCH: Final = "torch/utils/data/_utils/fetch.py"
 _OURS: Final = ("/trainfit/watch/recorder/", "/trainfit/hooks/")
 #: Names of functions and modules, and what they wait for; the first that is found counts.
@@ -193,7 +194,7 @@ def is_busy_elsewhere(thread: int) -> bool:
         if kind is None:
             name = code.co_filename
             makes = name.endswith(_FETCH) or code.co_name == NEXT_INDEX.name
-            kind = _kinds[code] = 1 if makes else 2 if name.endswith(_PHASES) else 0
+            kind = _kinds[code] = 1 if makes else 2 if _is_of_phase(code) else 0
         if kind == 1:
             return False
         found |= kind
@@ -268,7 +269,15 @@ def code_below(frame: FrameType | None) -> frozenset[CodeType]:
 def is_in_phase(stack: Sequence[Call]) -> bool:
     """Is the thread in what PyTorch does in a step: a module, a backward pass, an optimizer, a
     DataLoader, a checkpoint?"""
-    return any(_file(each).endswith(_PHASES) for each in stack)
+    return any(_is_of_phase(code) for code, _, _ in stack)
+
+
+def _is_of_phase(code: CodeType) -> bool:
+    """… of torch.serialization only what saves: to load a file is the script's own affair."""
+    name = code.co_filename
+    if name.endswith(_SAVES):
+        return "save" in code.co_name
+    return name.endswith(_PHASES)
 
 
 #: The frames that passes are made from, and those of them that call hooks.
