@@ -354,3 +354,20 @@ def test_a_rank_that_crashed_with_fewer_batches_is_told_so() -> None:
     assert "drop_last=True" in found.fix.action
     same = judged(258, 258)
     assert "Aborted" in same.title and "batches" not in same.title
+
+
+def test_the_thread_that_should_fill_a_queue_is_named_where_it_waits_itself(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("batch = q.get()\ncond.wait()\nitem = jobs.get()\n")
+
+    def judged(line: int) -> Any:
+        text = f'pid 8\n\n{HEAD}\n  File "{script}", line 1 in <module>'
+        other = f'{HEAD}\n  File "{script}", line {line} in fill'
+        return judge(still(f"{text}\n\n{other}")).findings[0]
+
+    found = judged(2)
+    assert "and another thread waits at" in found.title and "`cond.wait()`" in found.title
+    assert "nobody sets" in found.fix.action
+    assert "another thread" not in judged(3).title  # that one takes from a queue itself

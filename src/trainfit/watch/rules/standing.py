@@ -32,6 +32,11 @@ _BACKWARD: Final = "_engine_run_backward"
 _LOCK: Final = re.compile(r"\.acquire\s*\(|\bwith\b.*lock", re.IGNORECASE)
 
 
+#: A line that asks for what a queue holds, and one that waits for anything else.
+_GETS: Final = re.compile(r"\.get\s*\(")
+_BLOCKED: Final = re.compile(r"\.(?:wait|wait_for|acquire|join|put)\s*\(")
+
+
 @dataclass(frozen=True)
 class _Still:
     """A rank that stands still: since when, and the stacks of its main thread and its workers."""
@@ -56,6 +61,16 @@ class _Still:
         if not own or not _waits_for_lock(own[0]):
             return None
         return next((e for e in own[1:] if e.role == "other" and _waits_for_lock(e)), None)
+
+    @property
+    def unfed_by(self) -> ThreadStack | None:
+        """Where the main thread waits for a queue, a thread of the script that waits for something
+        else: it may be the one that fills it."""
+        own = [each for each in self.threads if each.role != "worker"]
+        if not own or own[0].where is None or not _GETS.search(own[0].where.code):
+            return None
+        others = (each for each in own[1:] if each.role == "other" and each.where is not None)
+        return next((e for e in others if e.where and _BLOCKED.search(e.where.code)), None)
 
     @property
     def kept_by(self) -> ThreadStack | None:
@@ -133,7 +148,7 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     apart = _apart(run, found)
     if apart:
         first = apart[0]
-    is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out
+    is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out or first.unfed_by
     title, cause, fix, where = (
         _of_calls(apart) if apart else _of_end(first) if is_over else _of_pause(first)
     )
@@ -227,7 +242,7 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
     who, where, function = _where(still)
     at = f"at {where} in {function}" if where is not None else f"in {function}"
     title = f"No step for {duration(still.seconds)}: {who} is {at}"
-    other = still.locked_out
+    other = still.locked_out or still.unfed_by
     if other is not None and other.where is not None:
         at = f"{short_path(other.where.path)}:{other.where.line}"
         title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
@@ -410,6 +425,14 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
                 "take both locks in the same order in both threads, or hold one at a time (copy "
                 "what is needed under the first, let it go, then take the second); "
                 "acquire(timeout=60) makes such a wait an error"
+            ),
+        )
+    if still.unfed_by is not None:
+        return (
+            "The main thread waits for a queue, and a thread that may fill it waits, too",
+            Fix(
+                "see what the other thread waits for (a Condition or an Event that nobody sets, a "
+                "full queue, a lock): wait(timeout=60) and get(timeout=60) make such waits errors"
             ),
         )
     frame = next(iter(_busy(still)), None)
