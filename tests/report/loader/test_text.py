@@ -303,3 +303,10 @@ def test_changes_without_a_predicted_gain_have_their_share() -> None:
     text = loader_text(result(advice=(decode, resize)))
     assert "(predicted): " not in text
     assert text.index("70% of the time: store") < text.index("46% of the time: decode")
+
+
+def test_a_change_that_gains_nothing_within_an_epoch_says_what_it_is() -> None:
+    """Workers that persist: "8.33 → 8.33 batches/s" would tell nobody what to change."""
+    stays = LoaderSettings(1, persistent_workers=True)
+    told = loader_text(result(verdict="change", recommended=stays, confirmed=()))
+    assert "Change the settings: 1 worker, prefetch 2, persistent (8.33 batches/s within" in told

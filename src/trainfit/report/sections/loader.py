@@ -184,9 +184,10 @@ def _gain(result: LoaderResult) -> str:
         return settings_words(result.recommended)
     before, after, evidence = found
     how: str = BUSY if result.was_busy and evidence == "predicted" else evidence
-    said = f"{rate(before)} → {rate(after)} batches/s"
-    if abs(after / before - 1) >= 0.005:
-        said += f", {times(after / before)}"
+    if abs(after / before - 1) < 0.005:  # what is gained is not within an epoch
+        words = settings_words(result.recommended)
+        return f"{words} ({rate(after)} batches/s within an epoch, as now, {how})"
+    said = f"{rate(before)} → {rate(after)} batches/s, {times(after / before)}"
     return f"{said} ({how})" + (" for each rank" if result.ranks > 1 else "")
 
 
