@@ -419,6 +419,9 @@ def test_steps_that_get_longer_as_their_inputs_do_are_meant() -> None:
     more = tuple((step, 1000 + 20 * step) for step in range(0, 200, 5))
     kept = longer(input_sizes=more, growing=(tokens,))
     assert finding(kept, "growing_steps").severity != "info"
+    # What no line adds to is longer because the inputs are: a curriculum.
+    planned = dataclasses.replace(tokens, place="")
+    assert finding(longer(input_sizes=more, growing=(planned,)), "growing_steps").severity == "info"
     # … and what it gives in stages has a name, too.
     assert finding(longer(input_sizes=sizes(4000), growing=(tokens,)), "growing_steps") == found
 

@@ -661,3 +661,14 @@ def test_a_file_that_is_gone_through_for_each_sample() -> None:
     assert habit is not None and "offsets" in habit.action
     whole = habit_of_samples(("csv.reader",), "csv.reader(open(path))")
     assert whole is not None and whole.what == "reads a whole table for each sample"
+
+
+def test_a_line_that_calls_the_script_s_own_function_is_a_place_of_its_own() -> None:
+    """env.step() next to what chooses the action."""
+    step = [CodeLine(f"env.py:{n}", 22, ("train.py:23",), function="Env.step") for n in (12, 13)]
+    chooses = [CodeLine(f"train.py:{n}", 30, (), "d.sample", function="<module>") for n in (21, 22)]
+    line = costliest(StackLooks(120, (*step, *chooses)))
+    assert line is not None and str(line) == "env.py:12-13" and line.count == 44
+    own = [CodeLine("train.py:23", 44, (), "torch.stack", function="<module>")]
+    together = costliest(StackLooks(120, (*own, *chooses)))
+    assert together is not None and str(together) == "train.py:21-23"

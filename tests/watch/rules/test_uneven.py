@@ -23,7 +23,7 @@ from helpers_watch import (
 )
 from trainfit.results.runs import tables
 from trainfit.results.runs.communication import GradientTimes, RankCommunication
-from trainfit.results.runs.watched import RunRecord
+from trainfit.results.runs.watched import CodeLine, RunRecord, StackLooks
 from trainfit.watch.judge import judge
 
 CARDS = tuple(dataclasses.replace(GPU, uuid=f"GPU-{n}") for n in range(2))
@@ -279,3 +279,30 @@ def test_waits_for_a_rank_without_a_core_are_no_communication(
     result = judge(dataclasses.replace(record, machine=machine, core_waits=np.concatenate(waits)))
     assert ("exposed_communication" in kinds(result)) is (said == "communication")
     assert ("exposed_communication" in unknown_kinds(result)) is (said == "nothing")
+
+
+def test_calls_of_the_script_in_which_ranks_meet_are_named_with_their_line() -> None:
+    """Metrics as Python objects in each step; and the time in them is no other Python code."""
+    called = RankCommunication(0.04, 400)
+    line = CodeLine("train.py:30", 60, (), "dist.all_gather_object", "c10d.all_gather_object")
+    beside = CodeLine("train.py:12", 40, (), "step.log", "step.log")
+    headers: dict[str, Any] = {
+        "communication": [called] * 2,
+        "collective_code": [StackLooks(80, (line,))] * 2,
+        "other_code": [StackLooks(80, (beside,))] * 2,
+    }
+    result = judge(ranks([{"other_s": 0.04}] * 2, gpu=[None, None], **headers))
+    found = finding(result, "exposed_communication")
+    assert found.title.startswith("train.py:30 meets the other ranks (`dist.all_gather_object`)")
+    assert "send tensors" in found.fix.action and str(found.place) == "train.py:30"
+    assert "other_code" not in kinds(result)
+
+
+def test_an_evaluation_on_one_rank_alone_is_told_to_be_shared() -> None:
+    spent = np.where(np.arange(200) % 20 == 10, 1.0, 0.0)
+    alone = {"evaluation_s": spent}
+    waits = {"other_s": np.where(spent > 0, 1.0, 0.005)}
+    found = finding(judge(ranks([alone, waits], gpu=[None, None])), "evaluation_share")
+    assert found.rank == 0 and found.fix.action.startswith("let all ranks evaluate")
+    both = finding(judge(ranks([alone, alone], gpu=[None, None])), "evaluation_share")
+    assert not both.fix.action.startswith("let all ranks evaluate")

@@ -20,6 +20,8 @@ LATE_S: Final = 10.0
 LATE_SHARE: Final = 0.5
 #: Of these seconds, those at one line from which that is named.
 _MOST: Final = 1 / 3
+#: Of the looks at a line, those in what it calls from which that is named.
+_MOSTLY: Final = 0.6
 
 _KEEP: Final = (
     "do it once and keep what comes of it in a file (np.save and np.load(…, mmap_mode='r'), "
@@ -96,7 +98,7 @@ def _find_late_start(run: RunView) -> Iterator[Finding | Unknown]:
     what, fix = _done(line)
     name = line.most.calls
     looks = sum(each.count for each in line.calls if each.calls == name)
-    is_it = name and not name.endswith(">") and looks >= _MOST * line.count
+    is_it = name and not name.endswith(">") and looks >= _MOSTLY * line.count
     called = f" (`{name}`)" if is_it else ""
     trains = len(rank.record.steps) > 0
     end = float(rank.record.steps["end_s"][-1]) if trains else first
@@ -129,7 +131,12 @@ def _done(line: CostlyLine) -> tuple[str, str]:
             return what, fix
     if line.most.waits_for == "network":
         return "waits for the network", "download once, before the training, to a local disk"
-    return ("sleeps", "remove the sleep") if line.most.waits_for == "sleep" else ("is busy", _KEEP)
+    if line.most.waits_for == "sleep":
+        return "sleeps", "remove the sleep"
+    if line.most.over and not line.most.calls:  # Python itself, and nothing that it calls
+        whole = "operators on whole tensors or arrays instead of a loop over elements"
+        return f"goes over `{line.most.over}` in Python", f"use {whole}; else {_KEEP}"
+    return "is busy", _KEEP
 
 
 START: Final = Rule((KIND,), _find_late_start, each_rank=True)
