@@ -226,7 +226,7 @@ def compare_groups(
     per_sample = _differ(rows)
     changes = [*_changes(rows, per_sample), *_peaks(looks)]
     held_up = _held_up(looks)
-    told = () if held_up is None else (_of_others(*held_up),)
+    told = "" if held_up is None else _of_others(*held_up)
     verdict = _verdict(changes[0])
     by_others = held_up is not None and _is_theirs(changes[0], *held_up)
     return Comparison(
@@ -235,8 +235,8 @@ def compare_groups(
         differences,
         tuple(changes),
         "cannot tell" if by_others else verdict,
-        f"two runs next to the same other programs, or none ({told[0]})" if by_others else "",
-        notes=(*(() if by_others else told), *_notes(before, after, rows, other)),
+        f"two runs next to the same other programs, or none ({told})" if by_others else "",
+        notes=(*((told,) if told and not by_others else ()), *_notes(before, after, rows, other)),
     )
 
 

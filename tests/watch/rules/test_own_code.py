@@ -14,6 +14,7 @@ from trainfit.report.watch import answer, limit_of, nothing_found
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
+    FIGURES,
     CodeLine,
     ElementLoop,
     GrowingVariable,
@@ -672,3 +673,18 @@ def test_a_line_that_calls_the_script_s_own_function_is_a_place_of_its_own() -> 
     own = [CodeLine("train.py:23", 44, (), "torch.stack", function="<module>")]
     together = costliest(StackLooks(120, (*own, *chooses)))
     assert together is not None and str(together) == "train.py:21-23"
+
+
+def test_a_line_that_draws_is_told_to_close_its_figures_where_they_are_kept() -> None:
+    line = CodeLine("train.py:13", 60, (), "plt.savefig", "PIL.Image.save")
+    kept = GrowingVariable("pyplot", "train.py:11", FIGURES, 0, 13, 130)
+
+    def action(*growing: GrowingVariable) -> str:
+        record = other(line)
+        (rank,) = record.ranks
+        header = dataclasses.replace(rank.header, growing=growing)
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=header),))
+        return finding(judge(record), "other_code").fix.action
+
+    assert "plt.close(fig) after it: pyplot keeps each figure that train.py:11" in action(kept)
+    assert "plt.close" not in action()

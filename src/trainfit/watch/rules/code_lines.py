@@ -143,8 +143,8 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             break
         place, count = counts.most_common(1)[0]
         functions = _functions(within, depth)
-        own = _calls_own(within, place, depth) >= _CALLS_OWN * count
-        several = {} if own else _neighbours(counts, functions, _of_step(looks))
+        calls_own = _calls_own(within, place, depth) >= _CALLS_OWN * count
+        several = {} if calls_own else _neighbours(counts, functions, _of_step(looks))
         if found is None and several:
             found = _of_lines(several, within, depth)
             break
