@@ -174,7 +174,20 @@ def verdict_line(result: LoaderResult) -> str:
         f"({_now(result)})",
         "cannot_tell": "Cannot tell which settings are best",
     }
+    fault = _excludes(result)
+    if fault is not None:
+        until = settings_words(result.recommended)
+        return f"Fix the data set first: {fault.title}. Until then: {until}"
     return heads[result.verdict]
+
+
+def _excludes(result: LoaderResult) -> Finding | None:
+    """The fault for which slower settings are recommended than the present ones; ``None``: there is
+    none, or they are no slower."""
+    found = result.compared()
+    if result.verdict != "change" or found is None or not found[0] or found[1] >= found[0]:
+        return None
+    return next(iter(all_faults(result)), None)
 
 
 def _gain(result: LoaderResult) -> str:
