@@ -249,3 +249,11 @@ def test_a_loop_over_an_open_file_goes_over_what_was_opened(tmp_path: Path) -> N
     code = next(each for each in compile(script.read_text(), str(script), "exec").co_consts if each)
     assert stacks._over(code, 4) == "open(path)"
     assert stacks._over(code, 6) == "rows"
+
+
+@pytest.mark.parametrize(("name", "is_phase"), [("save", True), ("_save", True), ("load", False)])
+def test_only_what_saves_is_a_checkpoint(name: str, is_phase: bool) -> None:
+    """torch.load() in the loop is the script's own affair: its line is looked for."""
+    module = compile(f"def {name}(): pass", "/lib/torch/serialization.py", "exec")
+    code = next(each for each in module.co_consts if hasattr(each, "co_name"))
+    assert stacks.is_in_phase([(code, 0, {})]) is is_phase
