@@ -197,7 +197,7 @@ def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     ("names", "over", "words"),
     [
         (("csv.reader",), "csv.reader(file)", "reads a whole table"),
-        ((), "open(path)", "reads a whole table"),
+        ((), "open(path)", "goes through a file"),
         (("row.split",), "self.rows", "goes over `self.rows`"),
         (("text.encode",), "texts", "goes over `texts`"),  # of a str
         (("tok.encode",), "texts", "makes tokens"),
