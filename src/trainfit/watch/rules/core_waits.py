@@ -65,6 +65,12 @@ class CoreWaits:
         return self._mean(self._of(_TRAINING), "main_thread")
 
     @property
+    def threads(self) -> float | None:
+        """Of the time, that in which threads of the training process were ready and had no core,
+        all of them together: more than 1 where several were."""
+        return self._mean(self._of(_TRAINING), "threads")
+
+    @property
     def held_up_by_others(self) -> float | None:
         """Of the time, that in which the main thread was ready and other programs had the cores."""
         if self.main_thread is None or self.by_others is None:

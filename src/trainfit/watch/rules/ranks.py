@@ -299,15 +299,17 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
     if least / step_s < thresholds.WARNING_SHARE:
         return
     # Whoever has no core is waited for: next to other programs even the rank that waits least does.
-    held_up = max(CoreWaits(each).held_up_by_others or 0.0 for each in ranks)
+    # What DDP sends goes through threads of its own, each of which needs one.
+    communication, line = view.header.communication, costliest(view.header.collective_code)
+    of_calls = line is not None and (communication.called_s or 0.0) >= _MOST * least
+    held_up = max(_held_up(each, all_threads=not of_calls) for each in ranks)
     share = min(1.0, least / step_s - held_up)
     if share < thresholds.WARNING_SHARE:
         reason = f"other programs keep the ranks from their cores {held_up:.0%} of the time"
         yield Unknown(_EXPOSED_KIND, reason, "a run without them")
         return
-    communication = view.header.communication
-    gradients, line = communication.gradients, costliest(view.header.collective_code)
-    if line is not None and (communication.called_s or 0.0) >= _MOST * least:
+    gradients = communication.gradients
+    if line is not None and of_calls:
         yield _of_calls(line, communication.called_s or 0.0, share)
         return
     measured: tuple[Evidence, ...] = ()
@@ -333,6 +335,15 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
         "likely",
         share,
     )
+
+
+def _held_up(view: RankView, *, all_threads: bool) -> float:
+    """Of the time, that in which a rank's main thread, or any of its threads, was ready and other
+    programs had the cores; at most 1."""
+    waits = CoreWaits(view)
+    if not all_threads:
+        return waits.held_up_by_others or 0.0
+    return min(1.0, (waits.threads or 0.0) * (waits.by_others or 0.0))
 
 
 def _of_calls(line: CostlyLine, seconds: float, share: float) -> Finding:
