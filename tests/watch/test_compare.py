@@ -313,3 +313,34 @@ def test_refusals_on_the_command_line(tmp_path: Path) -> None:
     short = trainfit("compare", a, save(tmp_path / "c", run(np.ones(5))), cwd=tmp_path)
     assert short.returncode == 2
     assert short.stdout.startswith("Cannot tell: it needs 30 steady steps")
+
+
+# --- Other programs -------------------------------------------------------------------------------
+
+
+def pressed(record: RunRecord, share: float) -> RunRecord:
+    """The same next to programs that keep its main thread from a core for this share of the time:
+    then each step lasts longer by it."""
+    end = float(record.ranks[0].steps["end_s"][-1])
+    times = np.linspace(0.0, end, 200)
+    machine = tables.empty_rows(tables.MACHINE, len(times))
+    machine["time_s"], machine["interval_s"] = times, end / 200
+    machine["cores_busy"], machine["cores_ours"] = 8.0, 0.001
+    waits = tables.empty_rows(tables.CORE_WAITS, len(times))
+    waits["time_s"], waits["pid"], waits["role"], waits["rank"] = times, 1, 0, 0
+    waits["main_thread"] = waits["threads"] = share
+    waits["cpu_cores"] = 0.5
+    return dataclasses.replace(record, machine=machine, core_waits=waits)
+
+
+def test_a_difference_that_other_programs_make_is_none_of_the_runs() -> None:
+    random = np.random.default_rng(1)
+    before = pressed(run(0.1 * noise(random, 200)), 0.0)
+    after = pressed(run(0.2 * noise(random, 200)), 0.5)
+    result = compare(before, after)
+    assert result.verdict == "cannot tell"
+    assert "0% of the time in A and 50% in B" in result.needs
+    # More than theirs, and as much on both sides.
+    assert compare(before, pressed(run(0.4 * noise(random, 200)), 0.5)).verdict == "slower"
+    same = compare(pressed(run(0.1 * noise(random, 200)), 0.5), after)
+    assert same.verdict == "slower" and not any("other programs" in note for note in same.notes)

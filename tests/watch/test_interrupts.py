@@ -15,7 +15,7 @@ from helpers_watch import run_on_cpu
 from trainfit.results.runs import tables
 from trainfit.torch_private.modules import fast_call
 from trainfit.watch.judge import judge
-from trainfit.watch.recorder import process
+from trainfit.watch.recorder import own_frames, process
 
 
 def test_a_terminal_is_seen_though_stdin_is_a_file() -> None:
@@ -70,7 +70,7 @@ def test_an_error_in_a_module_shows_no_frame_of_the_hook_that_calls_it() -> None
     with pytest.raises(RuntimeError) as caught:
         call(torch.nn.Linear(2, 2), torch.ones(3))
     assert any("torch_private" in str(each.path) for each in caught.traceback)
-    trace = process._without_ours(caught.value)
+    trace = own_frames.without_ours(caught.value)
     files = []
     while trace is not None:
         files.append(trace.tb_frame.f_code.co_filename)

@@ -17,7 +17,14 @@ _SPOILS: Final = frozenset(
 )
 #: What grows until the run ends by it.
 _FILLS: Final = frozenset(
-    ("memory_growth", "ram_growth", "shm_growth", "temporary_growth", "process_growth")
+    (
+        "memory_growth",
+        "ram_growth",
+        "shm_growth",
+        "temporary_growth",
+        "process_growth",
+        "thread_growth",
+    )
 )
 #: Of the time, what a finding without a share is taken to cost, by its severity.
 _ASSUMED: Final = {"critical": 0.25, "warning": 0.10, "info": 0.0}
@@ -34,6 +41,8 @@ _OUTSIDE: Final = frozenset(("cpu_contention",))
 _WANTED: Final = frozenset(("evaluation_share", "loop_over_elements"))
 #: Of whose share some is work that stays: how much was not measured.
 _PARTLY_WANTED: Final = frozenset(("thread_oversubscription", "tracing_on"))
+#: Once, before the first step: its share is one of the whole run, and not of the steps.
+_STARTS: Final = frozenset(("late_start",))
 #: Rates above this many times the present one are not told apart.
 _MOST_GAIN: Final = 20.0
 
@@ -64,6 +73,8 @@ def _cost(finding: Finding) -> float:
         return 0.0
     if finding.kind in _ALTERS or finding.kind in _SLOWS_ALL:
         return _ASSUMED["critical"]
+    if finding.kind in _STARTS and finding.share is not None:
+        return finding.share / max(0.05, 1 - finding.share)  # times that of the steps
     return _ASSUMED[finding.severity] if finding.share is None else finding.share
 
 
@@ -79,7 +90,12 @@ def gain(finding: Finding) -> str:
     if finding.fix.gain is not None:
         return f"{finding.fix.gain:.2g}× as fast with its fix"
     share = finding.share or 0.0
-    if share < 1 - 1 / 1.05 or finding.kind in _WANTED or ends(finding) or spoils(finding):
+    if (
+        share < 1 - 1 / 1.05
+        or finding.kind in _WANTED | _STARTS
+        or ends(finding)
+        or spoils(finding)
+    ):
         return ""
     most = 1 / (1 - share) if share < 1 else _MOST_GAIN
     if finding.kind in _PARTLY_WANTED:

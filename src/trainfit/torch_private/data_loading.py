@@ -14,6 +14,7 @@ from trainfit.results.dataloader import LoaderSettings, StartMethod
 from trainfit.torch_private.needed import attribute, needed, place
 
 with needed():
+    from torch._utils import ExceptionWrapper
     from torch.utils.data._utils import fetch, pin_memory, worker
     from torch.utils.data.dataloader import (
         _BaseDataLoaderIter,
@@ -27,6 +28,8 @@ with needed():
     INDEXED: Any = _DatasetKind.Map
     pinned: Callable[..., Any] = pin_memory.pin_memory
 
+#: What a worker makes of an error for the main process, with its traceback as a text.
+WorkerError: Any = ExceptionWrapper
 #: The iterator of a DataLoader, with workers or without.
 LoaderIterator: Any = _BaseDataLoaderIter
 #: What makes a batch of its indices, in a worker or in the main process.

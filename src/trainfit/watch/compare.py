@@ -30,6 +30,8 @@ from trainfit.watch.intervals import (
     peak_gpu_bytes,
     peak_ram_bytes,
 )
+from trainfit.watch.rules.core_waits import CoreWaits
+from trainfit.watch.thresholds import NOTICEABLE
 from trainfit.watch.view import PHASES, RunView
 
 # ---
@@ -223,14 +225,48 @@ def compare_groups(
         return Comparison(sides[0], sides[1], differences, (), "cannot tell", needs)
     per_sample = _differ(rows)
     changes = [*_changes(rows, per_sample), *_peaks(looks)]
+    held_up = _held_up(looks)
+    told = "" if held_up is None else _of_others(*held_up)
+    verdict = _verdict(changes[0])
+    by_others = held_up is not None and _is_theirs(changes[0], *held_up)
     return Comparison(
         sides[0],
         sides[1],
         differences,
         tuple(changes),
-        _verdict(changes[0]),
-        notes=tuple(_notes(before, after, rows, other)),
+        "cannot tell" if by_others else verdict,
+        f"two runs next to the same other programs, or none ({told})" if by_others else "",
+        notes=(*((told,) if told and not by_others else ()), *_notes(before, after, rows, other)),
     )
+
+
+def _held_up(looks: Sequence[Sequence[RunView]]) -> tuple[float, float] | None:
+    """Of the time of each side, that in which its main thread was ready and other programs had the
+    cores, where these differ; ``None``: they do not, or were not measured."""
+    found = []
+    for views in looks:
+        known = [CoreWaits(view.judged).held_up_by_others for view in views]
+        shares = [each for each in known if each is not None]
+        if len(shares) < len(known):
+            return None
+        found.append(float(np.mean(shares)))
+    return (found[0], found[1]) if abs(found[1] - found[0]) >= NOTICEABLE else None
+
+
+def _of_others(before: float, after: float) -> str:
+    return (
+        f"other programs kept the training from a core {before:.0%} of the time in A and "
+        f"{after:.0%} in B"
+    )
+
+
+def _is_theirs(change: Change, before: float, after: float) -> bool:
+    """Is the difference of the step time gone, or the other way round, without the time in which
+    the training had no core?"""
+    if change.verdict == "no difference" or not change.before or not change.after:
+        return False
+    own = change.after * (1 - after) / (change.before * (1 - before)) - 1
+    return own <= LEAST_EFFECT if change.verdict == "more" else own >= -LEAST_EFFECT
 
 
 def _needs(rows: Sequence[Sequence[Measured]]) -> str:

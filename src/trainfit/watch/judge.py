@@ -22,9 +22,11 @@ from trainfit.watch.rules import (
     host,
     input,
     longer_steps,
+    lost_ranks,
     memory,
     ranks,
     standing,
+    start,
     training,
     uneven_gpus,
 )
@@ -137,6 +139,7 @@ def _bounds(finding: Finding, rank: RankView) -> bool:
 RULES: Final[tuple[Rule, ...]] = (
     *ending.RULES,
     *standing.RULES,
+    *lost_ranks.RULES,
     *input.RULES,
     *host.RULES,
     OTHER_CODE,
@@ -149,7 +152,9 @@ RULES: Final[tuple[Rule, ...]] = (
     *memory.RULES,
     HOST_MEMORY,
     *growth.RULES,
+    longer_steps.THREADS,
     longer_steps.LONGER_STEPS,
+    start.START,
     *training.RULES,
     COPIES,
 )
@@ -231,7 +236,8 @@ def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterat
         yield from rank.header.notes
         yield from _out_of_memory(rank)
     yield from _trainings(view)
-    yield from _late_start(view.judged)
+    if not any(each.kind == start.KIND for each in findings):
+        yield from _late_start(view.judged)
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         steps = [rank.header.first_lost_step for rank in ranks]
@@ -267,21 +273,14 @@ def _trainings(view: RunView) -> Iterator[str]:
     )
 
 
-#: Seconds before the first step, and their part of the run, from which they are worth a word.
-_LATE_S: Final = 10.0
-_LATE_SHARE: Final = 0.5
-
-
 def _late_start(rank: RankView) -> Iterator[str]:
     """How much of a run was no training yet."""
-    steps = rank.record.steps
-    if not len(steps):
-        return
-    first, end = float(steps["end_s"][0]), float(steps["end_s"][-1])
-    if first >= max(_LATE_S, _LATE_SHARE * end):
+    first = start.late_start_s(rank)
+    if first is not None:
         yield (
-            f"the first training step was over after {duration(first)} of {duration(end)}: what "
-            "comes before it (imports, reading data, the model, the first batch) is not judged"
+            f"the first training step was over after {duration(first)} of "
+            f"{duration(float(rank.record.steps['end_s'][-1]))}: what comes before it (imports, "
+            "reading data, the model, the first batch) is not judged"
         )
 
 
@@ -317,7 +316,7 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            is_fixed_first = finding.kind in BY_KIND or ranking.comes_first(finding)
+            is_fixed_first = finding.kind in {*BY_KIND, start.KIND} or ranking.comes_first(finding)
             verb = "watch" if is_fixed_first else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"

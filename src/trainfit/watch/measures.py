@@ -96,15 +96,19 @@ def samples_per_step(rank: RankView) -> float | None:
 def exposed_s(rank: RankView) -> float | None:
     """Seconds of a step in collectives that nothing hides, waiting for other ranks among them.
 
-    On a GPU what DDP's CUDA events say: the host does not wait in a call there. ``None``: not
-    measured.
+    On a GPU what DDP's CUDA events say: the host does not wait in a call there. Elsewhere DDP waits
+    within the backward pass: its mean of few passes, of which the first sets up connections, is at
+    most that one's median. ``None``: not measured.
     """
     communication = rank.header.communication
-    if not checks.has_gpu(rank):
-        return communication.exposed_s
     gradients = communication.gradients
-    on_gpu = gradients is not None and gradients.by == "CUDA events"
-    return gradients.exposed_s if gradients is not None and on_gpu else None
+    if checks.has_gpu(rank):
+        on_gpu = gradients is not None and gradients.by == "CUDA events"
+        return gradients.exposed_s if gradients is not None and on_gpu else None
+    passes = median(rank.steps["backward_s"])
+    if gradients is None or passes is None:
+        return communication.exposed_s
+    return min(gradients.exposed_s, passes) + (communication.called_s or 0.0)
 
 
 def exposed_share(rank: RankView) -> float | None:

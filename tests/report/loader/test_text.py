@@ -303,3 +303,22 @@ def test_changes_without_a_predicted_gain_have_their_share() -> None:
     text = loader_text(result(advice=(decode, resize)))
     assert "(predicted): " not in text
     assert text.index("70% of the time: store") < text.index("46% of the time: decode")
+
+
+def test_a_change_that_gains_nothing_within_an_epoch_says_what_it_is() -> None:
+    """Workers that persist: "8.33 → 8.33 batches/s" would tell nobody what to change."""
+    stays = LoaderSettings(1, persistent_workers=True)
+    told = loader_text(result(verdict="change", recommended=stays, confirmed=()))
+    assert "Change the settings: 1 worker, prefetch 2, persistent (8.33 batches/s within" in told
+
+
+def test_a_fault_for_which_slower_settings_are_recommended_comes_first() -> None:
+    """Workers that each give all samples: fewer batches a second are no loss then."""
+    fault = failure_finding("iterable_not_sharded", "Each worker yields all samples", "", "shard")
+    slower = result(
+        verdict="change", present=BEST, recommended=LoaderSettings(1), confirmed=(), faults=(fault,)
+    )
+    told = loader_text(slower)
+    assert "Fix the data set first: Each worker yields all samples. Until then: 1 worker" in told
+    faster = loader_text(result(verdict="change", faults=(fault,)))
+    assert "Change the settings: 8.33 → 24.8" in faster

@@ -18,6 +18,7 @@ import torch
 from trainfit.results.runs.watched import StackLooks
 from trainfit.scripts.call_sites import calls_of, locals_in, undisturbed
 from trainfit.watch.recorder import worker_hooks
+from trainfit.watch.recorder.looks import stacks
 from trainfit.watch.recorder.looks.stacks import (
     at_any_line,
     holds_lock,
@@ -233,3 +234,26 @@ def test_a_thread_within_a_lock_is_told_from_one_that_waits_for_it(
     if holds == "waits":
         writer.lock.release()
     writer.join()
+
+
+def test_a_loop_over_an_open_file_goes_over_what_was_opened(tmp_path: Path) -> None:
+    script = tmp_path / "lines.py"
+    script.write_text(
+        "def f(path, rows):\n"
+        "    with open(path) as lines:\n"
+        "        for n, line in enumerate(lines):\n"
+        "            n += 1\n"
+        "    for row in rows:\n"
+        "        n += 1\n"
+    )
+    code = next(each for each in compile(script.read_text(), str(script), "exec").co_consts if each)
+    assert stacks._over(code, 4) == "open(path)"
+    assert stacks._over(code, 6) == "rows"
+
+
+@pytest.mark.parametrize(("name", "is_phase"), [("save", True), ("_save", True), ("load", False)])
+def test_only_what_saves_is_a_checkpoint(name: str, is_phase: bool) -> None:
+    """torch.load() in the loop is the script's own affair: its line is looked for."""
+    module = compile(f"def {name}(): pass", "/lib/torch/serialization.py", "exec")
+    code = next(each for each in module.co_consts if hasattr(each, "co_name"))
+    assert stacks.is_in_phase([(code, 0, {})]) is is_phase

@@ -30,7 +30,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, thread: threading.Thread, rate: floa
     """The share of a core that a thread has that uses it at this rate, at the looks' own clock."""
     clock = {"now": 0.0}
     monkeypatch.setattr(
-        other_threads, "_cpu_s", lambda at: rate * clock["now"] if at == thread.native_id else 0.0
+        other_threads, "cpu_s_of", lambda at: rate * clock["now"] if at == thread.native_id else 0.0
     )
     looks = OtherThreadLooks()
     for number in range(11):
@@ -62,9 +62,9 @@ def test_the_kernel_tells_a_threads_time() -> None:
     until = time.thread_time() + 0.05
     while time.thread_time() < until:
         pass
-    found = other_threads._cpu_s(threading.get_native_id())
+    found = other_threads.cpu_s_of(threading.get_native_id())
     assert found is not None and found > 0.04
-    assert other_threads._cpu_s(1 << 30) is None and other_threads._cpu_s(None) is None
+    assert other_threads.cpu_s_of(1 << 30) is None and other_threads.cpu_s_of(None) is None
 
 
 def test_of_a_large_pool_all_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_of_a_large_pool_all_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPa
     own = {each.native_id for each in pool}
     clock = {"now": 0.0}
     monkeypatch.setattr(
-        other_threads, "_cpu_s", lambda at: 0.1 * clock["now"] if at in own else 0.0
+        other_threads, "cpu_s_of", lambda at: 0.1 * clock["now"] if at in own else 0.0
     )
     looks = OtherThreadLooks()
     try:

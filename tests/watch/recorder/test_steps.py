@@ -10,6 +10,7 @@ import os
 import subprocess
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ from helpers_recorder import recorded
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import load_run
+from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.data_loading import MapFetcher, WorkerError
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder import recorder as recorder_module
@@ -40,6 +43,7 @@ from trainfit.watch.recorder.looks.stacks import (
 )
 from trainfit.watch.recorder.phases import PhaseClock
 from trainfit.watch.recorder.step_recorder import StepRecorder
+from trainfit.watch.recorder.worker_hooks import FetchHooks
 
 DATA = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
 
@@ -709,7 +713,7 @@ def test_a_line_keeps_its_looks_whatever_it_calls() -> None:
     assert sum(each.count for each in told.lines) == 100 and len(told.lines) <= 48
     # Of a library it stays known that it is that one.
     keys = [("a.py:3", (), f"numpy.part_{n}", "arr.astype", "", "", "f") for n in range(100)]
-    *_, last = stacks._most(collections.Counter(keys))
+    *_, last = stacks.most_frequent(collections.Counter(keys))
     assert (last.calls, last.inner, last.count) == ("", "numpy.…", 76)
 
 
@@ -871,3 +875,22 @@ def test_the_line_that_sets_the_number_of_threads(tmp_path: Path) -> None:
         model(torch.ones(2, 3)).mean().backward()
     (told,) = (each for each in run.record.events if each.kind == "threads")
     assert "test_steps.py:" in told.text and torch.get_num_threads() == number
+
+
+class Lacks(torch.utils.data.Dataset[Any]):
+    def __getitem__(self, index: int) -> Any:
+        return {"text": index}["labels"]
+
+
+def test_an_error_of_a_worker_is_told_without_our_frames() -> None:
+    hooks, patches = FetchHooks(SimpleNamespace(main_fetches=lambda: None)), PatchSet()  # type: ignore[arg-type]
+    hooks.install(patches)
+    try:
+        MapFetcher(Lacks(), True, list, False).fetch([0])
+    except KeyError:
+        whole = traceback.format_exc()
+        text = WorkerError(where="in DataLoader worker process 0").exc_msg
+    finally:
+        patches.restore()
+    assert "worker_hooks" in whole and "worker_hooks" not in text
+    assert "in __getitem__" in text and text.endswith("KeyError: 'labels'\n")

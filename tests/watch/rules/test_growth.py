@@ -419,6 +419,9 @@ def test_steps_that_get_longer_as_their_inputs_do_are_meant() -> None:
     more = tuple((step, 1000 + 20 * step) for step in range(0, 200, 5))
     kept = longer(input_sizes=more, growing=(tokens,))
     assert finding(kept, "growing_steps").severity != "info"
+    # What no line adds to is longer because the inputs are: a curriculum.
+    planned = dataclasses.replace(tokens, place="")
+    assert finding(longer(input_sizes=more, growing=(planned,)), "growing_steps").severity == "info"
     # … and what it gives in stages has a name, too.
     assert finding(longer(input_sizes=sizes(4000), growing=(tokens,)), "growing_steps") == found
 
@@ -506,3 +509,22 @@ def test_memory_of_tensors_on_a_gpu_is_named_by_the_variable() -> None:
     )
     found = finding(judge(record), "memory_growth")
     assert str(found.at) == "train.py:52" and "`outputs`" in found.title
+
+
+# --- Threads --------------------------------------------------------------------------------------
+
+
+def test_threads_that_do_not_end_are_counted() -> None:
+    """A pool for each batch."""
+    record = run_on_cpu()
+    main = record.processes["role"] == 0
+    count = int(main.sum())
+    record.processes["threads"][main] = np.linspace(8, 400, count)
+    found = finding(judge(record), "thread_growth")
+    assert found.title.startswith("Threads that the script starts do not end:")
+    assert "pool.shutdown()" in found.fix.action
+    # One pool that fills, or many threads from the beginning.
+    record.processes["threads"][main] = np.minimum(np.linspace(8, 400, count), 100)
+    assert "thread_growth" not in kinds(judge(record))
+    record.processes["threads"][main] = np.linspace(8, 40, count)
+    assert "thread_growth" not in kinds(judge(record))

@@ -25,7 +25,7 @@ from helpers_watch import (
 from helpers_watch_random import runs
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.results.runs.tables import EPOCH_START
-from trainfit.results.runs.watched import GrowingVariable
+from trainfit.results.runs.watched import CodeLine, GrowingVariable, StackLooks
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 from trainfit.watch.rules.fetching import Fetching
@@ -632,3 +632,15 @@ def test_no_more_is_lost_by_batches_than_they_cost_where_others_keep_the_cores()
     assert "input_bound" not in kinds(judge(run(**waits, fetches=cheap, machine=machine)))
     found = finding(judge(run(**waits, fetches=dear, machine=machine)), "input_bound")
     assert found.share is not None and found.share > 0.15
+
+
+def test_the_line_of_what_a_worker_begins_with_is_named() -> None:
+    starts = np.arange(200) % 20 == 0
+    waited = {"input_s": np.where(starts, 1.5, 0.001), "flags": np.where(starts, EPOCH_START, 0)}
+    first = {"fetch_s": np.where(starts, 1.2, 0.02), "pid": 101 + np.cumsum(starts), "worker": 0}
+    loads = StackLooks(50, (CodeLine("data.py:12", 40, (), "pickle.load"),))
+    header = {"loaders": loader(num_workers=1), "fetch_code": loads}
+    found = finding(judge(run(**waited, header=header, fetches=first)), "epoch_start")
+    assert (
+        "needs 1.2 s, most of it at data.py:12" in found.title and str(found.place) == "data.py:12"
+    )

@@ -226,3 +226,17 @@ def test_a_worker_that_sleeps_is_a_slow_one_next_to_other_programs() -> None:
     found = finding(result, "slow_worker")
     assert str(found.place) == "data.py:7" and "data.py:7" in answer(result)
     assert "few of them" not in answer(result)
+
+
+def test_a_sampler_that_reads_samples_is_told_so() -> None:
+    inner = CodeLine("data.py:5", 60, ("sampler.py:9",), "torch.sort", function="Text.__getitem__")
+    found = finding(waiting(header={"sampler_code": StackLooks(100, (inner,))}), "sampler_share")
+    assert str(found.place) == "sampler.py:9" and "reads samples of the data set" in found.title
+    assert "made once, in __init__" in found.fix.action
+
+
+def test_programs_that_are_started_for_samples_want_no_more_workers() -> None:
+    """They compute in processes of their own, while the worker waits."""
+    starts = CodeLine("data.py:7", 90, (), "subprocess.run", "_fork_exec")
+    found = finding(waiting(starts), "input_bound")
+    assert "num_workers" not in found.fix.settings and "starts a program" in found.title

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from helpers_watch import finding, kinds, run, run_on_cpu, table
-from trainfit.findings.own_code import habit_of, habit_of_samples
+from trainfit.findings.own_code import habit_of
+from trainfit.findings.sample_code import habit_of_samples
 from trainfit.report.watch import answer, limit_of, nothing_found
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
+    FIGURES,
     CodeLine,
     ElementLoop,
     GrowingVariable,
@@ -195,7 +197,7 @@ def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
     ("names", "over", "words"),
     [
         (("csv.reader",), "csv.reader(file)", "reads a whole table"),
-        ((), "open(path)", "reads a whole table"),
+        ((), "open(path)", "goes through a file"),
         (("row.split",), "self.rows", "goes over `self.rows`"),
         (("text.encode",), "texts", "goes over `texts`"),  # of a str
         (("tok.encode",), "texts", "makes tokens"),
@@ -632,3 +634,57 @@ def test_lines_of_two_functions_are_no_neighbours() -> None:
     one = [dataclasses.replace(each, function="main") for each in thirds]
     line = costliest(StackLooks(110, tuple(one)))
     assert line is not None and str(line) == "train.py:18-22"
+
+
+def test_what_a_script_waits_for_has_a_word_of_its_own() -> None:
+    def what(*names: str, waits_for: str = "lock") -> str:
+        return habit_of(names, waits_for, has_loader=False).what
+
+    assert what("conn.recv", "multiprocessing.connection._recv", waits_for="process") == (
+        "waits for another process"
+    )
+    assert what("q.put", "lock.acquire") == "waits until a queue has room"
+    assert what("list", "concurrent.futures._base.result_iterator").startswith("waits for a pool")
+    assert what("Parallel", "joblib.parallel._retrieve").startswith("waits for a pool")
+    assert what("lock.acquire", "lock.acquire") == "waits for a lock"
+
+
+def test_a_transform_of_images_is_no_statistic() -> None:
+    names = ("ndimage.rotate", "scipy.ndimage._interpolation.geometric_transform")
+    habit = habit_of(names, "", has_loader=False)
+    assert habit.what == "transforms images" and "num_workers" in habit.action
+    assert habit_of(("metric.update",), "", has_loader=False).what == "computes statistics"
+    assert habit_of(("logits.tolist",), "", has_loader=False).what.startswith("makes Python")
+
+
+def test_a_file_that_is_gone_through_for_each_sample() -> None:
+    habit = habit_of_samples(("enumerate",), "open(path)")
+    assert habit is not None and "offsets" in habit.action
+    whole = habit_of_samples(("csv.reader",), "csv.reader(open(path))")
+    assert whole is not None and whole.what == "reads a whole table for each sample"
+
+
+def test_a_line_that_calls_the_script_s_own_function_is_a_place_of_its_own() -> None:
+    """env.step() next to what chooses the action."""
+    step = [CodeLine(f"env.py:{n}", 22, ("train.py:23",), function="Env.step") for n in (12, 13)]
+    chooses = [CodeLine(f"train.py:{n}", 30, (), "d.sample", function="<module>") for n in (21, 22)]
+    line = costliest(StackLooks(120, (*step, *chooses)))
+    assert line is not None and str(line) == "env.py:12-13" and line.count == 44
+    own = [CodeLine("train.py:23", 44, (), "torch.stack", function="<module>")]
+    together = costliest(StackLooks(120, (*own, *chooses)))
+    assert together is not None and str(together) == "train.py:21-23"
+
+
+def test_a_line_that_draws_is_told_to_close_its_figures_where_they_are_kept() -> None:
+    line = CodeLine("train.py:13", 60, (), "plt.savefig", "PIL.Image.save")
+    kept = GrowingVariable("pyplot", "train.py:11", FIGURES, 0, 13, 130)
+
+    def action(*growing: GrowingVariable) -> str:
+        record = other(line)
+        (rank,) = record.ranks
+        header = dataclasses.replace(rank.header, growing=growing)
+        record = dataclasses.replace(record, ranks=(dataclasses.replace(rank, header=header),))
+        return finding(judge(record), "other_code").fix.action
+
+    assert "plt.close(fig) after it: pyplot keeps each figure that train.py:11" in action(kept)
+    assert "plt.close" not in action()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge
+from trainfit.watch.recorder import process
 
 HEAD = "Thread 0x0000000000000000 (most recent call first):"
 MAIN = f"""pid 7
@@ -295,3 +297,77 @@ def test_a_worker_that_died_while_the_script_went_on() -> None:
     result = judge(run(events=[event]))
     assert finding(result, "worker_died").severity == "warning"
     assert "is killed by signal" in finding(result, "worker_died").cause
+
+
+# --- A queue that nobody reads --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "seconds", "severity"),
+    [("finished", 30.0, "warning"), ("interrupted", 30.0, "critical"), ("finished", 0.4, None)],
+)
+def test_a_queue_that_keeps_a_script_from_its_end_is_named(
+    ending: str, seconds: float, severity: str | None
+) -> None:
+    events = [Event(21.0, "awaits_queue", 200), Event(21.0 + seconds, "note", 200)]
+    result = judge(run(header={"ending": ending}, events=events))
+    if severity is None:
+        assert "standstill" not in kinds(result)
+        return
+    found = result.findings[0]
+    assert (found.kind, found.severity) == ("standstill", severity)
+    assert "multiprocessing.Queue is not read" in answer(result)
+    assert "cancel_join_thread()" in found.fix.action
+
+
+def test_only_a_queue_that_python_waits_for_keeps_a_script() -> None:
+    queue: Any = multiprocessing.Queue()
+    assert not process._awaits_queue()
+    queue.put(b"x" * (1 << 20))  # more than its pipe holds: the thread that sends it waits
+    try:
+        assert process._awaits_queue()
+        queue.cancel_join_thread()  # as a DataLoader does
+        assert not process._awaits_queue()
+    finally:
+        queue.get()
+        queue.close()
+
+
+def test_a_rank_that_crashed_with_fewer_batches_is_told_so() -> None:
+    """gloo ends a process by SIGABRT where it gets what another call has sent."""
+    crash = Event(21.0, "crash", text="Fatal Python error: Aborted\n\n")
+
+    def judged(*batches: int) -> Any:
+        gone = run(
+            header={"ending": "failed", "loaders": loader(batches=batches[1])}, events=[crash]
+        )
+        other = run(
+            header={"ending": "failed", "loaders": loader(batches=batches[0])},
+            events=[Event(22.0, "exception", 200, text=GONE)],
+        )
+        return judge(ranks(other, gone)).findings[0]
+
+    found = judged(258, 255)
+    assert (found.kind, found.rank) == ("rank_died", 1)
+    assert "Aborted), and ranks have different numbers of batches" in found.title
+    assert [each.value for each in found.evidence[-2:]] == [258.0, 255.0]
+    assert "drop_last=True" in found.fix.action
+    same = judged(258, 258)
+    assert "Aborted" in same.title and "batches" not in same.title
+
+
+def test_the_thread_that_should_fill_a_queue_is_named_where_it_waits_itself(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("batch = q.get()\ncond.wait()\nitem = jobs.get()\n")
+
+    def judged(line: int) -> Any:
+        text = f'pid 8\n\n{HEAD}\n  File "{script}", line 1 in <module>'
+        other = f'{HEAD}\n  File "{script}", line {line} in fill'
+        return judge(still(f"{text}\n\n{other}")).findings[0]
+
+    found = judged(2)
+    assert "and another thread waits at" in found.title and "`cond.wait()`" in found.title
+    assert "nobody sets" in found.fix.action
+    assert "another thread" not in judged(3).title  # that one takes from a queue itself

@@ -23,7 +23,7 @@ from helpers_watch import (
 )
 from trainfit.results.runs import tables
 from trainfit.results.runs.communication import GradientTimes, RankCommunication
-from trainfit.results.runs.watched import RunRecord
+from trainfit.results.runs.watched import CodeLine, RunRecord, StackLooks
 from trainfit.watch.judge import judge
 
 CARDS = tuple(dataclasses.replace(GPU, uuid=f"GPU-{n}") for n in range(2))
@@ -227,3 +227,82 @@ def test_the_first_gpu_of_data_parallel_is_told_with_figures() -> None:
     assert said["memory of GPU 0"] == 20 and said["memory of the others, most"] == 12
     assert said["utilization of GPU 0"] == pytest.approx(0.9)
     assert said["utilization of the others, mean"] == pytest.approx(0.5)
+
+
+# --- Work in the backward pass --------------------------------------------------------------------
+
+
+def ddp(computed_s: float, exposed_s: float) -> RankCommunication:
+    times = GradientTimes(exposed_s, 0.0, computed_s, "the host's clock")
+    return RankCommunication(0.0, 0, times)
+
+
+def in_backward(slow: RankCommunication, other: RankCommunication, **headers: Any) -> RunRecord:
+    """Two ranks on CPUs whose backward passes last as long: one waits there for the other."""
+    return ranks(
+        [{"backward_s": 0.06}] * 2, gpu=[None, None], communication=[other, slow], **headers
+    )
+
+
+def test_a_rank_that_computes_longer_in_its_backward_pass_is_the_straggler() -> None:
+    """Longer sequences: the backward pass has most of the difference, and hides it."""
+    slow, other = ddp(0.055, 0.005), ddp(0.01, 0.05)
+    found = finding(judge(in_backward(slow, other)), "straggler")
+    assert found.rank == 1 and "the backward pass" in found.cause
+    assert found.cause.startswith("its computation")
+    sizes = [((0, 100), (4, 100)), ((0, 400), (4, 400))]
+    found = finding(judge(in_backward(slow, other, input_sizes=sizes)), "straggler")
+    assert found.cause.startswith("its data: its batches are larger")
+    assert evidence(found)["elements of a batch of rank 1"] == 400
+
+
+def test_means_of_backward_passes_alone_name_no_straggler() -> None:
+    # It is not waited for: its mean has a first pass that lasted a second.
+    assert "straggler" not in kinds(judge(in_backward(ddp(0.055, 0.02), ddp(0.01, 0.01))))
+    # Nobody else's is known.
+    assert "straggler" not in kinds(judge(in_backward(ddp(0.055, 0.0), RankCommunication())))
+
+
+@pytest.mark.parametrize(("without_core", "said"), [(0.0, "communication"), (0.5, "nothing")])
+def test_waits_for_a_rank_without_a_core_are_no_communication(
+    without_core: float, said: str
+) -> None:
+    record = in_backward(ddp(0.02, 0.03), ddp(0.02, 0.03))
+    times = np.arange(5.0, 25.0, 0.5)
+    waits = [
+        table(tables.CORE_WAITS, {"time_s": times, "rank": n, "role": 0, "pid": 100 + n,
+              "cpu_cores": 0.5, "main_thread": without_core, "threads": without_core}, len(times))
+        for n in range(2)
+    ]  # fmt: skip
+    machine = record.machine.copy()
+    machine["cores_busy"], machine["cores_ours"] = 8.0, 0.5
+    result = judge(dataclasses.replace(record, machine=machine, core_waits=np.concatenate(waits)))
+    assert ("exposed_communication" in kinds(result)) is (said == "communication")
+    assert ("exposed_communication" in unknown_kinds(result)) is (said == "nothing")
+
+
+def test_calls_of_the_script_in_which_ranks_meet_are_named_with_their_line() -> None:
+    """Metrics as Python objects in each step; and the time in them is no other Python code."""
+    called = RankCommunication(0.04, 400)
+    line = CodeLine("train.py:30", 60, (), "dist.all_gather_object", "c10d.all_gather_object")
+    beside = CodeLine("train.py:12", 40, (), "step.log", "step.log")
+    headers: dict[str, Any] = {
+        "communication": [called] * 2,
+        "collective_code": [StackLooks(80, (line,))] * 2,
+        "other_code": [StackLooks(80, (beside,))] * 2,
+    }
+    result = judge(ranks([{"other_s": 0.04}] * 2, gpu=[None, None], **headers))
+    found = finding(result, "exposed_communication")
+    assert found.title.startswith("train.py:30 meets the other ranks (`dist.all_gather_object`)")
+    assert "send tensors" in found.fix.action and str(found.place) == "train.py:30"
+    assert "other_code" not in kinds(result)
+
+
+def test_an_evaluation_on_one_rank_alone_is_told_to_be_shared() -> None:
+    spent = np.where(np.arange(200) % 20 == 10, 1.0, 0.0)
+    alone = {"evaluation_s": spent}
+    waits = {"other_s": np.where(spent > 0, 1.0, 0.005)}
+    found = finding(judge(ranks([alone, waits], gpu=[None, None])), "evaluation_share")
+    assert found.rank == 0 and found.fix.action.startswith("let all ranks evaluate")
+    both = finding(judge(ranks([alone, alone], gpu=[None, None])), "evaluation_share")
+    assert not both.fix.action.startswith("let all ranks evaluate")

@@ -174,7 +174,20 @@ def verdict_line(result: LoaderResult) -> str:
         f"({_now(result)})",
         "cannot_tell": "Cannot tell which settings are best",
     }
+    fault = _excludes(result)
+    if fault is not None:
+        until = settings_words(result.recommended)
+        return f"Fix the data set first: {fault.title}. Until then: {until}"
     return heads[result.verdict]
+
+
+def _excludes(result: LoaderResult) -> Finding | None:
+    """The fault for which slower settings are recommended than the present ones; ``None``: there is
+    none, or they are no slower."""
+    found = result.compared()
+    if result.verdict != "change" or found is None or not found[0] or found[1] >= found[0]:
+        return None
+    return next(iter(all_faults(result)), None)
 
 
 def _gain(result: LoaderResult) -> str:
@@ -184,9 +197,10 @@ def _gain(result: LoaderResult) -> str:
         return settings_words(result.recommended)
     before, after, evidence = found
     how: str = BUSY if result.was_busy and evidence == "predicted" else evidence
-    said = f"{rate(before)} → {rate(after)} batches/s"
-    if abs(after / before - 1) >= 0.005:
-        said += f", {times(after / before)}"
+    if abs(after / before - 1) < 0.005:  # what is gained is not within an epoch
+        words = settings_words(result.recommended)
+        return f"{words} ({rate(after)} batches/s within an epoch, as now, {how})"
+    said = f"{rate(before)} → {rate(after)} batches/s, {times(after / before)}"
     return f"{said} ({how})" + (" for each rank" if result.ranks > 1 else "")
 
 

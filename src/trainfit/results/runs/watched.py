@@ -78,7 +78,7 @@ class WatchedGpu:
 
 
 #: What a thread waits for, by the function that it was found in.
-WaitsFor = Literal["", "sleep", "lock", "network", "disk"]
+WaitsFor = Literal["", "sleep", "lock", "network", "process", "disk"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +117,12 @@ class StackLooks:
     def share(self, count: int) -> float:
         """Of the looks."""
         return count / self.looks if self.looks else 0.0
+
+
+#: Before the first step: the seconds that one look stands for, and what is not told by lines of
+#: libraries, as ``inner`` of a line of the script says it.
+START_LOOK_S: Final = 0.1
+StartPart = Literal["import", "first batch", "torch.compile"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,6 +285,11 @@ class RunHeader(ResultFile):
     """Of the main thread, while it waits for the GPU: the lines that wait."""
     copy_code: StackLooks = NO_LOOKS
     """Of the main thread, while it copies to the GPU."""
+    start_code: StackLooks = NO_LOOKS
+    """Of the main thread, from the import of PyTorch to the end of the first step: lines, and how
+    many times :data:`START_LOOK_S` it was at each."""
+    collective_code: StackLooks = NO_LOOKS
+    """Of the main thread, in calls of ``torch.distributed``: the lines that make them."""
     hook_code: StackLooks = NO_LOOKS
     """Of the main thread, in forward and backward passes: lines of hooks that only look."""
     pass_code: StackLooks = NO_LOOKS

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainfit.simgpu import patching
 from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.own_frames import without_ours
 
 if TYPE_CHECKING:
     from trainfit.watch.recorder.recorder import Place, Recorder
@@ -41,15 +42,6 @@ _active: Recorder | None = None
 _exit_code: int | None = None
 _waits = False
 _failed: BaseException | None = None
-#: Files whose frames are not shown in the user's tracebacks.
-_OURS: Final = (
-    str(Path(__file__).resolve().parent) + os.sep,
-    *(
-        str(Path(patching.__file__).resolve().parents[1] / name) + os.sep
-        for name in ("hooks", "torch_private")
-    ),
-    patching.__file__,
-)
 
 
 def switched_off() -> bool:
@@ -179,7 +171,7 @@ def _noting(
         global _failed
         _failed = error
         try:
-            trace = _without_ours(error)
+            trace = without_ours(error)
             if _active is not None and os.getpid() == _active.pid:
                 text = "".join(traceback.format_exception(kind, error, trace))
                 _active.ended_by(error, text)
@@ -231,52 +223,32 @@ def _note_again(error: BaseException, raised: Exception) -> None:
         _active.failed("excepthook", mine)
 
 
-def _without_ours(error: BaseException) -> TracebackType | None:
-    """The traceback that the exception would have without the recorder's hooks."""
-    seen: BaseException | None = error
-    for _ in range(100):  # causes may go in a circle
-        if seen is None:
-            break
-        kept = _kept(_links(seen.__traceback__))
-        # An error that is only named as a cause has no traceback.
-        for link, following in zip(kept, [*kept[1:], None], strict=False):
-            link.tb_next = following
-        seen.__traceback__ = kept[0] if kept else None
-        seen = seen.__cause__ or seen.__context__
-    return error.__traceback__
-
-
-def _links(trace: TracebackType | None) -> list[TracebackType]:
-    found = []
-    while trace is not None:
-        found.append(trace)
-        trace = trace.tb_next
-    return found
-
-
-def _kept(links: list[TracebackType]) -> list[TracebackType]:
-    """Those of the user. Python hides the import system's frames unless ours follow them."""
-    kept: list[TracebackType] = []
-    for link in links:
-        if not _is_ours(link):
-            kept.append(link)
-            continue
-        while kept and kept[-1].tb_frame.f_code.co_filename.startswith("<frozen importlib"):
-            kept.pop()
-    return kept
-
-
-def _is_ours(link: TracebackType) -> bool:
-    return link.tb_frame.f_code.co_filename.startswith(_OURS)
+def _awaits_queue() -> bool:
+    """Will Python wait for a thread that sends what was put into a queue of multiprocessing? Not
+    for those of DataLoaders, which say so (``cancel_join_thread``)."""
+    queues, util = map(sys.modules.get, ("multiprocessing.queues", "multiprocessing.util"))
+    if queues is None or util is None:
+        return False
+    # What Python calls in the end, with a weak reference to the thread (multiprocessing/queues.py).
+    joins = getattr(queues.Queue, "_finalize_join", None)
+    for each in list(getattr(util, "_finalizer_registry", {}).values()):
+        if joins is not None and getattr(each, "_callback", None) is joins:
+            thread = each._args[0]()
+            if thread is not None and thread.is_alive():
+                return True
+    return False
 
 
 def _note_children(recorder: Recorder) -> None:
-    """Processes that Python waits for after this, as they are no daemons."""
+    """Processes that Python waits for after this, as they are no daemons, and queues whose content
+    is still to be read."""
     import multiprocessing
 
     for each in multiprocessing.active_children():
         if not each.daemon:
             recorder.event("awaits", text=each.name, values={"pid": float(each.pid or 0)})
+    if _awaits_queue():
+        recorder.event("awaits_queue")
 
 
 def _at_exit() -> None:

@@ -56,6 +56,7 @@ from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
+from trainfit.watch.recorder.looks.start import StartLooks
 from trainfit.watch.recorder.rank_files import CrashStack, RankFiles
 from trainfit.watch.recorder.rank_variables import world
 from trainfit.watch.recorder.step_recorder import StepRecorder
@@ -89,6 +90,9 @@ _SAMPLES: Final = (tables.STEPS.names or ()).index("samples")
 _FLAGS: Final = -1
 _MOST_NOTES: Final = 20
 _LONGEST_TRACEBACK: Final = 20_000
+#: Seconds at one line before the first step, from which it is worth to be told of a run that ended
+#: there (``LATE_S`` of the rule).
+_LONG_S: Final = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Recorder:
         self._files: RankFiles | None = None
         self._crash: CrashStack | None = None
         self._looks: MainThreadLooks | None = None
+        self._start: StartLooks | None = None
         self._early_events: collections.deque[Event] = collections.deque(maxlen=1000)
         self._early: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
         self._early_fetches: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=1000)
@@ -153,6 +158,11 @@ class Recorder:
     def start(self, late: bool = True) -> None:
         """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
         self.live = True
+        if not late:
+            self._start = StartLooks(
+                lambda: self.steps.count > 0, lambda: self.steps.cycle.has_optimizer, self._stands
+            )
+            self._start.start()
         if late:
             for optimizer in _made_optimizers():
                 self.steps.cycle.made(optimizer, before=True)
@@ -186,6 +196,8 @@ class Recorder:
             self.unhook()
         with contextlib.suppress(Exception):
             self.steps.finish()
+        if self._start is not None:
+            self._start.stop()
         if self._looks is not None:
             self._looks.stop()
         if self._files is None and self.steps.count:  # a training without a backward pass
@@ -335,6 +347,14 @@ class Recorder:
         """See :class:`step_recorder.Sink`."""
         self._write_header()
 
+    def _stands(self, seconds: float, stacks: str) -> None:
+        """No step was made yet, and the main thread stands still."""
+        if self.live and self._files is None:
+            self._claim()
+        if self.live:
+            text = f"pid {self.pid}\n\n{stacks}"
+            self.event("standstill", seconds=seconds, text=text[:_LONGEST_TRACEBACK])
+
     def note_loader(self, loader: LoaderRecord) -> None:
         """See :class:`patches.guard.Host`."""
         if loader not in self._loaders:
@@ -443,10 +463,13 @@ class Recorder:
 
     def ended_by(self, error: BaseException, traceback: str) -> None:
         """The process ends by an exception. Before it trained, that is recorded only where the
-        cause is known: any program that imports PyTorch may end so."""
+        cause is known, an optimizer was made, or a line of the script was at work for long: any
+        program that imports PyTorch may end so."""
         self.saw(error)
         self._last_error = None
-        if self._files is None and _is_explained(traceback):
+        is_long = self._start is not None and self._start.is_long(_LONG_S)
+        trains = self.steps.cycle.has_optimizer or is_long
+        if self._files is None and (trains or _is_explained(traceback)):
             self._claim()
         if self._files is not None:
             with contextlib.suppress(OSError):  # no file can be opened: what ended it is told
@@ -519,11 +542,14 @@ class Recorder:
         """Lines of the script that threads were found at."""
         found: dict[str, Any] = {}
         looks = [] if self._looks is None else [self._looks.fetch.summary()]
+        if self._start is not None:
+            found["start_code"] = self._start.summary()
         if self._looks is not None:
             found["other_code"] = self._looks.other.summary()
             found["sampler_code"] = self._looks.sampler.summary()
             found["lock_code"] = self._looks.holders.summary()
             found["sync_code"] = self._looks.waits[ph.SYNC].summary()
+            found["collective_code"] = self._looks.waits[ph.COLLECTIVE].summary()
             found["copy_code"] = self._looks.waits[ph.COPY].summary()
             found["other_threads"] = self._looks.threads.summary()
             found["growing"] = self._looks.variables.found()

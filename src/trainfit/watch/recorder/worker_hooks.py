@@ -19,6 +19,7 @@ import multiprocessing.util
 import os
 import random
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,7 +37,12 @@ from trainfit.scripts.call_sites import NOTHING, Callee, called_in, called_now, 
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private.data_loading import FETCHERS, has_worker_init, worker_info
+from trainfit.torch_private.data_loading import (
+    FETCHERS,
+    WorkerError,
+    has_worker_init,
+    worker_info,
+)
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.job import script_place
@@ -49,6 +55,7 @@ from trainfit.watch.recorder.looks.stacks import (
     users_stack,
 )
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
+from trainfit.watch.recorder.own_frames import without_ours
 from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
 
 #: Seconds between two looks: at first, so that a short run shows its lines; and then at most.
@@ -408,6 +415,7 @@ class FetchHooks:
         patches.hook(torch, "set_num_threads", self._set_threads)
         for kind in FETCHERS:
             patches.hook(kind, "fetch", self._fetch)
+        patches.hook(WorkerError, "__init__", self._telling)
 
     def _set_threads(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)
@@ -421,6 +429,16 @@ class FetchHooks:
             return original(*args, **kwargs)
 
         return set_num_threads
+
+    def _telling(self, construct: Callable[..., Any]) -> Callable[..., Any]:
+        @in_place_of(construct)
+        def __init__(told: Any, *args: Any, **kwargs: Any) -> None:
+            with contextlib.suppress(Exception):  # its traceback is the one of what is handled now
+                if not args and (error := sys.exception()) is not None:
+                    without_ours(error)
+            construct(told, *args, **kwargs)
+
+        return __init__
 
     def _fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)

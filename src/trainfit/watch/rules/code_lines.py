@@ -40,7 +40,9 @@ def waits_for(looks: StackLooks) -> tuple[WaitsFor, float, CodeLine | None]:
 
 
 #: Where a thread waits for others of its own process, and not for a lock that another one holds.
-_FOR_THREADS: Final = re.compile(r"\bwaiter\.acquire$|tstate_lock|[Pp]ool\b|Pool\w*$|Executor$")
+_FOR_THREADS: Final = re.compile(
+    r"\bwaiter\.acquire$|tstate_lock|[Pp]ool\b|Pool\w*$|Executor$|^concurrent\.futures\.|^joblib\."
+)
 
 
 def _is_for_threads(line: CodeLine) -> bool:
@@ -80,6 +82,11 @@ _OF_MODEL: Final = re.compile(
 _OF_STEP: Final = re.compile(r"(?:^|\.)(?:backward|zero_grad|train|fit|fit_loop|learn)$")
 #: As a script calls them; some of them stand for a function in C of the same name.
 _FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
+
+
+#: Of the looks at the line with the most of them, those within another function of the script that
+#: it calls, from which it is a place of its own, whatever lies next to it.
+_CALLS_OWN: Final = 0.8
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,9 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             break
         place, count = counts.most_common(1)[0]
         functions = _functions(within, depth)
-        if found is None and (several := _neighbours(counts, functions, _of_step(looks))):
+        calls_own = _calls_own(within, place, depth) >= _CALLS_OWN * count
+        several = {} if calls_own else _neighbours(counts, functions, _of_step(looks))
+        if found is None and several:
             found = _of_lines(several, within, depth)
             break
         is_enough = found is None or count >= least or found.count < least
@@ -154,6 +163,12 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             found = _of_lines(own, within, depth)
         break
     return _from_several(looks, found)
+
+
+def _calls_own(lines: Sequence[CodeLine], place: Place, depth: int) -> int:
+    """Looks at a line, so far inwards, that found the thread in a function that it calls."""
+    found = (each for each in lines if _at(each, depth) == place)
+    return sum(each.count for each in found if len(_chain(each)) > depth + 1)
 
 
 def _of_lines(counts: Mapping[Place, int], within: Sequence[CodeLine], depth: int) -> CostlyLine:

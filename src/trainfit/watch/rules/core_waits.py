@@ -65,6 +65,12 @@ class CoreWaits:
         return self._mean(self._of(_TRAINING), "main_thread")
 
     @property
+    def threads(self) -> float | None:
+        """Of the time, that in which threads of the training process were ready and had no core,
+        all of them together: more than 1 where several were."""
+        return self._mean(self._of(_TRAINING), "threads")
+
+    @property
     def held_up_by_others(self) -> float | None:
         """Of the time, that in which the main thread was ready and other programs had the cores."""
         if self.main_thread is None or self.by_others is None:
@@ -117,19 +123,24 @@ class CoreWaits:
     @functools.cached_property
     def fetch_s(self) -> Seconds | None:
         """Seconds of each of the fetches in a worker without those in which it had no core, shared
-        out by the time off it."""
+        out by the time off it. One that lived too shortly to be counted by itself had none as often
+        as all of them together."""
         fetches, rows = self.rank.fetches, self._of(_WORKER)
         first, last = self.rank.window
+        of_all = self._mean(rows, "main_thread")
         found = np.asarray(fetches["fetch_s"], dtype=np.float64)
         off = np.maximum(0.0, found - np.asarray(fetches["cpu_s"], dtype=np.float64))
         for worker in np.unique(fetches["pid"]):
             waits = self._mean(rows[rows["pid"] == worker], "main_thread")
+            own = fetches["pid"] == worker
+            total, lived = float(np.nansum(off[own])), last - first
+            if waits is None:
+                ends = fetches["end_s"][own]
+                waits, lived = of_all, float(ends[-1] - ends[0]) + float(found[own][0])
             if waits is None:
                 return None
-            own = fetches["pid"] == worker
-            total = float(np.nansum(off[own]))
             if total > 0:
-                found[own] -= off[own] * min(1.0, waits * (last - first) / total)
+                found[own] -= off[own] * min(1.0, waits * lived / total)
         return found if len(found) else None
 
     def input_share(self, every_s: float, waited_s: Seconds, per_step: float) -> float | None:

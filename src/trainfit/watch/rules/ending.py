@@ -17,6 +17,7 @@ from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
 from trainfit.results.text import exception_text, short
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.start import failed_part
 from trainfit.watch.view import RankView, RunView
 
 #: Signals of a crash, which nobody else sends. (SIGABRT is also how a rank ends whose
@@ -48,8 +49,7 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
     for rank, event in _exceptions(run):
         found = _explained(rank.header, event)
         if found is not None:
-            step = event.step
-            at = (Evidence("in step", float(step)),) if step > 0 else ()
+            step, at = event.step, (_when(event),)
             if found.place is None and (told := _OF_WORKERS.get(found.kind)):
                 found = dataclasses.replace(found, place=_line_of_worker(rank, told))
             yield dataclasses.replace(found, evidence=at, rank=rank.rank, last_step=step)
@@ -62,9 +62,17 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
     # Of several ranks, most exceptions follow from another one's end: `standing` tells them apart.
     own = _own_error(run) if len(run.ranks) == 1 else None
     if own is not None:
-        at = (Evidence("in step", float(own[1].step)),) if own[1].step > 0 else ()
+        at = (_when(own[1]),)
         failure = Failure(*exception_in(own[1].text), own[1].text)
         yield dataclasses.replace(of_own_error(failure), evidence=at, last_step=own[1].step)
+
+
+def _when(event: Event) -> Evidence:
+    """The step that a rank failed in, or the part of the first one."""
+    if event.step > 0:
+        return Evidence("in step", float(event.step))
+    raised = parse(*exception_in(event.text), event.text)
+    return Evidence("failed", failed_part([frame.path for frame in raised.frames]))
 
 
 def _line_of_worker(rank: RankView, kind: str) -> Place | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.findings.own_code import Habit, habit_of_samples
+from trainfit.findings.own_code import Habit
+from trainfit.findings.sample_code import habit_of_samples
 from trainfit.results.findings import Place
 from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import CodeLine, WaitsFor, WatchedLoader
@@ -73,6 +75,10 @@ class SlowWorker:
     fetch_s: float
     others_s: float
     share: float
+
+
+#: Where a program is started, or its end is waited for.
+_OF_PROGRAMS: Final = re.compile(r"^subprocess\.|(?:^|\.)(?:check_output|os\.system|_fork_exec)$")
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,10 @@ class Fetching:
 
     @functools.cached_property
     def waits(self) -> float:
-        """:attr:`waiting_s` as a share of a batch's time; 0 where it is not most of it."""
+        """:attr:`waiting_s` as a share of a batch's time; 0 where it is not most of it, or programs
+        that are started for the batch use the cores meanwhile."""
+        if self.slow_line is not None and any(map(_OF_PROGRAMS.match, self.slow_line.names)):
+            return 0.0
         share = (self.waiting_s or 0.0) / (self.fetch_s or 1.0)
         return share if share >= thresholds.WAITS else 0.0
 

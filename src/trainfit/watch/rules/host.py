@@ -17,7 +17,7 @@ from trainfit.results.text import GIB
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
 from trainfit.watch.checks import loader_settings
-from trainfit.watch.rules import copies, main_thread, training
+from trainfit.watch.rules import main_thread, training
 from trainfit.watch.rules.code_lines import costliest, has_own_threads
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.fetching import Fetching
@@ -542,7 +542,7 @@ RULES: Final[tuple[Rule, ...]] = (
     THREAD_OVERSUBSCRIPTION,
     main_thread.HOST_BOUND_LAUNCHES,
     main_thread.HIDDEN_SYNCS,
-    copies.COPIES,
+    main_thread.COPIES,
     training.CHECKPOINT_STALLS,
     training.RECOMPILES,
     training.EVALUATION_SHARE,

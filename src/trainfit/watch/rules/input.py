@@ -12,7 +12,7 @@ from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknow
 from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.text import duration, three_digits
 from trainfit.watch import checks, thresholds
-from trainfit.watch.rules import copies, workers
+from trainfit.watch.rules import main_thread, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, known
@@ -415,5 +415,5 @@ RULES: Final[tuple[Rule, ...]] = (
     workers.NO_WORKERS,
     workers.SAMPLER_SHARE,
     workers.TOO_MANY_WORKERS,
-    copies.UNPINNED_COPIES,
+    main_thread.UNPINNED_COPIES,
 )

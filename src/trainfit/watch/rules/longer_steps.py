@@ -1,8 +1,9 @@
 """Steps that get longer: a history that is never cut, parameters that are added, hooks; and what is
-none of that, larger inputs and other programs."""
+none of that, larger inputs and other programs. Threads that become more and more."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -87,7 +88,11 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     grown = _inputs_grow(view, numbers, times)
     # What keeps a history grows with each step; an input's own name says nothing else.
     is_input = variable is not None and variable.kind in ("tensor", "array")
-    if grown is not None and (not tells or (added is None and is_input and _in_stages(view))):
+    # What no line adds to comes of longer inputs.
+    is_new = variable is not None and not variable.place
+    if grown is not None and (
+        not tells or (added is None and is_input and (is_new or _in_stages(view)))
+    ):
         yield _as_inputs_grow(grown, first, last, span)
         return
     evidence = (
@@ -251,3 +256,46 @@ def _as_inputs_grow(grown: tuple[int, int], first: float, last: float, span: flo
 
 _LONGER_KIND: Final = "growing_steps"
 LONGER_STEPS: Final = Rule((_LONGER_KIND,), _find_longer_steps, each_rank=True)
+
+
+# ---
+# Threads that a script starts, and that do not end.
+
+
+_THREADS_KIND: Final = "thread_growth"
+#: Threads that must have come, more than one pool has by default (32 of ThreadPoolExecutor's, and
+#: those of libraries), and parts of the run in each of which there must be more of them.
+_MORE_THREADS: Final = 48
+_QUARTERS: Final = 4
+
+
+def _find_threads(run: RunView) -> Iterator[Finding | Unknown]:
+    rows = run.judged.main_process
+    counts = rows["threads"][rows["threads"] > 0]
+    if len(counts) < 2 * _QUARTERS:
+        return
+    parts = [float(np.median(part)) for part in np.array_split(counts, _QUARTERS)]
+    first, last = int(counts[0]), int(counts[-1])
+    grows = all(later > before for before, later in itertools.pairwise(parts))
+    if not grows or last - first < _MORE_THREADS:
+        return
+    seconds = float(rows["time_s"][-1] - rows["time_s"][0])
+    yield Finding(
+        _THREADS_KIND,
+        "warning",
+        f"Threads that the script starts do not end: {first} at first, {last} in the end",
+        (Evidence("more of them", 60 * (last - first) / seconds, "1/min"),),
+        "Each keeps its stack until it ends, and the system allows only so many: then starting one "
+        "more is an error",
+        (
+            Fix(
+                "make a pool once, before the loop, or end it where it is made (with "
+                "ThreadPoolExecutor(…) as pool: …, pool.shutdown()); let a thread's function "
+                "return, and join() it"
+            ),
+        ),
+        "likely",
+    )
+
+
+THREADS: Final = Rule((_THREADS_KIND,), _find_threads, each_rank=True)

@@ -1,4 +1,5 @@
-"""Rules about the main thread: launches, synchronisations, waits, a thread at its limit."""
+"""Rules about the main thread: launches, synchronisations, copies to the GPU, waits, a thread at
+its limit."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.findings import habits
+from trainfit.findings.habits import UNPINNED
 from trainfit.findings.threads import set_at
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.watch import checks, thresholds
-from trainfit.watch.rules import copies as copying
 from trainfit.watch.rules.code_lines import place_of_most
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
@@ -39,10 +40,12 @@ class MainThread:
 
     @functools.cached_property
     def other(self) -> float | None:
-        """Outside all phases: the script's own code."""
+        """Outside all phases, and outside of calls in which ranks meet: the script's own code."""
         if self.launches is None:
             return None
-        return max(0.0, 1 - sum(each or 0.0 for each in self.phases.values()))
+        meets_s = (self.rank.header.communication.called_s or 0.0) * len(self.rank.steps)
+        meets = min(1.0, meets_s / self.rank.seconds) if self.rank.seconds else 0.0
+        return max(0.0, 1 - meets - sum(each or 0.0 for each in self.phases.values()))
 
     @functools.cached_property
     def sync(self) -> float:
@@ -197,7 +200,7 @@ def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
         return
     # A copy from pageable memory waits for what was launched before it, too: it has its own rule.
     copies = main.phases["copy"] or 0.0
-    if (copying.unpinned_share(rank) or 0.0) > 0.5 and copies > main.sync:
+    if (_unpinned_share(rank) or 0.0) > 0.5 and copies > main.sync:
         return
     lasting = np.mean(counts >= 1) >= thresholds.LASTING and main.idle_lasts
     if idle < thresholds.HOST_IDLE or main.sync < thresholds.SYNC_SHARE or not lasting:
@@ -429,3 +432,127 @@ def _own_code(main: MainThread) -> float:
 
 
 ONE_HOT_THREAD: Final = Rule((_ONE_HOT_THREAD_KIND,), _find_one_hot_thread, each_rank=True)
+
+
+# ---
+# Copies from the host to the GPU: what they cost the training, and where their bytes lie.
+
+
+def _unpinned_share(rank: RankView) -> float | None:
+    """Of the copied bytes; ``None``: not measured, or none were copied."""
+    every, unpinned = rank.steps["copied_bytes"], rank.steps["unpinned_bytes"]
+    measured = (every >= 0) & (unpinned >= 0)
+    total = float(np.sum(every[measured], dtype=np.float64))
+    return float(np.sum(unpinned[measured], dtype=np.float64)) / total if total else None
+
+
+def _of_copies(rank: RankView, seconds: checks.Seconds) -> tuple[Evidence, ...]:
+    """Seconds and bytes of a step, and the rate."""
+    spent = float(np.nanmean(seconds))
+    found = [Evidence("copies to the GPU", spent, "s/step")]
+    copied = known(rank.steps["copied_bytes"])
+    if len(copied):
+        found.append(Evidence("copied", float(np.mean(copied)), "bytes/step"))
+        if spent > 0:
+            found.append(Evidence("rate", float(np.mean(copied)) / spent, "bytes/s"))
+    unpinned = _unpinned_share(rank)
+    if unpinned is not None:
+        found.append(Evidence("from pageable memory", unpinned, "of the bytes"))
+    return tuple(found)
+
+
+# ---
+# Copies to the GPU take much of the step although their memory is pinned.
+
+
+_COPIES_KIND: Final = "copies"
+
+
+def _find_costly_copies(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    if not checks.has_gpu(rank):
+        return
+    yield from (few := list(checks.too_few_steps(rank, _COPIES_KIND)))
+    if few:
+        return
+    lost, unpinned = checks.lost_to_copies(rank), _unpinned_share(rank)
+    if lost is None:
+        yield Unknown(_COPIES_KIND, "copies to the GPU were not measured", "copy_s or gpu_copy_s")
+        return
+    share = checks.share_of(rank, lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    if unpinned is not None and unpinned >= thresholds.UNPINNED:
+        return  # unpinned_copies says it
+    yield Finding(
+        _COPIES_KIND,
+        severity(share),
+        f"Copies to the GPU take {checks.in_percent(share)} of the time",
+        _of_copies(rank, lost),
+        "The GPU computes nothing while its stream copies a batch",
+        (
+            Fix(
+                "copy the next batch in a stream of its own while this one is computed, and copy "
+                "less: uint8 images, normalized on the GPU; tensors made there"
+            ),
+        ),
+        "likely" if unpinned is not None else "possible",
+        share,
+        place_of_most(rank.header.copy_code),
+    )
+
+
+COPIES: Final = Rule((_COPIES_KIND,), _find_costly_copies, each_rank=True)
+
+
+# ---
+# Copies to the GPU come from pageable memory: slower, and the host waits for them.
+
+
+_UNPINNED_COPIES_KIND: Final = "unpinned_copies"
+
+
+def _find_unpinned_copies(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    yield from (few := list(checks.too_few_steps(rank, _UNPINNED_COPIES_KIND)))
+    lost = checks.lost_to_copies(rank)
+    if few or lost is None:
+        return
+    share = checks.share_of(rank, lost)
+    if share < thresholds.NOTICEABLE or not checks.lasts(rank, lost):
+        return
+    unpinned = _unpinned_share(rank)
+    if unpinned is None:
+        yield Unknown(
+            _UNPINNED_COPIES_KIND,
+            "whether copies came from pinned memory was not recorded",
+            "unpinned_bytes",
+        )
+        return
+    if unpinned < thresholds.UNPINNED:
+        return
+    loader = checks.training_loader(rank.header)
+    pins = loader is not None and loader.pin_memory
+    yield Finding(
+        _UNPINNED_COPIES_KIND,
+        severity(share),
+        f"Copies from pageable memory take {checks.in_percent(share)} of the time",
+        _of_copies(rank, lost),
+        UNPINNED.cause,
+        (
+            Fix(
+                "pin what is copied outside the DataLoader: tensor.pin_memory(); and copy with "
+                "non_blocking=True"
+                if pins
+                else UNPINNED.action,
+                settings={} if pins else {"pin_memory": "True"},
+                line=UNPINNED.line,
+            ),
+        ),
+        "likely",
+        share,
+        place_of_most(rank.header.copy_code),
+    )
+
+
+UNPINNED_COPIES: Final = Rule((_UNPINNED_COPIES_KIND,), _find_unpinned_copies, each_rank=True)

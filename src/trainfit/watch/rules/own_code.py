@@ -23,7 +23,7 @@ from trainfit.findings.own_code import (
     more_handlers,
 )
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
-from trainfit.results.runs.watched import CodeLine, StackLooks
+from trainfit.results.runs.watched import FIGURES, CodeLine, StackLooks
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -146,6 +146,9 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
             weight = "info"  # what a step learns from has to be made somewhere
     if share < thresholds.CRITICAL_SHARE and any(map(_FOR_ALL.search, _inner(line))):
         weight = "info"  # an average of the weights, as it is best made
+    if (kept := _figures_kept(rank, line)) is not None:
+        closes = f"plt.close(fig) after it: pyplot keeps each figure that {kept} makes"
+        habit = dataclasses.replace(habit, action=f"{habit.action}; {closes}")
     if (at := _threads_waited_for(rank, line)) is not None:
         yield _waits_for_threads(rank, line, at, share)
         return
@@ -165,6 +168,18 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         share,
         line.place,
     )
+
+
+#: What draws, as a line calls it.
+_DRAWS: Final = re.compile(r"savefig|^plt\.|pyplot|matplotlib|subplots|\bfig\b")
+
+
+def _figures_kept(rank: RankView, line: CostlyLine) -> str | None:
+    """The line whose figures pyplot keeps, where this one draws; ``None``: it does not, or none
+    are kept."""
+    if not any(map(_DRAWS.search, line.names)):
+        return None
+    return next((each.place for each in rank.header.growing if each.kind == FIGURES), None)
 
 
 def _is_held(rank: RankView, at: CostlyLine) -> bool:
@@ -215,7 +230,8 @@ def _threads_waited_for(rank: RankView, line: CostlyLine) -> CostlyLine | None:
 
 def _waits_for_threads(rank: RankView, line: CostlyLine, at: CostlyLine, share: float) -> Finding:
     threads = rank.header.other_threads
-    in_turns = threads.cores < _SIDE_BY_SIDE
+    # Next to other programs they have less of the cores than they could use.
+    in_turns = threads.cores * (CoreWaits(rank).training_stretch or 1.0) < _SIDE_BY_SIDE
     who = f"{threads.threads} threads" if threads.threads > 1 else "a thread"
     return Finding(
         KIND,

@@ -2,7 +2,7 @@
 
 Data-parallel ranks all take as long as the slowest: gradients are averaged within the backward
 pass, where the others wait. What tells them apart is each one's own work: everything but the
-backward pass, and that at the least that any rank needs for it.
+backward pass, and of that what DistributedDataParallel times as its computation.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from trainfit.results.findings import Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.tables import Table
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import exposed_s, samples_per_step
+from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, median
@@ -34,6 +35,7 @@ _PARTS: Final = {
     "input": "its DataLoader",
     "copy": "copies to the GPU",
     "forward": "the forward pass",
+    "backward": "the backward pass",
     "optimizer": "the optimizer",
     "checkpoint": "checkpoints",
     "evaluation": "evaluations",
@@ -64,10 +66,11 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
         )
         return
     called = [view.header.communication.called_s or 0.0 for view in ranks]
+    backward = _computing_backward(ranks)
     work = np.array(
         [
-            [_seconds(each, part, seconds) for part in _PARTS]
-            for each, seconds in zip(steps, called, strict=True)
+            [_seconds(each, part, *times) for part in _PARTS]
+            for each, *times in zip(steps, called, backward, strict=True)
         ]
     )
     step_s = max(float(np.nanmedian(each["step_s"])) for each in steps)
@@ -78,7 +81,8 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
     least = thresholds.STRAGGLER * step_s
     held_up = np.array([CoreWaits(view).held_up_by_others or 0.0 for view in ranks])
     # By what other programs take of its core more than of the others' it is not slower itself.
-    lag -= step_s * max(0.0, float(held_up[slowest] - np.median(held_up[others])))
+    usual = float(np.median(held_up[others])) * _more_on_core(ranks, slowest)
+    lag -= step_s * max(0.0, float(held_up[slowest]) - usual)
     if lag < least or not _lasting(own, slowest, least):
         return
     part = list(_PARTS)[int((mean[slowest] - np.median(mean[others], axis=0)).argmax())]
@@ -106,6 +110,33 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
     )
 
 
+def _computing_backward(ranks: list[RankView]) -> list[float]:
+    """Seconds of a step in which each rank computes its backward pass; 0 of all where one's are not
+    known, or the others do not wait in collectives for the one that computes longest.
+
+    DDP gives means, with those of the first passes: none is taken for longer than the median pass.
+    """
+    times = [view.header.communication.gradients for view in ranks]
+    computed, exposed = [], []
+    for view, found in zip(ranks, times, strict=True):
+        column = "gpu_backward_s" if checks.has_gpu(view) else "backward_s"
+        usual = median(view.steps[column])
+        if found is None or usual is None or found.by != (times[0] or found).by:
+            return [0.0] * len(ranks)
+        computed.append(min(found.backward_s, usual))
+        exposed.append(found.exposed_s)
+    longest = int(np.argmax(computed))
+    is_waited_for = exposed[longest] <= min(exposed)
+    return computed if is_waited_for else [0.0] * len(ranks)
+
+
+def _more_on_core(ranks: list[RankView], slowest: int) -> float:
+    """By how many times the slowest is on a core more than the others: who computes more waits more
+    often for a core that other programs use, too."""
+    usual = float(np.median([_on_core(each) for n, each in enumerate(ranks) if n != slowest]))
+    return max(1.0, _on_core(ranks[slowest]) / usual) if usual > 0 else 1.0
+
+
 def _on_core(view: RankView) -> float:
     """Share of a step in which the main thread is on a core; 0: not measured."""
     share = median(view.steps["cpu_s"] / view.steps["step_s"])
@@ -122,9 +153,7 @@ def _why(
     most = f"most of the difference is {name}"
     waits = CoreWaits(slow).main_thread or 0.0
     theirs = float(np.median([CoreWaits(view).main_thread or 0.0 for view in others]))
-    # Who computes more waits more often for a core that others use, too.
-    usual_cpu, own_cpu = float(np.median([_on_core(view) for view in others])), _on_core(slow)
-    expected = theirs * max(1.0, own_cpu / usual_cpu) if usual_cpu > 0 else theirs
+    expected = theirs * _more_on_core(ranks, slowest)
     if step_s * (waits - expected) >= lag / 2:
         return (
             f"its core: its main thread is ready and has none; {most}",
@@ -146,6 +175,19 @@ def _why(
                 Evidence("samples of the others, median", fewer, "samples/step"),
             ),
         )
+    sizes, given = _input_elements(slow), [_input_elements(view) for view in others]
+    if sizes and all(given) and sizes > _MORE_SAMPLES * (smaller := float(np.median(given))):
+        return (
+            f"its data: its batches are larger, with as many samples (longer ones, most likely); "
+            f"{most}",
+            "give all ranks samples of the same length: shuffle them over the ranks "
+            "(DistributedSampler with set_epoch), or put samples of one length into each step's "
+            "batches of all ranks",
+            (
+                Evidence(f"elements of a batch of rank {rank}", sizes),
+                Evidence("of the others, median", smaller),
+            ),
+        )
     if part == "input":
         return (
             f"its data: {most}, with as many samples",
@@ -159,6 +201,12 @@ def _why(
         "(samples of the same length, a GPU of the same kind)",
         (),
     )
+
+
+def _input_elements(view: RankView) -> float:
+    """Of the largest tensor that a model is given in a step, the median; 0: not looked at."""
+    sizes = [elements for _, elements in view.header.input_sizes]
+    return float(np.median(sizes)) if sizes else 0.0
 
 
 def _in_collectives(ranks: list[RankView], slowest: int) -> Iterator[Evidence]:
@@ -199,10 +247,13 @@ def _lasting(own: NDArray[np.float64], slowest: int, least: float) -> bool:
     return bool(gap >= least and later >= often and earlier <= _IN_TURNS * later)
 
 
-def _seconds(steps: Table, part: str, called_s: float) -> NDArray[np.float64]:
+def _seconds(steps: Table, part: str, called_s: float, backward_s: float) -> NDArray[np.float64]:
     """Of a part in each of the steps; those of the GPU where they are longer. "other" is what no
     phase covers, waiting for the GPU or in the backward pass included among the phases, without
-    the ``called_s`` that the rank spends in collectives, where it waits for others."""
+    the ``called_s`` that the rank spends in collectives, where it waits for others; "backward" the
+    ``backward_s`` that it computes."""
+    if part == "backward":
+        return np.full(len(steps), backward_s)
     if part == "other":
         covered = np.sum([_column(steps, f"{name}_s") for name in PHASES], axis=0)
         rest: NDArray[np.float64] = _column(steps, "step_s") - covered - called_s
@@ -226,6 +277,8 @@ RANKS: Final = Rule(("straggler",), find_uneven_ranks)
 
 
 _EXPOSED_KIND: Final = "exposed_communication"
+#: Of the time in collectives, that in calls of the script from which these are what is told.
+_MOST: Final = 0.5
 
 
 def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
@@ -240,13 +293,25 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
         yield Unknown(_EXPOSED_KIND, reason, "a trace of torch.profiler (DDP times its own)")
         return
     least, view = min(((seconds or 0.0, view) for seconds, view in times), key=lambda e: e[0])
-    step_s = median(view.steps["step_s"])
-    if len(run.ranks) < header.world_size or not step_s:
+    if len(run.ranks) < header.world_size or not view.seconds:
         return
-    share = min(1.0, least / step_s)
+    step_s = view.seconds / len(view.steps)  # what a barrier after an evaluation waits is a mean
+    if least / step_s < thresholds.WARNING_SHARE:
+        return
+    # Whoever has no core is waited for: next to other programs even the rank that waits least does.
+    # What DDP sends goes through threads of its own, each of which needs one.
+    communication, line = view.header.communication, costliest(view.header.collective_code)
+    of_calls = line is not None and (communication.called_s or 0.0) >= _MOST * least
+    held_up = max(_held_up(each, all_threads=not of_calls) for each in ranks)
+    share = min(1.0, least / step_s - held_up)
     if share < thresholds.WARNING_SHARE:
+        reason = f"other programs keep the ranks from their cores {held_up:.0%} of the time"
+        yield Unknown(_EXPOSED_KIND, reason, "a run without them")
         return
-    gradients = view.header.communication.gradients
+    gradients = communication.gradients
+    if line is not None and of_calls:
+        yield _of_calls(line, communication.called_s or 0.0, share)
+        return
     measured: tuple[Evidence, ...] = ()
     if gradients is not None:
         measured = (
@@ -269,6 +334,43 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
         ),
         "likely",
         share,
+    )
+
+
+def _held_up(view: RankView, *, all_threads: bool) -> float:
+    """Of the time, that in which a rank's main thread, or any of its threads, was ready and other
+    programs had the cores; at most 1."""
+    waits = CoreWaits(view)
+    if not all_threads:
+        return waits.held_up_by_others or 0.0
+    return min(1.0, (waits.threads or 0.0) * (waits.by_others or 0.0))
+
+
+def _of_calls(line: CostlyLine, seconds: float, share: float) -> Finding:
+    """Of what the script calls itself, and not DDP in its backward pass."""
+    name = line.most.calls
+    is_of_objects = name.endswith(("_object", "_object_list"))
+    return Finding(
+        _EXPOSED_KIND,
+        severity(share),
+        f"{line} meets the other ranks{f' (`{name}`)' if name else ''} for "
+        f"{checks.in_percent(share)} of the time",
+        (Evidence("in such calls, on the rank that waits least", seconds, "s/step"),),
+        "Each call waits until all ranks make it, and sends its data to them",
+        (
+            Fix(
+                (
+                    "send tensors (all_gather_into_tensor, all_reduce) instead of Python objects, "
+                    "which are pickled; "
+                    if is_of_objects
+                    else ""
+                )
+                + "add up on each rank, and meet once in 50 steps or at the end of an epoch"
+            ),
+        ),
+        "likely",
+        share,
+        line.place,
     )
 
 

@@ -15,8 +15,9 @@ from trainfit.findings.hangs import FORK_UNSAFE, explain
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
 from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
-from trainfit.results.runs.watched import Event, RankRecord, exit_words
+from trainfit.results.runs.watched import Event
 from trainfit.results.text import count, duration, short
+from trainfit.watch import checks
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import ending
 from trainfit.watch.rules.growth import PROCESSES
@@ -27,16 +28,13 @@ from trainfit.watch.view import RankView, RunView, known, median
 #: Where a rank waits for others: files, and functions of its stack.
 _OF_RANKS: Final = ("torch/distributed/", "torch/nn/parallel/")
 _BACKWARD: Final = "_engine_run_backward"
-#: What a rank raises because another one is gone.
-_CONSEQUENCE: Final = re.compile(
-    r"[Cc]onnection (?:closed|reset|refused)|[Bb]roken pipe|NCCL|gloo|[Tt]imed? ?out|socket"
-    r"|DistBackendError|DistNetworkError|remote process|SignalException"
-)
-#: Seconds without a sample of a process from which it is gone: every two seconds there is one, more
-#: rarely on a busy machine.
-_GONE_S: Final = 5.0
 #: A line that asks for a lock.
 _LOCK: Final = re.compile(r"\.acquire\s*\(|\bwith\b.*lock", re.IGNORECASE)
+
+
+#: A line that asks for what a queue holds, and one that waits for anything else.
+_GETS: Final = re.compile(r"\.get\s*\(")
+_BLOCKED: Final = re.compile(r"\.(?:wait|wait_for|acquire|join|put)\s*\(")
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,16 @@ class _Still:
         if not own or not _waits_for_lock(own[0]):
             return None
         return next((e for e in own[1:] if e.role == "other" and _waits_for_lock(e)), None)
+
+    @property
+    def unfed_by(self) -> ThreadStack | None:
+        """Where the main thread waits for a queue, a thread of the script that waits for something
+        else: it may be the one that fills it."""
+        own = [each for each in self.threads if each.role != "worker"]
+        if not own or own[0].where is None or not _GETS.search(own[0].where.code):
+            return None
+        others = (each for each in own[1:] if each.role == "other" and each.where is not None)
+        return next((e for e in others if e.where and _BLOCKED.search(e.where.code)), None)
 
     @property
     def kept_by(self) -> ThreadStack | None:
@@ -92,7 +100,7 @@ def _waits_for_lock(thread: ThreadStack) -> bool:
     return thread.where is not None and _LOCK.search(thread.where.code) is not None
 
 
-def _still(view: RankView) -> _Still | None:
+def still_of(view: RankView) -> _Still | None:
     """What was told of the last pause, where no step came after it."""
     told = [each for each in view.record.events if each.kind == "standstill"]
     if not told or (view.header.ending == "finished" and not _is_over(told[-1])):
@@ -100,8 +108,8 @@ def _still(view: RankView) -> _Still | None:
     last = float(view.record.steps["end_s"][-1]) if len(view.record.steps) else 0.0
     if told[-1].time_s < last or told[-1].step < int(view.record.steps["step"].max(initial=-1)):
         return None
-    found = _Still(view, told[-1], max(told[-1].seconds or 0.0, _end(view) - last))
-    is_short = found.seconds < NOTICEABLE * _end(view)
+    found = _Still(view, told[-1], max(told[-1].seconds or 0.0, end_of(view) - last))
+    is_short = found.seconds < NOTICEABLE * end_of(view)
     return None if view.header.ending == "finished" and is_short else found
 
 
@@ -119,7 +127,7 @@ def _is_over(event: Event) -> bool:
     return outer.function == "_shutdown" and Path(outer.path).name == _SHUTDOWN
 
 
-def _end(view: RankView) -> float:
+def end_of(view: RankView) -> float:
     """The last moment of which something is known of a rank's process."""
     times = [each.time_s for each in view.record.events]
     rows = view.run.processes
@@ -128,7 +136,7 @@ def _end(view: RankView) -> float:
 
 
 def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
-    found = [still for view in run.ranks if (still := _still(view)) is not None]
+    found = [still for view in run.ranks if (still := still_of(view)) is not None]
     if not found:
         of_children = list(filter(None, map(_of_children, run.ranks)))
         ended = all(each.severity != "critical" for each in of_children)
@@ -140,13 +148,14 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     apart = _apart(run, found)
     if apart:
         first = apart[0]
-    is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out
+    is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out or first.unfed_by
     title, cause, fix, where = (
         _of_calls(apart) if apart else _of_end(first) if is_over else _of_pause(first)
     )
     usual = median(first.view.steps["step_s"])
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
+    evidence += uneven_batches(run) if apart or first.waits_for_ranks else ()
     others = [each for each in found if each is not first]
     if others and not apart:
         names = ", ".join(str(each.view.header.rank) for each in others)
@@ -171,6 +180,30 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         place=where,
         rank=first.view.rank,
         last_step=first.event.step,
+    )
+
+
+#: What keeps ranks from waiting for each other in different calls.
+SAME_CALLS: Final = (
+    "let all ranks decide alike what leads there (all_reduce the condition of an if, a "
+    "continue or a break), give them as many batches (DistributedSampler, drop_last=True), "
+    "or train within torch.distributed.algorithms.Join([model])"
+)
+
+
+def uneven_batches(run: RunView) -> tuple[Evidence, ...]:
+    """How many batches of an epoch each rank has, where they differ: who has fewer goes on to the
+    next call while the others still train."""
+    counts = {}
+    for view in run.ranks:
+        loader = checks.training_loader(view.header)
+        if loader is not None and loader.batches is not None:
+            counts[view.header.rank] = loader.batches
+    if len(set(counts.values())) < 2:
+        return ()
+    least, most = min(counts, key=lambda e: counts[e]), max(counts, key=lambda e: counts[e])
+    return tuple(
+        Evidence(f"batches of an epoch, rank {rank}", float(counts[rank])) for rank in (most, least)
     )
 
 
@@ -199,11 +232,7 @@ def _of_calls(apart: Sequence[_Still]) -> tuple[str, str, Fix, Place | None]:
     return (
         f"{title}calls, {' and '.join(told)}",
         "Each call waits until all ranks make it: they have to make the same ones in one order",
-        Fix(
-            "let all ranks decide alike what leads there (all_reduce the condition of an if, a "
-            "continue or a break), give them as many batches (DistributedSampler, drop_last=True), "
-            "or train within torch.distributed.algorithms.Join([model])"
-        ),
+        Fix(SAME_CALLS),
         _where(first)[1],
     )
 
@@ -213,9 +242,9 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
     who, where, function = _where(still)
     at = f"at {where} in {function}" if where is not None else f"in {function}"
     title = f"No step for {duration(still.seconds)}: {who} is {at}"
-    other = still.locked_out
+    other = still.locked_out or still.unfed_by
     if other is not None and other.where is not None:
-        at = f"{_short(other.where.path)}:{other.where.line}"
+        at = f"{short_path(other.where.path)}:{other.where.line}"
         title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
     died = _died_before(still)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
@@ -227,7 +256,7 @@ def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
     title = f"The script is over, and its process did not end for {duration(still.seconds)}"
     where, kept = None, still.kept_by
     if kept is not None and (frame := kept.where) is not None:
-        where = Place(_short(frame.path), frame.line, source=frame.code)
+        where = Place(short_path(frame.path), frame.line, source=frame.code)
         code = f" `{short(frame.code, 60)}`" if frame.code else ""
         title += f": a thread is at {where} in {frame.function}{code}"
     return title, "Python ends when all threads have that are no daemons", Fix(_END_THREAD), where
@@ -243,13 +272,38 @@ _END_PROCESS: Final = (
 )
 
 
+def _of_queue(view: RankView) -> Finding | None:
+    """Of a script that is over, and whose process waits until its queues are read."""
+    told = next((each for each in view.record.events if each.kind == "awaits_queue"), None)
+    seconds = 0.0 if told is None else end_of(view) - told.time_s
+    if told is None or seconds < max(_WAITS_S, NOTICEABLE * end_of(view)):
+        return None
+    return Finding(
+        "standstill",
+        "warning" if view.header.ending == "finished" else "critical",
+        f"The script is over, and its process did not end for {duration(seconds)}: what it has put "
+        "into a multiprocessing.Queue is not read",
+        (),
+        "Python ends when all that was put into such a queue is sent, and a pipe holds 64 KiB",
+        (
+            Fix(
+                "get() all of it before the process that reads it ends; or, where nobody needs it "
+                "any more, queue.cancel_join_thread() at the end"
+            ),
+        ),
+        "likely",
+        rank=view.rank,
+        last_step=told.step,
+    )
+
+
 def _of_children(view: RankView) -> Finding | None:
     """Of a script that is over, and whose process waits for others that it has started."""
     awaited = [each for each in view.record.events if each.kind == "awaits"]
     if not awaited:
-        return None
-    seconds = _end(view) - awaited[-1].time_s
-    if seconds < max(_WAITS_S, NOTICEABLE * _end(view)):
+        return _of_queue(view)
+    seconds = end_of(view) - awaited[-1].time_s
+    if seconds < max(_WAITS_S, NOTICEABLE * end_of(view)):
         return None
     first = awaited[0]
     started = {e.values["pid"]: e.text for e in view.record.events if e.kind == "child"}
@@ -279,6 +333,10 @@ class _Died:
     place: Place | None
 
 
+def raised_by(event: Event) -> str:
+    return ": ".join(filter(None, exception_in(event.text)))
+
+
 def _died_before(still: _Still) -> _Died | None:
     """The last thread that ended by an error before a rank's main thread came to stand still in its
     own code: it may wait for what that should have made."""
@@ -288,9 +346,9 @@ def _died_before(still: _Still) -> _Died | None:
     if not told:
         return None
     culprit = parse(*exception_in(told[-1].text), told[-1].text).culprit
-    place = None if culprit is None else Place(_short(culprit.path), culprit.line)
+    place = None if culprit is None else Place(short_path(culprit.path), culprit.line)
     at = "" if place is None else f" at {place}"
-    return _Died(f"{short(_raised(told[-1]), 80)}{at}", place)
+    return _Died(f"{short(raised_by(told[-1]), 80)}{at}", place)
 
 
 def _busy(still: _Still) -> list[ThreadStack]:
@@ -309,17 +367,17 @@ def _where(still: _Still) -> tuple[str, Place | None, str]:
         return "the training", None, "a call that is not known"
     who = "a DataLoader worker" if busy.role == "worker" else "the main thread"
     code = f" `{short(frame.code, 60)}`" if frame.code else ""
-    place = Place(_short(frame.path), frame.line, source=frame.code)
+    place = Place(short_path(frame.path), frame.line, source=frame.code)
     return who, place, f"{frame.function}{code}"
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
     inside = os.path.relpath(path) if os.path.isabs(path) else path
     return Path(path).name if inside.startswith("..") else inside
 
 
 def _stack(thread: ThreadStack) -> str:
-    calls = [f"{_short(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
+    calls = [f"{short_path(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
     return " < ".join(calls)
 
 
@@ -367,6 +425,14 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
                 "take both locks in the same order in both threads, or hold one at a time (copy "
                 "what is needed under the first, let it go, then take the second); "
                 "acquire(timeout=60) makes such a wait an error"
+            ),
+        )
+    if still.unfed_by is not None:
+        return (
+            "The main thread waits for a queue, and a thread that may fill it waits, too",
+            Fix(
+                "see what the other thread waits for (a Condition or an Event that nobody sets, a "
+                "full queue, a lock): wait(timeout=60) and get(timeout=60) make such waits errors"
             ),
         )
     frame = next(iter(_busy(still)), None)
@@ -420,116 +486,6 @@ _WAITS: Final = (
 
 
 # ---
-# Ranks: which one ended first, and which one was never seen.
-
-
-def _find_dead_rank(run: RunView) -> Iterator[Finding | Unknown]:
-    headers = [view.header for view in run.ranks]
-    if headers[0].world_size < 2 or all(each.ending == "finished" for each in headers):
-        return
-    if any(True for _ in ending.ENDING.look(run)):
-        return
-    found = _raised_first(run) or _gone_first(run)
-    if found is not None:
-        yield found
-
-
-def _raised_first(run: RunView) -> Finding | None:
-    """The first exception that does not follow from another rank's end."""
-    raised = [
-        (event, view)
-        for view in run.ranks
-        for event in view.record.events
-        if event.kind == "exception" and not _CONSEQUENCE.search(_raised(event))
-    ]
-    if not raised or "KeyboardInterrupt" in _raised(min(raised, key=lambda e: e[0].time_s)[0]):
-        return None
-    event, view = min(raised, key=lambda each: each[0].time_s)
-    parsed = parse(*exception_in(event.text), event.text)
-    culprit = parsed.culprit
-    return Finding(
-        "rank_died",
-        "critical",
-        f"Rank {view.header.rank} failed first: {short(_raised(event), 120)}",
-        (Evidence("in step", float(event.step)),),
-        "The other ranks lost their connection to it, or were ended after it",
-        (Fix("fix this error; those of the other ranks follow from it"),),
-        place=None if culprit is None else Place(_short(culprit.path), culprit.line),
-        rank=view.header.rank,
-        last_step=event.step,
-    )
-
-
-def _raised(event: Event) -> str:
-    return ": ".join(filter(None, exception_in(event.text)))
-
-
-def _gone_first(run: RunView) -> Finding | None:
-    """A rank whose process is gone without an exception, and that did not stand still before."""
-    gone = [view for view in run.ranks if _is_gone(view) and _still(view) is None]
-    if not gone:
-        return None
-    view = min(gone, key=_end)
-    step = int(view.record.steps["step"].max(initial=-1)) + 1
-    code = view.header.exit_code
-    how = exit_words(code) if code else "without an exception"
-    return Finding(
-        "rank_died",
-        "critical",
-        f"Rank {view.header.rank} ended first, {how}",
-        (
-            Evidence("ranks", float(view.header.world_size)),
-            Evidence("steps that it had written", float(step)),
-        ),
-        "It left no traceback: os._exit(), a signal (the kernel's OOM killer, a scheduler), or a "
-        "crash in native code; the other ranks failed because it was gone",
-        (
-            Fix(
-                f"look at the exit code that the launcher prints for rank {view.header.rank} "
-                "(negative: a signal), and at that rank's last output"
-            ),
-        ),
-        "likely",
-        rank=view.header.rank,
-        last_step=step,
-    )
-
-
-def _is_gone(view: RankView) -> bool:
-    if view.header.ending in ("finished", "interrupted") or _has_exception(view.record):
-        return False
-    if view.header.ending == "failed":
-        return True
-    rows = view.run.processes
-    seen = known(rows["time_s"][rows["pid"] == view.header.pid])
-    every = known(rows["time_s"])
-    return bool(len(seen)) and float(every.max() - seen.max()) > _GONE_S
-
-
-def _has_exception(record: RankRecord) -> bool:
-    return any(each.kind == "exception" for each in record.events)
-
-
-def _find_missing_rank(run: RunView) -> Iterator[Finding | Unknown]:
-    headers = [view.header for view in run.ranks]
-    missing = sorted(set(range(headers[0].world_size)) - {each.rank for each in headers})
-    still = any(_still(view) is not None for view in run.ranks)
-    if not missing or not (still or any(each.ending == "failed" for each in headers)):
-        return
-    names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-    yield Finding(
-        "rank_missing",
-        "critical",
-        f"{count(len(missing), 'rank')} of {headers[0].world_size} never began to train: {names}",
-        (),
-        "Nothing was recorded of it: it ended or waits before its first step, or runs on another "
-        "machine, which records into a folder of its own",
-        (Fix("look at its output; of several machines, give each folder with --read"),),
-        "possible",
-    )
-
-
-# ---
 # A worker that died, where the script did not end by it.
 
 
@@ -559,7 +515,5 @@ def _find_dead_worker(run: RunView) -> Iterator[Finding | Unknown]:
 
 RULES: Final[Sequence[Rule]] = (
     Rule(("standstill",), _find_standstill),
-    Rule(("rank_died",), _find_dead_rank),
-    Rule(("rank_missing",), _find_missing_rank),
     Rule(("worker_died",), _find_dead_worker),
 )

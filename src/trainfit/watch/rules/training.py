@@ -465,6 +465,7 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         (
             Fix(
                 _started_each_time(rank, float(np.median(spent[places])))
+                + _on_one_rank(view, share)
                 + "evaluate less often or on fewer samples, if that is more than you want, and "
                 "under torch.no_grad(), where a larger batch fits"
             )
@@ -478,6 +479,22 @@ def _find_evaluation_share(view: RunView) -> Iterator[Finding | Unknown]:
         "certain",
         share,
         checks.event_place(rank, "evaluation"),
+    )
+
+
+#: Of a rank's evaluation, that of the others up to which it evaluates alone.
+_ALONE: Final = 0.25
+
+
+def _on_one_rank(view: RunView, share: float) -> str:
+    """What to do where one of several ranks evaluates; empty: all do, or there is one."""
+    others = [each for each in view.ranks if each is not view.judged]
+    theirs = (checks.share_of(each, checks.column(each, "evaluation_s")) for each in others)
+    if not others or max(theirs) > _ALONE * share:
+        return ""
+    return (
+        "let all ranks evaluate, each its part of the samples (DistributedSampler, all_reduce of "
+        "the sums): the others wait for this one; or "
     )
 
 

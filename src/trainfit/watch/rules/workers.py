@@ -22,6 +22,7 @@ from trainfit.results.runs.watched import WatchedLoader
 from trainfit.results.text import count as plural
 from trainfit.results.text import duration
 from trainfit.watch import checks, thresholds
+from trainfit.watch.rules.code_lines import CostlyLine
 from trainfit.watch.rules.fetching import Fetching, is_measured
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import RankView, RunView, median
@@ -170,10 +171,12 @@ def _find_sampler_share(view: RunView) -> Iterator[Finding | Unknown]:
         or share < thresholds.NOTICEABLE
     ):
         return
+    reads = _reads_samples(line)
     yield Finding(
         _SAMPLER_KIND,
         severity(share),
-        f"Choosing the samples of batches costs {checks.in_percent(share)} of the time: {line}",
+        f"Choosing the samples of batches costs {checks.in_percent(share)} of the time: "
+        + (f"{line}" if reads is None else f"{reads} reads samples of the data set for it"),
         (
             Evidence("looks at the main thread", float(rank.header.sampler_code.looks)),
             Evidence("of them at this line", float(line.count)),
@@ -184,12 +187,24 @@ def _find_sampler_share(view: RunView) -> Iterator[Finding | Unknown]:
             Fix(
                 "choose the indices of an epoch at once, by tensors or arrays (torch.randperm, "
                 "torch.multinomial), instead of a loop in Python for each batch"
+                if reads is None
+                else "keep what it needs of each sample (its length, its class) in a list that is "
+                "made once, in __init__, or stored with the data, and choose by that"
             ),
         ),
         "likely",
         share,
-        line.place,
+        line.place if reads is None else reads,
     )
+
+
+def _reads_samples(line: CostlyLine) -> Place | None:
+    """The sampler's line that has the data set make samples, where most of its time goes to them;
+    ``None``: it does not."""
+    made = [e for e in line.calls if e.function.rpartition(".")[2].startswith("__getitem")]
+    if sum(each.count for each in made) < _MOSTLY_FIRST * line.count or not made[0].callers:
+        return None
+    return Place.parse(made[0].callers[-1])
 
 
 def _find_library_sampler(rank: RankView) -> Iterator[Finding]:
@@ -342,9 +357,11 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
     place = _begun_for_a_batch(rank, len(rank.steps) / count)
     title = f"The start of an epoch costs {wait:.2g} s, {checks.in_percent(share)} of the time"
     cause, fix = _why_and_fix(loader, count)
-    first_s = Fetching(rank).first_batch_s
+    begun, first_s = None, Fetching(rank).first_batch_s
     if first_s is not None and first_s >= _MOSTLY_FIRST * wait:
         title += f": the first batch of a worker needs {duration(first_s)}"
+        if (slow := Fetching(rank).slow_line) is not None:
+            title, begun = f"{title}, most of it at {slow}", slow.place
         cause, fix = _BEGINS.cause, Fix(f"{_BEGINS.action}; {fix.action}", settings=fix.settings)
     if place is not None:
         title = "Each step starts a new pass over the data for one batch, "
@@ -365,7 +382,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         _confidence(loader),
         share,
-        place or checks.loader_place(rank.header),
+        place or begun or checks.loader_place(rank.header),
     )
 
 

@@ -104,7 +104,7 @@ class MainThreadLooks:
         self.threads = OtherThreadLooks()
         self.loops = ElementLoops()
         self.hooks, self.passes, self.holders = StackCounts(), StackCounts(), StackCounts()
-        self.waits = {ph.SYNC: StackCounts(), ph.COPY: StackCounts()}
+        self.waits = {each: StackCounts() for each in (ph.SYNC, ph.COPY, ph.COLLECTIVE)}
         self._counts = (
             *(self.other, self.fetch, self.sampler, self.hooks, self.passes, self.holders),
             *self.waits.values(),

@@ -59,7 +59,7 @@ class OtherThreadLooks:
         self._began, self._looked = self._began or now, now
         self._counts.look(step)
         for each in others:
-            used = _cpu_s(each.native_id)
+            used = cpu_s_of(each.native_id)
             if used is None or each.native_id is None or each.ident is None:
                 continue
             before = self._last.get(each.native_id)
@@ -91,7 +91,7 @@ def stacks_of_script(training: int) -> list[str]:
     return [stack_text(each) for each in own[:_MOST]]
 
 
-def _cpu_s(thread: int | None) -> float | None:
+def cpu_s_of(thread: int | None) -> float | None:
     """Seconds on a core, of a thread by the kernel's number; ``None``: the kernel does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         path = _SCHEDULED.format(thread)

@@ -28,9 +28,10 @@ _MOST_CALLERS: Final = 6
 #: Where the frames of PyTorch's phases are, by the ends of their files' names.
 _PHASES: Final = (
     *("torch/nn/modules/module.py", "torch/autograd/__init__.py", "torch/autograd/graph.py"),
-    *("torch/optim/optimizer.py", "torch/utils/data/dataloader.py", "torch/serialization.py"),
+    *("torch/optim/optimizer.py", "torch/utils/data/dataloader.py"),
     "torch/distributed/distributed_c10d.py",
 )
+_SAVES: Final = "torch/serialization.py"
 _FETCH: Final = "torch/utils/data/_utils/fetch.py"
 _OURS: Final = ("/trainfit/watch/recorder/", "/trainfit/hooks/")
 #: Names of functions and modules, and what they wait for; the first that is found counts.
@@ -52,6 +53,10 @@ _WAITS: Final[tuple[tuple[re.Pattern[str], WaitsFor], ...]] = (
         "disk",
     ),
 )
+#: Functions in which a thread waits for those of a pool; joblib's asks again and again.
+_POOLS: Final = ("concurrent.futures.", "multiprocessing.pool.", "joblib.")
+#: Where a process waits for what another one sends through a pipe, as queues do.
+_PIPE: Final = "multiprocessing.connection."
 _WITH_LOCK: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
 
 
@@ -68,7 +73,8 @@ _LONGEST_LOOP: Final = 60
 _LONGEST_OVER: Final = 60
 
 
-_Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str, str]
+#: What a thread was found at: the fields of a CodeLine without its count.
+Key = tuple[str, tuple[str, ...], str, str, WaitsFor, str, str]
 _NO_CODE: Final[frozenset[CodeType]] = frozenset()
 
 
@@ -81,9 +87,9 @@ class StackCounts:
 
     def __init__(self) -> None:
         self.looks = 0
-        self._lines: collections.Counter[_Key] = collections.Counter()
+        self._lines: collections.Counter[Key] = collections.Counter()
         self._open_looks = 0
-        self._open_lines: collections.Counter[_Key] = collections.Counter()
+        self._open_lines: collections.Counter[Key] = collections.Counter()
         self._of = 0
 
     def look(self, of: int) -> None:
@@ -104,32 +110,32 @@ class StackCounts:
         script's, its line has no place. ``loop`` are functions of the training loop: what called
         them is the same always."""
         inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
-        key = _line(stack[: inmost + 1])
+        key = key_of(stack[: inmost + 1])
         self._open_lines[key] += 1
         return key[4]
 
     def summary(self) -> StackLooks:
         """The most frequent lines."""
-        return StackLooks(self.looks, _most(self._lines.copy()))
+        return StackLooks(self.looks, most_frequent(self._lines.copy()))
 
 
 def merged(parts: Iterable[StackLooks]) -> StackLooks:
     """Of several processes."""
-    lines: collections.Counter[_Key] = collections.Counter()
+    lines: collections.Counter[Key] = collections.Counter()
     looks = 0
     for part in parts:
         looks += part.looks
         for each in part.lines:
             what = each.calls, each.inner, each.waits_for, each.over, each.function
             lines[each.place, each.callers, *what] += each.count
-    return StackLooks(looks, _most(lines))
+    return StackLooks(looks, most_frequent(lines))
 
 
-def _most(lines: collections.Counter[_Key]) -> tuple[CodeLine, ...]:
+def most_frequent(lines: collections.Counter[Key]) -> tuple[CodeLine, ...]:
     """The most frequent; of the others the lines without what they call, which may be a different
     function of a library at each look: only which library that is."""
     every = lines.most_common()
-    others: collections.Counter[_Key] = collections.Counter()
+    others: collections.Counter[Key] = collections.Counter()
     for (place, callers, calls, inner, waits_for, over, function), count in every[_MOST_LINES:]:
         library = _library(calls) or _library(inner)
         others[place, callers, "", library, waits_for, over, function] += count
@@ -143,7 +149,7 @@ def _library(name: str) -> str:
     return f"{first}.…" if is_one and first != "torch" else ""
 
 
-def _told(key: _Key, count: int) -> CodeLine:
+def _told(key: Key, count: int) -> CodeLine:
     place, callers, calls, inner, waits_for, over, function = key
     return CodeLine(place, count, callers, calls, inner, waits_for, over, function)
 
@@ -188,7 +194,7 @@ def is_busy_elsewhere(thread: int) -> bool:
         if kind is None:
             name = code.co_filename
             makes = name.endswith(_FETCH) or code.co_name == NEXT_INDEX.name
-            kind = _kinds[code] = 1 if makes else 2 if name.endswith(_PHASES) else 0
+            kind = _kinds[code] = 1 if makes else 2 if _is_of_phase(code) else 0
         if kind == 1:
             return False
         found |= kind
@@ -213,7 +219,7 @@ def holds_lock(stack: Sequence[Call]) -> bool:
     own = [each for each in stack if not is_library(_file(each))]
     if not own or stack[0][0].co_name in ("__enter__", "acquire"):
         return False
-    if own[0] is stack[0] and _line(stack)[4] == "lock":
+    if own[0] is stack[0] and key_of(stack)[4] == "lock":
         return False
     return any(_is_within_lock(code, line_at(code, lasti)) for code, lasti, _ in own)
 
@@ -263,7 +269,15 @@ def code_below(frame: FrameType | None) -> frozenset[CodeType]:
 def is_in_phase(stack: Sequence[Call]) -> bool:
     """Is the thread in what PyTorch does in a step: a module, a backward pass, an optimizer, a
     DataLoader, a checkpoint?"""
-    return any(_file(each).endswith(_PHASES) for each in stack)
+    return any(_is_of_phase(code) for code, _, _ in stack)
+
+
+def _is_of_phase(code: CodeType) -> bool:
+    """… of torch.serialization only what saves: to load a file is the script's own affair."""
+    name = code.co_filename
+    if name.endswith(_SAVES):
+        return "save" in code.co_name
+    return name.endswith(_PHASES)
 
 
 #: The frames that passes are made from, and those of them that call hooks.
@@ -358,14 +372,15 @@ def _file(call: Call) -> str:
     return call[0].co_filename
 
 
-def _line(stack: Sequence[Call]) -> _Key:
+def key_of(stack: Sequence[Call]) -> Key:
+    """The script's innermost line in a stack, and what is done there."""
     users = [n for n, each in enumerate(stack) if not is_library(_file(each))]
     if not users:
         calls = _name(stack[-1]) if stack else ""
         return "", (), calls, _innermost(stack), _waits_for(stack, ""), "", ""
     own = users[0]
     # Of many, those next to the training loop: a line is looked for from there inwards.
-    callers = tuple(_place(stack[n]) for n in users[1:][-_MOST_CALLERS:])
+    callers = tuple(place_of(stack[n]) for n in users[1:][-_MOST_CALLERS:])
     code, lasti, _ = stack[own]
     number = line_at(code, lasti)
     calls = called_in(code, lasti)
@@ -379,7 +394,11 @@ def _line(stack: Sequence[Call]) -> _Key:
     over = _over(code, number)
     if calls in _DRIVERS and over:  # of "enumerate(csv.reader(file))" the reader is what works
         calls = over.partition("(")[0] if "(" in over else ""
-    return _place(stack[own]), callers, calls, _innermost(within), waits, over, code.co_qualname
+    inner = _innermost(within)
+    pool = next((name for name in _names(within) if name.startswith(_POOLS)), "")
+    if pool and waits in ("lock", "sleep"):  # told as whose wait it is
+        inner, waits = pool, "lock"
+    return place_of(stack[own]), callers, calls, inner, waits, over, code.co_qualname
 
 
 @functools.lru_cache(1 << 10)
@@ -394,12 +413,25 @@ def _over(code: CodeType, number: int) -> str:
         within = indented is None or indent < indented
         if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
             driven = _DRIVEN.fullmatch(loop[1].strip())
-            return (driven or loop)[1].strip()[:_LONGEST_OVER]
+            over = (driven or loop)[1].strip()
+            return (_opened(code, at, over) or over)[:_LONGEST_OVER]
         indented = indent if indented is None else min(indent, indented)
     return ""
 
 
-def _place(call: Call) -> str:
+def _opened(code: CodeType, number: int, name: str) -> str:
+    """The call of open() whose file has this name at a line of a function; empty: it is none."""
+    if not name.isidentifier():
+        return ""
+    opens = re.compile(rf"\bwith\s+([\w.]*open\([^()]*\))\s+as\s+{name}\b")
+    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        if found := opens.search(linecache.getline(code.co_filename, at)):
+            return found[1]
+    return ""
+
+
+def place_of(call: Call) -> str:
+    """The line that a call is at: "train.py:41"."""
     code, lasti, _ = call
     return short_place(f"{code.co_filename}:{line_at(code, lasti)}")
 
@@ -413,6 +445,8 @@ def _innermost(stack: Sequence[Call]) -> str:
 
 
 def _waits_for(stack: Sequence[Call], source: str) -> WaitsFor:
+    if any(name.startswith(_PIPE) for name in _names(stack)):
+        return "process"
     for name in _names(stack):
         for pattern, kind in _WAITS:
             if pattern.search(name):
