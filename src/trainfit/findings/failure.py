@@ -40,7 +40,7 @@ KINDS: Final = (
     *("arguments", "index_beyond_data", "index_type_of_data", "not_rebuilt", "stops_epoch"),
     *("device_assert", "mixed_dtypes", "fp16_gradients", "port_in_use"),
     *("package_mismatch", "package_missing", "outdated", "gpu_not_seen", "no_terminal"),
-    *("notebook_line", "script_error"),
+    *("no_nvidia_smi", "notebook_line", "script_error"),
     *gpu_errors.KINDS,
     *training_errors.KINDS,
     *autograd_errors.KINDS,
