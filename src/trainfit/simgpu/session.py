@@ -431,6 +431,7 @@ class Simulation:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.cycle.made(optimizer)
             construct(optimizer, *args, **kwargs)
+            self.cycle.constructed(optimizer)
 
         return __init__
 
