@@ -88,7 +88,13 @@ def _is_slow(pattern: StepPattern) -> bool:
     """Is what steps leave behind too little to matter? A cache's calls have an end, but need all of
     it until then."""
     is_cache = pattern.unit == "model call" and _is_cache(pattern)
-    return pattern.grows_slowly and not is_cache
+    return (pattern.grows_slowly or _ends_soon(pattern)) and not is_cache
+
+
+def _ends_soon(pattern: StepPattern) -> bool:
+    """Is what it grows by in all next to nothing of what a step needs?"""
+    more, peaks = pattern.grows_by_bytes, pattern.peak_bytes
+    return more is not None and bool(peaks) and more < _SAME * max(peaks)
 
 
 def _is_even(pattern: StepPattern) -> bool:
@@ -140,10 +146,11 @@ def _growing(pattern: StepPattern) -> str:
 
 def _growing_slowly(pattern: StepPattern) -> str:
     growth = pattern.growth_bytes_per_step or 0
-    text = (
-        f"memory grows by {size(growth)} with each {pattern.unit} ({pattern.steps} simulated), "
-        f"{size(growth * LONG_TRAINING)} in {LONG_TRAINING:,}"
-    )
+    text = f"memory grows by {size(growth)} with each {pattern.unit} ({pattern.steps} simulated), "
+    if _ends_soon(pattern):
+        text += f"{size(pattern.grows_by_bytes or 0)} in all"
+    else:
+        text += f"{size(growth * LONG_TRAINING)} in {LONG_TRAINING:,}"
     return text + "".join(f"; the script keeps {_source(it)}" for it in pattern.sources[:1])
 
 
