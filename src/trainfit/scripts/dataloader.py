@@ -78,6 +78,9 @@ class LoaderTracker:
         self._feeding: MadeLoader | None = None
         #: By loader, the batches it had given by the end of the first step, until the second.
         self._by_first_step: dict[int, int] = {}
+        self.least_share: tuple[str | None, int] | None = None
+        """Of loaders that feed a step in unequal shares, the one with the least, as
+        :attr:`GivenBatch.loader` names it."""
         self._sizes = FetchedSizes()
         self._times = FetchTimes()
         self._scans: dict[int, SampleScan] = {}
@@ -225,6 +228,7 @@ class LoaderTracker:
             least = self._least_share(self._feeding, self._by_first_step)
             if least is not self._feeding:
                 self._feeding, self._fed_by = least, self._describe(least)
+                self.least_share = least.where, least.data_set
             self._by_first_step = {}
 
     def _least_share(self, latest: MadeLoader, before: Mapping[int, int]) -> MadeLoader:
