@@ -237,7 +237,7 @@ class LoaderTracker:
         many others); ``latest`` where there is none."""
         given = latest.batches - before.get(latest.index, 0)
         sizes = {
-            made: made.known.batch_size
+            made: made.known.batch_size or 0
             for made in self._made
             if made.known is not None
             and (made.known.batch_size or 0) > 1
