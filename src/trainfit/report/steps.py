@@ -24,6 +24,8 @@ from trainfit.results.text import count, duration, percent, printable, size
 
 #: A share of a peak that nobody would choose another batch size for.
 _SAME: Final = 0.01
+#: How much more than the copies of its weights autocast may need for them: blocks are rounded.
+_OF_COPIES: Final = 1.25
 
 _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporaries"}
 
@@ -382,10 +384,13 @@ def _phase_line(phases: Sequence[str]) -> str:
 
 
 def half_text(*both: Configuration) -> str:
-    """Where autocast needs more memory than float32 at one batch size."""
+    """Where autocast needs more memory than float32 at one batch size. Its copies of the weights
+    are half as large as these, where they are in float32."""
     half, whole = sorted(both, key=lambda each: each.amp == "off")
     bytes_of_half, bytes_of_whole = half.memory.device_bytes, whole.memory.device_bytes
     if half.batch_size != whole.batch_size or bytes_of_half <= (1 + _SAME) * bytes_of_whole:
         return ""
-    more = size(bytes_of_half - bytes_of_whole)
-    return f"; {half.amp} needs {more} more, for its copies of the weights"
+    more = bytes_of_half - bytes_of_whole
+    copies = max(each.by_kind_bytes.get("parameters", 0) for each in both) / 2
+    reason = ", for its copies of the weights" if more <= _OF_COPIES * copies else ""
+    return f"; {half.amp} needs {size(more)} more{reason}"
