@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from trainfit.findings.failure import KINDS, of_exception
@@ -141,3 +143,26 @@ def test_a_terminal_that_is_not_there(line: str, said: str) -> None:
     assert "shutil.get_terminal_size()" in fault.fix.action
     other = of_exception(trace.replace(line, "a, b = ''.split()"))
     assert other is None or other.kind == "parts_unpacked"
+
+
+def test_nvidia_smi_that_a_shell_does_not_find(tmp_path: Path) -> None:
+    """Its output is empty, and is taken apart some lines on; a function that asks nothing of it
+    says the same of a batch."""
+    script = tmp_path / "memory.py"
+    script.write_text(
+        "import os\n\n\ndef memory():\n"
+        "    asked = os.popen('nvidia-smi --query-gpu=memory.total,memory.used')\n"
+        "    lines = asked.read().strip().split(chr(10))\n"
+        "    total, used = lines[0].split(',')\n\n\n"
+        "def parts(batch):\n    x, y = batch\n"
+    )
+    said = "ValueError: not enough values to unpack (expected 2, got 1)"
+    kinds = []
+    for line, name, code in ((7, "memory", "total, used = lines[0].split(',')"),
+                             (11, "parts", "x, y = batch")):  # fmt: skip
+        trace = "Traceback (most recent call last):\n"
+        trace += f'  File "{script}", line {line}, in {name}\n    {code}\n{said}\n'
+        fault = of_exception(trace)
+        assert fault is not None and fault.kind in KINDS
+        kinds.append(fault.kind)
+    assert kinds == ["no_nvidia_smi", "parts_unpacked"]

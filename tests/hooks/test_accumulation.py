@@ -531,6 +531,22 @@ def test_batches_that_are_pinned_by_hand(kinds: Kinds) -> None:
     assert "pinned_by_hand" not in kinds(lambda: pinning(before=True))
 
 
+def test_activations_that_are_saved_on_the_host_are_not_pinned_by_hand(kinds: Kinds) -> None:
+    """Their memory is made pinned, and nothing is copied into it on the host."""
+
+    def training() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in classes():
+            with torch.autograd.graph.save_on_cpu(pin_memory=True):
+                loss = F.cross_entropy(model(x.cuda()), y.cuda())
+            loss.backward()
+            optimizer.step()
+            assert torch.empty(8, pin_memory=True).is_pinned()
+
+    assert "pinned_by_hand" not in kinds(training)
+
+
 def test_results_that_are_copied_to_the_host_are_not_pinned_by_hand(kinds: Kinds) -> None:
     def training() -> None:
         model = net()

@@ -6,7 +6,13 @@ import dataclasses
 
 import pytest
 
-from trainfit.report.steps import coverage_text, eager_text, unseen_text
+from trainfit.report.steps import (
+    coverage_text,
+    eager_text,
+    only_seen,
+    pattern_lines,
+    unseen_text,
+)
 from trainfit.results.runs.steps import Coverage, StepPattern
 
 _SEEN = Coverage(False, False, 0.05, 64)
@@ -44,3 +50,18 @@ def test_what_is_compiled_on_a_gpu_was_simulated_in_eager_mode() -> None:
     compiled = dataclasses.replace(_SEEN, is_eager=True)
     assert eager_text(compiled) == " in eager mode (torch.compile is left out)"
     assert eager_text(_SEEN) == eager_text(None) == ""
+
+
+def test_a_buffer_that_fills_is_told_where_it_matters() -> None:
+    """The last losses that a meter keeps are next to nothing of a step's memory; images are not."""
+    peaks = 1 << 30, (1 << 30) + 2048, (1 << 30) + 4096
+    losses = StepPattern(
+        "growing", 3, peaks, peaks, growth_bytes_per_step=2048, grows_by_bytes=10 << 10
+    )
+    assert not only_seen(losses)
+    assert pattern_lines(losses) == [
+        "memory grows by 2 KiB with each optimizer step (3 simulated), 10 KiB in all"
+    ]
+    images = dataclasses.replace(losses, grows_by_bytes=66 << 20)
+    assert only_seen(images) == "; 66 MiB more when the buffer that it fills is full"
+    assert "it ends with 66 MiB more" in pattern_lines(images)[0]

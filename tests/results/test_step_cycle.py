@@ -247,6 +247,20 @@ def test_a_step_that_calls_the_step_of_its_base_class_is_one() -> None:
     assert cycle.leave(optimizer) and not cycle.depth
 
 
+def test_an_optimizer_that_took_the_place_of_the_users_is_not_waited_for() -> None:
+    """Accelerate makes DeepSpeed's of the same parameters, which steps with parts of its own."""
+    users = Optimizer(Parameter(), Parameter())
+    for replaced in (True, False):
+        cycle = made(users)
+        own = Optimizer(*(users.parameters if replaced else (Parameter(),)))
+        cycle.made(own)
+        cycle.constructed(own)
+        own.param_groups[0]["params"] = [Parameter()]
+        cycle.called(users.parameters)
+        cycle.next_pass()
+        assert steps(cycle, "b", b=own) == ("b|" if replaced else "b")
+
+
 def test_a_step_that_an_exception_left_hides_no_other() -> None:
     cycle, failed, later = StepCycle(), Optimizer(), Optimizer()
 

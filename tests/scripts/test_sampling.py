@@ -70,6 +70,18 @@ def test_calls_that_are_alike_are_not_made(watched: Watched) -> None:
     assert over == [1]
 
 
+@torch.no_grad()
+def test_a_text_that_grows_past_what_the_model_is_given_is_alike(watched: Watched) -> None:
+    """A loop that gives its model the last positions of a text: a token more uses no new block."""
+    _, loop, model = watched
+    text = torch.zeros(1, 70, device="cuda", dtype=torch.long)
+    for _ in range(40):
+        rows = torch.nn.functional.one_hot(text[:, -64:] % 64, 64).float()[0]
+        found = model(rows)["noise"][-1:].argmax(-1, keepdim=True)
+        text = torch.cat((text, found), 1)
+    assert loop.leaves_out and model.made < 20
+
+
 def keeping(model: Denoiser) -> None:
     kept, x = [], torch.randn(8, 64, device="cuda")
     for _ in range(30):

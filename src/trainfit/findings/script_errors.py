@@ -252,15 +252,6 @@ _KNOWN: Final = (
         "print(len(batch)): x, y = batch of a data set that returns two, (x,) = batch of "
         "TensorDataset(x); enumerate(loader) gives the number first",
     ),
-    # Lib/subprocess.py
-    KnownError(
-        "no_nvidia_smi",
-        re.compile(r"No such file or directory: 'nvidia-smi'"),
-        "The script starts nvidia-smi, which comes with a GPU's driver: this machine has none, and "
-        "a simulated GPU neither",
-        "torch.cuda.mem_get_info() and torch.cuda.get_device_properties() tell the same, of a "
-        "simulated GPU, too; or leave out the option that asks for it",
-    ),
     KnownError(
         "few_samples",
         re.compile(r"Sample larger than population or is negative"),

@@ -296,7 +296,7 @@ _KNOWN: Final = (
         "partly_distributed",
         re.compile(r"got mixed torch\.Tensor and DTensor"),
         "An operator gets a DTensor together with a tensor that is not distributed",
-        "of an optimizer: leave out foreach=True and fused=True, or distribute the other "
+        "of an optimizer: foreach=False (PyTorch uses foreach by itself), or distribute the other "
         "parameters, too (fully_shard of the whole model, Replicate() for the rest); elsewhere "
         "distribute_tensor(x, mesh, [Replicate()])",
     ),

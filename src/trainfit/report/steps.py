@@ -23,6 +23,8 @@ from trainfit.results.text import count, duration, percent, printable, size
 
 #: A share of a peak that nobody would choose another batch size for.
 _SAME: Final = 0.01
+#: How much more than the copies of its weights autocast may need for them: blocks are rounded.
+_OF_COPIES: Final = 1.25
 
 _KINDS = {"activation": "activations", "input": "inputs", "temporary": "temporaries"}
 
@@ -87,7 +89,13 @@ def _is_slow(pattern: StepPattern) -> bool:
     """Is what steps leave behind too little to matter? A cache's calls have an end, but need all of
     it until then."""
     is_cache = pattern.unit == "model call" and _is_cache(pattern)
-    return pattern.grows_slowly and not is_cache
+    return (pattern.grows_slowly or _ends_soon(pattern)) and not is_cache
+
+
+def _ends_soon(pattern: StepPattern) -> bool:
+    """Is what it grows by in all next to nothing of what a step needs?"""
+    more, peaks = pattern.grows_by_bytes, pattern.peak_bytes
+    return more is not None and bool(peaks) and more < _SAME * max(peaks)
 
 
 def _is_even(pattern: StepPattern) -> bool:
@@ -139,10 +147,11 @@ def _growing(pattern: StepPattern) -> str:
 
 def _growing_slowly(pattern: StepPattern) -> str:
     growth = pattern.growth_bytes_per_step or 0
-    text = (
-        f"memory grows by {size(growth)} with each {pattern.unit} ({pattern.steps} simulated), "
-        f"{size(growth * LONG_TRAINING)} in {LONG_TRAINING:,}"
-    )
+    text = f"memory grows by {size(growth)} with each {pattern.unit} ({pattern.steps} simulated), "
+    if _ends_soon(pattern):
+        text += f"{size(pattern.grows_by_bytes or 0)} in all"
+    else:
+        text += f"{size(growth * LONG_TRAINING)} in {LONG_TRAINING:,}"
     return text + "".join(f"; the script keeps {_source(it)}" for it in pattern.sources[:1])
 
 
@@ -370,10 +379,13 @@ def _phase_line(phases: Sequence[str]) -> str:
 
 
 def half_text(*both: Configuration) -> str:
-    """Where autocast needs more memory than float32 at one batch size."""
+    """Where autocast needs more memory than float32 at one batch size. Its copies of the weights
+    are half as large as these, where they are in float32."""
     half, whole = sorted(both, key=lambda each: each.amp == "off")
     bytes_of_half, bytes_of_whole = half.memory.device_bytes, whole.memory.device_bytes
     if half.batch_size != whole.batch_size or bytes_of_half <= (1 + _SAME) * bytes_of_whole:
         return ""
-    more = size(bytes_of_half - bytes_of_whole)
-    return f"; {half.amp} needs {more} more, for its copies of the weights"
+    more = bytes_of_half - bytes_of_whole
+    copies = max(each.by_kind_bytes.get("parameters", 0) for each in both) / 2
+    reason = ", for its copies of the weights" if more <= _OF_COPIES * copies else ""
+    return f"; {half.amp} needs {size(more)} more{reason}"

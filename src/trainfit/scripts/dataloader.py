@@ -76,6 +76,11 @@ class LoaderTracker:
         self._latest: MadeLoader | None = None
         self._fed_by: LoaderInfo | None = None
         self._feeding: MadeLoader | None = None
+        #: By loader, the batches it had given by the end of the first step, until the second.
+        self._by_first_step: dict[int, int] = {}
+        self.least_share: tuple[str | None, int] | None = None
+        """Of loaders that feed a step in unequal shares, the one with the least, as
+        :attr:`GivenBatch.loader` names it."""
         self._sizes = FetchedSizes()
         self._times = FetchTimes()
         self._scans: dict[int, SampleScan] = {}
@@ -210,13 +215,38 @@ class LoaderTracker:
 
     def note_step(self) -> None:
         """An optimizer step is over: the first time, this tells which loader fed it, of several the
-        one whose end is that of the epoch."""
+        one whose end is that of the epoch. Where no loop tells, the second step does: of loaders
+        that gave as many batches for it, in unequal shares, it is the one with the least share."""
         if self._feeding is None and self._latest is not None:
             with contextlib.suppress(Exception):  # the user's loops and loaders
                 self._feeding = self._find(ends_epoch(sys._getframe(1), self.combined()))
             if self._feeding is None or not self._feeding.batches:
                 self._feeding = self._latest
+                self._by_first_step = {made.index: made.batches for made in self._made}
             self._fed_by = self._describe(self._feeding)
+        elif self._by_first_step and self._feeding is not None:
+            least = self._least_share(self._feeding, self._by_first_step)
+            if least is not self._feeding:
+                self._feeding, self._fed_by = least, self._describe(least)
+                self.least_share = least.where, least.data_set
+            self._by_first_step = {}
+
+    def _least_share(self, latest: MadeLoader, before: Mapping[int, int]) -> MadeLoader:
+        """Of the loaders that gave as many batches as ``latest`` since ``before``, the one whose
+        batch size those of all the others are multiples of (labelled images next to seven times as
+        many others); ``latest`` where there is none."""
+        given = latest.batches - before.get(latest.index, 0)
+        sizes = {
+            made: made.known.batch_size or 0
+            for made in self._made
+            if made.known is not None
+            and (made.known.batch_size or 0) > 1
+            and made.batches - before.get(made.index, made.batches) == given
+        }
+        least = min(sizes, key=lambda made: (sizes[made], made is not latest), default=latest)
+        if latest not in sizes or any(size % sizes[least] for size in sizes.values()):
+            return latest
+        return least
 
     def feeding(self) -> LoaderInfo | None:
         """The loader that gave the first step its batch, else the one that gave the last."""

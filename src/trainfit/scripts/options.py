@@ -37,6 +37,7 @@ from trainfit.simgpu.patching import PatchSet
 _CLICK: Final = ("click.core", "typer._click.core")
 _DRACCUS: Final = "draccus.argparsing"
 _ABSL: Final = "absl.flags"
+_CONFIGARGPARSE: Final = "configargparse"
 _TYRO: Final = "tyro._cli"
 _FIRE: Final = "fire.core"
 _HYDRA: Final = "hydra.core.utils"
@@ -85,7 +86,7 @@ class OptionsWatch:
 
         @functools.wraps(parse)
         def _parse_known_args(own: Any, arg_strings: Any, *args: Any, **kwargs: Any) -> Any:
-            given = watch._begin(arg_strings)
+            given = watch._begin(arg_strings, adds=_adds_words(own))
             parsed = parse(own, arg_strings, *args, **kwargs)
             watch._note(given, lambda words: of_argparse(own, words, parsed[0]))
             return parsed
@@ -237,13 +238,17 @@ class OptionsWatch:
 
     # -- notes -------------------------------------------------------------------------------
 
-    def _begin(self, given: Iterable[str] | None) -> list[str] | None:
+    def _begin(self, given: Iterable[str] | None, *, adds: bool = False) -> list[str] | None:
         """The words that are parsed (``None``: those of ``sys.argv``); ``None`` where they are not
-        the script's."""
+        the script's. Of a parser that ``adds`` a file's words, those of the command alone."""
         with contextlib.suppress(Exception):
             words = _words() if given is None else list(given)
             if self._is_scripts(words):
                 return words
+            own, rest = _words(), iter(words)
+            if adds and all(any(word == other for other in rest) for word in own):
+                self._saw_words = True
+                return own
         return None
 
     def _note(
@@ -277,6 +282,12 @@ def _words() -> list[str]:
         return list.__getitem__(sys.argv, slice(1, None))
     except TypeError:  # the script has put something else there
         return list(sys.argv)[1:]
+
+
+def _adds_words(parser: argparse.ArgumentParser) -> bool:
+    """Does the parser write what a configuration file and the environment say as words, next to
+    those of the command, which go before them?"""
+    return any(each.__module__ == _CONFIGARGPARSE for each in type(parser).__mro__)
 
 
 def _parsed_flags(absl: ModuleType) -> Any:

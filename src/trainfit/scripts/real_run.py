@@ -101,6 +101,8 @@ class ScriptRun(abc.ABC):
                     self._see_calls()
                 self._cycle.made(optimizer)
             construct(optimizer, *args, **kwargs)
+            with contextlib.suppress(Exception):
+                self._cycle.constructed(optimizer)
 
         return __init__
 

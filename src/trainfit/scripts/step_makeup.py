@@ -125,8 +125,8 @@ def _by_loader(feeds: Sequence[StepFeed], batches: int) -> StepMakeup:
         found = _made(None, max(1, round(batches / rounds)), samples, batches, per_step, sums)
         return dataclasses.replace(found, rounds=rounds)
     per_step = [len(feed.batches) for feed in feeds]
-    if calls == batches:  # what was fetched ahead is no part of a step
-        per_step = [feed.calls for feed in feeds]
+    if batches == (calls or backwards):  # what was fetched ahead is no part of a step
+        per_step = [feed.calls if calls else feed.backwards for feed in feeds]
     return _made(_usual(sizes), batches, samples, batches, per_step, sums)
 
 

@@ -76,6 +76,7 @@ class StepWatch:
     def __init__(self, simulation: Simulation, loaders: LoaderTracker) -> None:
         self._simulation = simulation
         loaders.on_batch = self._give
+        self._loaders = loaders
         self._sizes: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._depth = self._in_backward = self._stepping = 0
         self._needs_size: _Calls | None = None
@@ -224,10 +225,14 @@ class StepWatch:
         self._is_fed = True
 
     def _fed(self, lead: int | None, calls: int) -> tuple[tuple[int | None, ...], int]:
-        """Sizes of the batches of the loader that gave the latest, not those of an evaluation, and
-        1; or, where the model's ``calls`` of ``lead`` samples were each given one batch of several
-        loaders together, in equal shares, what it was called with, and their number."""
+        """Sizes of the batches of the loader that gave the latest, or that has the least share, not
+        those of an evaluation, and 1; or, where the model's ``calls`` of ``lead`` samples were each
+        given one batch of several loaders together, in equal shares, what it was called with, and
+        their number."""
         given = [each for each in self._batches if each.with_grad] or self._batches
+        least = self._loaders.least_share
+        if own := tuple(each.samples for each in given if each.loader == least):
+            return own, 1
         latest = tuple(each.samples for each in given if each.loader == given[-1].loader)
         loaders, rest = divmod(len(given), max(len(latest), 1))
         if loaders < 2 or rest or not lead or len(latest) != calls:

@@ -53,6 +53,7 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.stand_ins import deepspeed
 from trainfit.simgpu.stand_ins.absent import AbsentPackages, StandIn
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.simgpu.stand_ins.flash_attention import FLASH_ATTN
@@ -314,7 +315,9 @@ class Simulation:
             materialized=self._ownership.materialize,
             compiled=self._compilation.compile,
         )
-        torch_patches.refuse_extensions(self._patches)
+        torch_patches.refuse_extensions(
+            self._patches, functools.partial(deepspeed.extension_of, assume=self.engine.assume)
+        )
         torchvision_operators.count_positives(self._patches)
         self._modules.install(self._patches)
         self._patches.hook(optim.Optimizer, "__init__", self._making)
@@ -416,6 +419,7 @@ class Simulation:
         def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             self.cycle.made(optimizer)
             construct(optimizer, *args, **kwargs)
+            self.cycle.constructed(optimizer)
 
         return __init__
 

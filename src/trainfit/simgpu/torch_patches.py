@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -103,18 +103,21 @@ def _by_gpu(grouped: Any) -> Iterator[tuple[torch.device, Any]]:
 _EXTENSIONS = "torch.utils.cpp_extension"
 
 
-def refuse_extensions(patches: PatchSet) -> None:
+def refuse_extensions(patches: PatchSet, stand_in: Callable[[str, Sequence[str]], Any]) -> None:
     """Refuse to build CUDA extensions, from when PyTorch's module for that is imported: until
-    ``patches`` is restored. Those for the CPU are built."""
+    ``patches`` is restored. Those for the CPU are built. ``stand_in`` is given an extension's name
+    and source files, and gives what takes its place, or ``None``."""
 
     def patch(module: ModuleType) -> None:
         for name in ("load", "load_inline"):
-            patches.set(module, name, _without_cuda(name, getattr(module, name)))
+            patches.set(module, name, _without_cuda(name, getattr(module, name), stand_in))
 
     patches.when_imported(_EXTENSIONS, patch)
 
 
-def _without_cuda(name: str, build: Callable[..., Any]) -> Callable[..., Any]:
+def _without_cuda(
+    name: str, build: Callable[..., Any], stand_in: Callable[[str, Sequence[str]], Any]
+) -> Callable[..., Any]:
     signature = inspect.signature(build)
 
     @functools.wraps(build)
@@ -122,6 +125,9 @@ def _without_cuda(name: str, build: Callable[..., Any]) -> Callable[..., Any]:
         given = signature.bind(*args, **kwargs).arguments
         sources = given.get("sources", ())
         files = [sources] if isinstance(sources, str | os.PathLike) else sources
+        known = stand_in(given["name"], [os.fspath(each) for each in files])
+        if known is not None:
+            return known
         on_gpu = given.get("with_cuda") or given.get("cuda_sources")
         if on_gpu or any(os.fspath(each).endswith((".cu", ".cuh")) for each in files):
             raise UnsupportedOperatorError(

@@ -66,11 +66,6 @@ def test_a_script_that_needs_several_gpus(tmp_path: Path, message: str) -> None:
     assert 'name them, as in --gpu "2x RTX 4090"' in said(tmp_path, "exited", message)
 
 
-def test_deepspeeds_own_kernels(tmp_path: Path) -> None:
-    text = said(tmp_path, "failed", "RuntimeError: Error building extension 'fused_adam'")
-    assert '"torch_adam": true' in text
-
-
 def test_a_program_that_is_missing_is_no_file_of_the_users(tmp_path: Path) -> None:
     missing = "FileNotFoundError: [Errno 2] No such file or directory: '{}'"
     assert "put 'd.csv' there" in said(tmp_path, "failed", missing.format("d.csv"))

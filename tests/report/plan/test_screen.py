@@ -206,8 +206,9 @@ def test_the_setting_that_is_faster_at_the_recommended_batch_size_is_told() -> N
 
 
 def test_autocast_that_needs_more_memory_than_float32_is_told() -> None:
-    def of(half_bytes: float) -> str:
-        now = dataclasses.replace(ACT.now, amp="off")
+    def of(half_bytes: float, weights: float = 0.4) -> str:
+        kinds = {"parameters": int(weights * ACT.now.memory.device_bytes)}
+        now = dataclasses.replace(ACT.now, amp="off", by_kind_bytes=kinds)
         memory = dataclasses.replace(
             now.memory, device_bytes=int(half_bytes * now.memory.device_bytes)
         )
@@ -216,6 +217,8 @@ def test_autocast_that_needs_more_memory_than_float32_is_told() -> None:
 
     assert "more, for its copies of the weights" in of(1.2)
     assert "copies of the weights" not in of(1.0) + of(0.6)
+    # Weights that are bfloat16 themselves are not copied: something else needs it.
+    assert "float16 needs" in of(1.2, 0.1) and "copies of the weights" not in of(1.2, 0.1)
 
 
 def test_no_batch_is_the_largest_where_memory_leaks() -> None:

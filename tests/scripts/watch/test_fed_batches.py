@@ -285,3 +285,42 @@ def test_text_that_is_given_once_more_is_known() -> None:
 
     assert again(text("a", "b", "a", "b", "c", "d")) == [False, True, False]
     assert again([torch.ones(2)] * 4) == [False, False]  # a batch of tensors is not compared
+
+
+@pytest.mark.parametrize(
+    ("sizes", "peeked", "expected"),
+    [
+        ((2, 14), None, 2),  # labelled samples and seven times as many others
+        ((14, 2), None, 2),
+        ((4, 6), None, 6),  # none is a multiple of the other: the last of the step's
+        ((3, 3), None, 3),
+        ((8,), 4, 8),  # that of a test set was looked at once
+        ((1, 8), None, 8),
+    ],
+)
+def test_of_loaders_in_unequal_shares_the_least_counts(
+    sizes: tuple[int, ...], peeked: int | None, expected: int
+) -> None:
+    with tracking() as tracker:
+        loaders = [DataLoader(list(range(100)), size) for size in sizes]
+        iterators = [iter(loader) for loader in loaders]
+        if peeked is not None:
+            test = DataLoader(list(range(100)), peeked)
+            next(iter(test))
+        for _ in range(3):
+            for each in iterators:
+                next(each)
+            tracker.note_step()
+        found = tracker.feeding()
+    assert found is not None and found.batch_size == expected
+
+
+def test_the_loop_over_a_loader_tells_whatever_its_share() -> None:
+    with tracking() as tracker:
+        few, many = DataLoader(list(range(100)), 2), DataLoader(list(range(100)), 14)
+        others = iter(few)
+        for _ in many:
+            next(others)
+            tracker.note_step()
+        found = tracker.feeding()
+    assert found is not None and found.batch_size == 14

@@ -59,6 +59,29 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+class Configured(argparse.ArgumentParser):
+    """As ConfigArgParse's: what its file says are words after those of the command."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        own = sys.argv[1:]
+        filed = [] if any("N_rand" in word for word in own) else ["--N_rand", "1024"]
+        return super().parse_known_args([*own, *filed], namespace)
+
+
+@pytest.mark.parametrize("words", [("--lr", "2"), ("--N_rand=512",), ()])
+def test_words_that_a_parser_adds_of_a_file(
+    run: Any, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, given = Configured(), "--N_rand=512" in words
+    made.add_argument("--N_rand", type=int, default=4096)
+    made.add_argument("--lr", type=float, default=1.0)
+    if not given:  # the words of another parser may be none of the script's
+        assert not run(made.parse_args, *words)
+    monkeypatch.setattr(Configured, "__module__", "configargparse")
+    found = run(made.parse_args, *words)["N_rand"]
+    assert (found.value, found.given) == ("512" if given else "1024", given)
+
+
 def test_argparse(run: Any) -> None:
     found = run(parser().parse_args, "--batch-size=4", "--no-amp", "--bf16", "--", "--amp")
     assert found["batch_size"] == ScriptOption(

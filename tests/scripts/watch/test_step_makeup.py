@@ -70,6 +70,12 @@ def test_a_batch_that_is_fetched_ahead_is_of_the_next_step() -> None:
     assert figures(fed(5, 4), fed(4, 4)) == (8, 4, 32, 4)
 
 
+def test_where_no_call_is_known_the_passes_tell_what_was_fetched_ahead() -> None:
+    """ZeRO-3: the parameters of the module that is called are parts that have no numbers."""
+    found = makeup_of([fed(3, 0, 2), fed(2, 0, 2), fed(2, 0, 2)])
+    assert found is not None and (found.per_step, found.varied) == ((2, 2, 2), False)
+
+
 @pytest.mark.parametrize("steps", [2, 5, 6])
 def test_in_epochs_of_two_steps_a_batch_is_fetched_ahead_too(steps: int) -> None:
     """Preferences: a model is given two answers for each sample, and one batch at a time."""

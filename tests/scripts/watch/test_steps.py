@@ -527,3 +527,21 @@ def test_loops_of_libraries(loop: str, library: str) -> None:
     assert figures(makeup) == (8, 2, 16)
     assert makeup.loop == library
     assert makeup.loader_batches == 2
+
+
+def test_the_samples_of_a_step_are_those_of_the_loader_with_the_least_share() -> None:
+    """FixMatch: labelled images, and seven times as many others with each of their batches."""
+
+    def loop() -> None:
+        model = nn.Linear(4, 1).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        labelled = iter(DataLoader(torch.zeros(64, 4), 2))  # type: ignore[arg-type]
+        others = iter(DataLoader(torch.zeros(512, 4), 14))  # type: ignore[arg-type]
+        for _ in range(8):
+            batch = torch.cat((next(labelled), next(others))).cuda()
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+
+    found, _ = watched(loop, 4)
+    assert (found.micro_batch, found.effective_batch) == (2, 2)

@@ -153,6 +153,21 @@ def test_waiting_for_a_core_is_no_work_of_the_script() -> None:
     assert passing.time.elapsed() == pytest.approx(0.125 + 3e-5)
 
 
+def test_a_step_takes_time_however_long_a_wait_was_taken_for_work() -> None:
+    """open_clip divides by what a step took; the wait is known only when it is over."""
+    passing = Passing()
+    passing.operator()
+    passing.real += 2.0
+    before = passing.time.elapsed()
+    passing.waits.seconds += 2.0  # it was no work of the script's
+    for _ in range(3):
+        passing.operator(costs=0.1)
+        found = passing.time.elapsed()
+        assert before < found < before + 0.1
+        before = found
+    assert passing.time.elapsed() == before  # nothing was launched
+
+
 def test_python_that_is_held_up_on_its_way_to_an_operator_stays_part_of_launching() -> None:
     passing = Passing()
     passing.operator()

@@ -205,6 +205,20 @@ def test_the_build_of_a_cuda_extension_is_refused_by_name(name: str, given: Any)
     assert getattr(cpp_extension, name) is before
 
 
+def test_the_adam_that_deepspeed_builds_is_that_of_pytorch(sim: Simulation) -> None:
+    """In place, by a kernel that reads four numbers and writes three of each parameter."""
+    files = ["/site-packages/deepspeed/ops/csrc/adam/multi_tensor_adam.cu"]
+    module: Any = cpp_extension.load(name="fused_adam", sources=files, with_cuda=True)
+    lists = [[torch.zeros(1 << 20, device="cuda", dtype=torch.bfloat16)] for _ in range(4)]
+    before = sim.allocator.peak_allocated_bytes
+    with torch.no_grad():
+        skips = torch.zeros(1, dtype=torch.int32, device="cuda")
+        module.multi_tensor_adam(2048 * 32, skips, lists, 1e-3, 0.9, 0.999, 1e-8, 1, 1, 1, 0.0)
+    assert sim.allocator.peak_allocated_bytes == before + 512  # the flag alone
+    with pytest.raises(UnsupportedOperatorError):
+        cpp_extension.load(name="fused_adam", sources=["mine/kernel.cu"])
+
+
 def test_jagged_tensors(sim: Simulation) -> None:
     parts = [torch.randn(3, 8), torch.randn(5, 8)]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged, device="cuda")

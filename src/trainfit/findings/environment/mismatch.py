@@ -133,6 +133,39 @@ def no_terminal(raised: ParsedException, _: FailureContext) -> Finding | None:
     )
 
 
+#: Lib/subprocess.py; and what is said of output that is empty, as a shell's is that finds no
+#: command.
+_NO_NVIDIA_SMI: Final = re.compile(r"No such file or directory: 'nvidia-smi'")
+_OF_EMPTY: Final = re.compile(
+    r"not enough values to unpack \(expected \d+, got [01]\)|list index out of range"
+    r"|invalid literal for int\(\) with base 10: ''|could not convert string to float: ''"
+)
+_ASKS_NVIDIA_SMI: Final = re.compile(r"[\"']nvidia-smi\b")
+_FUNCTION: Final = re.compile(r"\s*(?:async )?def ")
+
+
+def no_nvidia_smi(raised: ParsedException, _: FailureContext) -> Finding | None:
+    """nvidia-smi is started where there is none, or what a shell prints in its place is read."""
+    if not _NO_NVIDIA_SMI.search(raised.message):
+        if not _OF_EMPTY.search(raised.message):
+            return None
+        of_function: list[str] = []
+        for line in reversed(raised.lines or [raised.code]):
+            of_function.append(line)
+            if _FUNCTION.match(line):
+                break
+        if not any(_ASKS_NVIDIA_SMI.search(line) for line in of_function):
+            return None
+    return failure_finding(
+        "no_nvidia_smi",
+        "The script starts nvidia-smi, which comes with a GPU's driver: this machine has none, and "
+        "a simulated GPU neither",
+        "",
+        "torch.cuda.mem_get_info() and torch.cuda.get_device_properties() tell the same, of a "
+        "simulated GPU, too; or leave out the option that asks for it",
+    )
+
+
 def _mismatch(title: str, fix: str) -> Finding:
     return failure_finding("package_mismatch", title, "", fix)
 

@@ -425,11 +425,6 @@ def _of_processes(message: str, gpus: int) -> str:
         return "move all tensors of that line to one device, as in .to(device)"
     if _SEVERAL_GPUS.search(message):
         return _NAME_GPUS
-    if "Error building extension 'fused_adam'" in message:
-        return (
-            'DeepSpeed\'s CUDA kernels cannot be built here: set "torch_adam": true among its '
-            "optimizer's params, which uses the same memory"
-        )
     return ""
 
 

@@ -120,6 +120,16 @@ class StepCycle:
         self._unseen[id(optimizer)] = weakref.ref(optimizer)
         self._owners, self._looks = None, 0
 
+    def constructed(self, optimizer: Any) -> None:
+        """It has its parameters now: what was made of the same ones before, and has not stepped, is
+        awaited no longer. A library may put an optimizer of its own in the user's place, and give
+        that other parameters later (Accelerate with DeepSpeed's offload)."""
+        own = set(map(id, _parameters(optimizer)))
+        for key, known in list(self._unseen.items()):
+            earlier = known()
+            if earlier is not optimizer and not own.isdisjoint(map(id, _parameters(earlier))):
+                del self._unseen[key]
+
     def ignore(self, optimizer: Any) -> None:
         """The steps of ``optimizer`` are none of the script's."""
         key, ignored = id(optimizer), self._ignored

@@ -33,12 +33,20 @@ _Given = tuple[Any, ...]
 class _Call:
     """A call that was made: of which model, given and leaving what."""
 
-    def __init__(self, module: torch.nn.Module, given: _Given, new: bool, end_bytes: int) -> None:
+    def __init__(
+        self, module: torch.nn.Module, given: _Given, new: bool, requested: int, allocated: int
+    ) -> None:
         self.module, self.given, self.is_new = weakref.ref(module), given, new
-        self._alike = given, new, end_bytes
+        self._requested, self._allocated = requested, allocated
 
     def is_like(self, other: _Call) -> bool:
-        return self.module() is other.module() and self._alike == other._alike
+        """Was as much in use at the end of both? A few bytes more of what the loop keeps, as the
+        token that it adds to its text, use no more memory until they fill a block."""
+        return (
+            self.module() is other.module()
+            and (self.given, self.is_new) == (other.given, other.is_new)
+            and (self._requested == other._requested or self._allocated == other._allocated)
+        )
 
 
 class SampledLoop:
@@ -117,8 +125,16 @@ class SampledLoop:
         if is_fed and self._is_inference:
             self._calls.clear()
             return
-        bytes_ = self._simulation.allocator.requested_bytes
-        self._calls.append(_Call(module, _given(args, kwargs), is_new, bytes_))
+        in_use = self._simulation.allocator
+        self._calls.append(
+            _Call(
+                module,
+                _given(args, kwargs),
+                is_new,
+                in_use.requested_bytes,
+                in_use.allocated_bytes,
+            )
+        )
         del self._calls[: -_ALIKE * _TURNS]
         for turns in range(1, _TURNS + 1):
             last = self._calls[-_ALIKE * turns :]

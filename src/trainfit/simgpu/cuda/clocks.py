@@ -243,6 +243,9 @@ def core_waits() -> CoreWaits:
 #: looks at the time meanwhile. Below, it is most likely Python on its way to the next operator:
 #: slowed by the simulation, and part of what the clock takes for launching one.
 OWN_WORK_S: Final = 2e-3
+#: What passes at the least between two looks at the time with an operator between them: about what
+#: the CPU needs to launch one.
+_LOOK_S: Final = 5e-6
 
 #: Functions of the module ``time``, each a clock that goes on by itself, and their units a second.
 _SHOWN: Final = {
@@ -274,7 +277,7 @@ class ScriptTime:
         #: The thread that runs the simulator.
         self._inside = 0
         self._left = real()
-        self._shown_s = 0.0
+        self._shown_s = self._host_s = 0.0
         # Reentrant: the handler of a signal may run operators, too.
         self._lock = threading.RLock()
         #: Are its functions installed, and is this the process of the simulation?
@@ -324,7 +327,11 @@ class ScriptTime:
             return self._clock.now(stream)
 
     def elapsed(self) -> float:
-        """Seconds since the simulation began, as the script is shown them; they never decrease."""
+        """Seconds since the simulation began, as the script is shown them; they never decrease.
+
+        A look may have taken for the script's own work what turns out to be a wait for a core.
+        Where operators were launched since, some time passes nevertheless: scripts divide by it.
+        """
         with self._lock:
             if self._simulating and self._inside != threading.get_ident():
                 return self._shown_s  # what another thread records is not whole yet
@@ -332,7 +339,9 @@ class ScriptTime:
             # Also in the simulator, where callbacks of the script may poll the time.
             own = self._own(began - self._left)
             self._looked = self._looked or not self._simulating
-            self._shown_s = max(self._shown_s, self._clock.host() + own)
+            host = self._clock.host()
+            least = self._shown_s + min(_LOOK_S, max(0.0, host - self._host_s))
+            self._shown_s, self._host_s = max(least, host + own), host
             self.leave_out(self._real() - began)
             return self._shown_s
 

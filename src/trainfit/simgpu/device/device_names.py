@@ -15,6 +15,7 @@ import torch
 
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.host_fills import pin
 from trainfit.simgpu.device.tensor import CPU, CUDA, GPUS, DeviceTensor, gpu_number, plain
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import operators as private
@@ -95,8 +96,20 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
         kwargs["pin_memory"] = False
     result = func(*args, **kwargs)
     if pinned and isinstance(result, torch.Tensor):
-        result.pin_memory()
+        made_pinned(result)
     return result
+
+
+def made_pinned(tensor: torch.Tensor) -> None:
+    """Its memory was made pinned: nothing is copied into it, as a script's own ``pin_memory()``
+    does, which hooks watch.
+
+    Raises:
+        RuntimeError: PyTorch's, if it is on the device.
+    """
+    if isinstance(tensor, DeviceTensor):
+        tensor.pin_memory()
+    pin(tensor)
 
 
 #: Functions that make a tensor of numbers, and where among their arguments those are. In C++ they

@@ -22,6 +22,7 @@ from trainfit.simgpu.device.device_names import (
     complete,
     construct,
     legacy_dtype,
+    made_pinned,
     on_meta,
 )
 from trainfit.simgpu.device.engine import Engine
@@ -116,7 +117,9 @@ class DeviceMode(TorchDispatchMode):
         device = args[1] if func is _TO_DEVICE and len(args) > 1 else kwargs.get("device")
         if kwargs.get("pin_memory") and not (device is not None and device.type == "cuda"):
             result = func(*args, **(kwargs | {"pin_memory": False}))
-            return result.pin_memory() if isinstance(result, torch.Tensor) else result
+            if isinstance(result, torch.Tensor):
+                made_pinned(result)
+            return result
         if device is not None and (
             device.type == "cuda" or (device.type == "meta" and not self._engine.explicit_meta)
         ):

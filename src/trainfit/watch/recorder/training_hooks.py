@@ -207,6 +207,8 @@ def _construct(host: Host, construct: Callable[..., Any]) -> Callable[..., Any]:
         with careful(host, "optimizer"):
             host.steps.cycle.made(optimizer)
         construct(optimizer, *args, **kwargs)
+        with careful(host, "optimizer"):
+            host.steps.cycle.constructed(optimizer)
 
     return __init__
 
