@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from trainfit.findings.worker_copies import generator_copied
+from trainfit.findings.training.worker_copies import generator_copied
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count

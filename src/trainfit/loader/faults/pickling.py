@@ -24,7 +24,7 @@ import torch
 
 from trainfit.findings import fixes
 from trainfit.findings.source_code import parsed
-from trainfit.findings.worker_copies import shared_handle
+from trainfit.findings.training.worker_copies import shared_handle
 from trainfit.findings.worker_start import unguarded_line
 from trainfit.hooks.held_objects import held, walk
 from trainfit.loader.measure import processes

@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from trainfit.findings import fixes
-from trainfit.findings.worker_copies import generator_copied, not_sharded, too_few_shards
+from trainfit.findings.training.worker_copies import generator_copied, not_sharded, too_few_shards
 from trainfit.hooks.digests import digest
 from trainfit.hooks.held_objects import all_generators, generators, state_of
 from trainfit.loader.faults.pickling import made_at

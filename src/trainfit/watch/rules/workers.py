@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.findings import worker_copies
 from trainfit.findings.habits import (
     LOADED_IN_TRAINING,
     MADE_AGAIN,
@@ -16,6 +15,7 @@ from trainfit.findings.habits import (
     Habit,
     restarted_workers,
 )
+from trainfit.findings.training import worker_copies
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import EPOCH_START
 from trainfit.results.runs.watched import WatchedLoader
