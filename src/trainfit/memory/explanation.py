@@ -59,9 +59,9 @@ def summarize(
     others = header.get("other_processes_bytes") or 0
     notes = (*(header.get("notes") or ()), *_whose(recording, outcome))
     full = out_of_memory or header.get("out_of_memory")
-    at_peak = [
-        each for each in peak(recording, stream, outcome).largest if each.kind != "workspace"
-    ]
+    # A run whose first allocation was refused has no peak.
+    held = peak(recording, stream, outcome).largest if len(recording.events) else ()
+    at_peak = [each for each in held if each.kind != "workspace"]
     return RecordingSummary(
         file=file,
         gpu=header["gpu"],

@@ -89,6 +89,8 @@ class StepCycle:
         """Was an optimizer made, or did one step?"""
         self.restarted = False
         """Did the latest step of an optimizer begin another training?"""
+        self.makes_others = False
+        """Are optimizers that are made now none of the script's?"""
         self.counts_every_pass = False
         """Is it known that the script has no optimizer?"""
         self._used: dict[int, _Used] = {}
@@ -124,6 +126,8 @@ class StepCycle:
         """It has its parameters now: what was made of the same ones before, and has not stepped, is
         awaited no longer. A library may put an optimizer of its own in the user's place, and give
         that other parameters later (Accelerate with DeepSpeed's offload)."""
+        if self.makes_others:
+            return
         own = set(map(id, _parameters(optimizer)))
         for key, known in list(self._unseen.items()):
             earlier = known()

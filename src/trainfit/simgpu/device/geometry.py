@@ -281,7 +281,9 @@ def _in_place(args: Any, _: Any) -> None:
     with no_dispatch():
         wanted = torch.result_type(target, other)
     if not torch.can_cast(wanted, target.dtype):
-        given, own = (_name_of(torch.empty((), dtype=each)) for each in (wanted, target.dtype))
+        given, own = (
+            _name_of(constructors.empty((), dtype=each)) for each in (wanted, target.dtype)
+        )
         raise RuntimeError(f"result type {given} can't be cast to the desired output type {own}")
 
 

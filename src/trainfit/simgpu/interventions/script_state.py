@@ -206,11 +206,12 @@ class Scene:
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
         """Optimizers made inside are an intervention's, not the script's."""
-        before, self._own = self._own, True
+        cycle, before = self.simulation.cycle, self._own
+        self._own = cycle.makes_others = True
         try:
             yield
         finally:
-            self._own = before
+            self._own = cycle.makes_others = before
 
     def forward_calls(self) -> ForwardCalls:
         return ForwardCalls(self._calls, self._calls_with_grad)
