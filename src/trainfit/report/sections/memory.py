@@ -158,7 +158,7 @@ def peak_facts(
     by_kind: Mapping[str, int], by_module: Mapping[str, int], total: int
 ) -> Facts | None:
     """The kinds, and the modules, that most of the peak is of."""
-    kinds = {kind_title(kind): nbytes for kind, nbytes in by_kind.items()}
+    kinds = {kind_title(kind): nbytes for kind, nbytes in by_kind.items() if nbytes}
     named = sorted(((n, path) for path, n in by_module.items() if path and n), reverse=True)
     modules = without_prefix({path: nbytes for nbytes, path in named[:_PARTS]})
     return facts(
