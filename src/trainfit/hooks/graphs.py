@@ -4,7 +4,6 @@ all steps."""
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import weakref
@@ -15,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerAction
 
+from trainfit.findings.source_code import from_here
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.losses import nodes_of, parameters_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, tensors_among
@@ -376,8 +376,7 @@ class Profiling:
             yield Misuse("profiler_on", (str(self.all_steps[0]),), self.all_steps[1])
         if self._followed is not None and self._looks_followed >= _LOOKS:
             file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
-            inside = os.path.relpath(file) if os.path.isabs(file) else file
-            file = file if inside.startswith("..") else inside  # as other lines are told
+            file = from_here(file) or file  # as other lines are told
             told = self._followed[0], str(self._followed[1])
             yield Misuse("tracing_on", told, only_line(file, _SWITCHES))
 

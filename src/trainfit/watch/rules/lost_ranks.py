@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trainfit.findings.source_code import short_file
 from trainfit.findings.tracebacks import exception_in, parse
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import Event, RankRecord, exit_words
@@ -16,7 +17,6 @@ from trainfit.watch.rules.standing import (
     SAME_CALLS,
     end_of,
     raised_by,
-    short_path,
     still_of,
     uneven_batches,
 )
@@ -63,7 +63,7 @@ def _raised_first(run: RunView) -> Finding | None:
         (Evidence("in step", float(event.step)),),
         "The other ranks lost their connection to it, or were ended after it",
         (Fix("fix this error; those of the other ranks follow from it"),),
-        place=None if culprit is None else Place(short_path(culprit.path), culprit.line),
+        place=None if culprit is None else Place(short_file(culprit.path), culprit.line),
         rank=view.header.rank,
         last_step=event.step,
     )

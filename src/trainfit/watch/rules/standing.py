@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Final
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.fixes import HANGS
 from trainfit.findings.hangs import FORK_UNSAFE, explain
+from trainfit.findings.source_code import short_file
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
 from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
@@ -244,7 +244,7 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
     title = f"No step for {duration(still.seconds)}: {who} is {at}"
     other = still.locked_out or still.unfed_by
     if other is not None and other.where is not None:
-        at = f"{short_path(other.where.path)}:{other.where.line}"
+        at = f"{short_file(other.where.path)}:{other.where.line}"
         title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
     died = _died_before(still)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
@@ -256,7 +256,7 @@ def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
     title = f"The script is over, and its process did not end for {duration(still.seconds)}"
     where, kept = None, still.kept_by
     if kept is not None and (frame := kept.where) is not None:
-        where = Place(short_path(frame.path), frame.line, source=frame.code)
+        where = Place(short_file(frame.path), frame.line, source=frame.code)
         code = f" `{short(frame.code, 60)}`" if frame.code else ""
         title += f": a thread is at {where} in {frame.function}{code}"
     return title, "Python ends when all threads have that are no daemons", Fix(_END_THREAD), where
@@ -346,7 +346,7 @@ def _died_before(still: _Still) -> _Died | None:
     if not told:
         return None
     culprit = parse(*exception_in(told[-1].text), told[-1].text).culprit
-    place = None if culprit is None else Place(short_path(culprit.path), culprit.line)
+    place = None if culprit is None else Place(short_file(culprit.path), culprit.line)
     at = "" if place is None else f" at {place}"
     return _Died(f"{short(raised_by(told[-1]), 80)}{at}", place)
 
@@ -367,17 +367,12 @@ def _where(still: _Still) -> tuple[str, Place | None, str]:
         return "the training", None, "a call that is not known"
     who = "a DataLoader worker" if busy.role == "worker" else "the main thread"
     code = f" `{short(frame.code, 60)}`" if frame.code else ""
-    place = Place(short_path(frame.path), frame.line, source=frame.code)
+    place = Place(short_file(frame.path), frame.line, source=frame.code)
     return who, place, f"{frame.function}{code}"
 
 
-def short_path(path: str) -> str:
-    inside = os.path.relpath(path) if os.path.isabs(path) else path
-    return Path(path).name if inside.startswith("..") else inside
-
-
 def _stack(thread: ThreadStack) -> str:
-    calls = [f"{short_path(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
+    calls = [f"{short_file(each.path)}:{each.line} in {each.function}" for each in thread.own[:4]]
     return " < ".join(calls)
 
 
