@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.source_code import from_here
 from trainfit.results.findings import Finding, Fix, Place
 from trainfit.results.runs.operands import INDEXING, RENORMED, FailedCall, Operand, Origin
 
@@ -356,8 +356,7 @@ def _size(shape: tuple[int, ...]) -> str:
 
 def _at(place: str) -> str:
     file, _, line = place.rpartition(":")
-    inside = os.path.relpath(file) if os.path.isabs(file) else file
-    return f"{file if inside.startswith('..') else inside}:{line}"
+    return f"{from_here(file) or file}:{line}"
 
 
 _RULES: Final[Mapping[str, Callable[[Finding, FailedCall], Finding | None]]] = {

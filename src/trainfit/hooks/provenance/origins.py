@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import torch
 
+from trainfit.findings.source_code import parsed
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.provenance.cuts import Marks, tensors_among
 from trainfit.results.runs.operands import INDEXING, NO_CALL, RENORMED, FailedCall, Operand, Origin
@@ -286,9 +287,7 @@ def _of_call(behind: Sequence[FrameType]) -> Iterator[tuple[str, torch.Tensor]]:
 def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
     """The tensors and arrays that a line of the script names: variables, attributes of self."""
     text = linecache.getline(frame.f_code.co_filename, line).strip().rstrip(":")
-    try:
-        tree = ast.parse(text)
-    except SyntaxError:
+    if (tree := parsed(text)) is None:
         return
     known: Mapping[str, Any] = {**frame.f_globals, **locals_of(frame)}
     for node in ast.walk(tree):

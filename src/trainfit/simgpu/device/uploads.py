@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
-import linecache
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Final
 
 import torch
 
+from trainfit.findings.source_code import file_syntax
 from trainfit.results.runs.steps import HostCopy
 from trainfit.simgpu.device.user_location import call_of_user
 from trainfit.torch_private.operators import no_dispatch
@@ -131,9 +131,8 @@ class _Receiver:
 
 def _receiver(place: str) -> _Receiver:
     file, _, number = place.rpartition(":")
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
+    tree = file_syntax(file)
+    if tree is None:
         return _Receiver()
     line = int(number)
     moved = [
