@@ -12,7 +12,13 @@ import torch
 from torch.optim import lr_scheduler as schedules
 
 from trainfit.findings.training.learning import of_learning
-from trainfit.hooks.schedules import Schedule, schedule_end, schedule_fades, schedule_unused
+from trainfit.hooks.schedules import (
+    Schedule,
+    schedule_end,
+    schedule_fades,
+    schedule_unused,
+    stepped_first,
+)
 from trainfit.results.runs.learning import LearningFacts, ScheduleEnd, ScheduleFades
 
 Make = Callable[[torch.optim.Optimizer], Any]
@@ -298,3 +304,31 @@ def test_a_schedule_that_another_has_replaced() -> None:
     assert schedule_unused(known, 3, 240, [optimizer]) is None
     assert schedule_end(known, 3, 240, [optimizer]) is None
     assert schedule_fades(known, 32, [optimizer]) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "is_told"),
+    [
+        (lambda it: schedules.StepLR(it, 2), True),
+        (lambda it: schedules.SequentialLR(
+            it, [schedules.ConstantLR(it, 0.1, 2), schedules.ExponentialLR(it, 0.9)], [2]), True),
+        (lambda it: schedules.ReduceLROnPlateau(it), False),  # of a loss before the training
+    ],
+)  # fmt: skip
+def test_a_schedule_that_is_stepped_before_its_optimizer(make: Make, is_told: bool) -> None:
+    def first(calls: int, restored: bool = False) -> Schedule | None:
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
+        if restored:
+            optimizer.state[torch.zeros(3)] = {"step": 1}
+        made = Schedule(weakref.ref(scheduler := make(optimizer)), "train.py:7")
+        loss = (1.0,) if isinstance(scheduler, schedules.ReduceLROnPlateau) else ()
+        for _ in range(calls):
+            scheduler.step(*loss)
+        made.begins(optimizer)
+        scheduler.step(*loss)
+        return stepped_first([made], [optimizer])
+
+    assert (first(1) is not None) == is_told
+    assert first(0) is None
+    assert first(2) is None  # brought to where an earlier run was
+    assert first(1, restored=True) is None

@@ -16,7 +16,7 @@ import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainfit.hooks.owners import tensors_of
-from trainfit.hooks.schedules import Schedule, rate_as_factor
+from trainfit.hooks.schedules import Schedule, rate_as_factor, stepped_first
 from trainfit.hooks.structure import memory_of, place_in_memory
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import called_by_user, locals_of
@@ -311,6 +311,8 @@ def of_schedules(
     if (factor := rate_as_factor(schedules if asks else (), stepped)) is not None:
         told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
         found.append(Misuse("rate_times_rate", told, factor[2]))
+    if (early := stepped_first(schedules, stepped)) is not None:
+        found.append(Misuse("schedule_first", (type(early.alive).__name__,), early.place))
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import (
     ExponentialLR,
     LambdaLR,
     OneCycleLR,
+    ReduceLROnPlateau,
     StepLR,
 )
 
@@ -71,6 +72,8 @@ class Schedule:
     made: weakref.ref[Any]
     place: str | None
     before: int = 0
+    #: Had its optimizer averages then, which an earlier run left?
+    goes_on: bool = False
 
     @property
     def alive(self) -> Any | None:
@@ -88,6 +91,7 @@ class Schedule:
         """An optimizer is about to make its first step."""
         if self.is_of(optimizer):
             self.before += self.calls
+            self.goes_on = bool(optimizer.state)
 
 
 def made_for(schedules: Sequence[Schedule], optimizer: Any) -> str | None:
@@ -193,6 +197,20 @@ def rate_as_factor(
             rate = max(float(rate) for rate in scheduler.base_lrs)
             if 0 < factor <= _LARGEST_FACTOR and 0 < rate <= _LARGEST_RATE:
                 return factor, rate, each.place
+    return None
+
+
+def stepped_first(schedules: Sequence[Schedule], optimizers: Collection[Any]) -> Schedule | None:
+    """A schedule that was stepped once before the first step of its optimizer, of those that made
+    steps. One that goes on where an earlier run was is stepped more often, or has its state."""
+    within = _parts(schedules)
+    for each in schedules:
+        alive = each.alive
+        is_left_out = isinstance(alive, ReduceLROnPlateau) or id(alive) in within
+        if each.before != 1 or each.goes_on or is_left_out:
+            continue
+        if any(each.is_of(optimizer) for optimizer in optimizers):
+            return each
     return None
 
 

@@ -164,6 +164,21 @@ def _times_rate(found: Misuse) -> Finding:
     )
 
 
+def _first(found: Misuse) -> Finding:
+    (name,) = found.told
+    return Finding(
+        "schedule_first",
+        "info",
+        f"{name} is stepped before the optimizer's first step: the learning rate that it begins "
+        "with is used by no step",
+        (),
+        "its step() comes before that of the optimizer in the loop, so that all of the schedule is "
+        "one call early (PyTorch's warning of it names no line)",
+        (Fix("scheduler.step() after optimizer.step(), of epochs at their end"),),
+        confidence="likely",
+    )
+
+
 def _dead(found: Misuse) -> Finding:
     layers, name, dead, units = found.told
     more = f" (and most of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
@@ -238,6 +253,7 @@ STALLED: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
     "tracing_on": _traced,
     "one_batch": _one_batch,
     "rate_times_rate": _times_rate,
+    "schedule_first": _first,
     "gradients_zero": _without_slope,
     "weights_decayed": _decayed,
     "units_alike": _alike,
