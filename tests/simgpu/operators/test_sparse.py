@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 from torch.utils import cpp_extension
 
 import trainfit
@@ -228,3 +229,13 @@ def test_jagged_tensors(sim: Simulation) -> None:
     assert out.to_padded_tensor(0.0).shape == (2, 5, 4)
     out.values().sum().backward()
     assert layer.weight.grad is not None and layer.weight.grad.is_cuda
+
+
+@pytest.mark.skipif(TorchVersion(torch.__version__) < "2.15", reason="since PyTorch 2.15")
+def test_gradients_with_few_rows_are_clipped(sim: Simulation) -> None:
+    layer = nn.Embedding(ROWS, WIDTH, sparse=True).cuda()
+    layer(torch.tensor([3, 3, 7], device="cuda")).sum().backward()
+    norm = nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+    assert norm.shape == () and layer.weight.grad is not None and layer.weight.grad.is_sparse
+    # The values of rows with the same index are summed up before: two rows are left.
+    assert 2 * WIDTH * 4 in sim.recording.alloc_bytes.tolist()

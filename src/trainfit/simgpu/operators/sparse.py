@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
@@ -248,6 +249,18 @@ def _joined(one: SparseTensor, other: Any, alpha: Any) -> tuple[Any, Any]:
     if alpha != 1:
         values = values.mul(alpha)
     return torch.cat([one.parts[0], other.parts[0]], 1), torch.cat([one.parts[1], values], 0)
+
+
+def _vector_norm(engine: Engine, args: Any, kwargs: Any) -> Any:
+    """Of all of it: of the values, once equal indices are summed up."""
+    sparse, *rest = args
+    coalesced = sparse if sparse.coalesced else _coalesce(engine, (sparse,), {})
+    return aten.linalg_vector_norm.default(coalesced.parts[1], *rest, **kwargs)
+
+
+# PyTorch before refuses it, and so to clip such gradients.
+if TorchVersion(torch.__version__) >= "2.15":
+    _kernel(aten.linalg_vector_norm.default)(_vector_norm)
 
 
 # -- products with a dense matrix -------------------------------------------------------------
