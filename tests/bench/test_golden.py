@@ -32,6 +32,12 @@ def test_what_differs_between_two_runs_is_not_compared(golden: Any) -> None:
     assert golden.changed(stored, ["Fits: 2 GiB", ".seconds = 9", "in 10 s", ".steps = 3"]) == []
 
 
+def test_how_long_checks_took_is_not_compared_though_two_runs_have_it_alike(golden: Any) -> None:
+    stored = golden.masked(["1 bad, 9 good (12.5 ms)"], ["1 bad, 9 good (12.5 ms)"])
+    assert stored == ["~"] and golden.changed(stored, ["1 bad, 9 good (13 ms)"]) == []
+    assert golden.masked(["a step (12.5 ms)"], ["a step (12.5 ms)"]) == ["a step (12.5 ms)"]
+
+
 @pytest.mark.parametrize(
     "now",
     [
