@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from helpers_learning import Kinds
 from trainfit.findings.training.misuse import of_misuse
 from trainfit.hooks.graphs import UnusedResults
+from trainfit.hooks.losses import nodes_of
 
 Tensor = torch.Tensor
 
@@ -75,7 +77,7 @@ def _unused(*, with_grad: bool = True, parts: bool = False) -> UnusedResults:
         for each in kept:
             seen.gave({"out": each} if step % 2 else each, lambda: "train.py:7")
         for loss in kept if parts else (model(torch.rand(8, 4)),):
-            seen.look(loss.mean().grad_fn, step)
+            seen.look(functools.partial(nodes_of, loss.mean().grad_fn), step)
     return seen
 
 

@@ -75,10 +75,11 @@ class Graphs:
         self._is_inside = False
         self._unused.gave(output, place)
 
-    def begins(self, root: Any, step: int, place: Callable[[], str | None]) -> None:
-        """A backward pass from a node is about to begin."""
+    def begins(self, root: Any, nodes: Nodes, step: int, place: Callable[[], str | None]) -> None:
+        """A backward pass from a node, over ``nodes``, is about to begin."""
         self._kept.look(root, step, place)
-        self._unused.look(root, step)
+        if root is not None:
+            self._unused.look(nodes, step)
 
     def entered(self, place: str | None) -> None:
         """Autocast to a type of 16 bits begins, maybe within a model."""
@@ -174,6 +175,10 @@ class SecondOrder:
         return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
 
 
+#: Gives the nodes of a graph, walked when somebody asks; ``None``: it is too large for that.
+Nodes = Callable[[], list[Any] | None]
+
+
 class _Mark:
     """Lives as long as the node that has it."""
 
@@ -228,10 +233,10 @@ class UnusedResults:
             mark = node.metadata.setdefault(_RESULT, _Mark())
             self._given.append((weakref.ref(mark), place()))
 
-    def look(self, root: Any, step: int) -> None:
-        """A backward pass from a node is about to begin in a step. What none of a step's passes
+    def look(self, nodes: Nodes, step: int) -> None:
+        """A backward pass over nodes is about to begin in a step. What none of a step's passes
         uses is left when the next step's first one begins."""
-        if self.found is not None or root is None:
+        if self.found is not None:
             return
         if step != self._step:
             self._times = self._times + 1 if self._left >= _LEAST_RESULTS else 0
@@ -242,7 +247,7 @@ class UnusedResults:
         self._given = [each for each in self._given if each[0]() is not None]
         self._left = 0
         if len(self._given) >= _LEAST_RESULTS:
-            used = {node.metadata.get(_RESULT) for node in nodes_of(root) or ()}
+            used = {node.metadata.get(_RESULT) for node in nodes() or ()}
             self._given = [each for each in self._given if each[0]() not in used]
             self._left = len(self._given)
             self._place = self._given[0][1] if self._given else None

@@ -313,14 +313,15 @@ class MisuseObserver:
     def backward(self, root: Any, *, has_trained: bool = True) -> None:
         """A backward pass begins from a tensor."""
         node = getattr(root, "grad_fn", None)
-        self.graphs.begins(node, self._steps(), self._place)
+        walked = functools.cache(lambda: nodes_of(node))
+        self.graphs.begins(node, walked, self._steps(), self._place)
         if not has_trained:
             return
         if "term_cut_off" not in self._found and (cut := cut_in(node)) is not None:
             operator, cut_at, place = cut
             self._note("term_cut_off", operator, cut_at or "", place=place)
         self.batches.trained(node)
-        nodes = nodes_of(node)
+        nodes = walked()
         goes_back = functools.partial(self.origins.goes_back_to, root, OF_SAMPLES)
         self.samples.used(nodes or (), goes_back)
         everything = nodes or ()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainfit.hooks.losses import shape_of
+from trainfit.hooks.losses import operator_of, shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.tensors import item, saved_exponent
@@ -260,7 +260,7 @@ def steep(optimizer: Any, loss: float, nodes: Iterable[Any]) -> Iterator[tuple[s
 
 
 def _steep_of(nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    known = {node.name().split("Backward")[0] for node in nodes if not _is_flat_power(node)}
+    known = {operator_of(node) for node in nodes if not _is_flat_power(node)}
     yield from (told for name, told in _STEEP.items() if name in known)
 
 

@@ -15,6 +15,7 @@ from trainfit.hooks.losses import (
     VIEWS,
     nodes_of,
     number_of,
+    operator_of,
     parameters_of,
     product_of,
     shape_of,
@@ -216,11 +217,6 @@ def _numbers(lengths: Any) -> list[int] | None:
     return None
 
 
-def _operator(node: Any) -> str:
-    name: str = node.name()
-    return name.split("Backward")[0]
-
-
 def _only(node: Any) -> Any | None:
     """The one operand of a node that has a graph; ``None``: it has several, or none."""
     known = [each for each, _ in node.next_functions if each is not None]
@@ -232,7 +228,7 @@ def may_be_negative(node: Any) -> bool:
     for _ in range(_DEPTH):
         if node is None:
             return False
-        name = _operator(node)
+        name = operator_of(node)
         if name.startswith(_LAYERS):
             return _is_free(node)
         if (product := product_of(node)) is not None:
@@ -248,17 +244,17 @@ def may_be_negative(node: Any) -> bool:
 
 def _is_distance_to_itself(node: Any) -> bool:
     """Is it the sum of ``(x[:, None] - x[None, :]) ** 2`` over features, 0 of a row and itself?"""
-    if node is None or not _operator(node).startswith("Sum"):
+    if node is None or not operator_of(node).startswith("Sum"):
         return False
     square = node.next_functions[0][0]
-    name = _operator(square) if square is not None else ""
+    name = operator_of(square) if square is not None else ""
     if not name.startswith(("Pow", "Mul")):
         return False
     operands = {each for each, _ in square.next_functions if each is not None}
     if len(operands) != 1 or (name == "Pow" and saved_exponent(square) != 2):
         return False
     difference = operands.pop()
-    if not _operator(difference).startswith("Sub"):
+    if not operator_of(difference).startswith("Sub"):
         return False
     sides = [_behind_views(each) for each, _ in difference.next_functions]
     sizes = [sizes_of(each) for each in (difference, sides[0]) if each is not None]
@@ -273,7 +269,7 @@ def _behind_views(node: Any) -> Any:
         if node is None:
             return None
         made = node.next_functions[0][0] if node.next_functions else None
-        name = _operator(node)
+        name = operator_of(node)
         is_whole = (
             name.startswith("Slice") and made is not None and sizes_of(made) == sizes_of(node)
         )
@@ -286,9 +282,9 @@ def _behind_views(node: Any) -> Any:
 def _is_clipped(node: Any) -> bool:
     """Is it 0 where what it is of was below 0?"""
     node = _behind_views(node)
-    if node is None or not _operator(node).startswith(_CLIPS):
+    if node is None or not operator_of(node).startswith(_CLIPS):
         return False
-    return _operator(node) == "Relu" or saved_limits(node)[0] == 0
+    return operator_of(node) == "Relu" or saved_limits(node)[0] == 0
 
 
 def _beyond(node: Any) -> str | None:
@@ -297,7 +293,7 @@ def _beyond(node: Any) -> str | None:
     for _ in range(_DEPTH):
         if node is None:
             return None
-        name = _operator(node)
+        name = operator_of(node)
         if name.startswith(("Clamp", "Hardtanh")):
             least, largest = saved_limits(node)
             is_at = (least is not None and least <= -1) or (largest is not None and largest >= 1)
@@ -361,7 +357,7 @@ def _bootstraps(target: torch.Tensor) -> bool:
     for _ in range(_DEPTH):
         if node is None:
             return False
-        name = _operator(node)
+        name = operator_of(node)
         if name.startswith(_LAYERS):
             return is_added and is_discounted
         if (product := product_of(node)) is not None:
@@ -390,7 +386,7 @@ def _divergence(root: Any) -> float | None:
     is not above what is usual."""
     errors, sums = [], []
     for weight, node in _terms_of(root):
-        name = _operator(node)
+        name = operator_of(node)
         made = _only(node)
         is_error = made is not None and made.name().startswith((*_LOSSES, "Pow"))
         if weight and (
@@ -414,7 +410,7 @@ def _terms_of(root: Any) -> Iterator[tuple[float, Any]]:
         weight, node = waiting.pop()
         if node is None:
             continue
-        name = _operator(node)
+        name = operator_of(node)
         if name.startswith(_ADDS):
             waiting += [(weight, each) for each, _ in node.next_functions]
         elif name.startswith(("Mul", "Div")):
@@ -437,7 +433,7 @@ def _added(root: Any) -> Iterator[Any]:
         node = waiting.pop()
         if node is None:
             continue
-        name = _operator(node)
+        name = operator_of(node)
         if name.startswith("Sub") and len(node.next_functions) == 2:
             waiting.append(node.next_functions[0][0])
         elif name.startswith("Add"):
@@ -450,22 +446,22 @@ def _added(root: Any) -> Iterator[Any]:
 
 def _is_scaled_up(node: Any) -> bool:
     """Is it a product with, or a quotient by, a number above 0?"""
-    value = number_of(saved_other(node)) if _operator(node).startswith(("Mul", "Div")) else None
+    value = number_of(saved_other(node)) if operator_of(node).startswith(("Mul", "Div")) else None
     return value is not None and value > 0
 
 
 def _is_overlap(ratio: Any) -> bool:
     """Is it ``2 * (p * t).sum() / (p.sum() + t.sum())``?"""
-    if _operator(ratio) != "Div" or len(ratio.next_functions) != 2:
+    if operator_of(ratio) != "Div" or len(ratio.next_functions) != 2:
         return False
     above, below = (each for each, _ in ratio.next_functions)
-    above = _only(above) if above is not None and _operator(above).startswith("Add") else above
-    if above is None or not _operator(above).startswith("Mul"):
+    above = _only(above) if above is not None and operator_of(above).startswith("Add") else above
+    if above is None or not operator_of(above).startswith("Mul"):
         return False
     both = _only(above)
-    product = _only(both) if both is not None and _operator(both).startswith("Sum") else None
+    product = _only(both) if both is not None and operator_of(both).startswith("Sum") else None
     is_twice = number_of(saved_other(above)) == 2
-    if not is_twice or product is None or not _operator(product).startswith("Mul"):
+    if not is_twice or product is None or not operator_of(product).startswith("Mul"):
         return False
     output, waiting = _only(product), [below]
     for _ in range(_OF_DIVERGENCE):
@@ -474,7 +470,7 @@ def _is_overlap(ratio: Any) -> bool:
             return False
         if node is output and output is not None:
             return True
-        if _operator(node).startswith((*_ADDS, "Sum", "Pow", "Mul")):
+        if operator_of(node).startswith((*_ADDS, "Sum", "Pow", "Mul")):
             waiting += [each for each, _ in node.next_functions if each is not None]
     return False
 
@@ -489,7 +485,7 @@ def _is_of_normals(total: Any) -> bool:
         if not waiting:
             break
         node = waiting.pop()
-        name = _operator(node)
+        name = operator_of(node)
         seen.add(name)
         if name.startswith((*_ADDS, *_SCALES)):
             waiting += [each for each, _ in node.next_functions if each is not None]

@@ -122,6 +122,9 @@ class StackLooks:
 #: Before the first step: the seconds that one look stands for, and what is not told by lines of
 #: libraries, as ``inner`` of a line of the script says it.
 START_LOOK_S: Final = 0.1
+#: Seconds before the end of the first step from which they are worth a word: what is done once is
+#: soon made up for by a training of hours.
+LATE_S: Final = 10.0
 StartPart = Literal["import", "first batch", "torch.compile"]
 
 

@@ -28,6 +28,7 @@ from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
+    LATE_S,
     NO_VALUES,
     Ending,
     Event,
@@ -90,9 +91,6 @@ _SAMPLES: Final = (tables.STEPS.names or ()).index("samples")
 _FLAGS: Final = -1
 _MOST_NOTES: Final = 20
 _LONGEST_TRACEBACK: Final = 20_000
-#: Seconds at one line before the first step, from which it is worth to be told of a run that ended
-#: there (``LATE_S`` of the rule).
-_LONG_S: Final = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -467,7 +465,7 @@ class Recorder:
         program that imports PyTorch may end so."""
         self.saw(error)
         self._last_error = None
-        is_long = self._start is not None and self._start.is_long(_LONG_S)
+        is_long = self._start is not None and self._start.is_long(LATE_S)
         trains = self.steps.cycle.has_optimizer or is_long
         if self._files is None and (trains or _is_explained(traceback)):
             self._claim()

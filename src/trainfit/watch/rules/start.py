@@ -7,16 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
-from trainfit.results.runs.watched import START_LOOK_S, StartPart
+from trainfit.results.runs.watched import LATE_S, START_LOOK_S, StartPart
 from trainfit.results.text import duration
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView
 
 KIND: Final = "late_start"
-#: Seconds before the end of the first step, and their part of the run, from which they are worth a
-#: word: what is done once is soon made up for by a training of hours.
-LATE_S: Final = 10.0
+#: Of :data:`LATE_S` and more, the part of the run from which they are worth a word.
 LATE_SHARE: Final = 0.5
 #: Of these seconds, those at one line from which that is named.
 _MOST: Final = 1 / 3
