@@ -6,7 +6,15 @@ import threading
 
 import pytest
 
-from trainfit.plan.runs.processes import GaveWay, RamGate, RamShort, available_ram
+from trainfit.plan.runs.failures import remedy
+from trainfit.plan.runs.processes import (
+    GaveWay,
+    RamGate,
+    RamShort,
+    available_ram,
+    others_with_ram,
+)
+from trainfit.results.runs.trace import TraceOutcome
 
 GIB = 1 << 30
 
@@ -18,7 +26,10 @@ class Machine:
         self.available = available
         self.now = 0.0
         self.said: list[str] = []
-        self.gate = RamGate(self.said.append, lambda: self.available, self.clock)
+        self.others = ""
+        self.gate = RamGate(
+            self.said.append, lambda: self.available, self.clock, lambda gone: self.others
+        )
 
     def clock(self) -> float:
         self.now += 1.0
@@ -85,3 +96,15 @@ def test_the_youngest_run_gives_way_where_ram_runs_short() -> None:
 def test_the_ram_of_this_machine() -> None:
     found = available_ram()
     assert found is not None and 0 < found < 1 << 50
+
+
+def test_ram_that_other_programs_took_is_not_the_scripts() -> None:
+    machine = Machine(20 * GIB)
+    machine.others = others_with_ram(1 << 60)  # more than our processes have
+    assert "other programs have taken most of it" in machine.others
+    machine.available = GIB // 2
+    with machine.gate.turn(1), pytest.raises(RamShort) as caught:
+        machine.gate.look(1)
+    ended = TraceOutcome("died", 0, 1.0, str(caught.value))
+    assert remedy(ended, "") == "run it when they have ended"
+    assert others_with_ram(1 << 20) == ""  # this process alone has more than half of it

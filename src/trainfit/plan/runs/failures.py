@@ -18,6 +18,7 @@ from trainfit.findings.tracebacks import (
 )
 from trainfit.lint.api import mistakes_in
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.runs.processes import BY_OTHERS
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.files.errors import TrainfitError
@@ -506,6 +507,8 @@ def remedy(outcome: TraceOutcome, output: str) -> str:
         return "the system kills processes this way when RAM runs out: see the system log"
     if _is_syntax_error(outcome):
         return "fix that line"
+    if outcome.status == "died" and BY_OTHERS in outcome.message:
+        return "run it when they have ended"
     if outcome.status == "died" and "of RAM are left" in outcome.message:
         return (
             'make the model under torch.device("cuda"), where simulated parameters take no RAM, '

@@ -276,6 +276,30 @@ _LOOK_ALONE_S: Final = 0.1
 _TICK_S: Final = 0.02
 
 
+#: How a message says that the RAM went to programs that are not ours.
+BY_OTHERS: Final = "other programs have taken most of it"
+
+
+def others_with_ram(gone: int) -> str:
+    """Says that other programs have most of ``gone`` bytes, and which of them has most; empty
+    where our own processes have half of it or more."""
+    own, largest = 0, (0, "")
+    with contextlib.suppress(psutil.Error):
+        us = psutil.Process()
+        ours = {us.pid, *(each.pid for each in us.children(recursive=True))}
+        for each in psutil.process_iter(["pid", "name", "memory_info"]):
+            memory = each.info["memory_info"]
+            if memory is None:
+                continue
+            if each.pid in ours:
+                own += memory.rss
+            else:
+                largest = max(largest, (memory.rss, f"{each.info['name']}, pid {each.pid}"))
+    if 2 * own >= gone:
+        return ""
+    return f" ({BY_OTHERS}; {largest[1]} has {size(largest[0])})"
+
+
 class GaveWay(Exception):
     """A run was ended for want of RAM; it is to be made when no other goes on."""
 
@@ -299,6 +323,8 @@ class RamGate:
     Args:
         warn: is told once, in words, where they are made in turn.
         available: bytes of RAM that can be taken now (``None``: not known, nothing is limited).
+        taken_by_others: says of so many bytes that are gone whether other programs have them
+            (:func:`others_with_ram`).
     """
 
     def __init__(
@@ -306,8 +332,10 @@ class RamGate:
         warn: Callable[[str], None],
         available: Callable[[], int | None] = available_ram,
         clock: Callable[[], float] = time.monotonic,
+        taken_by_others: Callable[[int], str] | None = None,
     ) -> None:
         self._warn, self._available, self._clock = warn, available, clock
+        self._taken_by_others = taken_by_others or others_with_ram
         self._lock = threading.Lock()
         self._active: list[int] = []
         self._idle = available()
@@ -348,7 +376,8 @@ class RamGate:
                 return
             words = f"{size(left)} of RAM are left"
             if alone:
-                raise RamShort(f"{words} of {size(self._idle)}, so trainfit ended it")
+                others = self._taken_by_others(self._idle - left)
+                raise RamShort(f"{words} of {size(self._idle)}{others}, so trainfit ended it")
             self._take_turns(words)
         raise GaveWay
 
