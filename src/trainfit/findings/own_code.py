@@ -262,6 +262,15 @@ def adds_to(name: str) -> Habit:
     )
 
 
+def over_all_of(name: str) -> Habit:
+    """Of a line that computes over all of a variable, which becomes longer with each step."""
+    return Habit(
+        f"goes over all of the growing `{name}`",
+        "keep a running sum or mean, or look at the last 100 entries (collections.deque(maxlen=100)"
+        "); what needs all of them, do once an epoch",
+    )
+
+
 def held_at(line: str) -> Habit:
     """Of a line that waits for a lock, which another thread holds at ``line``."""
     return Habit(

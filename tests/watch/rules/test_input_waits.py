@@ -10,7 +10,7 @@ import pytest
 from helpers_watch import finding, kinds, loader, run_on_cpu
 from trainfit.report.watch import answer
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import CodeLine, StackLooks
+from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
@@ -171,6 +171,16 @@ def test_without_looks_it_is_as_before() -> None:
     header = {"fetch_code": StackLooks()}
     found = finding(waiting(header=header), "input_bound")
     assert "reading" in found.cause and str(found.place) == "train.py:41"
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "said"),
+    [("network", "waits for the network"), ("process", "waits for another process")],
+)
+def test_a_line_that_waits_is_not_told_to_compute(waits_for: WaitsFor, said: str) -> None:
+    """A socket of the script's own, which no library's name tells."""
+    line = CodeLine("data.py:16", 90, (), "c.recv", "c.recv", waits_for)
+    assert f"data.py:16 {said} for most of a batch's time" in answer(waiting(line))
 
 
 def test_neighbouring_lines_of_the_data_set_are_one_place() -> None:

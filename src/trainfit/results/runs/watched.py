@@ -37,6 +37,9 @@ from trainfit.results.text import signal_name
 SAMPLER_EVENTS: Final = "sampler.events.jsonl"
 #: What a note of the header says where the kernel's counters tell why a run was killed.
 OOM_KILLED: Final = "the kernel's OOM killer"
+#: Kind of the events that tell how long Python's garbage collector stopped a process: ``seconds``
+#: of ``values["pauses"]`` pauses since the last such event, ``values["longest_s"]`` the longest.
+COLLECTIONS: Final = "collections"
 _REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
 _ONE: Final = "give one folder for each machine of one run"
@@ -382,7 +385,8 @@ class Event:
     which one ended), "worker_hangs" (in which one stands at the end), "skipped_step", "compiled"
     (by torch.compile), "restart" (a second training in one script), "program" (PID and line of one
     that the script started), "threads" (the line that set PyTorch's number of them), "crash" (the
-    stack in which the rank's own process crashed: read from a file of its own)."""
+    stack in which the rank's own process crashed: read from a file of its own),
+    :data:`COLLECTIONS`."""
 
     time_s: float
     kind: str

@@ -81,6 +81,16 @@ class SlowWorker:
 _OF_PROGRAMS: Final = re.compile(r"^subprocess\.|(?:^|\.)(?:check_output|os\.system|_fork_exec)$")
 
 
+#: What a line does that makes samples and waits, by what for.
+_WAITING: Final[dict[WaitsFor, str]] = {
+    "sleep": "sleeps",
+    "lock": "waits for a lock",
+    "network": "waits for the network",
+    "process": "waits for another process",
+    "disk": "waits for a file",
+}
+
+
 @dataclass(frozen=True)
 class Fetching:
     """The fetches of one rank's steady part; ``None`` is not measured."""
@@ -447,9 +457,12 @@ class Fetching:
         """In a few words, what that line does; empty: it is not known."""
         if self.slow_line is None:
             return ""
-        if self.habit is None:
+        waits = _WAITING.get(self.slow_line.most.waits_for, "")
+        if self.habit is None and (waits == "" or self.slow_line.is_several):
             verb = "compute" if self.slow_line.is_several else "computes"
             return f"{self.slow_line} {verb} most of a batch"
+        if self.habit is None:
+            return f"{self.slow_line} {waits} for most of a batch's time"
         name = "" if self.slow_line.is_several else self.slow_line.most.calls
         return f"{self.slow_line} {self.habit.what}{f' (`{name}`)' if name else ''}"
 
