@@ -252,6 +252,7 @@ def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:
         ('answer = input("overwrite? ")', "somebody to type"),
         ("with self.lock:", "who holds the lock"),
         ("worker.join()", "a timeout"),
+        ("for x, y in pool.imap(make, seeds):", "BrokenProcessPool"),
         ("compute(x)", "fix what it waits for"),
     ],
 )
