@@ -245,10 +245,14 @@ def test_a_loop_over_an_open_file_goes_over_what_was_opened(tmp_path: Path) -> N
         "            n += 1\n"
         "    for row in rows:\n"
         "        n += 1\n"
+        "        whole = list(csv.DictReader(open(path)))\n"
+        "        part = list(row)\n"
     )
     code = next(each for each in compile(script.read_text(), str(script), "exec").co_consts if each)
     assert stacks._over(code, 4) == "open(path)"
     assert stacks._over(code, 6) == "rows"
+    assert stacks._over(code, 7) == "csv.DictReader(open(path))"  # read to its end at once
+    assert stacks._over(code, 8) == "rows"
 
 
 @pytest.mark.parametrize(("name", "is_phase"), [("save", True), ("_save", True), ("load", False)])

@@ -744,3 +744,30 @@ def test_a_line_that_computes_over_what_grows_is_told_so() -> None:
         other_s=0.1, header={"other_code": StackLooks(80, (another,)), "growing": (grows,)}
     )
     assert "growing" not in finding(judge(record), "other_code").title
+
+
+def test_a_log_that_its_thread_cannot_write_in_time_is_no_lock() -> None:
+    line = CodeLine("train.py:10", 60, (), "w.add_histogram", "waiter.acquire", "lock")
+    found = finding(judge(other(line)), "other_code")
+    assert "logs more than its thread can write (`w.add_histogram`)" in found.title
+    assert "every 500 steps" in found.fix.action
+    locks = dataclasses.replace(line, calls="self.share")
+    assert "waits for a lock" in finding(judge(other(locks)), "other_code").title
+
+
+def test_distributions_are_asked_for_many_states_at_once() -> None:
+    line = CodeLine("train.py:19", 60, (), "torch.distributions.Categorical", "logits.logsumexp")
+    found = finding(judge(other(line)), "other_code")
+    assert "asks a distribution" in found.title and "validate_args" in found.fix.action
+    assert "DataLoader" not in found.fix.action
+
+
+@pytest.mark.parametrize(("over", "severity"), [("range(40)", "warning"), ("", "info")])
+def test_a_loop_in_an_environment_is_worth_a_word_sooner(over: str, severity: str) -> None:
+    line = CodeLine("env.py:9", 60, ("train.py:16",), "np.linalg.norm", "norm", over=over)
+    looks = StackLooks(80, (line, CodeLine("train.py:16", 20, (), "env.step", "env.step")))
+    record = run_on_cpu(
+        other_s=0.08, header={"other_code": looks, "memories": ("buf",), "loaders": ()}
+    )
+    found = finding(judge(record), "other_code")
+    assert 0.25 < (found.share or 0.0) < 0.5 and found.severity == severity

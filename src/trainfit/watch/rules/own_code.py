@@ -166,8 +166,10 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         # What nobody has a word for, and is at no line of its own, is no habit that could be left.
         nothing = usual is DRAWS or (usual is ALONE and line.is_several)
         if habit is not usual or makes_data or nothing:
-            # Such a training is partly that: what it learns from it has to make itself.
-            weight = "warning" if share >= _MOST_OF_ALL else "info"
+            # Such a training is partly that: what it learns from it has to make itself. A loop in
+            # Python within that is worth a word sooner.
+            loops = line.most.over and line.most.callers and share >= thresholds.CRITICAL_SHARE
+            weight = "warning" if share >= _MOST_OF_ALL or loops else "info"
         elif usual in (ALONE, BATCHES) and share < thresholds.CRITICAL_SHARE:
             weight = "info"  # what a step learns from has to be made somewhere
     if share < thresholds.CRITICAL_SHARE and any(map(_FOR_ALL.search, _inner(line))):

@@ -68,6 +68,10 @@ _DRIVEN: Final = re.compile(
     r"(?:enumerate|reversed|iter|list|tuple|tqdm(?:\.tqdm|\.auto\.tqdm)?)\("
     r"((?:[^(),]|\([^()]*\))+)[,)].*",
 )
+#: What a line reads to its end without a loop of its own: the lines or rows of a file.
+_READ_WHOLE: Final = re.compile(
+    r"\b(?:list|tuple|sorted|dict|set)\((csv\.\w+\((?:[^()]|\([^()]*\))*\)|(?:\w+\.)?open\([^()]*\))\)"
+)
 _DRIVERS: Final = frozenset(("enumerate", "reversed", "iter", "list", "tuple"))
 _LONGEST_LOOP: Final = 60
 _LONGEST_OVER: Final = 60
@@ -411,6 +415,8 @@ def _over(code: CodeType, number: int) -> str:
             continue
         indent = len(text) - len(text.lstrip())
         within = indented is None or indent < indented
+        if at == number and (whole := _READ_WHOLE.search(text)):
+            return whole[1][:_LONGEST_OVER]
         if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
             driven = _DRIVEN.fullmatch(loop[1].strip())
             over = (driven or loop)[1].strip()
