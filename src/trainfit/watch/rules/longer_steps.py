@@ -88,7 +88,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     first, last = usual - longer / 2, usual + longer / 2
     if first <= 0:  # they do not grow evenly
         first = min(usual, median(steps["step_s"][: len(steps) // _PART]) or 0.0)
-    share = min(1.0, longer / 2 / usual)
+    share = min(1 - first / usual, longer / 2 / usual)
     # On full cores other programs may have made the rest of it.
     times = 1.0 if is_pressed else last / max(first, _AT_FIRST * usual)
     grown = _inputs_grow(view, numbers, times)
