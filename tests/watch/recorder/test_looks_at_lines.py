@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import random
 import sys
 import threading
@@ -234,6 +235,17 @@ def test_a_thread_within_a_lock_is_told_from_one_that_waits_for_it(
     if holds == "waits":
         writer.lock.release()
     writer.join()
+
+
+def test_a_function_of_the_script_that_is_called_dump_waits_for_no_file(tmp_path: Path) -> None:
+    """It may compute statistics; what it calls of a library tells what it waits for."""
+    script = tmp_path / "logs.py"
+    script.write_text("def dump(values):\n    return values.quantile(0.5)\n")
+    code = next(each for each in compile(script.read_text(), str(script), "exec").co_consts if each)
+    own = (code, 0, {"__name__": "__main__"})
+    assert stacks.key_of([own])[4] == ""
+    library = (json.dump.__code__, 0, {"__name__": "json"})
+    assert stacks.key_of([library, own])[4] == "disk"
 
 
 def test_a_loop_over_an_open_file_goes_over_what_was_opened(tmp_path: Path) -> None:

@@ -451,17 +451,24 @@ def _innermost(stack: Sequence[Call]) -> str:
 
 
 def _waits_for(stack: Sequence[Call], source: str) -> WaitsFor:
-    if any(name.startswith(_PIPE) for name in _names(stack)):
+    """By what functions are called that are not the script's own: its ``dump()`` may compute."""
+    names = [*_called(stack), *(_name(e) for e in stack if is_library(_file(e)))]
+    if any(name.startswith(_PIPE) for name in names):
         return "process"
-    for name in _names(stack):
+    for name in names:
         for pattern, kind in _WAITS:
             if pattern.search(name):
                 return kind
     return "lock" if len(stack) == 1 and _WITH_LOCK.match(source) else ""
 
 
-def _names(stack: Sequence[Call]) -> Iterator[str]:
-    """Of functions, the innermost first."""
+def _called(stack: Sequence[Call]) -> Iterator[str]:
+    """What the innermost function calls now, which has no frame."""
     if stack and (called := called_in(*stack[0][:2])):
         yield called
+
+
+def _names(stack: Sequence[Call]) -> Iterator[str]:
+    """Of functions, the innermost first."""
+    yield from _called(stack)
     yield from map(_name, stack)
