@@ -322,7 +322,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            is_fixed_first = finding.kind in {*BY_KIND, start.KIND} or ranking.comes_first(finding)
+            fixed = {*BY_KIND, *longer_steps.LONGER_STEPS.kinds, start.KIND}
+            is_fixed_first = finding.kind in fixed or ranking.comes_first(finding)
             verb = "watch" if is_fixed_first else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"
