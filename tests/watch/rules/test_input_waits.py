@@ -155,18 +155,18 @@ def test_what_the_choice_of_samples_costs_is_no_lack_of_workers() -> None:
 
 
 def test_looks_that_come_late_to_a_sampler_in_c_are_no_slow_transfer() -> None:
-    """A third of the waits was seen in it, and batches are cheap and ready: the rest is its too."""
+    """Part of the waits was seen in it, and batches are cheap and ready: the rest is its, too."""
     cheap = {"fetch_s": 0.0008, "cpu_s": 0.0008, "bytes": 20_000}
 
     def judged(looks: int, of: str = "random.choices") -> list[str]:
         chosen = StackLooks(100, (CodeLine("sampler.py:8", looks, (), of, "list"),))
-        result = waiting(header={"sampler_code": chosen}, fetches=cheap, queued=2, input_s=0.06)
+        result = waiting(header={"sampler_code": chosen}, fetches=cheap, queued=2, input_s=0.08)
         return [f"{each.kind} {each.share or 0.0:.2f}" for each in result.findings]
 
     shares = dict(each.split() for each in judged(20))
     assert float(shares["sampler_share"]) > 0.25 and float(shares.get("input_bound", "0")) < 0.15
-    few = dict(each.split() for each in judged(6))
-    assert float(few["sampler_share"]) == 0.06 and float(few["input_bound"]) > 0.15
+    few = dict(each.split() for each in judged(5))
+    assert float(few["sampler_share"]) == 0.05 and float(few["input_bound"]) > 0.15
 
 
 def test_a_sampler_of_pytorch_that_draws_all_samples_of_long_epochs() -> None:

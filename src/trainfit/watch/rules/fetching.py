@@ -87,7 +87,7 @@ _WAITING: Final[dict[WaitsFor, str]] = {
     "process": "waits for another process", "disk": "waits for a file",
 }  # fmt: skip
 #: Of the waits for batches, what looks must have found in the sampler for more of them to be its.
-_OF_WAITS: Final = 1 / 3
+_OF_WAITS: Final = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -534,6 +534,7 @@ class Fetching:
         if share >= _OF_WAITS * every and self.is_cheap and (self.queued_while_waiting or 0) >= 1:
             # Looks come late to what C does at once; a batch that is ready is soon taken.
             taken = 2 * thresholds.CHEAP_BATCH_S * self.batches_per_step * len(self.rank.steps)
+            taken *= self.core_waits.training_stretch or 1.0
             share = max(share, every - taken / self.rank.seconds)
         return line, share
 
