@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +14,10 @@ import pytest
 import torch
 
 from helpers_watch import run_on_cpu
+from trainfit.cli.verbs import watch
 from trainfit.results.runs import tables
 from trainfit.torch_private.modules import fast_call
+from trainfit.watch import launch
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import own_frames, process
 
@@ -26,6 +30,48 @@ def test_a_terminal_is_seen_though_stdin_is_a_file() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, check=False)
     assert done.returncode == 7
+
+
+def test_a_command_that_goes_on_after_an_interrupt_is_told_how_to_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Code in C, as a collective that waits for another rank, does not look at Ctrl-C."""
+    now = 100.0
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    command = SimpleNamespace(pid=4711, poll=lambda: None, interrupted_s=None)
+    run = watch.InterruptedRun(command, tmp_path)  # type: ignore[arg-type]
+    now = 200.0
+    assert run.poll() is None  # nobody has interrupted it
+    command.interrupted_s = 195.0
+    run.poll()  # it may still write a checkpoint
+    assert capsys.readouterr().err == ""
+    now = 206.0
+    run.poll()
+    run.poll()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "kill -KILL 4711" in line and f"trainfit watch --read {tmp_path}" in line
+    command.poll = lambda: 130
+    assert run.poll() == 130
+
+
+@pytest.mark.parametrize("in_foreground", [True, False])
+def test_when_a_command_was_interrupted_is_known(
+    monkeypatch: pytest.MonkeyPatch, in_foreground: bool
+) -> None:
+    monkeypatch.setattr(launch, "_in_foreground", lambda: in_foreground)
+    code = (
+        "import signal, time; signal.signal(2, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    )
+    read, write = os.pipe()
+    with launch.WatchedCommand([sys.executable, "-c", code], None, output=write) as command:
+        os.read(read, 1)  # it ignores interrupts from now on
+        assert command.interrupted_s is None
+        os.kill(os.getpid(), signal.SIGINT)
+        assert command.interrupted_s is not None and command.poll() is None
+        command.send_signal(signal.SIGKILL)
+        assert command.wait() == 128 + signal.SIGKILL
+    os.close(read)
+    os.close(write)
 
 
 def test_a_second_interrupt_leaves_the_commands_own_error(monkeypatch: pytest.MonkeyPatch) -> None:

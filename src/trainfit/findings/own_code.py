@@ -114,6 +114,15 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
         ),
     ),
     (
+        re.compile(r"^torch\.distributions\.|\.(?:log_prob|entropy)$"),
+        Habit(
+            "asks a distribution",
+            "for many states at once (environments that step together, or all steps of an episode "
+            "after it); torch.distributions.Distribution.set_default_validate_args(False) leaves "
+            "its checks of each value out",
+        ),
+    ),
+    (
         re.compile(r"(?:^|\.)(?:shuffle|permutation|randperm|sort|sorted|argsort)$"),
         Habit(
             "orders a whole list",
@@ -212,6 +221,14 @@ _FULL: Final = Habit(
     "finds no room (put_nowait); weights for other processes go through memory that all share "
     "(tensor.share_memory_() once, then copy_() into it) without a copy in the queue",
 )
+#: What puts into a queue that a thread writes to a log: a line that waits for that, waits for both.
+_LOGGERS: Final = re.compile(
+    r"add_(?:histogram|image\w*|scalars?|video|figure|embedding|mesh|text)$|tensorboard|wandb|mlflow"
+)
+_LOG_IS_FULL: Final = Habit(
+    "logs more than its thread can write",
+    "histograms and images every 500 steps, numbers every 50: less goes through the log's queue",
+)
 #: Where a thread waits for what a pool of threads or processes does.
 _POOL: Final = re.compile(r"^(?:concurrent\.futures|multiprocessing\.pool|joblib)\.")
 _POOLED: Final = Habit(
@@ -259,6 +276,15 @@ def adds_to(name: str) -> Habit:
         f"copies all of `{name}` to add to it",
         "append to a Python list and join that once (torch.cat, pd.DataFrame), write into a "
         "tensor that is made once, or keep sums instead of all values",
+    )
+
+
+def over_all_of(name: str) -> Habit:
+    """Of a line that computes over all of a variable, which becomes longer with each step."""
+    return Habit(
+        f"goes over all of the growing `{name}`",
+        "keep a running sum or mean, or look at the last 100 entries (collections.deque(maxlen=100)"
+        "); what needs all of them, do once an epoch",
     )
 
 
@@ -352,6 +378,8 @@ def habit_of(
         return _FULL
     if waits_for == "lock" and any(map(_POOL.match, names)):
         return _POOLED
+    if waits_for == "lock" and any(map(_LOGGERS.search, names)):
+        return _LOG_IS_FULL
     if waits_for in ("sleep", "lock", "network", "process"):
         return _BY_WAIT[waits_for]
     for pattern, habit in _KNOWN:

@@ -33,12 +33,14 @@ from trainfit.watch.rules import (
 from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.own_code import (
+    COLLECTOR_PAUSES,
     ELEMENT_LOOP,
     IN_PASSES,
     KIND,
     LOOP_KIND,
     OTHER_CODE,
     PASS_KIND,
+    PAUSES_KIND,
     PYTHON_THREAD,
     THREAD_KIND,
 )
@@ -69,6 +71,7 @@ BY_KIND: Final[Mapping[str, Limit]] = {
     THREAD_KIND: "script",
     LOOP_KIND: "script",
     PASS_KIND: "script",
+    PAUSES_KIND: "script",
     "cgroup_throttling": "cpu",
     "thread_oversubscription": "cpu",
     "cpu_contention": "cpu",
@@ -144,6 +147,7 @@ RULES: Final[tuple[Rule, ...]] = (
     *host.RULES,
     OTHER_CODE,
     PYTHON_THREAD,
+    COLLECTOR_PAUSES,
     ELEMENT_LOOP,
     IN_PASSES,
     *gpu.RULES,
@@ -206,7 +210,9 @@ def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
 #: Kinds of which another one says the same with more detail.
 _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "script_waits": (KIND, THREAD_KIND),
-    "one_hot_thread": (KIND, LOOP_KIND, PASS_KIND),
+    # Looks find a line at which Python has just collected garbage.
+    KIND: (PAUSES_KIND,),
+    "one_hot_thread": (KIND, LOOP_KIND, PASS_KIND, PAUSES_KIND),
     "epoch_start": ("sampler_share",),
 }
 
@@ -316,7 +322,8 @@ def _next_command(view: RunView, findings: tuple[Finding, ...]) -> str:
         if words:
             return f"{line_of(words)} trainfit watch -- {header.command}"
         if finding.severity != "info":
-            is_fixed_first = finding.kind in {*BY_KIND, start.KIND} or ranking.comes_first(finding)
+            fixed = {*BY_KIND, *longer_steps.LONGER_STEPS.kinds, start.KIND}
+            is_fixed_first = finding.kind in fixed or ranking.comes_first(finding)
             verb = "watch" if is_fixed_first else "plan"
             return f"trainfit {verb} -- {header.command}"
     return f"trainfit plan -- {header.command}"

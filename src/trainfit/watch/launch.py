@@ -18,7 +18,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -93,6 +93,8 @@ class WatchedCommand:
         self.started = time.time(), time.monotonic()
         self._command = shlex.join(command if typed is None else typed)
         self._finished = False
+        self.interrupted_s: float | None = None
+        """When it was interrupted first, by ``time.monotonic()``."""
         self._oom_kills = oom_kills()
         self._signals = contextlib.ExitStack()
         self.recorded = folder is not None and os.environ.get(FOLDER, "off") not in ("", "0")
@@ -120,11 +122,14 @@ class WatchedCommand:
         return self._process.pid
 
     def __enter__(self) -> WatchedCommand:
-        self._signals.enter_context(_passing_on(self._process))
+        self._signals.enter_context(_passing_on(self._process, self._interrupted))
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._signals.close()
+
+    def _interrupted(self) -> None:
+        self.interrupted_s = self.interrupted_s or time.monotonic()
 
     def poll(self) -> int | None:
         """The exit code; ``None`` while it runs."""
@@ -231,7 +236,9 @@ def _replace(path: Path, header: RunHeader) -> None:
 
 
 @contextlib.contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
+def _passing_on(
+    process: subprocess.Popen[bytes], interrupted: Callable[[], None]
+) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -240,10 +247,13 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
     def pass_on(number: int, _: FrameType | None) -> None:
         passed.add(number)
+        if number == signal.SIGINT:
+            interrupted()
         process.send_signal(number)
 
     def leave(number: int, _: FrameType | None) -> None:
         """The terminal has sent it to the command, too, which decides what comes of it."""
+        interrupted()
 
     handlers: dict[int, Any] = dict.fromkeys(_PASSED_ON, pass_on)
     handlers[signal.SIGINT] = leave if _in_foreground() else pass_on

@@ -26,6 +26,7 @@ from trainfit.results.runs.watched import (
     RunHeader,
     RunRecord,
     load_events,
+    locked_of,
     plain_uuid,
 )
 from trainfit.watch import thresholds
@@ -425,7 +426,8 @@ def _rank(path: Path, seconds: float) -> RankRecord:
         for each in sorted(path.parent.glob(f"{path.stem}.fetches.*.bin"))
     ]
     fetches = np.concatenate([np.zeros(0, tables.FETCHES), *made])
-    return RankRecord(header, steps, fetches, _last_events(path, since))
+    told = _last_events(path, since) + locked_of(path.with_suffix(""), header, steps)
+    return RankRecord(header, steps, fetches, told)
 
 
 def _last_events(path: Path, since: float) -> tuple[Event, ...]:

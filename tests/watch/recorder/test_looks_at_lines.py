@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import random
 import sys
 import threading
@@ -236,6 +237,17 @@ def test_a_thread_within_a_lock_is_told_from_one_that_waits_for_it(
     writer.join()
 
 
+def test_a_function_of_the_script_that_is_called_dump_waits_for_no_file(tmp_path: Path) -> None:
+    """It may compute statistics; what it calls of a library tells what it waits for."""
+    script = tmp_path / "logs.py"
+    script.write_text("def dump(values):\n    return values.quantile(0.5)\n")
+    code = next(each for each in compile(script.read_text(), str(script), "exec").co_consts if each)
+    own = (code, 0, {"__name__": "__main__"})
+    assert stacks.key_of([own])[4] == ""
+    library = (json.dump.__code__, 0, {"__name__": "json"})
+    assert stacks.key_of([library, own])[4] == "disk"
+
+
 def test_a_loop_over_an_open_file_goes_over_what_was_opened(tmp_path: Path) -> None:
     script = tmp_path / "lines.py"
     script.write_text(
@@ -245,10 +257,14 @@ def test_a_loop_over_an_open_file_goes_over_what_was_opened(tmp_path: Path) -> N
         "            n += 1\n"
         "    for row in rows:\n"
         "        n += 1\n"
+        "        whole = list(csv.DictReader(open(path)))\n"
+        "        part = list(row)\n"
     )
     code = next(each for each in compile(script.read_text(), str(script), "exec").co_consts if each)
     assert stacks._over(code, 4) == "open(path)"
     assert stacks._over(code, 6) == "rows"
+    assert stacks._over(code, 7) == "csv.DictReader(open(path))"  # read to its end at once
+    assert stacks._over(code, 8) == "rows"
 
 
 @pytest.mark.parametrize(("name", "is_phase"), [("save", True), ("_save", True), ("load", False)])

@@ -178,6 +178,25 @@ def test_weights_that_a_batch_broke_unseen_are_told_by_the_source(
         assert why is not None and "may have made so" in why[0] and "softmax" in why[1]
 
 
+def in_one_line(numbers: StepNumbers, net: nn.Module, losses: list[float]) -> None:
+    for each in losses:
+        numbers.note_loss(torch.tensor(each), None, None)
+    p = net(torch.ones(4, 2)).softmax(1)
+    picked = p[:, 0]
+    loss = -picked.log().mean()  # the logarithm
+    net.zero_grad(); numbers.note_loss(loss, None, None)  # fmt: skip  # noqa: E702
+
+
+def test_of_several_statements_on_a_line_all_count() -> None:
+    numbers, net = StepNumbers(), nn.Linear(2, 3)
+    with torch.no_grad():
+        net.weight.fill_(math.nan)
+    in_one_line(numbers, net, [3.0, 2.0, 1.0])
+    found = numbers.made_by
+    assert found is not None and found.told[0] == "logarithm"
+    assert str(found.place).endswith(f":{line_of('the logarithm')}")
+
+
 def test_the_line_within_a_model_that_made_it() -> None:
     numbers, net, model = StepNumbers(), nn.Linear(2, 1), _Attends()
     for masked in (False, True):

@@ -65,6 +65,32 @@ def test_copies_of_the_model_are_tensors_that_are_kept(whole: bool) -> None:
     assert (found.holds, found.item_bytes) == ("tensors", 2 * (8 * 8 + 8) * 4)
 
 
+@pytest.mark.parametrize("new", [True, False])
+def test_a_list_of_each_episode_is_no_growth_though_it_is_longer_at_each_look(new: bool) -> None:
+    """Of REINFORCE: episodes become longer, and each has a list of its own."""
+
+    def steps() -> Loop:
+        logps, step = [], 0
+        while True:
+            step += 1
+            if new and step % 20 == 1:
+                logps = [torch.zeros(1, requires_grad=True).exp() for _ in range(step)]
+            logps.append(torch.zeros(1, requires_grad=True).exp())
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    assert ("logps" in looked(steps)) is not new
+
+
+def test_a_list_that_is_added_to_at_its_beginning_grows() -> None:
+    def steps() -> Loop:
+        seen: list[torch.Tensor] = []
+        while True:
+            seen.insert(0, torch.zeros(4))
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    assert looked(steps)["seen"].holds == "tensors"
+
+
 def test_a_table_that_is_made_again_with_a_row_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """pd.concat([table, row]): pandas itself is not asked for anything but its length."""
 

@@ -231,6 +231,18 @@ def host(seconds: int = 40, **columns: Any) -> tables.Table:
 
 def test_ram_and_shared_memory() -> None:
     assert "ram_near_limit" in found(run_of(machine=host(ram_available_bytes=GIB)))
+    short = host(ram_available_bytes=GIB)
+    for private, words, severity in (
+        (GIB, "other programs hold most of it, the run 1.00 GiB", "warning"),
+        (200 * GIB, "RAM is nearly used up", "critical"),
+    ):
+        rows = tables.empty_rows(tables.MEMORY, 40)
+        rows["time_s"], rows["rank"], rows["role"] = np.arange(40), 0, 0
+        rows["anonymous_bytes"] = private
+        record = run_of(machine=short, ram_bytes=256 * GIB)
+        record = dataclasses.replace(record, run=dataclasses.replace(record.run, memory=rows))
+        told = found(record)["ram_near_limit"]
+        assert told.title.endswith(words) and told.severity == severity
     tight = host(shm_free_bytes=2**20, shm_used_bytes=63 * 2**20)
     assert set(found(run_of(machine=tight))) == {"shm_near_limit"}
     rows = tables.empty_rows(tables.PROCESSES, 400)

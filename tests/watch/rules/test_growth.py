@@ -390,6 +390,20 @@ def test_a_history_that_is_never_cut() -> None:
     assert "cut the history" in found.fix.action
 
 
+def test_a_history_is_told_where_other_programs_leave_more_in_the_second_half() -> None:
+    """Steps stay as long then, while each has more to compute with."""
+    bank = GrowingVariable("bank", "train.py:11", "tensor", 24_576, 1_325_056, 190, "tensors")
+    until = np.minimum(np.arange(200), 140)
+    for grows, is_told in (((bank,), True), ((KEPT,), False)):
+        record = run_on_cpu(200, backward_s=0.01 + 2e-3 * until, header={"growing": grows})
+        rows = record.ranks[0].steps
+        rows["cpu_s"] = 0.9 * rows["step_s"]
+        result = judge(record)
+        assert ("growing_steps" in kinds(result)) is is_told
+        if is_told:  # steps at first leave no more than that
+            assert 0.5 < (finding(result, "growing_steps").share or 0.0) < 0.95
+
+
 def test_a_log_that_each_step_writes_out_whole() -> None:
     """Numbers are computed with in the script's own code: there is nothing to cut or detach."""
     more = 0.3e-3 * np.arange(200)

@@ -94,6 +94,25 @@ def test_synchronisations_leave_the_gpu_idle() -> None:
     assert result.limit == "sync"
 
 
+@pytest.mark.parametrize(
+    ("calls", "inner", "words"),
+    [
+        ("bar.set_postfix", "item", "progress bar"),
+        ("wandb.log", "item", "every 50 steps"),
+        ("p.grad.norm().item", "item", "clip_grad_norm_"),
+        ("step", "torch._tensor.__bool__", "torch.where"),
+        ("F.layer_norm", "item", "read the loss"),
+        ("loss.item", "item", "read the loss"),
+    ],
+)
+def test_what_waits_for_the_gpu_tells_what_to_do_instead(
+    calls: str, inner: str, words: str
+) -> None:
+    waits = StackLooks(20, (CodeLine("train.py:20", 18, (), calls, inner),))
+    result = launches(sync_s=0.03, syncs=5, header={"sync_code": waits})
+    assert words in finding(result, "hidden_syncs").fix.action
+
+
 def test_waiting_for_a_gpu_that_is_busy_is_no_loss() -> None:
     assert not judge(run(sync_s=0.06, forward_s=0.01, syncs=1)).findings
 

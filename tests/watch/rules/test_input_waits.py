@@ -10,7 +10,7 @@ import pytest
 from helpers_watch import finding, kinds, loader, run_on_cpu
 from trainfit.report.watch import answer
 from trainfit.results.runs import tables
-from trainfit.results.runs.watched import CodeLine, StackLooks
+from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
 
@@ -154,6 +154,21 @@ def test_what_the_choice_of_samples_costs_is_no_lack_of_workers() -> None:
     assert sum(rest) == pytest.approx((alone.share or 0.0) - 0.6, abs=0.01)
 
 
+def test_looks_that_come_late_to_a_sampler_in_c_are_no_slow_transfer() -> None:
+    """Part of the waits was seen in it, and batches are cheap and ready: the rest is its, too."""
+    cheap = {"fetch_s": 0.0008, "cpu_s": 0.0008, "bytes": 20_000}
+
+    def judged(looks: int, of: str = "random.choices") -> list[str]:
+        chosen = StackLooks(100, (CodeLine("sampler.py:8", looks, (), of, "list"),))
+        result = waiting(header={"sampler_code": chosen}, fetches=cheap, queued=2, input_s=0.08)
+        return [f"{each.kind} {each.share or 0.0:.2f}" for each in result.findings]
+
+    shares = dict(each.split() for each in judged(20))
+    assert float(shares["sampler_share"]) > 0.25 and float(shares.get("input_bound", "0")) < 0.15
+    few = dict(each.split() for each in judged(5))
+    assert float(few["sampler_share"]) == 0.05 and float(few["input_bound"]) > 0.15
+
+
 def test_a_sampler_of_pytorch_that_draws_all_samples_of_long_epochs() -> None:
     """None of its lines is the script's; epochs' starts are what it costs."""
     own = "torch.utils.data.sampler.__iter__"
@@ -171,6 +186,16 @@ def test_without_looks_it_is_as_before() -> None:
     header = {"fetch_code": StackLooks()}
     found = finding(waiting(header=header), "input_bound")
     assert "reading" in found.cause and str(found.place) == "train.py:41"
+
+
+@pytest.mark.parametrize(
+    ("waits_for", "said"),
+    [("network", "waits for the network"), ("process", "waits for another process")],
+)
+def test_a_line_that_waits_is_not_told_to_compute(waits_for: WaitsFor, said: str) -> None:
+    """A socket of the script's own, which no library's name tells."""
+    line = CodeLine("data.py:16", 90, (), "c.recv", "c.recv", waits_for)
+    assert f"data.py:16 {said} for most of a batch's time" in answer(waiting(line))
 
 
 def test_neighbouring_lines_of_the_data_set_are_one_place() -> None:

@@ -14,9 +14,11 @@ from trainfit.report.watch import answer, limit_of, nothing_found
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import (
+    COLLECTIONS,
     FIGURES,
     CodeLine,
     ElementLoop,
+    Event,
     GrowingVariable,
     RunRecord,
     StackLooks,
@@ -688,3 +690,84 @@ def test_a_line_that_draws_is_told_to_close_its_figures_where_they_are_kept() ->
 
     assert "plt.close(fig) after it: pyplot keeps each figure that train.py:11" in action(kept)
     assert "plt.close" not in action()
+
+
+# --- Python's garbage collector -------------------------------------------------------------------
+
+
+def collected(each_s: float, *lines: CodeLine, at_s: float = 0.0) -> RunRecord:
+    """A run whose garbage collector stops it for so long in each of 10 seconds."""
+    record = other(*lines, looks=200)
+    times = record.ranks[0].steps["end_s"]
+    told = {"pauses": 3.0, "longest_s": 0.7 * each_s}
+    every = np.linspace(times[20], times[-1], 10)
+    events = tuple(Event(at_s or at, COLLECTIONS, 30, each_s, values=told) for at in every)
+    first = dataclasses.replace(record.ranks[0], events=events)
+    return dataclasses.replace(record, ranks=(first,))
+
+
+def test_pauses_of_the_garbage_collector_are_told_with_their_share() -> None:
+    """And not the line at which Python begins one: it makes objects as it should."""
+    makes = CodeLine("tree.py:9", 120, ("train.py:20",), "Node", "__main__.__init__")
+    record = collected(1.0, makes)
+    result = judge(record)
+    found = finding(result, "collector_pauses")
+    seconds = float(record.ranks[0].steps["step_s"].sum())
+    assert found.share == pytest.approx(10 / seconds, rel=0.15) and "30 pauses" in found.title
+    assert "gc.disable()" in found.fix.action and "other_code" not in kinds(result)
+    assert result.limit == "script" and "garbage collector" in answer(result)
+
+
+def test_rare_pauses_and_those_before_the_training_are_none() -> None:
+    assert "collector_pauses" not in kinds(judge(collected(0.05)))
+    assert "collector_pauses" not in kinds(judge(collected(2.0, at_s=0.01)))
+
+
+def test_collections_that_the_script_asks_for_are_told_at_its_line() -> None:
+    asks = CodeLine("train.py:31", 120, (), "gc.collect", "gc.collect")
+    result = judge(collected(1.0, asks))
+    assert "collector_pauses" not in kinds(result)
+    assert finding(result, "other_code").title.startswith("train.py:31 cleans up memory")
+
+
+def test_a_line_that_computes_over_what_grows_is_told_so() -> None:
+    line = CodeLine("log.py:8", 60, ("train.py:9",), "self.table[].mean", "np.isnan")
+    grows = GrowingVariable("self.table", "log.py:9", "DataFrame", 6, 5697, 5000)
+    record = run_on_cpu(
+        other_s=0.1, header={"other_code": StackLooks(80, (line,)), "growing": (grows,)}
+    )
+    found = finding(judge(record), "other_code")
+    assert "goes over all of the growing `self.table` (`self.table[].mean`)" in found.title
+    assert "running sum" in found.fix.action
+    another = dataclasses.replace(line, calls="self.table_of.mean")
+    record = run_on_cpu(
+        other_s=0.1, header={"other_code": StackLooks(80, (another,)), "growing": (grows,)}
+    )
+    assert "growing" not in finding(judge(record), "other_code").title
+
+
+def test_a_log_that_its_thread_cannot_write_in_time_is_no_lock() -> None:
+    line = CodeLine("train.py:10", 60, (), "w.add_histogram", "waiter.acquire", "lock")
+    found = finding(judge(other(line)), "other_code")
+    assert "logs more than its thread can write (`w.add_histogram`)" in found.title
+    assert "every 500 steps" in found.fix.action
+    locks = dataclasses.replace(line, calls="self.share")
+    assert "waits for a lock" in finding(judge(other(locks)), "other_code").title
+
+
+def test_distributions_are_asked_for_many_states_at_once() -> None:
+    line = CodeLine("train.py:19", 60, (), "torch.distributions.Categorical", "logits.logsumexp")
+    found = finding(judge(other(line)), "other_code")
+    assert "asks a distribution" in found.title and "validate_args" in found.fix.action
+    assert "DataLoader" not in found.fix.action
+
+
+@pytest.mark.parametrize(("over", "severity"), [("range(40)", "warning"), ("", "info")])
+def test_a_loop_in_an_environment_is_worth_a_word_sooner(over: str, severity: str) -> None:
+    line = CodeLine("env.py:9", 60, ("train.py:16",), "np.linalg.norm", "norm", over=over)
+    looks = StackLooks(80, (line, CodeLine("train.py:16", 20, (), "env.step", "env.step")))
+    record = run_on_cpu(
+        other_s=0.08, header={"other_code": looks, "memories": ("buf",), "loaders": ()}
+    )
+    found = finding(judge(record), "other_code")
+    assert 0.25 < (found.share or 0.0) < 0.5 and found.severity == severity

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.utils.data import dataloader
 
 from helpers_watch import HEADER, finding, kinds, loader, run, run_on_cpu, watch_screen
 from trainfit.report.watch import answer, progress_line
 from trainfit.results.runs.learning import LearningFacts, Misuse
-from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks
+from trainfit.results.runs.locked_stacks import locked_path
+from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks, locked_of
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
@@ -126,6 +129,40 @@ def test_a_finished_run_did_not_stand_still() -> None:
     assert "standstill" not in kinds(judge(still(SLEEPS, ending="finished")))
 
 
+def test_a_batch_that_no_worker_tells_of_is_waited_for_at_the_scripts_line(tmp_path: Path) -> None:
+    """A worker that was stopped by a signal, say: none of Python's own lines is named."""
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nfor x, y in loader:\n    pass\n")
+    stack = (
+        "pid 1\n\nThread 0x0 (most recent call first):\n"
+        f'  File "{connection.__file__}", line 395 in _recv\n'
+        f'  File "{dataloader.__file__}", line 725 in __next__\n'
+        f'  File "{script}", line 2 in <module>\n'
+    )
+    found = finding(judge(still(stack)), "standstill")
+    assert "the main thread waits for a batch and is at" in found.title
+    assert "train.py:2 in <module> `for x, y in loader:`" in found.title
+
+
+def test_a_process_that_no_thread_could_look_into_tells_by_a_file(tmp_path: Path) -> None:
+    """Code in C keeps the interpreter's lock, and the run was killed meanwhile."""
+    record = run(header={"ending": "interrupted", "pid": 100})
+    stem = tmp_path / "rank0"
+    locked_path(stem, 100).write_text(
+        "Timeout (0:00:10)!\nThread 0x01 (most recent call first):\n"
+        f'  File "{tmp_path}/model.py", line 8 in forward\n'
+        f'  File "{tmp_path}/train.py", line 3 in <module>\n'
+    )
+    first = record.ranks[0]
+    told = locked_of(stem, first.header, first.steps)
+    at = float(first.steps["end_s"][-1]) + 12
+    told = tuple(dataclasses.replace(each, time_s=at) for each in told)
+    stands = dataclasses.replace(record, ranks=(dataclasses.replace(first, events=told),))
+    found = finding(judge(stands), "standstill")
+    assert str(found.place).endswith("model.py:8") and found.last_step == len(first.steps)
+    assert locked_of(stem, dataclasses.replace(first.header, pid=7), first.steps) == ()
+
+
 def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
     locked = WORKER.replace(
         HEAD, f'{HEAD}\n  File "/usr/lib/python3.11/threading.py", line 169 in acquire'
@@ -188,6 +225,9 @@ def test_a_profiler_that_puts_together_what_it_recorded_is_named() -> None:
     assert found.kind == "standstill" and str(found.place) == "train.py:7"
     assert "a profiler has recorded all steps" in found.title and "schedule" in found.fix.action
     assert "profiler" not in judge(still(SLEEPS, learning=on)).findings[0].title
+    ends = '  File "/lib/site-packages/torch/profiler/profiler.py", line 1 in stop\n'
+    seen = judge(still(SLEEPS.replace("  File", f"{ends}  File"), learning=on)).findings[0]
+    assert "a profiler has recorded all steps" in seen.title
 
 
 def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:
@@ -212,6 +252,7 @@ def test_the_line_that_it_stands_at_is_no_cost_of_the_steps_before() -> None:
         ('answer = input("overwrite? ")', "somebody to type"),
         ("with self.lock:", "who holds the lock"),
         ("worker.join()", "a timeout"),
+        ("for x, y in pool.imap(make, seeds):", "BrokenProcessPool"),
         ("compute(x)", "fix what it waits for"),
     ],
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from helpers_watch import finding, kinds, run_on_cpu
 from trainfit.report.watch import answer
-from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks
+from trainfit.results.runs.watched import COLLECTIONS, CodeLine, Event, RunRecord, StackLooks
 from trainfit.watch.judge import judge
 
 
@@ -47,6 +48,21 @@ def test_what_the_script_does_before_it_trains_is_named_with_its_line() -> None:
 def test_what_is_done_there_is_told(line: CodeLine, said: str, severity: str) -> None:
     found = finding(judge(started(60.0, line)), "late_start")
     assert said in found.title and found.severity == severity
+
+
+def test_objects_that_the_garbage_collector_goes_through_while_they_are_made() -> None:
+    """A data set of dicts: most of the time to make it is the collector's."""
+    record = started(60.0, at(500, calls="Sample", inner="data.__init__"))
+
+    def judged(seconds: float) -> str:
+        told = Event(59.0, COLLECTIONS, 0, seconds, values={"pauses": 20.0, "longest_s": 3.0})
+        first = dataclasses.replace(record.ranks[0], events=(told,))
+        result = judge(dataclasses.replace(record, ranks=(first,)))
+        assert "collector_pauses" not in kinds(result)
+        return finding(result, "late_start").fix.action
+
+    assert "gc.disable() before it" in judged(30.0) and "30 s in all" in judged(30.0)
+    assert "gc.disable" not in judged(2.0)
 
 
 def test_a_start_that_is_no_fault_is_none() -> None:

@@ -14,6 +14,7 @@ import pytest
 from trainfit.results.runs.tables import SHARED_MEMORY, TEMPORARY
 from trainfit.watch.sampler import machine
 from trainfit.watch.sampler.machine import Folders, temporary_folder
+from trainfit.watch.sampler.proc_files import is_mapped_by_others
 from trainfit.watch.sampler.processes import MemoryByKind
 from trainfit.watch.sampler.roles import MAIN, WORKER, Role
 
@@ -151,6 +152,47 @@ def test_what_the_run_did_not_write_is_not_told_of(
     space.f_bfree -= (40 << 20) // 4096
     looks.sample(2.0)
     assert bool(told) == is_told
+
+
+@pytest.mark.parametrize(
+    ("written", "elsewhere", "is_told"),
+    [(0, True, False), (0, False, True), (40 << 20, True, True)],
+)
+def test_memory_that_another_program_shares_is_not_the_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    written: int,
+    elsewhere: bool,
+    is_told: bool,
+) -> None:
+    """Of blocks of multiprocessing.shared_memory, which nobody writes to by a call."""
+    told: Told = []
+    space = type("Space", (), {"f_blocks": 1 << 20, "f_frsize": 4096, "f_bavail": 1, "f_bfree": 0})
+    space.f_bfree = space.f_blocks
+    monkeypatch.setattr(machine.os, "statvfs", lambda _: space)
+    looks = Folders(
+        str(tmp_path / "none"),
+        lambda *each: told.append(each),
+        str(tmp_path),
+        written=lambda: written,
+        is_mapped_elsewhere=lambda file: elsewhere and file == f"{tmp_path}/psm_1",
+    )
+    looks.sample(1.0)
+    (tmp_path / "psm_1").write_bytes(b"x" * (40 << 20))
+    os.utime(tmp_path / "psm_1", (time.time() + 1, time.time() + 1))
+    space.f_bfree -= (40 << 20) // 4096
+    looks.sample(2.0)
+    assert bool(told) == is_told
+
+
+def test_who_has_mapped_a_file_is_read_from_the_kernel(tmp_path: Path) -> None:
+    for pid, text in ((7, "7f00-7f01 rw-s 00:1 9 /dev/shm/psm_a\n"), (8, ""), (9, "/lib/x.so\n")):
+        (tmp_path / "proc" / str(pid)).mkdir(parents=True)
+        (tmp_path / "proc" / str(pid) / "maps").write_text(text)
+    (tmp_path / "proc" / "10").mkdir()  # has ended
+    assert is_mapped_by_others("/dev/shm/psm_a", {8}, tmp_path)
+    assert not is_mapped_by_others("/dev/shm/psm_a", {7}, tmp_path)
+    assert not is_mapped_by_others("/dev/shm/psm_b", (), tmp_path)
 
 
 def test_little_growth_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,40 @@ def follow_lines(
     return code
 
 
+#: Seconds that an interrupted command has to end by itself, before it is told how to end it.
+_ENDS_S: Final = 10.0
+
+
+class InterruptedRun:
+    """A command that runs; tells once, on stderr, that it goes on after Ctrl-C: code in C does not
+    look at it before it is done (a collective that waits for another rank)."""
+
+    def __init__(self, watched: WatchedCommand, folder: Path | None) -> None:
+        self._watched, self._folder, self._told = watched, folder, False
+
+    def poll(self) -> int | None:
+        code, since = self._watched.poll(), self._watched.interrupted_s
+        if code is None and since is not None and time.monotonic() - since >= _ENDS_S:
+            self._tell()
+        return code
+
+    def _tell(self) -> None:
+        if self._told:
+            return
+        self._told = True
+        read = "" if self._folder is None else f"; the report so far: {_reads(self._folder)}"
+        print(
+            f"trainfit watch: the command has not ended {_ENDS_S:.0f} s after the interrupt; "
+            f"`kill -KILL {self._watched.pid}` in another terminal ends it{read}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _reads(folder: Path) -> str:
+    return f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
+
+
 def stands_still(result: WatchResult) -> bool:
     """Does the first finding say so, or that a rank or a worker is gone?"""
     return bool(result.findings) and result.findings[0].kind in STANDSTILL
@@ -311,8 +345,7 @@ def _run(options: argparse.Namespace, command: Sequence[str], output: Path | Non
     except (TrainfitError, OSError) as error:  # a disk that has become full
         print(f"trainfit watch: {printable(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:
-        again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
-        print(f"trainfit watch: interrupted; the report: {again}", file=sys.stderr)
+        print(f"trainfit watch: interrupted; the report: {_reads(folder)}", file=sys.stderr)
     except Exception as error:
         report_aside(fault_of(error))
     return _ungated(options, code, "the run was not judged")
@@ -388,14 +421,15 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
                 if watched.recorded and folder is not None:
                     with contextlib.suppress(OSError):  # the run goes on without samples
                         sampler = start_sampler(folder, watched.pid)
+                running = InterruptedRun(watched, folder)
                 if terminal is None:
                     return follow_lines(
-                        watched,
+                        running,
                         lambda: _seen(folder),
                         quiet=options.quiet,
                         silent_s=lambda: 0.0 if folder is None else seconds_without_step(folder),
                     )
-                return terminal.follow(watched, lambda: _seen(folder), make_console(stderr=True))
+                return terminal.follow(running, lambda: _seen(folder), make_console(stderr=True))
             except Exception as error:  # the command goes on, without a view
                 report_aside(fault_of(error))
                 return watched.wait() if terminal is None else terminal.copy(watched)
@@ -443,8 +477,7 @@ def _print(result: WatchResult, options: argparse.Namespace, folder: Path) -> No
     if not options.json:
         print_noise(folder, wanted=options.noise_scale, stderr=not options.read)
     if not (options.read or options.json):
-        again = f"trainfit watch --read {shlex.quote(printable(str(folder)))}"
-        print(f"recorded: {again}", file=sys.stderr)
+        print(f"recorded: {_reads(folder)}", file=sys.stderr)
 
 
 # ---

@@ -7,7 +7,8 @@ run-folder/
   rank0.steps.bin        tables of :mod:`trainfit.results.runs.tables`, appended
   rank0.fetches.<pid>.bin  one a worker process
   rank0.code.<pid>       lines at which a worker was found; rank0.stack.<pid>: where it hangs;
-                         rank0.died.<pid>: where it crashed
+                         rank0.died.<pid>: where it crashed; rank0.locked.<pid>: where code in C
+                         lets no thread of Python run
   machine.bin, gpus.bin, processes.bin, memory.bin, folders.bin, core_waits.bin
                          by the sampler, one a machine
   sampler.events.jsonl   Events of the sampler: what it could not sample, its end
@@ -30,6 +31,7 @@ from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs import tables
 from trainfit.results.runs.communication import NO_COMMUNICATION, RankCommunication
 from trainfit.results.runs.learning import NOTHING_SEEN, LearningFacts
+from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.results.runs.tables import Table
 from trainfit.results.text import signal_name
 
@@ -37,6 +39,9 @@ from trainfit.results.text import signal_name
 SAMPLER_EVENTS: Final = "sampler.events.jsonl"
 #: What a note of the header says where the kernel's counters tell why a run was killed.
 OOM_KILLED: Final = "the kernel's OOM killer"
+#: Kind of the events that tell how long Python's garbage collector stopped a process: ``seconds``
+#: of ``values["pauses"]`` pauses since the last such event, ``values["longest_s"]`` the longest.
+COLLECTIONS: Final = "collections"
 _REMAKE: Final = "re-run it with `trainfit watch`"
 _WANTED: Final = "give a folder that `trainfit watch` wrote"
 _ONE: Final = "give one folder for each machine of one run"
@@ -382,7 +387,8 @@ class Event:
     which one ended), "worker_hangs" (in which one stands at the end), "skipped_step", "compiled"
     (by torch.compile), "restart" (a second training in one script), "program" (PID and line of one
     that the script started), "threads" (the line that set PyTorch's number of them), "crash" (the
-    stack in which the rank's own process crashed: read from a file of its own)."""
+    stack in which the rank's own process crashed: read from a file of its own),
+    :data:`COLLECTIONS`."""
 
     time_s: float
     kind: str
@@ -495,11 +501,12 @@ def _load_rank(path: Path) -> RankRecord:
     made = np.concatenate([np.zeros(0, tables.FETCHES), *fetches])
     header = RunHeader.load(path)
     events = load_events(path.parent / f"{stem.name}.events.jsonl")
+    steps = tables.read_table(path.parent / f"{stem.name}.steps.bin", tables.STEPS)
     return RankRecord(
         header,
-        tables.read_table(path.parent / f"{stem.name}.steps.bin", tables.STEPS),
+        steps,
         made[np.argsort(made["end_s"], kind="stable")],
-        events + _crash(stem, header),
+        events + _crash(stem, header) + locked_of(stem, header, steps),
     )
 
 
@@ -516,6 +523,21 @@ def _crash(stem: Path, header: RunHeader) -> tuple[Event, ...]:
     except OSError:
         return ()
     return (Event(at - header.started_unix, "crash", text=text),) if text else ()
+
+
+def locked_of(stem: Path, header: RunHeader, steps: Table) -> tuple[Event, ...]:
+    """A standstill of the rank's own process in which no thread of Python could tell of it, as
+    :mod:`faulthandler` wrote it; there is none in most runs."""
+    path = locked_path(stem, header.pid)
+    try:
+        text, at = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+    except OSError:
+        return ()
+    if not (stacks := stacks_of_locked(text)):
+        return ()
+    told = f"pid {header.pid}\n\n{stacks}"
+    step = int(steps["step"].max(initial=-1)) + 1
+    return (Event(at - header.started_unix, "standstill", step, text=told),)
 
 
 def load_events(path: Path) -> tuple[Event, ...]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trainfit.simgpu import patching
 from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.looks import locked
 from trainfit.watch.recorder.own_frames import without_ours
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def from_environment() -> None:
 
     hook = patching.ImportHook("torch", seen)
     hook.install()
+    locked.install(_patches)
     _hook_exceptions()
 
 

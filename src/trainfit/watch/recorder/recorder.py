@@ -55,6 +55,7 @@ from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount, careful, in_place_of
 from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
+from trainfit.watch.recorder.looks.collector import CollectorPauses
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
 from trainfit.watch.recorder.looks.start import StartLooks
@@ -126,9 +127,11 @@ class Recorder:
         self._patches = PatchSet()
         self._cuda_patches = PatchSet()
         self._cuda_hooked = False
+        self._pauses = CollectorPauses(self.event)
         self._reset()
 
     def _reset(self) -> None:
+        self._pauses.reset()
         self.steps = StepRecorder(self, self._clock, self.origin, time.thread_time)
         self._facts: dict[str, Any] = {}
         self._loaders: list[LoaderRecord] = []
@@ -178,6 +181,7 @@ class Recorder:
         if self.place.measures_noise:
             self._patches.hook(torch, "save", self._without_noise)
         collective_hooks.install(self, self._patches)
+        self._pauses.install(self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)
 
@@ -194,6 +198,7 @@ class Recorder:
             self.unhook()
         with contextlib.suppress(Exception):
             self.steps.finish()
+            self._pauses.look(at_end=True)
         if self._start is not None:
             self._start.stop()
         if self._looks is not None:
@@ -416,6 +421,7 @@ class Recorder:
         if self._facts.get("optimizer") != self.steps.cycle.optimizer:
             self.learn(optimizer=self.steps.cycle.optimizer)
         self._look_for_gpu()
+        self._pauses.look(at_end=row[0] == 0)
         self._communication.after(row[0])
 
     def _look_for_gpu(self) -> None:

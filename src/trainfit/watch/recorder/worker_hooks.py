@@ -32,6 +32,7 @@ import torch
 
 from trainfit.results.files.decoding import DecodingError, as_json, decode
 from trainfit.results.runs import tables
+from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.results.runs.watched import GrowingVariable, StackLooks, died_path
 from trainfit.scripts.call_sites import NOTHING, Callee, called_in, called_now, calls_of, fetchers
 from trainfit.scripts.cost_rules import StackFrame, judge
@@ -46,6 +47,7 @@ from trainfit.torch_private.data_loading import (
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.job import script_place
+from trainfit.watch.recorder.looks.locked import LockedStack
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
     at_any_line,
@@ -174,6 +176,7 @@ class WorkerSink:
         self._target = threading.get_ident()
         self._stop = threading.Event()
         self._death = WorkerDeath(stem, lambda: self.fetching)
+        self._locked = LockedStack(locked_path(stem, os.getpid()))
         # Workers end without Python's atexit; this is what multiprocessing calls.
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
         self._thread = UnlistedThread(self._run)
@@ -182,6 +185,7 @@ class WorkerSink:
     def _run(self) -> None:
         chance = random.Random(os.getpid())  # not the script's own
         while not self._stop.wait(self.code.pause_s):
+            self._locked.put_off()
             if self.fetching:
                 self._looks += 1
                 with at_any_line(chance.random()):
@@ -204,6 +208,7 @@ class WorkerSink:
         """The worker ends."""
         self._stop.set()
         self._thread.join(timeout=5.0)  # it may be in a write
+        self._locked.close()
         self.ring.write()
         self.code.write(whole=True)
         self._death.close()
@@ -255,6 +260,7 @@ def deaths(stem: Path) -> Iterator[str]:
 def hanging(stem: Path) -> Iterator[str]:
     """The stacks that workers of a rank hang in."""
     yield from _texts(stem, "stack")
+    yield from filter(None, map(stacks_of_locked, _texts(stem, "locked")))
 
 
 def _texts(stem: Path, kind: str) -> Iterator[str]:

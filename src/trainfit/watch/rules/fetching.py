@@ -81,6 +81,15 @@ class SlowWorker:
 _OF_PROGRAMS: Final = re.compile(r"^subprocess\.|(?:^|\.)(?:check_output|os\.system|_fork_exec)$")
 
 
+#: What a line does that makes samples and waits, by what for.
+_WAITING: Final[dict[WaitsFor, str]] = {
+    "sleep": "sleeps", "lock": "waits for a lock", "network": "waits for the network",
+    "process": "waits for another process", "disk": "waits for a file",
+}  # fmt: skip
+#: Of the waits for batches, what looks must have found in the sampler for more of them to be its.
+_OF_WAITS: Final = 1 / 8
+
+
 @dataclass(frozen=True)
 class Fetching:
     """The fetches of one rank's steady part; ``None`` is not measured."""
@@ -447,9 +456,12 @@ class Fetching:
         """In a few words, what that line does; empty: it is not known."""
         if self.slow_line is None:
             return ""
-        if self.habit is None:
+        waits = _WAITING.get(self.slow_line.most.waits_for, "")
+        if self.habit is None and (waits == "" or self.slow_line.is_several):
             verb = "compute" if self.slow_line.is_several else "computes"
             return f"{self.slow_line} {verb} most of a batch"
+        if self.habit is None:
+            return f"{self.slow_line} {waits} for most of a batch's time"
         name = "" if self.slow_line.is_several else self.slow_line.most.calls
         return f"{self.slow_line} {self.habit.what}{f' (`{name}`)' if name else ''}"
 
@@ -517,7 +529,14 @@ class Fetching:
         """The line that chooses samples, and the share of the time that this takes."""
         looks = self.rank.header.sampler_code
         line = costliest(looks)
-        return line, 0.0 if line is None else line.count / max(1, looks.looks)
+        share = 0.0 if line is None else line.count / max(1, looks.looks)
+        every = checks.share_of(self.rank, np.nan_to_num(checks.input_lost(self.rank)))
+        if share >= _OF_WAITS * every and self.is_cheap and (self.queued_while_waiting or 0) >= 1:
+            # Looks come late to what C does at once; a batch that is ready is soon taken.
+            taken = 2 * thresholds.CHEAP_BATCH_S * self.batches_per_step * len(self.rank.steps)
+            taken *= self.core_waits.training_stretch or 1.0
+            share = max(share, every - taken / self.rank.seconds)
+        return line, share
 
     @functools.cached_property
     def library_sampler(self) -> tuple[CodeLine | None, float]:

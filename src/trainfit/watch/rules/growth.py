@@ -464,8 +464,8 @@ _FOLDERS: Final = {
     TEMPORARY: ("temporary_growth", "The folder of temporary files"),
 }
 _DELETE: Final = (
-    "delete each file when it is done with (tempfile.TemporaryFile does it by itself), or write to "
-    "one file again"
+    "delete each file when it is done with (tempfile.TemporaryFile does it by itself, a block of "
+    "multiprocessing.shared_memory needs close() and unlink()), or write to one file again"
 )
 
 

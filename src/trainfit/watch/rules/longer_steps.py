@@ -28,6 +28,8 @@ from trainfit.watch.view import PHASES, RankView, RunView, known, median
 _RARE: Final = EVALUATION | CHECKPOINT | EPOCH_START
 #: Of the median step, by how much steps must have become longer.
 _LONGER: Final = 0.2
+#: … by which it is told whose work grows, where a variable grows that the step computes with.
+_DOUBLED: Final = 1.0
 #: Of that, what CPU time (or the GPU's) must explain: other programs make steps longer, too.
 _OWN: Final = 0.5
 #: Of the steps, the part that shows how long they are at first.
@@ -48,10 +50,15 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     usual = median(steps["step_s"])
     if slope is None or usual is None or slope[1] <= 0:
         return
-    longer = slope[0] * span
-    if _own_growth(view, steps) < _LONGER:
+    longer, own_growth = slope[0] * span, _own_growth(view, steps)
+    if own_growth < _LONGER:
         return  # other programs have taken more and more of the cores
-    if longer < _LONGER * usual or not goes_on(numbers, steps["step_s"], slope[0], 0.3):
+    variable = _that_grows(view)
+    # What a step computes with goes on growing, also where other programs leave more of the cores
+    # in the second half.
+    is_seen = variable is not None and variable.kind in _COMPUTED and own_growth >= _DOUBLED
+    evenly = goes_on(numbers, steps["step_s"], slope[0], 0.3) or is_seen
+    if longer < _LONGER * usual or not evenly:
         return
     added = of_kind("parameters_added", view.header.learning.misuses)
     if added is None and _grows_alike(view, steps, numbers, longer / usual):
@@ -64,7 +71,6 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     phases = {name: _trend(numbers, steps[f"{name}_s"]) for name in PHASES}
     rest = slope[0] - sum(phases.values())
     phase = max((*phases, "other"), key=lambda name: phases.get(name, rest))
-    variable = _that_grows(view)
     loader = checks.training_loader(view.header)
     held_up = CoreWaits(view).held_up_by_others or 0.0
     is_pressed = held_up >= thresholds.CRITICAL_SHARE and not checks.has_gpu(view)
@@ -82,7 +88,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     first, last = usual - longer / 2, usual + longer / 2
     if first <= 0:  # they do not grow evenly
         first = min(usual, median(steps["step_s"][: len(steps) // _PART]) or 0.0)
-    share = min(1.0, longer / 2 / usual)
+    share = min(1 - first / usual, longer / 2 / usual)
     # On full cores other programs may have made the rest of it.
     times = 1.0 if is_pressed else last / max(first, _AT_FIRST * usual)
     grown = _inputs_grow(view, numbers, times)

@@ -4,6 +4,7 @@ its limit."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -15,8 +16,9 @@ from trainfit.findings import habits
 from trainfit.findings.habits import UNPINNED
 from trainfit.findings.threads import set_at
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
+from trainfit.results.runs.watched import StackLooks
 from trainfit.watch import checks, thresholds
-from trainfit.watch.rules.code_lines import place_of_most
+from trainfit.watch.rules.code_lines import costliest, place_of_most
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
@@ -216,11 +218,38 @@ def _find_hidden_syncs(view: RunView) -> Iterator[Finding | Unknown]:
             Evidence("GPU idle, not for lack of input", idle, "of the time"),
         ),
         habits.WAITS.cause,
-        (Fix(habits.WAITS.action, line=habits.WAITS.line),),
+        (_without_waits(rank.header.sync_code),),
         "likely",
         idle,
         place_of_most(rank.header.sync_code),
     )
+
+
+#: What shows or logs a number, and what a condition on a tensor calls.
+_SHOWS: Final = re.compile(
+    r"set_postfix|set_description|tqdm|wandb|mlflow|add_scalars?$|\blogg(?:er|ing)\b|(?:^|\.)log$"
+)
+_CONDITION: Final = re.compile(r"(?:^|\.)__(?:bool|nonzero)__$|(?:^|\.)bool$")
+_CLIPS: Final = re.compile(r"(?:^|\.)(?:grad_|vector_|total_)?norm\b|clip")
+
+
+def _without_waits(looks: StackLooks) -> Fix:
+    """What to do about the line that waits for the GPU most, by what it is done for."""
+    line = costliest(looks)
+    names = () if line is None or line.count < thresholds.LOOKS_AT_LINE else line.names
+    if any(map(_SHOWS.search, names)):
+        return Fix(
+            "give the progress bar or the logger its numbers every 50 steps: sum the loss on the "
+            "GPU (total += loss.detach()), and read total.item() / 50 then",
+            line="if step % 50 == 0: …",
+        )
+    if any(map(_CONDITION.search, names)) or any(map(_CLIPS.search, names)):
+        return Fix(
+            "leave the comparison to the GPU: torch.nn.utils.clip_grad_norm_ (or clip_grad_value_) "
+            "clips without reading the norm, torch.where(norm > most, a, b) stands for an if; what "
+            "has to be read, read every 50 steps"
+        )
+    return Fix(habits.WAITS.action, line=habits.WAITS.line)
 
 
 HIDDEN_SYNCS: Final = Rule((_HIDDEN_SYNCS_KIND,), _find_hidden_syncs, each_rank=True)

@@ -21,9 +21,11 @@ from trainfit.findings.own_code import (
     held_at,
     is_queue,
     more_handlers,
+    over_all_of,
 )
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
-from trainfit.results.runs.watched import FIGURES, CodeLine, StackLooks
+from trainfit.results.runs.watched import COLLECTIONS, FIGURES, CodeLine, StackLooks
+from trainfit.results.text import count, duration
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -55,6 +57,28 @@ def _added_to(rank: RankView, line: CostlyLine) -> str:
         if place.file == line.place.file and first <= place.line <= last:
             return each.name
     return ""
+
+
+def _gone_over(rank: RankView, line: CostlyLine) -> str:
+    """The variable that becomes longer with each step and is computed over here; empty: none is
+    known."""
+    for each in rank.header.growing:
+        if each.kind in _COMPUTED and re.search(
+            rf"(?<![\w.]){re.escape(each.name)}(?![\w.(])(?:\[\])?(?:\.{_OF_ALL}\b|$)",
+            _operand(line),
+        ):
+            return each.name
+    return ""
+
+
+#: Kinds of variables that lines compute over, and what goes over all of one.
+_COMPUTED: Final = ("tensor", "array", "DataFrame", "list")
+_OF_ALL: Final = r"(?:mean|sum|std|var|median|quantile|min|max|sort\w*|describe|copy|to_\w+|tolist)"
+
+
+def _operand(line: CostlyLine) -> str:
+    """What is called at the line, with what it is called of; else what its loop goes over."""
+    return line.most.calls if "." in line.most.calls else line.most.over
 
 
 #: Of the looks at several lines, those in which one thing is done, from which all are told as it;
@@ -129,6 +153,8 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
     handlers = next((e for e in rank.header.growing if e.name.endswith(".handlers")), None)
     if grown:
         habit = adds_to(grown)
+    elif gone := _gone_over(rank, line):
+        habit = over_all_of(gone)
     elif handlers is not None and habit is LOGS:
         habit = more_handlers(handlers.name, handlers.place)
     elif line.most.waits_for == "lock" and held is not None and _is_held(rank, held):
@@ -140,8 +166,10 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
         # What nobody has a word for, and is at no line of its own, is no habit that could be left.
         nothing = usual is DRAWS or (usual is ALONE and line.is_several)
         if habit is not usual or makes_data or nothing:
-            # Such a training is partly that: what it learns from it has to make itself.
-            weight = "warning" if share >= _MOST_OF_ALL else "info"
+            # Such a training is partly that: what it learns from it has to make itself. A loop in
+            # Python within that is worth a word sooner.
+            loops = line.most.over and line.most.callers and share >= thresholds.CRITICAL_SHARE
+            weight = "warning" if share >= _MOST_OF_ALL or loops else "info"
         elif usual in (ALONE, BATCHES) and share < thresholds.CRITICAL_SHARE:
             weight = "info"  # what a step learns from has to be made somewhere
     if share < thresholds.CRITICAL_SHARE and any(map(_FOR_ALL.search, _inner(line))):
@@ -344,6 +372,66 @@ def _off_core(rank: RankView) -> float:
 
 
 PYTHON_THREAD: Final = Rule((THREAD_KIND,), _find_thread, each_rank=True)
+
+
+# ---
+# Python's garbage collector, which goes through all objects; nothing else of Python runs meanwhile.
+
+
+PAUSES_KIND: Final = "collector_pauses"
+#: What a line calls that asks for a collection itself: that line is named then, by `other_code`.
+_ASKED_FOR: Final = re.compile(r"(?:^|\.)(?:collect|empty_cache)$")
+
+
+def _find_pauses(view: RunView) -> Iterator[Finding | Unknown]:
+    rank = view.judged
+    if checks.are_few(rank):
+        return
+    first, last = rank.window
+    told = [e for e in rank.record.events if e.kind == COLLECTIONS and first < e.time_s <= last]
+    seconds = sum(each.seconds or 0.0 for each in told)
+    share = min(1.0, seconds / rank.seconds) if rank.seconds else 0.0
+    if checks.has_gpu(rank):
+        share = min(share, MainThread(rank).unexplained_idle or 0.0)
+    if share < thresholds.NOTICEABLE or _asks_for_it(rank):
+        return
+    pauses = round(sum(each.values.get("pauses", 0.0) for each in told))
+    longest = max(each.values.get("longest_s", 0.0) for each in told)
+    yield Finding(
+        PAUSES_KIND,
+        severity(share),
+        f"Python's garbage collector stops the training for {checks.in_percent(share)} of the time "
+        f"({count(pauses, 'pause', 'pauses')} of up to {duration(longest)})",
+        (
+            Evidence("pauses", float(pauses)),
+            Evidence("the longest", longest, "s"),
+            Evidence("all of them together", seconds, "s"),
+        ),
+        "It goes through all lists, dicts, tuples and other objects that the process keeps, each "
+        "time that enough new ones have been made",
+        (
+            Fix(
+                "gc.disable() before the loop, and gc.collect() once an epoch: what nothing refers "
+                "to is freed all the same, what refers to itself in a circle is freed then; "
+                "gc.freeze() before the loop is enough where most objects are a data set that was "
+                "read before. Keep what each step adds (a replay buffer, a log) in tensors or "
+                "arrays that are made once: these have no objects to go through",
+                line="gc.disable()",
+            ),
+        ),
+        "certain",
+        share,
+    )
+
+
+def _asks_for_it(rank: RankView) -> bool:
+    """Does the script itself call for collections, at a line that looks have found often?"""
+    lines = rank.header.other_code.lines
+    asked = sum(e.count for e in lines if any(map(_ASKED_FOR.search, e.names)))
+    return asked >= thresholds.LOOKS_AT_LINE
+
+
+COLLECTOR_PAUSES: Final = Rule((PAUSES_KIND,), _find_pauses, each_rank=True)
 
 
 # ---

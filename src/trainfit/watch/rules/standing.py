@@ -163,9 +163,9 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     seen = [kept] if kept is not None else [e for each in apart or [first] for e in _busy(each)]
     evidence += [Evidence("stack", _stack(each)) for each in seen]
     evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
-    # A profiler keeps the interpreter's lock while it ends, so that no stack is seen.
+    # A profiler keeps the interpreter's lock while it ends, so that mostly no stack is seen.
     profiled = of_kind("profiler_on", first.view.header.learning.misuses)
-    if where is None and profiled is not None:
+    if profiled is not None and (where is None or _is_in_profiler(first)):
         title = f"No step for {duration(first.seconds)}: a profiler has recorded all steps"
         title += ", and puts that together"
         cause, fix, where = profiled.cause, profiled.fix, profiled.place
@@ -181,6 +181,14 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         rank=first.view.rank,
         last_step=first.event.step,
     )
+
+
+def _is_in_profiler(still: _Still) -> bool:
+    frames = () if still.main is None else still.main.frames
+    return any(part in each.path for each in frames for part in _OF_PROFILER)
+
+
+_OF_PROFILER: Final = ("torch/profiler/", "torch/autograd/profiler")
 
 
 #: What keeps ranks from waiting for each other in different calls.
@@ -366,6 +374,9 @@ def _where(still: _Still) -> tuple[str, Place | None, str]:
     if busy is None or frame is None:
         return "the training", None, "a call that is not known"
     who = "a DataLoader worker" if busy.role == "worker" else "the main thread"
+    if busy.role == "iterating":  # no worker tells where it is
+        frame = next((each for each in busy.frames if each.is_user), frame)
+        who = "the main thread waits for a batch and"
     code = f" `{short(frame.code, 60)}`" if frame.code else ""
     place = Place(short_file(frame.path), frame.line, source=frame.code)
     return who, place, f"{frame.function}{code}"
@@ -447,6 +458,12 @@ _WAITS: Final = (
     (
         re.compile(r"\binput\s*\(|\bstdin\b|getpass"),
         "it waits for somebody to type: answer it, or let an option of the script say it",
+    ),
+    (
+        re.compile(r"\bpool\b|\.(?:i?map|starmap|imap_unordered|map_async)\s*\(", re.IGNORECASE),
+        "a process of a multiprocessing.Pool that was killed, or crashed, is replaced, and nobody "
+        "does what it had to do: concurrent.futures.ProcessPoolExecutor raises BrokenProcessPool "
+        "then; imap(…).next(timeout=60) and get(timeout=60) make such a wait an error",
     ),
     (
         re.compile(r"\.put\s*\("),

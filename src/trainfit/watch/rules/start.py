@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.results.findings import Evidence, Finding, Fix, Unknown
-from trainfit.results.runs.watched import LATE_S, START_LOOK_S, StartPart
+from trainfit.results.runs.watched import COLLECTIONS, LATE_S, START_LOOK_S, StartPart
 from trainfit.results.text import duration
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.rule import Rule
@@ -94,6 +94,13 @@ def _find_late_start(run: RunView) -> Iterator[Finding | Unknown]:
     if seconds < max(LATE_S, _MOST * first):
         return
     what, fix = _done(line)
+    paused = _collected_s(rank)
+    if what not in _USUAL and paused >= _COLLECTED * seconds:
+        fix = (
+            "gc.disable() before it and gc.enable() after it: Python's garbage collector goes "
+            f"through all objects over and over while they become more, {duration(paused)} in "
+            f"all; {fix}"
+        )
     name = line.most.calls
     looks = sum(each.count for each in line.calls if each.calls == name)
     is_it = name and not name.endswith(">") and looks >= _MOSTLY * line.count
@@ -117,6 +124,16 @@ def _find_late_start(run: RunView) -> Iterator[Finding | Unknown]:
         seconds / end,
         line.place,
     )
+
+
+#: Of the seconds at a line, those of Python's garbage collector from which it is to be told.
+_COLLECTED: Final = 1 / 3
+
+
+def _collected_s(rank: RankView) -> float:
+    """Seconds of its pauses before the first step."""
+    told = (e for e in rank.record.events if e.kind == COLLECTIONS and e.step <= 0)
+    return sum(each.seconds or 0.0 for each in told)
 
 
 def _done(line: CostlyLine) -> tuple[str, str]:

@@ -254,6 +254,8 @@ class Folders:
         owner: the user whose files count.
         written: bytes that the run's processes have written (``None``: not known); other programs'
             files are not told of.
+        is_mapped_elsewhere: has a process outside of the run mapped this file into its memory? Of
+            files in memory, which need not be written to (multiprocessing.shared_memory).
     """
 
     def __init__(
@@ -263,8 +265,10 @@ class Folders:
         shared: str = SHM,
         owner: int | None = None,
         written: Callable[[], int | None] = lambda: None,
+        is_mapped_elsewhere: Callable[[str], bool] = lambda path: False,
     ) -> None:
         self._tell, self._began, self._written = tell, time.time(), written
+        self._is_mapped_elsewhere = is_mapped_elsewhere
         self._owner = os.getuid() if owner is None else owner
         self._paths = {SHARED_MEMORY: shared, TEMPORARY: temporary}
         self._first: dict[int, int] = {}
@@ -293,21 +297,26 @@ class Folders:
     def _count(self, folder: int, path: str) -> tuple[int, int]:
         sizes: collections.Counter[str] = collections.Counter()
         files: collections.Counter[str] = collections.Counter()
-        for name, size in _by_pattern(dict(self._new_files(path))):
+        found = dict(self._new_files(path))
+        one_of: dict[str, str] = {}
+        for file, (name, size) in zip(found, _by_pattern(found), strict=True):
             sizes[name] += size
             files[name] += 1
+            one_of[name] = f"{path}/{file}"
         if sizes:
             name, size = sizes.most_common(1)[0]
             is_news = size >= _NOTICED and size >= _AGAIN * self._told.get(folder, 0.0)
-            if is_news and (folder != TEMPORARY or self._is_ours(size)):
+            if is_news and self._is_ours(folder, size, one_of[name]):
                 self._told[folder] = size
                 values = {"folder": folder, "bytes": size, "files": files[name]}
                 self._tell("new_files", f"{path}/{name}", values)
         return sum(sizes.values()), sum(files.values())
 
-    def _is_ours(self, nbytes: int) -> bool:
+    def _is_ours(self, folder: int, nbytes: int, file: str) -> bool:
         written = self._written()
-        return written is None or written >= nbytes / 2
+        if written is None or written >= nbytes / 2:
+            return True
+        return folder == SHARED_MEMORY and not self._is_mapped_elsewhere(file)
 
     def _new_files(self, path: str) -> Iterator[tuple[str, int]]:
         """Names and bytes of the user's files that were written to since the run began."""

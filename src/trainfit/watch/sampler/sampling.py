@@ -19,6 +19,7 @@ from trainfit.results.runs.watched import Event, gpu_places
 from trainfit.watch.sampler import machine
 from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
 from trainfit.watch.sampler.machine import Folders, MachineCounters, temporary_folder
+from trainfit.watch.sampler.proc_files import is_mapped_by_others
 from trainfit.watch.sampler.processes import MOST_PROCESSES, MemoryByKind, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder
 
@@ -265,7 +266,12 @@ class Sampler:
     # --- What may hang, in threads of their own: a driver, a file system on the network -----------
     def _sample_folders(self) -> None:
         environment = _decoded(self._tree.environment())
-        found = Folders(temporary_folder(environment), self._tell, written=self._tree.written)
+        found = Folders(
+            temporary_folder(environment),
+            self._tell,
+            written=self._tree.written,
+            is_mapped_elsewhere=lambda file: is_mapped_by_others(file, self._tree.pids),
+        )
         due = 0.0
         while not self._stop.wait(due):
             self._guarded("folders", self._sample_folders_once, found)

@@ -19,8 +19,10 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Final, Protocol
 
+from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.looks.element_loops import ElementLoops
+from trainfit.watch.recorder.looks.locked import LockedStack
 from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks_of_script
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -123,6 +125,7 @@ class MainThreadLooks:
         self._since = time.monotonic()
         self._longest = self._silent = 0.0
         self._told_s = 0.0
+        self._locked = LockedStack(locked_path(stem, os.getpid()), self._tell_of_locked)
         self._thread = UnlistedThread(self._run)
 
     def start(self) -> None:
@@ -132,6 +135,7 @@ class MainThreadLooks:
         """Wait for its end."""
         self._stop.set()
         self._thread.join(timeout=1.0)
+        self._locked.close()
         self._settle()
 
     def _settle(self) -> None:
@@ -143,6 +147,7 @@ class MainThreadLooks:
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # it only misses what it would have seen
             while not self._stop.wait(self._pause()):
+                self._locked.put_off()
                 with at_any_line(self._draw / 0x7FFFFFFF):
                     self.look(time.monotonic())
                 self.look_around(time.monotonic())
@@ -275,10 +280,17 @@ class MainThreadLooks:
         text = "\n\n".join([f"pid {os.getpid()}", *self._stacks()])
         self._tell("standstill", seconds=silent, text=text[:_LONGEST_TEXT])
 
+    def _tell_of_locked(self, stacks: str, seconds: float) -> None:
+        text = f"pid {os.getpid()}\n\n{stacks}"
+        self._tell("standstill", seconds=seconds, text=text[:_LONGEST_TEXT])
+
     def _stacks(self) -> list[str]:
         thread = self._training.thread
         found = [stack_text(users_stack(thread))] if thread is not None else []
         for path in sorted(self._stem.parent.glob(f"{self._stem.name}.stack.*")):
             with contextlib.suppress(OSError):
                 found.append(path.read_text(encoding="utf-8"))
+        for path in sorted(self._stem.parent.glob(f"{locked_path(self._stem, 0).stem}.*")):
+            with contextlib.suppress(OSError):
+                found.append(stacks_of_locked(path.read_text(encoding="utf-8")))
         return found if thread is None else found + stacks_of_script(thread)

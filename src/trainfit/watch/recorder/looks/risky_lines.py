@@ -116,8 +116,9 @@ def _parts(tree: ast.AST, line: int) -> Iterable[ast.AST]:
         for name in names_in(each, ast.Store)
     ]
     at_line = [e for e in ast.walk(tree) if isinstance(e, ast.stmt) and e.lineno <= line]
-    innermost = max(at_line, key=lambda each: each.lineno, default=None)
-    needed = set() if innermost is None else set(names_in(innermost, ast.Load))
+    last = max((each.lineno for each in at_line), default=0)
+    # Several statements may stand on it: opt.zero_grad(); loss.backward(); opt.step()
+    needed = {name for e in at_line if e.lineno == last for name in names_in(e, ast.Load)}
     parts: dict[ast.AST, None] = {}
     while more := [(n, each) for n, each in made if n in needed and each not in parts]:
         for _, each in more:

@@ -68,6 +68,10 @@ _DRIVEN: Final = re.compile(
     r"(?:enumerate|reversed|iter|list|tuple|tqdm(?:\.tqdm|\.auto\.tqdm)?)\("
     r"((?:[^(),]|\([^()]*\))+)[,)].*",
 )
+#: What a line reads to its end without a loop of its own: the lines or rows of a file.
+_READ_WHOLE: Final = re.compile(
+    r"\b(?:list|tuple|sorted|dict|set)\((csv\.\w+\((?:[^()]|\([^()]*\))*\)|(?:\w+\.)?open\([^()]*\))\)"
+)
 _DRIVERS: Final = frozenset(("enumerate", "reversed", "iter", "list", "tuple"))
 _LONGEST_LOOP: Final = 60
 _LONGEST_OVER: Final = 60
@@ -411,6 +415,8 @@ def _over(code: CodeType, number: int) -> str:
             continue
         indent = len(text) - len(text.lstrip())
         within = indented is None or indent < indented
+        if at == number and (whole := _READ_WHOLE.search(text)):
+            return whole[1][:_LONGEST_OVER]
         if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
             driven = _DRIVEN.fullmatch(loop[1].strip())
             over = (driven or loop)[1].strip()
@@ -445,17 +451,24 @@ def _innermost(stack: Sequence[Call]) -> str:
 
 
 def _waits_for(stack: Sequence[Call], source: str) -> WaitsFor:
-    if any(name.startswith(_PIPE) for name in _names(stack)):
+    """By what functions are called that are not the script's own: its ``dump()`` may compute."""
+    names = [*_called(stack), *(_name(e) for e in stack if is_library(_file(e)))]
+    if any(name.startswith(_PIPE) for name in names):
         return "process"
-    for name in _names(stack):
+    for name in names:
         for pattern, kind in _WAITS:
             if pattern.search(name):
                 return kind
     return "lock" if len(stack) == 1 and _WITH_LOCK.match(source) else ""
 
 
-def _names(stack: Sequence[Call]) -> Iterator[str]:
-    """Of functions, the innermost first."""
+def _called(stack: Sequence[Call]) -> Iterator[str]:
+    """What the innermost function calls now, which has no frame."""
     if stack and (called := called_in(*stack[0][:2])):
         yield called
+
+
+def _names(stack: Sequence[Call]) -> Iterator[str]:
+    """Of functions, the innermost first."""
+    yield from _called(stack)
     yield from map(_name, stack)

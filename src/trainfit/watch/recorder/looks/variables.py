@@ -72,10 +72,16 @@ class _Course:
     """The line of a function whose results are kept."""
     is_memory: bool = False
     """The training filled it with samples, and it stays that where it is full."""
+    ends: tuple[int, int] | None = None
+    """Which objects its first and its last entry were; not kept either."""
 
-    def add(self, step: int, size: int) -> None:
-        if self.looks and size <= self.looks[-1][1]:
+    def add(self, step: int, size: int, ends: tuple[int, int] | None = None) -> None:
+        """A look; ``ends``: see :func:`_ends`."""
+        # What is made again (a list of each episode) may be longer by chance.
+        other = ends and self.ends and ends[0] != self.ends[0] and ends[1] != self.ends[1]
+        if self.looks and (size <= self.looks[-1][1] or other):
             self.looks.clear()
+        self.ends = ends or self.ends
         self.looks.append((step, size))
         if len(self.looks) > 2 * _LOOKS:
             del self.looks[1]  # the first one stays
@@ -121,7 +127,7 @@ class VariableLooks:
         if size is None:
             return
         course = self._courses.setdefault((file, path), _Course(path, lines))
-        course.add(step, size)
+        course.add(step, size, _ends(value))
         if course.grows:
             course.kind = _kind(value) if file else FIGURES
             if course.kind == "cache" and (code := _code_of(value)) is not None:
@@ -310,6 +316,19 @@ def _size(value: Any) -> int | None:
     if kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] in ("pandas", "polars"):
         return len(value)
     return value.size if kind is np.ndarray else None
+
+
+def _ends(value: Any) -> tuple[int, int] | None:
+    """Which objects the first and the last entry of a list or a dictionary are: of one that is
+    added to, one of them stays. ``None``: it has none, or no order."""
+    value = _saved(value)
+    if type(value) not in (list, collections.deque, *_DICTIONARIES):
+        return None
+    with contextlib.suppress(RuntimeError):  # it changes meanwhile
+        entries = value.values() if type(value) in _DICTIONARIES else value
+        first, last = next(iter(entries), None), next(reversed(entries), None)
+        return None if first is None or last is None else (id(first), id(last))
+    return None
 
 
 def _saved(value: Any) -> Any:

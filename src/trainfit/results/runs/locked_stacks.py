@@ -1,0 +1,28 @@
+"""Stacks of a process in which no thread of Python can run, as :mod:`faulthandler` leaves them.
+
+It imports next to nothing: every Python process of a watched command does.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+#: Where a thread of the recorder begins.
+_OUR_THREAD: Final = re.compile(r"/trainfit/watch/[^\n]*\Z")
+_THREAD: Final = re.compile(r"^(?=Thread 0x)", re.MULTILINE)
+
+
+def locked_path(stem: Path, pid: int) -> Path:
+    """Where they are left; ``stem`` is of the rank's files."""
+    return stem.with_name(f"{stem.name}.locked.{pid}")
+
+
+def stacks_of_locked(text: str) -> str:
+    """Of what was written of all threads, the main one first, and without the recorder's; empty:
+    nothing was written."""
+    threads = [each.rstrip() for each in _THREAD.split(text)]
+    own = [each for each in threads if each.startswith("Thread") and not _OUR_THREAD.search(each)]
+    own.sort(key=lambda each: each.endswith(" in _bootstrap"))  # as all of threading do
+    return "\n\n".join(own)

@@ -1,0 +1,91 @@
+"""Pauses of Python's garbage collector: what is told of them, and that looking leaves no trace."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from trainfit.results.runs.watched import COLLECTIONS
+from trainfit.simgpu.patching import PatchSet
+from trainfit.watch.recorder.looks.collector import CollectorPauses
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def patches() -> Iterator[PatchSet]:
+    patches = PatchSet()
+    yield patches
+    patches.restore()
+
+
+def test_pauses_are_added_up_and_told_at_most_once_a_second(patches: PatchSet) -> None:
+    told: list[dict[str, Any]] = []
+    clock = Clock()
+
+    def tell(kind: str, **values: Any) -> None:
+        told.append({"kind": kind, **values})
+
+    pauses = CollectorPauses(tell, clock)
+    called = callback_of(pauses, patches)
+
+    def pause(seconds: float) -> None:
+        called("start", {"generation": 2})
+        clock.now += seconds
+        called("stop", {"generation": 2})
+
+    for seconds in (0.25, 0.5, 0.0001):  # the last one is none: new objects alone
+        pause(seconds)
+    pauses.look()
+    assert not told
+    clock.now += 1.0
+    pauses.look()
+    values = {"pauses": 2.0, "longest_s": pytest.approx(0.5)}
+    assert told == [{"kind": COLLECTIONS, "seconds": pytest.approx(0.75), "values": values}]
+    pauses.look(at_end=True)
+    assert len(told) == 1  # nothing came since then
+    clock.now += 1000.0  # of a long run events become fewer
+    pause(0.1)
+    pauses.look()
+    clock.now += 2.0
+    pause(0.1)
+    pauses.look()
+    assert len(told) == 2
+    pauses.look(at_end=True)
+    assert len(told) == 3
+
+
+def callback_of(pauses: CollectorPauses, patches: PatchSet) -> Callable[..., None]:
+    before = list(gc.callbacks)
+    pauses.install(patches)
+    (called,) = [each for each in gc.callbacks if each not in before]
+    return called
+
+
+def test_python_tells_of_a_real_collection_and_nothing_is_left(patches: PatchSet) -> None:
+    told: list[float] = []
+    pauses = CollectorPauses(lambda kind, seconds, values: told.append(seconds))
+    callback_of(pauses, patches)
+    kept = [[each] for each in range(300_000)]
+    gc.collect()
+    pauses.look(at_end=True)
+    assert told and 0.001 < sum(told) < 60 and kept
+    patches.restore()
+    assert not any(getattr(each, "__self__", None) is pauses for each in gc.callbacks)
+
+
+def test_a_script_may_empty_the_list_of_callbacks(
+    patches: PatchSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gc, "callbacks", [])
+    callback_of(CollectorPauses(lambda *_, **__: None), patches)
+    gc.callbacks.clear()
+    patches.restore()
