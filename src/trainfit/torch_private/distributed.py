@@ -46,6 +46,18 @@ STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")
 
 
+def is_bound(group: Any) -> bool:
+    """Was it made with a ``device_id``, so that others may be split from its communicator?"""
+    return getattr(group, "bound_device_id", None) is not None
+
+
+def outside_of_split(split_group: Any) -> Any:
+    """What ``split_group`` returns where this rank is in none of the groups: ``None`` until
+    PyTorch 2.13, what ``new_group`` returns since."""
+    declared = str(split_group.__annotations__.get("return"))
+    return None if "None" in declared else distributed_c10d.GroupMember.NON_GROUP_MEMBER
+
+
 def where_collectives_are(name: str, function: Any) -> list[Any]:
     """The modules that have this function of ``torch.distributed`` under its name."""
     modules = (torch.distributed, distributed_c10d)

@@ -198,6 +198,15 @@ def _handle_class() -> type:
                     self._owner.waits(*done)
                 return True
 
+            def block_current_stream(self) -> None:
+                self.wait()
+
+            def synchronize(self) -> None:
+                self.wait()
+
+            def result(self) -> list[Any]:
+                return list(self._future.value())
+
             def get_future(self) -> Any:
                 # DDP's reducer waits for its futures in C++, at the end of the backward pass.
                 if self._done is not None and graph_task_id() != -1:
@@ -220,6 +229,8 @@ def _handle_class() -> type:
 #: What equal ranks make of a value: by the reduction's name, of the value and their number.
 _REDUCED: Final[dict[str, Callable[[Any, int], Any]]] = {
     "SUM": lambda value, ranks: value * ranks,
+    "PRODUCT": lambda value, ranks: value**ranks,
+    "BXOR": lambda value, ranks: value * (ranks % 2),
     **dict.fromkeys(("AVG", "MIN", "MAX", "BAND", "BOR"), lambda value, ranks: value),
 }
 
@@ -352,6 +363,13 @@ def _all_gather(call: _Call) -> None:
             _copies(call.engine, target, source)
 
 
+def _all_gather_lists(call: _Call) -> None:
+    """Of each rank a list of all tensors that are gathered."""
+    for of_rank in call.args[0]:
+        for target, source in _pairs(of_rank, call.args[1]):
+            _copies(call.engine, [target], source)
+
+
 def _reduce_scatter(call: _Call) -> None:
     rank = call.group.rank()
     for target, source in _pairs(call.args[0], call.args[1]):
@@ -422,7 +440,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "monitored_barrier_": ("all_reduce", _first, _nothing),
     "_allgather_base_": ("all_gather", _first, _all_gather),
     "allgather_": ("all_gather", _first, _all_gather),
-    "allgather_coalesced_": ("all_gather", _first, _all_gather),
+    "allgather_coalesced_": ("all_gather", _first, _all_gather_lists),
     "allgather_into_tensor_coalesced_": ("all_gather", _first, _all_gather),
     "_reduce_scatter_base_": ("reduce_scatter", _second, _reduce_scatter),
     "reduce_scatter_": ("reduce_scatter", _second, _reduce_scatter),

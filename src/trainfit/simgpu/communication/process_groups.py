@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
+from torch.distributed import device_mesh
 
 from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import JOINS, LEAVES
@@ -298,6 +299,29 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return broadcast
 
 
+def _by_new_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``split_group`` of a group with a ``device_id`` (``init_device_mesh`` calls it there):
+    NCCL splits its communicator, which a group that communicates with nobody does not have."""
+    from trainfit.torch_private import distributed as private
+
+    @functools.wraps(original)
+    def split_group(
+        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *args: Any, **more: Any
+    ) -> Any:
+        if not split_ranks or not private.is_bound(distributed.group.WORLD):
+            return original(parent_pg, split_ranks, timeout, *args, **more)  # raises
+        of_parent = distributed.get_process_group_ranks(parent_pg)
+        mine = private.outside_of_split(original)
+        for split in split_ranks:
+            ranks = [of_parent[number] for number in sorted(split)]
+            made = distributed.new_group(ranks, timeout, group_desc=more.get("group_desc"))
+            if distributed.get_rank() in ranks:
+                mine = made
+        return mine
+
+    return split_group
+
+
 def _init_rpc(*_: Any, **__: Any) -> None:
     """Other processes would be waited for without end: none of them is started here."""
     raise UnsupportedOperatorError(
@@ -354,6 +378,9 @@ class Collectives:
         for name, function in (sends | {"broadcast_object_list": as_objects(of_rank)}).items():
             for owner in (distributed, module):
                 patches.set(owner, name, function)
+        for owner in (distributed, module, device_mesh):
+            if hasattr(owner, "split_group"):  # since PyTorch 2.6
+                patches.hook(owner, "split_group", _by_new_groups)
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         sharing.install(patches)
