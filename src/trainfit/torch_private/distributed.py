@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
@@ -157,10 +157,24 @@ _FOR_SHAPES: Final = (
 
 def passes_for_shapes(stages: ModuleType) -> list[tuple[type, str]]:
     """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    return _methods(stages, _FOR_SHAPES)
+
+
+#: Whether a stage lets an output go once it is sent, of ``(stage, output)``: since PyTorch 2.15,
+#: where its type is ``torch.Tensor`` itself.
+_LETS_GO: Final = ("_output_slot_is_releasable",)
+
+
+def releases_of_outputs(stages: ModuleType) -> list[tuple[type, str]]:
+    """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    return _methods(stages, _LETS_GO)
+
+
+def _methods(module: ModuleType, names: Sequence[str]) -> list[tuple[type, str]]:
     return [
         (kind, name)
-        for kind in vars(stages).values()
-        if isinstance(kind, type) and kind.__module__ == stages.__name__
-        for name in _FOR_SHAPES
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+        for name in names
         if name in vars(kind)
     ]

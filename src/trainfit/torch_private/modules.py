@@ -160,6 +160,19 @@ END_OF_BACKWARD: Final = "post_backward"
 WHOLE_GRADIENT: Final = "unsharded_accumulated_grad"
 
 
+#: The module that plans what each rank writes of a checkpoint (``torch.distributed.checkpoint``),
+#: what leaves to one rank what several have, and what checks that all together have each tensor.
+PLANS_OF_CHECKPOINTS: Final = "torch.distributed.checkpoint.default_planner"
+SHARING_OF_PLANS: Final = "dedup_save_plans"
+CHECK_OF_PLANS: Final = "_validate_global_plan"
+
+
+def nothing_wrong(check: Callable[..., Any]) -> Any:
+    """What the function of :data:`CHECK_OF_PLANS` returns of plans that are right: since
+    PyTorch 2.11 an empty list of errors."""
+    return True if check.__annotations__.get("return") in (bool, "bool") else []
+
+
 def keys_of_other_ranks(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Any]:

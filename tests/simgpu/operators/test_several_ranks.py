@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,33 @@ def test_products_and_bits_are_those_of_equal_ranks(gpu: Any) -> None:
     assert values.tolist() == [1, 2**RANKS, 3**RANKS]
     distributed.all_reduce(values, distributed.ReduceOp.BXOR)  # of an even number of ranks
     assert values.tolist() == [0, 0, 0]
+
+
+def test_objects_of_which_each_rank_writes_its_own_bytes(gpu: Any) -> None:
+    """As Fairseq gathers them: pickled into its part of a buffer of zeros, which is added up."""
+    written, size = torch.tensor([200, 100, 7], dtype=torch.uint8), 4 * RANKS
+    buffer = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    buffer[:3].copy_(written)
+    distributed.all_reduce(buffer)
+    assert buffer.view(RANKS, 4)[:, :3].tolist() == [written.tolist()] * RANKS
+    distributed.all_reduce(flags := torch.ones(RANKS, dtype=torch.uint8, device="cuda"))
+    assert flags.tolist() == [RANKS] * RANKS
+
+
+def test_a_sharded_checkpoint_is_planned_as_if_others_had_the_rest(
+    gpu: Any, tmp_path: Path
+) -> None:
+    """``torch.distributed.checkpoint`` checks that all ranks together write each tensor whole."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    model = fully_shard(nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda())
+    state = get_model_state_dict(model)
+    checkpoint.save({"model": state}, checkpoint_id=tmp_path)
+    written = sum(each.stat().st_size for each in tmp_path.glob("*.distcp"))
+    whole = 4 * sum(each.numel() for each in model.parameters())
+    assert whole / RANKS < written < 1.2 * whole / RANKS  # of this rank
+    checkpoint.load({"model": state}, checkpoint_id=tmp_path)
 
 
 def test_tensors_that_are_gathered_together(gpu: Any) -> None:

@@ -266,6 +266,9 @@ def give(engine: Engine, target: Any, content: torch.Tensor | None) -> None:
 def reduce_to(engine: Engine, target: Any, source: Any, operation: str, ranks: int) -> None:
     """``target`` is the reduction of what all ranks have in ``source``."""
     rule, known = _REDUCED.get(operation), content_of(engine, source)
+    if operation == "SUM" and (placed := _in_places(known, ranks)) is not None:
+        give(engine, target, placed)
+        return
     if known is not None and not operation:  # PyTorch 2.8 does not tell: of zeros all make zeros
         with no_dispatch():
             rule = None if known.any() else lambda value, _: value
@@ -277,6 +280,21 @@ def reduce_to(engine: Engine, target: Any, source: Any, operation: str, ranks: i
     give(engine, target, None)
     if fill is not None and rule is not None and isinstance(target, DeviceTensor):
         plain(target)._life.fill = rule(fill, ranks)
+
+
+def _in_places(known: torch.Tensor | None, ranks: int) -> torch.Tensor | None:
+    """Bytes of which each rank writes its own part, which their sum brings together (Fairseq's
+    ``all_gather_list``, of pickled objects); ``None``: it is no such sum."""
+    if known is None or known.dtype is not torch.uint8 or not known.numel():
+        return None
+    if ranks < 2 or known.numel() % ranks:
+        return None
+    with no_dispatch():
+        parts = known.reshape(ranks, -1)
+        written = parts.any(1).bool()
+        if int(written.sum()) != 1:
+            return None
+        return parts[written].expand(ranks, -1).reshape(known.shape).contiguous()
 
 
 def _copies(engine: Engine, targets: Sequence[Any], source: Any) -> None:

@@ -7,6 +7,7 @@ has as many as the machine has GPUs, at most.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -33,7 +34,7 @@ from trainfit.simgpu.device.errors import (
     too_few_gpus,
 )
 from trainfit.simgpu.device.recorder import Recorder
-from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of
+from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, allocation_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import as_objects
 from trainfit.simgpu.operators.kernel_rules import (
@@ -46,6 +47,7 @@ from trainfit.simgpu.operators.kernel_rules import (
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import modules
+from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import local_part
 
 # ---
@@ -85,6 +87,70 @@ def watch_states(patches: PatchSet) -> None:
             patches.hook(module, modules.KEYS_OF_STATES, hook)
 
     patches.when_imported(modules.OPTIMIZER_STATES, seen)
+
+
+def watch_plans(patches: PatchSet) -> None:
+    """Let sharded checkpoints be planned (``torch.distributed.checkpoint.save``) until ``patches``
+    is restored: taken as equal, all ranks would have the shards that this one has, each of which
+    is its own to write, and which are not the whole."""
+
+    def hook_sharing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def share(plans: Any, *args: Any, **kwargs: Any) -> Any:
+            shared = original(plans, *args, **kwargs)
+            if len(plans) < 2:
+                return shared
+            rank = distributed.get_rank()
+            kept = {each.index for each in shared[rank].items}
+            own = {each.index for each in plans[rank].items if each.type.name == "SHARD"}
+            mine = [each for each in plans[rank].items if each.index in kept | own]
+            others = [[each for each in plan.items if each.index not in own] for plan in shared]
+            others[rank] = mine
+            pairs = zip(shared, others, strict=True)
+            return [dataclasses.replace(plan, items=items) for plan, items in pairs]
+
+        return share
+
+    def hook_check(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def validate(plans: Any, *args: Any, **kwargs: Any) -> Any:
+            return (
+                modules.nothing_wrong(original)
+                if len(plans) > 1
+                else original(plans, *args, **kwargs)
+            )
+
+        return validate
+
+    def seen(module: ModuleType) -> None:
+        hooks = {modules.SHARING_OF_PLANS: hook_sharing, modules.CHECK_OF_PLANS: hook_check}
+        for name, hook in hooks.items():
+            if hasattr(module, name):
+                patches.hook(module, name, hook)
+
+    patches.when_imported(modules.PLANS_OF_CHECKPOINTS, seen)
+
+
+def watch_outputs(patches: PatchSet) -> None:
+    """Let stages of a pipeline let go what they sent, as they do a plain tensor of a GPU, until
+    ``patches`` is restored."""
+    from trainfit.torch_private import distributed as private
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def is_releasable(stage: Any, output: Any) -> Any:
+            if type(output) is SimulatedTensor:
+                with no_dispatch():
+                    output = torch.empty(0, device="cpu")
+            return original(stage, output)
+
+        return is_releasable
+
+    def seen(module: ModuleType) -> None:
+        for owner, name in private.releases_of_outputs(module):
+            patches.hook(owner, name, hook)
+
+    patches.when_imported(private.PIPELINE_STAGES, seen)
 
 
 #: DeepSpeed's stages of ZeRO, and their methods that make the bucket in which gradients wait for
@@ -386,6 +452,8 @@ class Collectives:
         sharing.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
         watch_states(patches)
+        watch_plans(patches)
+        watch_outputs(patches)
         watch_buckets(patches, self._recorder)
         watch_whole_gradients(patches, self._recorder)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
