@@ -46,6 +46,11 @@ STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")
 
 
+def require_backend(group: Any, device: str) -> None:
+    """Raise PyTorch's RuntimeError where ``group`` has no backend for tensors on ``device``."""
+    group._get_backend(torch.device(device))
+
+
 def is_bound(group: Any) -> bool:
     """Was it made with a ``device_id``, so that others may be split from its communicator?"""
     return getattr(group, "bound_device_id", None) is not None

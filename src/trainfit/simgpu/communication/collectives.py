@@ -20,6 +20,7 @@ from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import EQUAL
 from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.communication.peers import Peers, gpu_in
+from trainfit.simgpu.communication.refusals import refuse
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
@@ -493,6 +494,7 @@ def _register(name: str, rule: _Rule) -> None:
         engine.record(engine.info(func))
         call, communication = _Call(engine, func, args), Communication.current
         assert communication is not None
+        refuse(name, call.group, call.named, args)
         tensors = moved(call)
         if call.ranks == 1:
             _alone(call)
