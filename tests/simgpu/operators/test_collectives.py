@@ -404,3 +404,22 @@ def test_a_group_of_both_backends_sends_what_is_on_the_host(
         found: list[Any] = [None] * 4
         distributed.all_gather_object(found, {"loss": 0.5})
         assert found[3] == {"loss": 0.5}
+
+
+def test_states_of_other_ranks_are_consolidated_without_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``ZeroRedundancyOptimizer``: of five parameters each of two ranks updates two or three."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    as_rank_0(monkeypatch, 2)
+    with trainfit.simulate("2x H100 SXM"):
+        distributed.init_process_group("nccl")
+        layers = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(5))).cuda()
+        model = nn.parallel.DistributedDataParallel(layers)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+        model(_ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.consolidate_state_dict(to=0)
+        state = optimizer.state_dict()
+        assert len(state["state"]) == 3 and len(state["param_groups"][0]["params"]) == 5

@@ -131,6 +131,40 @@ def watch_plans(patches: PatchSet) -> None:
     patches.when_imported(modules.PLANS_OF_CHECKPOINTS, seen)
 
 
+def watch_consolidation(patches: PatchSet) -> None:
+    """Let ``ZeroRedundancyOptimizer.consolidate_state_dict`` get the states of other ranks, which
+    have no values here, until ``patches`` is restored."""
+    consolidating: list[Any] = []
+
+    def consolidates(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def consolidate_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            consolidating.append(optimizer)
+            try:
+                return original(optimizer, *args, **kwargs)
+            finally:
+                consolidating.pop()
+
+        return consolidate_state_dict
+
+    def sends(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def broadcast(obj: Any, src_rank: int, group: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not consolidating or src_rank == distributed.get_rank():
+                return original(obj, src_rank, group, *args, **kwargs)
+            number = distributed.get_process_group_ranks(group).index(src_rank)
+            return modules.state_elsewhere(consolidating[-1], number)
+
+        return broadcast
+
+    def seen(module: ModuleType) -> None:
+        if hasattr(module, modules.SENDS_STATES):
+            patches.hook(module, modules.SENDS_STATES, sends)
+            patches.hook(module.ZeroRedundancyOptimizer, "consolidate_state_dict", consolidates)
+
+    patches.when_imported(modules.SHARED_OPTIMIZERS, seen)
+
+
 def watch_outputs(patches: PatchSet) -> None:
     """Let stages of a pipeline let go what they sent, as they do a plain tensor of a GPU, until
     ``patches`` is restored."""
@@ -453,6 +487,7 @@ class Collectives:
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
         watch_states(patches)
         watch_plans(patches)
+        watch_consolidation(patches)
         watch_outputs(patches)
         watch_buckets(patches, self._recorder)
         watch_whole_gradients(patches, self._recorder)
