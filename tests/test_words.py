@@ -53,6 +53,8 @@ TERMS: Final[dict[str, str]] = {
 ALLOWED: Final[tuple[tuple[str, str, str], ...]] = (
     ("docs/decisions/0020-the-loaders-queues-are-simulated.md", "product form",
      "queueing theory's term for a closed solution"),
+    ("src/trainfit/simgpu/communication/collectives.py", "PRODUCT",
+     "torch.distributed.ReduceOp.PRODUCT"),
 )  # fmt: skip
 
 #: Pages that benches write from data, with quotations of articles and of earlier results.

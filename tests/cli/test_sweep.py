@@ -311,6 +311,19 @@ def _cells_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def test_an_address_where_nothing_answers_is_not_left_to_ray(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks again for a quarter of an hour."""
+    ray = SimpleNamespace(init=lambda **_: pytest.fail("Ray was asked"))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    write(folder, 16)
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        done = trainfit("sweep", "sweep.toml", "--ray", address, cwd=folder)
+        assert done.returncode == 2
+        assert f"--ray {address}: no cluster is reached there" in error_line(done)
+
+
 def test_a_cluster_that_is_not_there_is_named(folder: Path) -> None:
     pytest.importorskip("ray")
     write(folder, 16)

@@ -370,6 +370,13 @@ def test_the_advice_at_the_end_of_every_error_of_cuda_is_no_assert() -> None:
         ),
         ("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "kernel_failed", "CUDNN"),
         ("Duplicate GPU detected : rank 1 and rank 0", "gpu_of_two_ranks", "NCCL"),
+        ("No backend type associated with device type cpu", "host_tensor_sent", "RAM"),
+        (
+            "output tensor size must be equal to world_size times input tensor size",
+            "sizes_of_ranks",
+            "number of ranks",
+        ),
+        ("Tensor's dim 0 does not divide equally across group size", "sizes_of_ranks", "ranks"),
         (
             "DistributedDataParallel device_ids and output_device arguments only work with "
             "single-device/multiple-device GPU modules or CPU modules, but got device_ids [0], "

@@ -133,6 +133,28 @@ _KNOWN: Final = (
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before init_process_group, and no '
         "more ranks than GPUs (torchrun --nproc_per_node)",
     ),
+    # torch/csrc/distributed/c10d/ProcessGroup.hpp
+    KnownError(
+        "host_tensor_sent",
+        re.compile(r"No backend type associated with device type cpu"),
+        "A tensor in RAM is given to a process group of NCCL, which sends what is on GPUs",
+        'tensor.to(device) before the collective; or init_process_group("cpu:gloo,cuda:nccl"), '
+        "which sends tensors in RAM by gloo",
+    ),
+    # torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, Utils.hpp
+    KnownError(
+        "sizes_of_ranks",
+        re.compile(
+            r"output tensor size must be equal to world_size times input tensor size"
+            r"|input tensor must be the same size as output size times world size"
+            r"|Tensor list input to scatter/gather must match number of collective participants"
+            r"|does not divide equally across group size|Number of tensor splits not equal to group"
+        ),
+        "A collective is given tensors that do not fit the number of ranks",
+        "take that number from torch.distributed.get_world_size(group): all_gather_into_tensor "
+        "writes world_size times its input, reduce_scatter_tensor and all_to_all_single read a "
+        "multiple of it, and lists have one tensor for each rank",
+    ),
     # torch/nn/parallel/distributed.py
     KnownError(
         "wrapped_on_host",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
@@ -44,6 +44,23 @@ SPLIT_SOURCE = PrivateName(distributed_c10d, "_get_split_source")
 REBUILD_BUCKETS = place(_c10d.Reducer, "_rebuild_buckets")
 STORE_BARRIER = place(distributed_c10d, "_store_based_barrier")
 SET_SEQUENCE_NUMBER = place(LonelyGroup, "_set_sequence_number_for_group")
+
+
+def require_backend(group: Any, device: str) -> None:
+    """Raise PyTorch's RuntimeError where ``group`` has no backend for tensors on ``device``."""
+    group._get_backend(torch.device(device))
+
+
+def is_bound(group: Any) -> bool:
+    """Was it made with a ``device_id``, so that others may be split from its communicator?"""
+    return getattr(group, "bound_device_id", None) is not None
+
+
+def outside_of_split(split_group: Any) -> Any:
+    """What ``split_group`` returns where this rank is in none of the groups: ``None`` until
+    PyTorch 2.13, what ``new_group`` returns since."""
+    declared = str(split_group.__annotations__.get("return"))
+    return None if "None" in declared else distributed_c10d.GroupMember.NON_GROUP_MEMBER
 
 
 def where_collectives_are(name: str, function: Any) -> list[Any]:
@@ -145,10 +162,24 @@ _FOR_SHAPES: Final = (
 
 def passes_for_shapes(stages: ModuleType) -> list[tuple[type, str]]:
     """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    return _methods(stages, _FOR_SHAPES)
+
+
+#: Whether a stage lets an output go once it is sent, of ``(stage, output)``: since PyTorch 2.15,
+#: where its type is ``torch.Tensor`` itself.
+_LETS_GO: Final = ("_output_slot_is_releasable",)
+
+
+def releases_of_outputs(stages: ModuleType) -> list[tuple[type, str]]:
+    """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    return _methods(stages, _LETS_GO)
+
+
+def _methods(module: ModuleType, names: Sequence[str]) -> list[tuple[type, str]]:
     return [
         (kind, name)
-        for kind in vars(stages).values()
-        if isinstance(kind, type) and kind.__module__ == stages.__name__
-        for name in _FOR_SHAPES
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+        for name in names
         if name in vars(kind)
     ]

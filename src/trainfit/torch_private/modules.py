@@ -160,6 +160,37 @@ END_OF_BACKWARD: Final = "post_backward"
 WHOLE_GRADIENT: Final = "unsharded_accumulated_grad"
 
 
+#: The module of ``ZeroRedundancyOptimizer``, and by what its ranks send each other their states.
+SHARED_OPTIMIZERS: Final = "torch.distributed.optim.zero_redundancy_optimizer"
+SENDS_STATES: Final = "_broadcast_object"
+
+
+def state_elsewhere(optimizer: Any, rank: int) -> dict[str, Any]:
+    """The state of a ``ZeroRedundancyOptimizer`` that ``rank`` of its group has, without values:
+    which parameters it updates."""
+    groups, start = [], 0
+    parts = optimizer._partition_parameters()[rank]
+    own = optimizer.optim.state_dict()["param_groups"]
+    for group, part in zip(own, parts, strict=True):
+        end = start + len(part["params"])
+        groups.append({**group, "params": list(range(start, end))})
+        start = end
+    return {"state": {}, "param_groups": groups}
+
+
+#: The module that plans what each rank writes of a checkpoint (``torch.distributed.checkpoint``),
+#: what leaves to one rank what several have, and what checks that all together have each tensor.
+PLANS_OF_CHECKPOINTS: Final = "torch.distributed.checkpoint.default_planner"
+SHARING_OF_PLANS: Final = "dedup_save_plans"
+CHECK_OF_PLANS: Final = "_validate_global_plan"
+
+
+def nothing_wrong(check: Callable[..., Any]) -> Any:
+    """What the function of :data:`CHECK_OF_PLANS` returns of plans that are right: since
+    PyTorch 2.11 an empty list of errors."""
+    return True if check.__annotations__.get("return") in (bool, "bool") else []
+
+
 def keys_of_other_ranks(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Any]:

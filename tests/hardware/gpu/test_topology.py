@@ -29,6 +29,7 @@ def test_names(name: str, key: str, count: int) -> None:
     [
         ("0x H100 SXM", "1 to 16 GPUs"),
         ("100x H100 SXM", "1 to 16 GPUs"),
+        ("8x H100 SXM, 400Gb/s", "a network is between machines.*2x\\(8x H100 SXM\\), 400Gb/s"),
         ("2x(8x H100 SXM)", "say how fast the network between them is"),
         ("2x(8x H100 SXM), fast", "'fast' is no network"),
         ("2x(8x H100 SXM), 0Gb/s", "'0Gb/s' is no network"),

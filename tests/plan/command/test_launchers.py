@@ -208,3 +208,33 @@ def test_answers_are_checked() -> None:
     with pytest.raises(ValueError, match="processes"):
         Launched.from_json('{"processes": "2"}')
     assert os.environ.get("RANK") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes=2 --nproc-per-node=4 train.py",
+        "srun -N2 python -m torch.distributed.run --nnodes 2 --nproc-per-node 4 train.py",
+        "srun -n 2 accelerate launch --num_machines 2 --num_processes 8 --machine_rank 0 "
+        "--main_process_ip a --main_process_port 29500 train.py",
+    ],
+)
+def test_srun_starts_a_launcher_on_each_machine(asked: list[Any], line: str) -> None:
+    command = parse_command(shlex.split(line), several=True)
+    assert (command.processes, command.machines, command.name) == (8, 2, "train.py")
+    assert command.line() == line
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("srun -N2 torchrun --nproc-per-node=4 train.py", "each a torchrun for 1 machine; start"),
+        ("srun -n8 torchrun --nnodes=2 train.py", "8 tasks, each a torchrun for 2 machines"),
+        ("srun -N2 accelerate launch --num_processes 4 train.py", "--num_machines=2"),
+    ],
+)
+def test_tasks_of_srun_are_as_many_as_the_launchers_machines(
+    asked: list[Any], line: str, says: str
+) -> None:
+    with pytest.raises(CommandError, match=says):
+        parse_command(shlex.split(line), several=True)

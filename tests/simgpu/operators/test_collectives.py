@@ -339,3 +339,87 @@ def test_a_model_on_the_host_can_leave_its_data(gpu: Any) -> None:
     layer = nn.Linear(2, 2).to(torch.device("meta"))
     assert layer.weight.device.type == "meta"
     assert layer.to_empty(device="cuda").weight.is_cuda
+
+
+# --- What no group of several ranks accepts ----------------------------------------------------
+
+
+def _ones(*size: int, device: str = "cuda") -> torch.Tensor:
+    return torch.ones(*size, device=device)
+
+
+#: Calls that fail in a group of four by NCCL, and what PyTorch says of them (ProcessGroup.hpp,
+#: ProcessGroupNCCL.cpp, Utils.hpp).
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "host": (lambda: distributed.all_reduce(_ones(4, device="cpu")), "device type cpu"),
+    "hosts": (
+        lambda: distributed.all_gather([_ones(4, device="cpu")] * 4, _ones(4, device="cpu")),
+        "No backend type associated with device type cpu",
+    ),
+    "gathered": (
+        lambda: distributed.all_gather_into_tensor(_ones(4), _ones(4)),
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
+    "scattered": (
+        lambda: distributed.reduce_scatter_tensor(_ones(5), _ones(16)),
+        "input tensor must be the same size as output size times world size",
+    ),
+    "list": (lambda: distributed.all_gather([_ones(4)] * 2, _ones(4)), "2 inputs and 4 partic"),
+    "parts": (lambda: distributed.reduce_scatter(_ones(4), [_ones(4)] * 3), "3 inputs and 4"),
+    "even": (
+        lambda: distributed.all_to_all_single(_ones(6), _ones(6)),
+        "does not divide equally across group size",
+    ),
+    "splits": (
+        lambda: distributed.all_to_all_single(_ones(8), _ones(8), [2] * 4, [1] * 4),
+        "Split sizes doesn't match total dim 0 size",
+    ),
+    "root": (lambda: distributed.broadcast(_ones(4), 7), "invalid root 7|out of range|rank 7"),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_calls_that_no_group_accepts_fail_as_they_do_for_real(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    as_rank_0(monkeypatch, 4)
+    fails, says = REFUSED[call]
+    with trainfit.simulate("4x H100 SXM"):
+        distributed.init_process_group("nccl")
+        with pytest.raises((RuntimeError, ValueError), match=says):
+            fails()
+
+
+def test_a_group_of_both_backends_sends_what_is_on_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lists may be uneven, too."""
+    as_rank_0(monkeypatch, 4)
+    with trainfit.simulate("4x H100 SXM"):
+        distributed.init_process_group("cpu:gloo,cuda:nccl")
+        distributed.all_reduce(_ones(4, device="cpu"))
+        distributed.all_gather([_ones(4 + rank) for rank in range(4)], _ones(4))
+        distributed.all_to_all_single(_ones(4), _ones(10), [1] * 4, [1, 2, 3, 4])
+        distributed.gather(_ones(4), [_ones(4)] * 4)
+        found: list[Any] = [None] * 4
+        distributed.all_gather_object(found, {"loss": 0.5})
+        assert found[3] == {"loss": 0.5}
+
+
+def test_states_of_other_ranks_are_consolidated_without_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``ZeroRedundancyOptimizer``: of five parameters each of two ranks updates two or three."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    as_rank_0(monkeypatch, 2)
+    with trainfit.simulate("2x H100 SXM"):
+        distributed.init_process_group("nccl")
+        layers = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(5))).cuda()
+        model = nn.parallel.DistributedDataParallel(layers)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+        model(_ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.consolidate_state_dict(to=0)
+        state = optimizer.state_dict()
+        assert len(state["state"]) == 3 and len(state["param_groups"][0]["params"]) == 5

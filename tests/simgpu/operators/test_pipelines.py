@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import torch
+from torch import nn
 
+import trainfit
+from helpers_ranks import as_rank_0
 from tests.simgpu.operators.gloo import real_ranks, recorded_ranks
 from trainfit.hardware.gpu.topology import find_gpus
 from trainfit.memory.replay import Stream, replay
@@ -17,6 +21,7 @@ from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.speed.pipeline import pipeline_step
 from trainfit.speed.work import Work
+from trainfit.torch_private import distributed as private
 
 RANKS: Final = 2
 #: One training, of no parameter.
@@ -84,3 +89,26 @@ def test_stages_send_what_real_ranks_send(tmp_path: Path) -> None:
     }
     step = pipeline_step(works, machine_of(gpu))
     assert step is not None and step.seconds > max(step.computing_s.values())
+
+
+def test_a_stage_lets_go_what_it_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Since PyTorch 2.15, where its output is a plain tensor; others keep it until the backward."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    from torch.distributed.pipelining import stage as stages
+
+    as_rank_0(monkeypatch, 4)
+    kinds = private.releases_of_outputs(stages)
+    assert bool(kinds) == (torch.torch_version.TorchVersion(torch.__version__) >= "2.15")
+    with trainfit.simulate("4x H100 SXM"):
+        torch.distributed.init_process_group("nccl")
+        given = torch.zeros(1 << 10, 1 << 10, device="cuda")
+        layer = nn.Linear(1 << 10, 1 << 10, bias=False).cuda()
+        stage = PipelineStage(
+            layer, 0, 4, torch.device("cuda", 0), input_args=(given,),
+            output_args=(given.clone().requires_grad_(),),
+        )  # fmt: skip
+        for _, name in kinds:
+            assert getattr(stage, name)(layer(given)) == (True, "")
+            assert not getattr(stage, name)(3)[0]
+        schedule = ScheduleGPipe(stage, 4, loss_fn=lambda output, target: output.mean())
+        schedule.step(torch.zeros(4 << 10, 1 << 10, device="cuda"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,95 @@ def test_what_a_reduction_that_is_not_told_makes_is_unknown(
     values = torch.arange(RANKS, device="cuda")
     distributed.all_reduce(values)
     assert values.tolist() == [0] * RANKS
+
+
+@pytest.mark.skipif(
+    torch.torch_version.TorchVersion(torch.__version__) < "2.9",
+    reason="PyTorch 2.8 does not tell which reduction an operator makes",
+)
+def test_products_and_bits_are_those_of_equal_ranks(gpu: Any) -> None:
+    values = torch.tensor([1, 2, 3], device="cuda")
+    distributed.all_reduce(values, distributed.ReduceOp.PRODUCT)
+    assert values.tolist() == [1, 2**RANKS, 3**RANKS]
+    distributed.all_reduce(values, distributed.ReduceOp.BXOR)  # of an even number of ranks
+    assert values.tolist() == [0, 0, 0]
+
+
+def test_objects_of_which_each_rank_writes_its_own_bytes(gpu: Any) -> None:
+    """As Fairseq gathers them: pickled into its part of a buffer of zeros, which is added up."""
+    written, size = torch.tensor([200, 100, 7], dtype=torch.uint8), 4 * RANKS
+    buffer = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    buffer[:3].copy_(written)
+    distributed.all_reduce(buffer)
+    assert buffer.view(RANKS, 4)[:, :3].tolist() == [written.tolist()] * RANKS
+    distributed.all_reduce(flags := torch.ones(RANKS, dtype=torch.uint8, device="cuda"))
+    assert flags.tolist() == [RANKS] * RANKS
+
+
+def test_a_sharded_checkpoint_is_planned_as_if_others_had_the_rest(
+    gpu: Any, tmp_path: Path
+) -> None:
+    """``torch.distributed.checkpoint`` checks that all ranks together write each tensor whole."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    model = fully_shard(nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda())
+    state = get_model_state_dict(model)
+    checkpoint.save({"model": state}, checkpoint_id=tmp_path)
+    written = sum(each.stat().st_size for each in tmp_path.glob("*.distcp"))
+    whole = 4 * sum(each.numel() for each in model.parameters())
+    assert whole / RANKS < written < 1.2 * whole / RANKS  # of this rank
+    checkpoint.load({"model": state}, checkpoint_id=tmp_path)
+
+
+def test_tensors_that_are_gathered_together(gpu: Any) -> None:
+    parts = [
+        [torch.zeros(each, dtype=torch.int64, device="cuda") for each in (3, 5)]
+        for _ in range(RANKS)
+    ]
+    given = [torch.arange(each, device="cuda") for each in (3, 5)]
+    distributed.all_gather_coalesced(parts, given)
+    assert [[each.tolist() for each in part] for part in parts] == [
+        [[0, 1, 2], [0, 1, 2, 3, 4]]
+    ] * RANKS
+    assert [each[:3] for each in launched(gpu.recording)] == [("all_gather", 8 * 8 * RANKS, RANKS)]
+
+
+@pytest.mark.parametrize("way", ["wait", "synchronize", "block_current_stream"])
+def test_the_current_stream_waits_for_a_handle_in_every_way(gpu: Any, way: str) -> None:
+    values = torch.arange(1 << 10, device="cuda")
+    handle = distributed.all_reduce(values, async_op=True)
+    if not hasattr(handle, way):
+        pytest.skip("this PyTorch has it not")
+    waits = KINDS.index("event_wait")
+    before = int((gpu.recording.kernel_kind == waits).sum())
+    getattr(handle, way)()
+    assert int((gpu.recording.kernel_kind == waits).sum()) == before + 1
+    assert handle.result()[0] is values
+
+
+@pytest.mark.skipif(not hasattr(distributed, "split_group"), reason="since PyTorch 2.6")
+def test_groups_that_are_split_from_one_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``init_process_group(…, device_id=…)``, by which ``init_device_mesh`` splits."""
+    as_rank_0(monkeypatch, RANKS)
+    with trainfit.simulate(f"{RANKS}x H100 SXM") as simulation:
+        distributed.init_process_group("nccl", device_id=torch.device("cuda", 0))
+        mesh = distributed.device_mesh.init_device_mesh("cuda", (2, 2), mesh_dim_names=("a", "b"))
+        ranks = [distributed.get_process_group_ranks(mesh.get_group(each)) for each in ("a", "b")]
+        assert ranks == [[0, 2], [0, 1]]
+        pair = distributed.split_group(None, [[0, 3], [1, 2]])
+        assert distributed.get_process_group_ranks(pair) == [0, 3]
+        assert distributed.split_group(pair, [[0], [1]]).size() == 1
+        distributed.all_reduce(torch.ones(8, device="cuda"), group=pair)
+        assert [each[:3] for each in launched(simulation.recording)] == [("all_reduce", 32, 2)]
+        outside = distributed.split_group(None, [[1, 2]])
+        assert outside in (None, distributed.GroupMember.NON_GROUP_MEMBER)
+
+
+def test_of_a_group_of_no_device_none_is_split(gpu: Any) -> None:
+    if hasattr(distributed, "split_group"):
+        with pytest.raises(RuntimeError, match="No device associated"):
+            distributed.split_group(None, [[0, 1], [2, 3]])
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])

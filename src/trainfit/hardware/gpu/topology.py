@@ -57,6 +57,10 @@ def find_gpus(name: str) -> GpuSpec:
     """
     if machines := _MACHINES.fullmatch(name):
         return _of_machines(name, int(machines[1]), find_gpus(machines[2]), machines[3])
+    machine, _, network = (part.strip() for part in name.rpartition(","))
+    if machine and _NETWORK.fullmatch(network):
+        why = "a network is between machines: say how many there are, or leave it out"
+        raise GpuNameError(name, why, (f"2x({machine}), {network}", machine))
     found = None if find_rented(name) else _COUNT.match(name)
     if found is None:
         _require_one(name)

@@ -24,7 +24,13 @@ from trainfit.plan.command.tunables import (
     other_amp,
     placeholders,
 )
-from trainfit.plan.command.wrappers import Launcher, launcher_of, launcher_of_module, refuse
+from trainfit.plan.command.wrappers import (
+    Launcher,
+    launcher_of,
+    launcher_of_module,
+    refuse,
+    require_tasks,
+)
 from trainfit.results.files.command_line import line_of, words_of
 from trainfit.results.runs.script import STAND_INS_VARIABLE, UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
@@ -188,6 +194,7 @@ def parse_command(words: Sequence[str], *, several: bool = False, also: str = ""
         launcher = None
     else:
         launcher = launcher_of(plain, prefix.program_at, interpreter)
+    require_tasks(*prefix.tasks, launcher)
     if launcher is not None:
         if not several:
             launcher.require_one_process()

@@ -39,7 +39,7 @@ class Prefix:
     that a manager sets, by its place.
 
     ``manager`` is the last one (``uv run``; empty: none), and ``runs`` what it takes the word at
-    ``program_at`` for.
+    ``program_at`` for. ``tasks`` are what a wrapper (srun) starts of it, with where that is said.
     """
 
     program_at: int = 0
@@ -48,6 +48,7 @@ class Prefix:
     managed: Mapping[int, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     manager: str = ""
     runs: Literal["program", "script", "module"] = "program"
+    tasks: tuple[int, str] = (1, "")
 
     def variables(self, words: Sequence[str]) -> dict[str, str]:
         """Those that are set before the program; ``words`` are the command's."""
@@ -114,6 +115,8 @@ def read_prefix(plain: list[str]) -> Prefix:
             given, at = wrapper.read(plain, at + 1)
             check(name, wrapper, given)
             at += wrapper.arguments
+            if (tasks := wrapper.starts(given))[0] > 1:
+                prefix = dataclasses.replace(prefix, tasks=tasks)
         elif (made := environment_of(plain, at, prefix.environment(plain))) is not None:
             at = made.begins
             plain[at] = made.program
@@ -145,6 +148,8 @@ def words_to_start(words: Sequence[str]) -> tuple[list[str], str]:
     try:
         prefix = read_prefix(plain)
     except CommandError:
+        return found, ""
+    if prefix.tasks[0] > 1:  # it runs on other machines, too
         return found, ""
     at = prefix.program_at
     if prefix.manager:

@@ -32,13 +32,14 @@ Given = Mapping[str, str]
 class Wrapper:
     """A program that starts another: which of its options have a value (their names without
     dashes, a short one with the long one that it stands for: ``n=adjustment``), how many words
-    of its own follow them, which of them change the working directory, and a check that says
-    why a call is not one process here."""
+    of its own follow them, which of them change the working directory, a check that says why a
+    call is not one process here, and how many it starts, with where that is said."""
 
     valued: str = ""
     arguments: int = 0
     moves: tuple[str, ...] = ()
     refusal: Callable[[Given], str] = lambda given: ""
+    starts: Callable[[Given], tuple[int, str]] = lambda given: (1, "")
 
     def read(self, words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
         """The options in ``words`` from ``at`` on, and where they end."""
@@ -98,28 +99,52 @@ _SLURM_VARIABLES: Final = {
 
 
 def _slurm(given: Given) -> str:
-    """srun starts a task for each of ``--ntasks``, else one (or several) for each node."""
     if "multi-prog" in given:
         return "--multi-prog starts different programs; give the command of one of them"
+    wanted, tasks = _tasks(given)
+    if tasks is None:
+        text = " ".join(f"--{name}={value}" for name, value in wanted.items() if value)
+        return f"{text} does not say how many tasks it starts; write --ntasks=1"
+    return ""
+
+
+def _tasks(given: Given) -> tuple[dict[str, str], int | None]:
+    """srun starts a task for each of ``--ntasks``, else one (or several) for each node: what says
+    so, and their number."""
     wanted = {
         name: given.get(name) or os.environ.get(variable, "")
         for name, variable in _SLURM_VARIABLES.items()
     }
-    tasks = _number(wanted["ntasks"])
-    if not wanted["ntasks"]:
-        nodes, each = _number(wanted["nodes"].rpartition("-")[2]), wanted["ntasks-per-node"]
-        tasks = None if nodes is None else nodes * (_number(each) or 1)
-    if tasks is None:
-        text = " ".join(f"--{name}={value}" for name, value in wanted.items() if value)
-        return f"{text} does not say how many tasks it starts; write --ntasks=1"
-    if tasks == 1:
-        return ""
+    if wanted["ntasks"]:
+        return wanted, _number(wanted["ntasks"])
+    nodes, each = _number(wanted["nodes"].rpartition("-")[2]), wanted["ntasks-per-node"]
+    return wanted, None if nodes is None else nodes * (_number(each) or 1)
+
+
+def _slurm_starts(given: Given) -> tuple[int, str]:
     set_by = next((each for each in _SLURM_VARIABLES if given.get(each)), None)
     where = "" if set_by else f" (by {_SLURM_VARIABLES['ntasks']} of this allocation)"
-    return (
-        f"it starts {tasks} tasks{where}, each a process with a GPU of its own, and one GPU is "
-        "simulated; plan the share of one: --ntasks=1 --nodes=1, with its own batch size"
-    )
+    return _tasks(given)[1] or 1, where
+
+
+def require_tasks(tasks: int, where: str, launcher: Launcher | None) -> None:
+    """Raise :class:`CommandError` for several tasks of srun that are not a launcher of the same
+    job on each machine (``srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes=2 …``)."""
+    if tasks == 1:
+        return
+    if launcher is None:
+        raise CommandError(
+            f"srun: it starts {tasks} tasks{where}, each a process with a GPU of its own, which "
+            "are not simulated together; plan all of them by torchrun (--nproc-per-node, "
+            "--nnodes), or the share of one: --ntasks=1 --nodes=1, with its own batch size"
+        )
+    if (machines := launcher.launched.machines) != tasks:
+        raise CommandError(
+            f"srun: it starts {tasks} tasks{where}, each a {launcher.name} for {machines} "
+            f"machine{'s' if machines > 1 else ''}; start one on each machine, as in `srun "
+            f"--nodes={tasks} --ntasks-per-node=1` and "
+            f"{_MACHINES.get(launcher.name, '--nnodes')}={tasks}"
+        )
 
 
 def _number(text: str) -> int | None:
@@ -187,6 +212,7 @@ WRAPPERS: Final[Mapping[str, Wrapper]] = {
         "task-prolog thread-spec threads-per-core time-min tmp tres-bind tres-per-task wckey",
         moves=("chdir",),
         refusal=_slurm,
+        starts=_slurm_starts,
     ),
 }
 
@@ -306,6 +332,8 @@ class Launcher:
             )
 
 
+#: How each but torchrun is told the number of machines.
+_MACHINES: Final = {"accelerate": "--num_machines", "deepspeed": "--num_nodes"}
 #: How each is told to use one machine.
 _ONE_MACHINE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nnodes=1 ") | {
     "accelerate": "--num_machines 1 ",

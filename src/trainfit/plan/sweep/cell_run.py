@@ -15,6 +15,7 @@ import json
 import os
 import re
 import site
+import socket
 import subprocess
 import sys
 import tempfile
@@ -286,6 +287,8 @@ def run_here(jobs: Jobs, at_once: int, warn: Callable[[str], None]) -> Ends:
 #: Times that a cell is begun once more after its worker or its node was lost.
 _RETRIES: Final = 2
 _POLL_S: Final = 0.5
+#: In which a cluster's port answers.
+_OPEN_S: Final = 10.0
 
 
 def run_on_ray(jobs: Jobs, address: str) -> Ends:
@@ -329,6 +332,7 @@ def _ray(address: str) -> Any:
             "out to run the cells on this machine"
         ) from None
     try:
+        _require_open(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # what is not reached has many ways to say so
         said = " ".join(str(error).split())[:160]
@@ -337,6 +341,13 @@ def _ray(address: str) -> Any:
             "one with `ray start --head`, or give its address"
         ) from None
     return ray
+
+
+def _require_open(address: str) -> None:
+    """Raise OSError where nothing answers at ``address`` (``host:port``, ``ray://host:port``):
+    Ray 2.60 asks again for a quarter of an hour, and longer."""
+    if found := re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+?)\]?:(\d+)", address):
+        socket.create_connection((found[1], int(found[2])), _OPEN_S).close()
 
 
 def _end_of(ray: Any, reference: Any) -> CellEnd:

@@ -20,6 +20,7 @@ from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import EQUAL
 from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.communication.peers import Peers, gpu_in
+from trainfit.simgpu.communication.refusals import refuse
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
@@ -198,6 +199,15 @@ def _handle_class() -> type:
                     self._owner.waits(*done)
                 return True
 
+            def block_current_stream(self) -> None:
+                self.wait()
+
+            def synchronize(self) -> None:
+                self.wait()
+
+            def result(self) -> list[Any]:
+                return list(self._future.value())
+
             def get_future(self) -> Any:
                 # DDP's reducer waits for its futures in C++, at the end of the backward pass.
                 if self._done is not None and graph_task_id() != -1:
@@ -220,6 +230,8 @@ def _handle_class() -> type:
 #: What equal ranks make of a value: by the reduction's name, of the value and their number.
 _REDUCED: Final[dict[str, Callable[[Any, int], Any]]] = {
     "SUM": lambda value, ranks: value * ranks,
+    "PRODUCT": lambda value, ranks: value**ranks,
+    "BXOR": lambda value, ranks: value * (ranks % 2),
     **dict.fromkeys(("AVG", "MIN", "MAX", "BAND", "BOR"), lambda value, ranks: value),
 }
 
@@ -255,6 +267,9 @@ def give(engine: Engine, target: Any, content: torch.Tensor | None) -> None:
 def reduce_to(engine: Engine, target: Any, source: Any, operation: str, ranks: int) -> None:
     """``target`` is the reduction of what all ranks have in ``source``."""
     rule, known = _REDUCED.get(operation), content_of(engine, source)
+    if operation == "SUM" and (placed := _in_places(known, ranks)) is not None:
+        give(engine, target, placed)
+        return
     if known is not None and not operation:  # PyTorch 2.8 does not tell: of zeros all make zeros
         with no_dispatch():
             rule = None if known.any() else lambda value, _: value
@@ -266,6 +281,21 @@ def reduce_to(engine: Engine, target: Any, source: Any, operation: str, ranks: i
     give(engine, target, None)
     if fill is not None and rule is not None and isinstance(target, DeviceTensor):
         plain(target)._life.fill = rule(fill, ranks)
+
+
+def _in_places(known: torch.Tensor | None, ranks: int) -> torch.Tensor | None:
+    """Bytes of which each rank writes its own part, which their sum brings together (Fairseq's
+    ``all_gather_list``, of pickled objects); ``None``: it is no such sum."""
+    if known is None or known.dtype is not torch.uint8 or not known.numel():
+        return None
+    if ranks < 2 or known.numel() % ranks:
+        return None
+    with no_dispatch():
+        parts = known.reshape(ranks, -1)
+        written = parts.any(1).bool()
+        if int(written.sum()) != 1:
+            return None
+        return parts[written].expand(ranks, -1).reshape(known.shape).contiguous()
 
 
 def _copies(engine: Engine, targets: Sequence[Any], source: Any) -> None:
@@ -352,6 +382,13 @@ def _all_gather(call: _Call) -> None:
             _copies(call.engine, target, source)
 
 
+def _all_gather_lists(call: _Call) -> None:
+    """Of each rank a list of all tensors that are gathered."""
+    for of_rank in call.args[0]:
+        for target, source in _pairs(of_rank, call.args[1]):
+            _copies(call.engine, [target], source)
+
+
 def _reduce_scatter(call: _Call) -> None:
     rank = call.group.rank()
     for target, source in _pairs(call.args[0], call.args[1]):
@@ -422,7 +459,7 @@ _RULES: Final[dict[str, _Rule]] = {
     "monitored_barrier_": ("all_reduce", _first, _nothing),
     "_allgather_base_": ("all_gather", _first, _all_gather),
     "allgather_": ("all_gather", _first, _all_gather),
-    "allgather_coalesced_": ("all_gather", _first, _all_gather),
+    "allgather_coalesced_": ("all_gather", _first, _all_gather_lists),
     "allgather_into_tensor_coalesced_": ("all_gather", _first, _all_gather),
     "_reduce_scatter_base_": ("reduce_scatter", _second, _reduce_scatter),
     "reduce_scatter_": ("reduce_scatter", _second, _reduce_scatter),
@@ -457,6 +494,7 @@ def _register(name: str, rule: _Rule) -> None:
         engine.record(engine.info(func))
         call, communication = _Call(engine, func, args), Communication.current
         assert communication is not None
+        refuse(name, call.group, call.named, args)
         tensors = moved(call)
         if call.ranks == 1:
             _alone(call)

@@ -24,6 +24,7 @@ from trainfit.simgpu.communication.collectives import (
     reduce_to,
 )
 from trainfit.simgpu.communication.peers import gpu_in
+from trainfit.simgpu.communication.refusals import require_backend
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles, handles_named
 from trainfit.simgpu.device.tensor import DeviceTensor
@@ -132,6 +133,7 @@ def _register(name: str, overload: str, rule: _Functional) -> None:
         engine.record(engine.info(func))
         call, communication = _FunctionalCall(engine, func, args, kwargs), Communication.current
         assert communication is not None
+        require_backend(call.group, call.inputs[0])
         sources = [each.contiguous() for each in call.inputs]
         if in_place:
             made = call.inputs

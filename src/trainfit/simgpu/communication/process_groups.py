@@ -7,6 +7,7 @@ has as many as the machine has GPUs, at most.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
+from torch.distributed import device_mesh
 
 from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import JOINS, LEAVES
@@ -32,7 +34,7 @@ from trainfit.simgpu.device.errors import (
     too_few_gpus,
 )
 from trainfit.simgpu.device.recorder import Recorder
-from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of
+from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, allocation_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import as_objects
 from trainfit.simgpu.operators.kernel_rules import (
@@ -45,6 +47,7 @@ from trainfit.simgpu.operators.kernel_rules import (
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import modules
+from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import local_part
 
 # ---
@@ -84,6 +87,104 @@ def watch_states(patches: PatchSet) -> None:
             patches.hook(module, modules.KEYS_OF_STATES, hook)
 
     patches.when_imported(modules.OPTIMIZER_STATES, seen)
+
+
+def watch_plans(patches: PatchSet) -> None:
+    """Let sharded checkpoints be planned (``torch.distributed.checkpoint.save``) until ``patches``
+    is restored: taken as equal, all ranks would have the shards that this one has, each of which
+    is its own to write, and which are not the whole."""
+
+    def hook_sharing(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def share(plans: Any, *args: Any, **kwargs: Any) -> Any:
+            shared = original(plans, *args, **kwargs)
+            if len(plans) < 2:
+                return shared
+            rank = distributed.get_rank()
+            kept = {each.index for each in shared[rank].items}
+            own = {each.index for each in plans[rank].items if each.type.name == "SHARD"}
+            mine = [each for each in plans[rank].items if each.index in kept | own]
+            others = [[each for each in plan.items if each.index not in own] for plan in shared]
+            others[rank] = mine
+            pairs = zip(shared, others, strict=True)
+            return [dataclasses.replace(plan, items=items) for plan, items in pairs]
+
+        return share
+
+    def hook_check(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def validate(plans: Any, *args: Any, **kwargs: Any) -> Any:
+            return (
+                modules.nothing_wrong(original)
+                if len(plans) > 1
+                else original(plans, *args, **kwargs)
+            )
+
+        return validate
+
+    def seen(module: ModuleType) -> None:
+        hooks = {modules.SHARING_OF_PLANS: hook_sharing, modules.CHECK_OF_PLANS: hook_check}
+        for name, hook in hooks.items():
+            if hasattr(module, name):
+                patches.hook(module, name, hook)
+
+    patches.when_imported(modules.PLANS_OF_CHECKPOINTS, seen)
+
+
+def watch_consolidation(patches: PatchSet) -> None:
+    """Let ``ZeroRedundancyOptimizer.consolidate_state_dict`` get the states of other ranks, which
+    have no values here, until ``patches`` is restored."""
+    consolidating: list[Any] = []
+
+    def consolidates(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def consolidate_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            consolidating.append(optimizer)
+            try:
+                return original(optimizer, *args, **kwargs)
+            finally:
+                consolidating.pop()
+
+        return consolidate_state_dict
+
+    def sends(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def broadcast(obj: Any, src_rank: int, group: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not consolidating or src_rank == distributed.get_rank():
+                return original(obj, src_rank, group, *args, **kwargs)
+            number = distributed.get_process_group_ranks(group).index(src_rank)
+            return modules.state_elsewhere(consolidating[-1], number)
+
+        return broadcast
+
+    def seen(module: ModuleType) -> None:
+        if hasattr(module, modules.SENDS_STATES):
+            patches.hook(module, modules.SENDS_STATES, sends)
+            patches.hook(module.ZeroRedundancyOptimizer, "consolidate_state_dict", consolidates)
+
+    patches.when_imported(modules.SHARED_OPTIMIZERS, seen)
+
+
+def watch_outputs(patches: PatchSet) -> None:
+    """Let stages of a pipeline let go what they sent, as they do a plain tensor of a GPU, until
+    ``patches`` is restored."""
+    from trainfit.torch_private import distributed as private
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def is_releasable(stage: Any, output: Any) -> Any:
+            if type(output) is SimulatedTensor:
+                with no_dispatch():
+                    output = torch.empty(0, device="cpu")
+            return original(stage, output)
+
+        return is_releasable
+
+    def seen(module: ModuleType) -> None:
+        for owner, name in private.releases_of_outputs(module):
+            patches.hook(owner, name, hook)
+
+    patches.when_imported(private.PIPELINE_STAGES, seen)
 
 
 #: DeepSpeed's stages of ZeRO, and their methods that make the bucket in which gradients wait for
@@ -298,6 +399,29 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return broadcast
 
 
+def _by_new_groups(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``split_group`` of a group with a ``device_id`` (``init_device_mesh`` calls it there):
+    NCCL splits its communicator, which a group that communicates with nobody does not have."""
+    from trainfit.torch_private import distributed as private
+
+    @functools.wraps(original)
+    def split_group(
+        parent_pg: Any = None, split_ranks: Any = None, timeout: Any = None, *args: Any, **more: Any
+    ) -> Any:
+        if not split_ranks or not private.is_bound(distributed.group.WORLD):
+            return original(parent_pg, split_ranks, timeout, *args, **more)  # raises
+        of_parent = distributed.get_process_group_ranks(parent_pg)
+        mine = private.outside_of_split(original)
+        for split in split_ranks:
+            ranks = [of_parent[number] for number in sorted(split)]
+            made = distributed.new_group(ranks, timeout, group_desc=more.get("group_desc"))
+            if distributed.get_rank() in ranks:
+                mine = made
+        return mine
+
+    return split_group
+
+
 def _init_rpc(*_: Any, **__: Any) -> None:
     """Other processes would be waited for without end: none of them is started here."""
     raise UnsupportedOperatorError(
@@ -354,11 +478,17 @@ class Collectives:
         for name, function in (sends | {"broadcast_object_list": as_objects(of_rank)}).items():
             for owner in (distributed, module):
                 patches.set(owner, name, function)
+        for owner in (distributed, module, device_mesh):
+            if hasattr(owner, "split_group"):  # since PyTorch 2.6
+                patches.hook(owner, "split_group", _by_new_groups)
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         sharing.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
         watch_states(patches)
+        watch_plans(patches)
+        watch_consolidation(patches)
+        watch_outputs(patches)
         watch_buckets(patches, self._recorder)
         watch_whole_gradients(patches, self._recorder)
         patches.set(*private.SET_SEQUENCE_NUMBER, lambda group: None)
