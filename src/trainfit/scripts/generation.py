@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
@@ -33,6 +34,8 @@ from trainfit.simgpu.session import Simulation
 _TEXTS: Final = 64
 #: Calls of the model for which an assistant proposes tokens, that are simulated.
 _ASSISTED: Final = 3
+#: Calls for further tokens of a text that a script makes before it trains, that are simulated.
+_BEFORE_TRAINING: Final = 2
 #: Calls of a loop after which it is known whether they are a text's: their cache may be as large
 #: from the first one on. The longer, where Transformers' cache says that they are.
 _FEW, _OF_CACHE = 17, 49
@@ -79,6 +82,9 @@ class GenerationWatch:
         #: The text that ``frozen`` is continued to the end of, and the assistant's cache.
         self._kept: GeneratedText | None = None
         self._drafts: Any = None
+        #: The cache that was updated last, and the one that a text that is cut short leaves behind.
+        self._updated: Callable[[], Any] = lambda: None
+        self._left: Any = None
         self._kinds: set[str] = set()
         self._layers: set[int] = set()
         self._windows: dict[str, int] = {}
@@ -214,6 +220,21 @@ class GenerationWatch:
                 module, self._loop.signature, self._add_call, self._loop_over
             )
 
+    def shorten(self) -> None:
+        """A call of a model has ended, in a run that counts other steps, before it trains: after a
+        few of ``generate()`` its text ends, and its cache is given all of its positions."""
+        text = self.text
+        if self._depth != 1 or text is None or self._ends:
+            return
+        self._call_of_generate(1)
+        self._ends = self.text is not None and self.text.decodes >= _BEFORE_TRAINING
+        if self._ends and text.calls_left > 1:
+            self._left = self._updated()
+            self._simulation.engine.assume(
+                f"of a text of {text.new_tokens} tokens, made before the training, "
+                f"{1 + _BEFORE_TRAINING} calls of the model are simulated, and its whole cache"
+            )
+
     def _keep(self, recording: Recording | None, text: GeneratedText) -> None:
         if recording is None or (self._kept is not None and _extent(text) <= _extent(self._kept)):
             return
@@ -284,13 +305,13 @@ class GenerationWatch:
                     if self._depth > 1:
                         self._drafts = cache
                     elif self._ends and self.text is not None:
-                        self._continue(cache_among(kwargs) or cache)
+                        self._continue(cache_among(kwargs) or cache or self._left)
                         found = _to_length(found, self.text)
                 return found
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    self._ends, self._drafts = False, None
+                    self._ends, self._drafts, self._left = False, None, None
 
         return wrapper
 
@@ -400,6 +421,7 @@ class GenerationWatch:
         def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
             found = update(cache, *args, **kwargs)
             with contextlib.suppress(Exception):
+                self._updated = weakref.ref(cache)
                 index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[at]
                 self._mark(cache, int(index), found)
             return found
