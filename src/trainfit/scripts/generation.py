@@ -75,6 +75,8 @@ class GenerationWatch:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._depth = self._inner = 0
+        #: The newest allocation that the call of a model is given.
+        self._given = -1
         self._seen: set[tuple[Any, ...]] = set()
         self._looked = self._alike = self._beams_left = 0
         #: Does the text in the making end now, as what is left of it is known?
@@ -133,6 +135,7 @@ class GenerationWatch:
                         if name in vars(kind):
                             patches.hook(kind, name, self._changing)
 
+        patches.hook(torch.nn.functional, "scaled_dot_product_attention", self._attending)
         patches.when_imported("transformers.generation.utils", generating)
         patches.when_imported("transformers.cache_utils", caching)
         patches.see_calls(self._enter, self._leave, with_kwargs=True)
@@ -416,6 +419,21 @@ class GenerationWatch:
 
     # -- caches ----------------------------------------------------------------------------------
 
+    def _attending(self, attend: Callable[..., Any]) -> Callable[..., Any]:
+        """Keys and values that were there before the call for one more token, of a loop of the
+        script's own, are a cache that was made ahead."""
+
+        @functools.wraps(attend)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self.in_loop:
+                with contextlib.suppress(Exception):
+                    for each in (*args[1:3], kwargs.get("key"), kwargs.get("value")):
+                        if 0 <= self._number(each) < self._given:
+                            self._simulation.mark_cache(each)
+            return attend(*args, **kwargs)
+
+        return wrapper
+
     def _updating(self, update: Callable[..., Any], at: int = 2) -> Callable[..., Any]:
         @functools.wraps(update)
         def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
@@ -491,8 +509,18 @@ class GenerationWatch:
 
     # -- calls of models ---------------------------------------------------------------------------
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if not self._inner and not self._depth:
+            with contextlib.suppress(Exception):
+                self._given = max(map(self._number, args), default=-1)
         self._inner += 1
+
+    def _number(self, tensor: Any) -> int:
+        """Of a tensor's allocation; -1: it has none."""
+        found = None
+        if isinstance(tensor, torch.Tensor):
+            found = self._simulation.allocation_of(tensor)
+        return -1 if found is None else found
 
     def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, _: Any = None) -> None:
         """PyTorch gives a hook of all modules no ``kwargs`` where the call failed: ``None`` is in
