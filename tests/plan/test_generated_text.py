@@ -376,3 +376,35 @@ def test_a_loop_with_a_cache_that_is_made_ahead_is_followed_to_its_end(tmp_path:
     # The calls leave their tokens behind, and no cache: a longer text has a larger one from the
     # first call on, and no context that fits follows from these.
     assert found.recording is not None and OtherLengths.of(found.recording, 40) is None
+
+
+def test_keys_that_were_there_before_the_call_are_a_cache() -> None:
+    """A cache of full length, written in place; keys that each call makes are none."""
+
+    class Net(torch.nn.Module):
+        def __init__(self, ahead: bool) -> None:
+            super().__init__()
+            self.words = torch.nn.Embedding(100, 64)
+            self.keys = torch.zeros(4, 4096, 64, device="cuda") if ahead else None
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.words(ids)
+            keys = torch.zeros(4, 4096, 64, device="cuda") if self.keys is None else self.keys
+            return torch.nn.functional.scaled_dot_product_attention(x, keys, keys) @ (
+                self.words.weight.mT
+            )
+
+    for ahead in (True, False):
+        with simulate("custom:8GiB") as simulation:
+            watch, patches, net = GenerationWatch(simulation), PatchSet(), Net(ahead).cuda()
+            watch.install(patches)
+            with torch.no_grad():
+                ids = torch.zeros(4, 12, dtype=torch.long, device="cuda")
+                for step in range(1, 6):
+                    ids = net(ids)[:, -1:].argmax(-1)
+                    watch.called(step)
+            patches.restore()
+            recording = simulation.recording
+        large = recording.alloc_bytes == 4 * 4096 * 64 * 4
+        found = {KINDS[kind] for kind in recording.alloc_kind[large].tolist()}
+        assert ("kv_cache" in found) is ahead, found

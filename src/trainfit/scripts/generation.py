@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final
@@ -33,6 +34,8 @@ from trainfit.simgpu.session import Simulation
 _TEXTS: Final = 64
 #: Calls of the model for which an assistant proposes tokens, that are simulated.
 _ASSISTED: Final = 3
+#: Calls for further tokens of a text that a script makes before it trains, that are simulated.
+_BEFORE_TRAINING: Final = 2
 #: Calls of a loop after which it is known whether they are a text's: their cache may be as large
 #: from the first one on. The longer, where Transformers' cache says that they are.
 _FEW, _OF_CACHE = 17, 49
@@ -72,6 +75,8 @@ class GenerationWatch:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._depth = self._inner = 0
+        #: The newest allocation that the call of a model is given.
+        self._given = -1
         self._seen: set[tuple[Any, ...]] = set()
         self._looked = self._alike = self._beams_left = 0
         #: Does the text in the making end now, as what is left of it is known?
@@ -79,6 +84,9 @@ class GenerationWatch:
         #: The text that ``frozen`` is continued to the end of, and the assistant's cache.
         self._kept: GeneratedText | None = None
         self._drafts: Any = None
+        #: The cache that was updated last, and the one that a text that is cut short leaves behind.
+        self._updated: Callable[[], Any] = lambda: None
+        self._left: Any = None
         self._kinds: set[str] = set()
         self._layers: set[int] = set()
         self._windows: dict[str, int] = {}
@@ -127,6 +135,7 @@ class GenerationWatch:
                         if name in vars(kind):
                             patches.hook(kind, name, self._changing)
 
+        patches.hook(torch.nn.functional, "scaled_dot_product_attention", self._attending)
         patches.when_imported("transformers.generation.utils", generating)
         patches.when_imported("transformers.cache_utils", caching)
         patches.see_calls(self._enter, self._leave, with_kwargs=True)
@@ -214,6 +223,21 @@ class GenerationWatch:
                 module, self._loop.signature, self._add_call, self._loop_over
             )
 
+    def shorten(self) -> None:
+        """A call of a model has ended, in a run that counts other steps, before it trains: after a
+        few of ``generate()`` its text ends, and its cache is given all of its positions."""
+        text = self.text
+        if self._depth != 1 or text is None or self._ends:
+            return
+        self._call_of_generate(1)
+        self._ends = self.text is not None and self.text.decodes >= _BEFORE_TRAINING
+        if self._ends and text.calls_left > 1:
+            self._left = self._updated()
+            self._simulation.engine.assume(
+                f"of a text of {text.new_tokens} tokens, made before the training, "
+                f"{1 + _BEFORE_TRAINING} calls of the model are simulated, and its whole cache"
+            )
+
     def _keep(self, recording: Recording | None, text: GeneratedText) -> None:
         if recording is None or (self._kept is not None and _extent(text) <= _extent(self._kept)):
             return
@@ -284,13 +308,13 @@ class GenerationWatch:
                     if self._depth > 1:
                         self._drafts = cache
                     elif self._ends and self.text is not None:
-                        self._continue(cache_among(kwargs) or cache)
+                        self._continue(cache_among(kwargs) or cache or self._left)
                         found = _to_length(found, self.text)
                 return found
             finally:
                 self._depth -= 1
                 if not self._depth:
-                    self._ends, self._drafts = False, None
+                    self._ends, self._drafts, self._left = False, None, None
 
         return wrapper
 
@@ -395,11 +419,27 @@ class GenerationWatch:
 
     # -- caches ----------------------------------------------------------------------------------
 
+    def _attending(self, attend: Callable[..., Any]) -> Callable[..., Any]:
+        """Keys and values that were there before the call for one more token, of a loop of the
+        script's own, are a cache that was made ahead."""
+
+        @functools.wraps(attend)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self.in_loop:
+                with contextlib.suppress(Exception):
+                    for each in (*args[1:3], kwargs.get("key"), kwargs.get("value")):
+                        if 0 <= self._number(each) < self._given:
+                            self._simulation.mark_cache(each)
+            return attend(*args, **kwargs)
+
+        return wrapper
+
     def _updating(self, update: Callable[..., Any], at: int = 2) -> Callable[..., Any]:
         @functools.wraps(update)
         def wrapper(cache: Any, *args: Any, **kwargs: Any) -> Any:
             found = update(cache, *args, **kwargs)
             with contextlib.suppress(Exception):
+                self._updated = weakref.ref(cache)
                 index = kwargs["layer_idx"] if "layer_idx" in kwargs else args[at]
                 self._mark(cache, int(index), found)
             return found
@@ -469,8 +509,18 @@ class GenerationWatch:
 
     # -- calls of models ---------------------------------------------------------------------------
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        if not self._inner and not self._depth:
+            with contextlib.suppress(Exception):
+                self._given = max(map(self._number, args), default=-1)
         self._inner += 1
+
+    def _number(self, tensor: Any) -> int:
+        """Of a tensor's allocation; -1: it has none."""
+        found = None
+        if isinstance(tensor, torch.Tensor):
+            found = self._simulation.allocation_of(tensor)
+        return -1 if found is None else found
 
     def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, _: Any = None) -> None:
         """PyTorch gives a hook of all modules no ``kwargs`` where the call failed: ``None`` is in

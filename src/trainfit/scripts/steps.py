@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
+from trainfit.findings.source_code import file_syntax
 from trainfit.results.runs.steps import Framework, StepMakeup, WaitKind
 from trainfit.results.runs.trace import StepFeed
 from trainfit.scripts.dataloader import GivenBatch, LoaderTracker
@@ -22,7 +24,7 @@ from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import loop_of, makeup_of
 from trainfit.simgpu.device.recorder import BACKWARD
 from trainfit.simgpu.device.uploads import Uploads
-from trainfit.simgpu.device.user_location import call_of_user, frame_of_user
+from trainfit.simgpu.device.user_location import call_of_user, files_of_user, frame_of_user
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -343,6 +345,8 @@ class StepWatch:
 #: Calls of models without an optimizer or a backward pass after which a script is taken not
 #: to train.
 _CALLS: Final = 100
+#: Calls that are made before a training at the most: a text of 500 tokens, and some more.
+_BEFORE_TRAINING: Final = 600
 #: Backward passes without an optimizer after which a script is taken to do without.
 _BACKWARDS: Final = 20
 #: Calls in a row that distinguish a growing cache from mere variation.
@@ -357,22 +361,51 @@ class InferenceWatch:
 
     def __init__(self, simulation: Simulation, interventions: Interventions) -> None:
         self._simulation, self._interventions = simulation, interventions
-        self._trains = False
-        self._backwards = 0
+        self._has_trained = self._was_fed = False
+        self._unfed = self._backwards = 0
+        self._may_train: bool | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Was there an optimizer or a backward pass by now?"""
+        return bool(self._interventions.optimizers) or self._has_trained or self._backwards > 0
+
+    def fed(self) -> None:
+        """A DataLoader has given a batch."""
+        self._was_fed = True
 
     def only_infers(self) -> bool:
-        """Were there many calls of models, and no optimizer and no backward pass so far?"""
-        if self._interventions.forward_calls().calls < _CALLS:
+        """A model was called: were there many of these calls, and no optimizer and no backward pass
+        so far?
+
+        Calls that no DataLoader feeds, of a script whose source trains, may be of a text that it
+        makes before: that goes on.
+        """
+        self._unfed += not self._was_fed
+        self._was_fed = False
+        calls = self._interventions.forward_calls().calls
+        if calls < _CALLS or self.trains:
             return False
-        if self._interventions.optimizers or self._trains:
+        if self._may_train is None:
+            self._may_train = any(map(source_trains, files_of_user()))
+        if self._may_train and calls - min(self._unfed, _BEFORE_TRAINING) < _CALLS:
             return False
-        self._trains = bool((self._simulation.recording.op_phase == BACKWARD).any())
-        return not self._trains
+        self._has_trained = bool((self._simulation.recording.op_phase == BACKWARD).any())
+        return not self._has_trained
 
     def updates_by_itself(self) -> bool:
         """A backward pass is over: were there some by now, and no optimizer?"""
         self._backwards += 1
         return self._backwards >= _BACKWARDS and not self._interventions.optimizers
+
+
+def source_trains(path: str) -> bool:
+    """Does a file call a backward pass, a ``fit()``, or make a trainer?"""
+    tree = file_syntax(path)
+    nodes = ast.walk(tree) if tree is not None else ()
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    names = (getattr(each, "attr", getattr(each, "id", "")) for each in called)
+    return any(name in ("backward", "fit") or name.endswith("Trainer") for name in names)
 
 
 class CacheWatch:

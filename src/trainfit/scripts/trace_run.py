@@ -275,6 +275,7 @@ class Runner:
 
     def _after_batch(self) -> None:
         self._leave_evaluation()
+        self._inference.fed()
         self._generation.fed()
         self._sampling.forget()
         if time.monotonic() - self._told >= _TELL_S:
@@ -325,9 +326,11 @@ class Runner:
             self._cache.note_call()
             self._generation.called(self._simulation.steps + 1)
             self._simulation.end_step()
-        elif self._inference.only_infers():
-            self._finish(ScriptOutcome("ended"))
-            self._stopper.stop()
+        elif not self._inference.trains:
+            self._generation.shorten()
+            if self._inference.only_infers():
+                self._finish(ScriptOutcome("ended"))
+                self._stopper.stop()
 
     def _before_evaluation(self) -> None:
         """The training is over for now: a run of steps alone ends with the last of them, where
@@ -369,7 +372,7 @@ class Runner:
     def _after_backward(self) -> None:
         """Maybe the last pass of a training that makes no step of an optimizer."""
         self._coverage.differentiated()
-        if self._spec.count == "steps" and self._inference.updates_by_itself():
+        if self._inference.updates_by_itself() and self._spec.count == "steps":
             self._finish(ScriptOutcome("ended"))
             self._stopper.stop()
 

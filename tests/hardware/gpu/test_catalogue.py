@@ -38,6 +38,11 @@ BY_KEY = {spec.key: spec for spec in ALL}
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA H200", "H200"),
         ("h200 141GB HBM3e", "H200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("gh200", "GH200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("b300", "B300"),
         ("T4", "T4"),
         ("Tesla T4", "T4"),
         ("3060 12gb", "RTX 3060 12GB"),
@@ -178,7 +183,7 @@ def test_malformed_custom_devices(name: str) -> None:
 
 
 def check_sane(spec: GpuSpec) -> None:
-    assert GIB <= spec.memory_bytes <= 200 * GIB
+    assert GIB <= spec.memory_bytes <= 300 * GIB
     assert 5 <= spec.sm_count <= 200
     assert 1e11 <= spec.bandwidth_bytes_per_s <= 1e13
     assert 1e12 <= spec.fp32_flops <= 2e14
@@ -203,6 +208,15 @@ def test_every_curated_spec_is_sane(spec: GpuSpec) -> None:
     check_sane(spec)
 
 
+@pytest.mark.parametrize(
+    "name", ["MI300X", "AMD Instinct MI250", "Radeon RX 7900 XTX", "TPU v4", "Gaudi2", "M2 Max"]
+)
+def test_another_makers_is_no_misspelling(name: str) -> None:
+    with pytest.raises(GpuNameError, match="not of NVIDIA") as caught:
+        find_gpu(name)
+    assert not caught.value.matches
+
+
 def test_catalogue_is_sorted_and_keys_are_unique() -> None:
     keys = [spec.key for spec in ALL]
     assert keys == sorted(set(keys))
@@ -219,13 +233,14 @@ FLOP_PER_CLOCK_PER_SM = {
            "RTX PRO 6000"],
     2048: ["A30", "A100 40GB PCIe", "A100 40GB SXM", "A100 80GB PCIe", "A100 80GB SXM",
            "Jetson AGX Orin 32GB", "Jetson AGX Orin 64GB"],
-    4096: ["H100 PCIe", "H100 SXM", "H200"],
-    8192: ["B200"],
+    4096: ["H100 PCIe", "H100 SXM", "H200", "GH200"],
+    8192: ["B200", "GB200", "B300"],
 }  # fmt: skip
 RATES = [(key, rate) for rate, keys in FLOP_PER_CLOCK_PER_SM.items() for key in keys]
 # NVIDIA's own clocks where the boost clock overstates: 1830 MHz is what the H100 SXM's rated
 # 989 TFLOP/s need, 1620 MHz the H100 PCIe's 756, 1856 MHz the B200's 2250.
-RATED_CLOCK_HZ = {"H100 SXM": 1830e6, "H200": 1830e6, "H100 PCIe": 1620e6, "B200": 1856e6}
+RATED_CLOCK_HZ = {"H100 SXM": 1830e6, "H200": 1830e6, "GH200": 1830e6, "H100 PCIe": 1620e6,
+                  "B200": 1856e6, "B300": 1856e6, "GB200": 2062e6}  # fmt: skip
 
 
 @pytest.mark.parametrize(("key", "rate"), RATES)
@@ -253,6 +268,10 @@ def test_only_cards_older_than_volta_lack_tensor_cores() -> None:
         ("V100 16GB SXM", "power_watts", 300),
         ("L4", "sm_count", 58),
         ("B200", "bandwidth_bytes_per_s", 8000e9),
+        ("B300", "bandwidth_bytes_per_s", 8000e9),
+        ("B300", "l2_bytes", 126 << 20),
+        ("GB200", "power_watts", 1200),
+        ("GH200", "bandwidth_bytes_per_s", 4000e9),
         ("T4", "power_watts", 70),
         ("H200", "bandwidth_bytes_per_s", 4800e9),
     ],

@@ -182,7 +182,9 @@ def test_a_selective_scan_keeps_states_of_chunks(gpu: Simulation) -> None:
     out.sum().backward()
     assert A.grad is not None and A.grad.shape == A.shape and B.grad is not None
     assert len(kernels(gpu, "unknown")) == 2
-    assert "mamba_ssm::selective_scan" in " ".join(gpu.recording.header["assumptions"])
+    said = " ".join(gpu.recording.header["assumptions"])
+    assert "timed by their FLOPs and bytes: mamba_ssm::selective_scan" in said
+    assert "without a FLOPs rule" not in said
 
 
 @pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])

