@@ -6,16 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainfit.findings import habits
-from trainfit.findings.training import (
-    accumulation,
-    inputs,
-    losses,
-    misuse,
-    numbers,
-    rates,
-    terms,
-    wiring,
-)
+from trainfit.findings.training import inputs, losses, misuse, rates
 from trainfit.results.findings import SCHEDULE_ENDS, Evidence, Finding, Fix, Place, by_severity
 from trainfit.results.runs.learning import CUT_OFF, LEAST_HALF, LearningFacts, Misuse
 from trainfit.results.text import count, percent, size
@@ -568,11 +559,7 @@ KINDS: Final = (
 )
 #: Of these, what may begin with a later epoch or come at the run's end, and is no less true of
 #: epochs that are cut short.
-BETWEEN_EPOCHS: Final = (
-    *("evaluation_mode", "same_order", "own_state", "state_not_loaded", "schedule_left_behind"),
-    *("part_replaced", "freeze_ignored", "parameters_twice", *wiring.LATER),
-    *(*terms.LATER, *numbers.LATER, *accumulation.LATER),
-)
+BETWEEN_EPOCHS: Final = ("evaluation_mode", "same_order", "part_replaced", *misuse.LATER)
 _RULES: Final = (
     *(_restarted, _ranks, _gradients, _replaced, _unregistered, _loss, _clipping, _clipping_late),
     *(_half, _scaled, _zeroing, _dropped, _remainder, _repeated),
