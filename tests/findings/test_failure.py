@@ -236,6 +236,9 @@ def test_two_precisions_in_one_operator(call: Callable[[], Any]) -> None:
     [
         "expected scalar type Half but found Float",
         "expected m1 and m2 to have the same dtype, but got: float != c10::Half",
+        "index_add_(): self (Float) and source (Half) must have the same scalar type",
+        "index_copy_(): self and source expected to have the same dtype, but got (self) Float and "
+        "(source) Half",
         "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the "
         "same",
         "Found dtype Float but expected Half",

@@ -360,6 +360,8 @@ _MISMATCHES: Final = tuple(
         rf"dtypes? match, got {_DTYPE} for the destination and {_DTYPE} for the source",
         rf"have the same dtype, but got query\.dtype: {_DTYPE} key\.dtype: {_DTYPE}",
         rf"Found dtype {_DTYPE} but expected {_DTYPE}",
+        rf"self \({_DTYPE}\) and source \({_DTYPE}\) must have the same scalar type",
+        rf"have the same dtype, but got \(self\) {_DTYPE} and \(source\) {_DTYPE}",
     )
 )
 _HALVES: Final = ("half", "bfloat16", "float16")

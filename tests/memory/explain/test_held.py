@@ -41,6 +41,17 @@ def test_the_cause(code: Callable[[], None], kind: str) -> None:
     assert kind in findings(code)
 
 
+@pytest.mark.parametrize("width", [65536, 16])
+def test_a_loss_that_finds_no_memory_leaves_logits_and_their_copy(width: int) -> None:
+    def fails() -> None:
+        hidden = torch.rand(4096 * (65536 // width), 8, device="cuda", dtype=torch.bfloat16)
+        logits = hidden @ torch.rand(8, width, device="cuda", dtype=torch.bfloat16)
+        loss = logits.float().logsumexp(1) if width > 16 else logits.sum(1)
+        del loss
+
+    assert ("logits_copied" in findings(fails)) == (width > 16)
+
+
 def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.pt"
     torch.save(scenarios.model(layers=6).state_dict(), file)

@@ -114,3 +114,23 @@ def _blank(kind: str, blank: str, labels: str, of_labels: str) -> Finding:
             Fix("nn.CTCLoss(blank=len(letters)), and as many outputs and one"),
         ),
     )
+
+
+@SEQUENCES.of("padding_averaged")
+def _averaged(kind: str, padding: str, positions: str, shape: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        f"A mean over time goes over padding, too: {percent(int(padding) / int(positions))} of the "
+        "positions are padding",
+        (Evidence("padding", f"{padding} of {positions} positions"), Evidence("tokens", shape)),
+        "features of padding are added up with those of the tokens: a short text's mean is mostly "
+        "padding, and depends on what it is put together with in a batch",
+        (
+            Fix(
+                "keep = (tokens != pad).unsqueeze(-1), then (x * keep).sum(1) / keep.sum(1)",
+                line="(x * keep).sum(1) / keep.sum(1)",
+            ),
+        ),
+        confidence="likely",
+    )

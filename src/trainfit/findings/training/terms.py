@@ -347,3 +347,45 @@ def _by_hand(kind: str) -> Finding:
             ),
         ),
     )
+
+
+@TERMS.of("return_minimized")
+def _minimized(kind: str, name: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"The loss is the log-probabilities times {name}, without a minus sign: it is minimized, "
+        "and good actions become less likely",
+        (),
+        "backward() and step() make a loss smaller, and an expected return is to become larger",
+        (
+            Fix(f"loss = -(log_prob * {name}).mean()", line=f"-(log_prob * {name}).mean()"),
+            Fix("maximize=True of the optimizer, if this is all that it minimizes"),
+        ),
+        confidence="likely",
+    )
+
+
+@TERMS.of("same_views")
+def _same_views(kind: str, shape: str, compared: str) -> Finding:
+    return Finding(
+        kind,
+        "critical" if compared else "warning",
+        "Both views are one: "
+        + (f"a layer gets the same {shape} twice in a step" if shape else "one tensor is put twice")
+        + ", and gives the same result",
+        ((Evidence("input", shape),) if shape else ()),
+        "one augmented sample stands for both views: a sample is then compared with itself, which "
+        "is no task to learn from"
+        if compared
+        else "what is computed of one input, without dropout or noise, is the same each time: the "
+        "second pass costs as much as the first",
+        (
+            Fix(
+                "draw the augmentation for each view: view1, view2 = augment(x), augment(x) (in a "
+                "data set: return self.augment(x), self.augment(x))"
+            ),
+            Fix("if one view is meant, compute its result once"),
+        ),
+        confidence="likely",
+    )

@@ -409,3 +409,35 @@ def _large(kind: str, name: str, rate: str) -> Finding:
         (Fix(f"lr={'0.1' if name == 'SGD' else '1e-3'}, or lower, and a warm-up"),),
         confidence="likely",
     )
+
+
+@WIRING.of("moved_each_step")
+def _moved(kind: str, name: str, nbytes: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        f"{name} is moved to the GPU in each step: {size(int(nbytes))} of weights",
+        (Evidence("weights", int(nbytes), "bytes"),),
+        "it is moved back to the CPU after its use: the step waits for both copies",
+        (
+            Fix("move it to the GPU once, before the loop, and leave it there"),
+            Fix("if the GPU's memory is too small for it: in half of the bytes, model.bfloat16()"),
+        ),
+    )
+
+
+@WIRING.of("host_copies_kept")
+def _copies_kept(kind: str, per_step: str) -> Finding:
+    nbytes = int(per_step)
+    return Finding(
+        kind,
+        "warning",
+        f"Copies of the GPU's tensors are kept in the host's memory: {size(nbytes)} more with each "
+        f"step, {size(1000 * nbytes)} after 1,000 steps",
+        (Evidence("each step", nbytes, "bytes"),),
+        "what .cpu() gives is added to what earlier steps gave, and lives as long as that",
+        (
+            Fix("keep what is needed of it: a number (.item()), a mean, the classes (argmax)"),
+            Fix("write it to a file, or empty the list, each so many steps"),
+        ),
+    )
