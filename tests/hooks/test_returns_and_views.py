@@ -5,10 +5,12 @@ moves or keeps, and parameters that a copy or no_grad cuts off: told, and not wh
 from __future__ import annotations
 
 import copy
+import gc
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,8 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
+from trainfit.findings.training.misuse import of_misuse
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.provenance.transitions import with_transitions
 from trainfit.results.findings import Finding
+from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
@@ -346,3 +351,33 @@ def test_an_optimizer_of_another_model_is_said(kinds: Kinds) -> None:
     found = kinds(loss, other)["no_gradient"]
     assert found.severity == "critical"
     assert "of another model than the one that is trained" in found.cause
+
+
+# -- replay buffers ----------------------------------------------------------------------------
+
+
+class Walk:
+    """An environment that changes its state in place; ``copies``: and returns copies of it."""
+
+    def __init__(self, *, copies: bool) -> None:
+        self.state, self.copies = np.zeros(4, dtype=np.float32), copies
+
+    def step(self, action: int) -> np.ndarray[Any, Any]:
+        self.state[action] += 1
+        return self.state.copy() if self.copies else self.state
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+@pytest.mark.parametrize("copies", [False, True])
+def test_states_of_a_replay_buffer_are_copies(*, copies: bool, as_mapping: bool) -> None:
+    gc.collect()  # what other tests left in cycles
+    walk, goal, buffer = Walk(copies=copies), np.ones(4), deque[Any](maxlen=100)
+    state = walk.step(0)
+    for step in range(20):
+        following = walk.step(step % 4)
+        row = {"state": state, "action": step % 4, "next": following, "goal": goal}
+        buffer.append(row if as_mapping else tuple(row.values()))
+        state = following
+    found = with_transitions(LearningFacts(steps=1)).misuses
+    assert [each.kind for each in found] == ["states_aliased"] * (not copies)
+    assert copies or of_misuse(found[0]).evidence[0].value == str(len(buffer))

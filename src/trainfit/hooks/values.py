@@ -125,7 +125,7 @@ class Stalled:
         self, names: Mapping[int, str], initialized: Mapping[int, str | None]
     ) -> Iterator[Misuse]:
         """What holds at the last look; ``names`` are those of parameters, and ``initialized`` has
-        the lines that gave all numbers of weights one value, both by identity. Where decay takes
+        the lines that gave all numbers of weights one value, both by identity. Where decay shrinks
         the weights, the rest follows from it."""
         if self._decayed is not None:
             yield self._decayed

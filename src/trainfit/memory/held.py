@@ -250,7 +250,8 @@ def _largest_cast(recording: Recording, live: IntArray) -> set[int]:
     if len(largest) < 2 or min(recording.alloc_op[each] for each in largest) < 0:
         return set()
     result, copy = largest
-    names = [_short(recording.strings[recording.op_name[recording.alloc_op[it]]]) for it in largest]
+    operators = [int(recording.op_name[recording.alloc_op[each]]) for each in largest]
+    names = [_short(recording.strings[operator]) for operator in operators]
     sizes = [int(recording.alloc_bytes[each]) for each in largest]
     is_cast = names[0] in _CASTS[1:] and names[1] == _CASTS[0] and result < copy
     return set(sizes) if is_cast and sizes[1] == 2 * sizes[0] else set()

@@ -389,3 +389,20 @@ def _same_views(kind: str, shape: str, compared: str) -> Finding:
         ),
         confidence="likely",
     )
+
+
+@TERMS.of("states_aliased", later=True)
+def _aliased(kind: str, number: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Of each transition in the replay buffer the state and the next state are one array: "
+        "what is learned of it is no transition",
+        (Evidence("transitions", number),),
+        "the environment changes its state in place and returns that array: all that was stored of "
+        "it changes with each step, and holds the last state at the end",
+        (
+            Fix("in the environment: return self.state.copy()", line="self.state.copy()"),
+            Fix("store copies: buffer.append((state.copy(), action, reward, next_state.copy()))"),
+        ),
+    )

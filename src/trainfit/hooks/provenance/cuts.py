@@ -171,13 +171,13 @@ class Lost:
             known = (names.get(each, "") for each in without)
             yield Misuse(CUT_OFF, ("no_grad", *sorted(filter(None, known))), place)
         for place, times in self._copied.items():
-            again = [
+            often = [
                 names.get(each, self._shapes[each])
                 for each, number in times.items()
                 if number >= _COPIES
             ]
-            if 0 < len(again) <= _BEHIND:
-                yield Misuse(CUT_OFF, ("deepcopy", *sorted(filter(None, again))), place)
+            if 0 < len(often) <= _BEHIND:
+                yield Misuse(CUT_OFF, ("deepcopy", *sorted(filter(None, often))), place)
 
 
 def cut_in(node: Any) -> tuple[str, str | None, str | None] | None:

@@ -9,9 +9,10 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.losses import VIEWS, operator_of, shape_of
-from trainfit.hooks.provenance.cuts import NumberMarks, tensors_among, version
+from trainfit.hooks.provenance.cuts import NumberMarks, tensors_among
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.operators import no_dispatch
+from trainfit.torch_private.tensors import version
 
 #: Layers with weights, by the functions that compute them.
 _LAYERS: Final = {"linear", "conv1d", "conv2d", "conv3d"}
