@@ -175,7 +175,7 @@ def test_both_results_of_one_input_are_told_where_both_are_trained(kinds: Kinds)
         one, other = _twice(model)
         return one.mean() + other.square().mean()
 
-    assert kinds(loss, model)["same_views"].severity == "warning"
+    assert kinds(loss, model)["same_views"].severity == "info"
 
 
 def test_dropout_makes_two_views_of_one_sample(kinds: Kinds) -> None:

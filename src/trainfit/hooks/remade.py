@@ -132,9 +132,10 @@ class Moved:
 
     def moved(self) -> None:
         """… and was."""
-        (module, was_on_gpu), self._moving = self._moving or (None, True), None
-        if was_on_gpu or not _is_on_gpu(module):
+        moving, self._moving = self._moving, None
+        if moving is None or moving[1] or not _is_on_gpu(moving[0]):
             return
+        module = moving[0]
         place = self._place() or ""
         times = self._times.setdefault(place, set())
         times.add(self._steps())

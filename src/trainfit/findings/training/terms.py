@@ -368,24 +368,33 @@ def _minimized(kind: str, name: str) -> Finding:
 
 @TERMS.of("same_views")
 def _same_views(kind: str, shape: str, compared: str) -> Finding:
+    evidence = (Evidence("input", shape),) if shape else ()
+    once = Fix("compute the result of one input once, and use it for both")
+    if not compared:
+        return Finding(
+            kind,
+            "info",
+            f"A model computes the same {shape} twice in a step, with the same result",
+            evidence,
+            "without dropout or noise the second pass gives what the first gave, and costs as much",
+            (once,),
+            confidence="likely",
+        )
     return Finding(
         kind,
-        "critical" if compared else "warning",
+        "critical",
         "Both views are one: "
         + (f"a layer gets the same {shape} twice in a step" if shape else "one tensor is put twice")
         + ", and gives the same result",
-        ((Evidence("input", shape),) if shape else ()),
+        evidence,
         "one augmented sample stands for both views: a sample is then compared with itself, which "
-        "is no task to learn from"
-        if compared
-        else "what is computed of one input, without dropout or noise, is the same each time: the "
-        "second pass costs as much as the first",
+        "is no task to learn from",
         (
             Fix(
                 "draw the augmentation for each view: view1, view2 = augment(x), augment(x) (in a "
                 "data set: return self.augment(x), self.augment(x))"
             ),
-            Fix("if one view is meant, compute its result once"),
+            once,
         ),
         confidence="likely",
     )

@@ -425,8 +425,7 @@ class DeviceTensor(torch.Tensor):
         with torch.no_grad():
             memo[id(self)] = made = _like(self, _copied(plain(self), memo), {})
         if private.is_parameter(self):
-            call = torch.nn.Parameter.__deepcopy__, (self, memo), {}
-            current_engine().on_result(*call, made)
+            current_engine().on_result(torch.nn.Parameter.__deepcopy__, (self, memo), {}, made)
             return made  # as Parameter.__deepcopy__: neither gradient nor attributes
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
