@@ -263,6 +263,15 @@ def test_a_mean_leaves_padding_out(
 # -- what each step moves or keeps -------------------------------------------------------------
 
 
+def test_a_module_that_each_step_makes_is_none_that_is_moved(kinds: Kinds) -> None:
+    model = net()
+
+    def loss(_: LearningObserver) -> Tensor:
+        return nn.Linear(4, 1).to("cuda")(model(torch.rand(16, 8, device="cuda"))).mean()
+
+    assert "moved_each_step" not in kinds(loss, model)
+
+
 @pytest.mark.parametrize("back", [False, True])
 def test_a_module_is_moved_once(kinds: Kinds, *, back: bool) -> None:
     model, teacher = net(), nn.Linear(8, 4)

@@ -115,8 +115,8 @@ class Moved:
         self._place, self._steps = place, steps
         #: What is moved now, and where it was.
         self._moving: tuple[Any, bool] | None = None
-        #: By line, the steps in which it moved something.
-        self._times: dict[str, set[int]] = {}
+        #: By line, what it moved last, and the steps in which it moved that.
+        self._times: dict[str, tuple[weakref.ref[Any], set[int]]] = {}
         self._found: Misuse | None = None
 
     def found(self) -> Iterator[Misuse]:
@@ -137,7 +137,10 @@ class Moved:
             return
         module = moving[0]
         place = self._place() or ""
-        times = self._times.setdefault(place, set())
+        known = self._times.get(place)
+        if known is None or known[0]() is not module:  # one that each step makes is none of these
+            known = self._times[place] = weakref.ref(module), set()
+        times = known[1]
         times.add(self._steps())
         if len(times) >= _IN_A_ROW:
             nbytes = sum(each.nbytes for each in module.parameters())
