@@ -1039,3 +1039,13 @@ def test_handles_are_known_by_module_and_type() -> None:
     assert worker_start.library_of("h5py.h5t", "TypeID") == ""
     assert worker_start.library_of("zipfile", "ZipInfo") == ""
     assert worker_start.library_of("_io", "BytesIO") == ""
+
+
+def test_a_whole_object_that_is_saved_in_a_simulated_run() -> None:
+    """Of which the traceback ends with the script's line."""
+    message = "Can't pickle local object 'Net.__init__.<locals>.<lambda>'"
+    head = 'Traceback (most recent call last):\n  File "train.py", line 15, in fit\n    '
+    for line, kind in (("torch.save(net, path)", "saved_whole"), ("pool.map(f, rows)", None)):
+        text = f"{head}{line}\nAttributeError: {message}\n"
+        fault = of_failure(Failure("AttributeError", message, text))
+        assert (fault.kind if fault else None) == kind

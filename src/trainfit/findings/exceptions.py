@@ -447,6 +447,7 @@ _UNNAMED: Final = re.compile(
     r"[Cc]an't (?:get|pickle) (?:local object|<function)|[Cc]annot pickle '\w+' object"
 )
 _OF_SAVE: Final = "torch/serialization.py"
+_SAVES: Final = re.compile(r"\btorch\.save\(")
 
 
 #: aten/src/ATen/TensorIterator.cpp
@@ -510,6 +511,8 @@ def _class_called(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _saved_whole(raised: ParsedException, _: FailureContext) -> Finding | None:
     saves = any(each.path.replace("\\", "/").endswith(_OF_SAVE) for each in raised.frames)
+    # In a simulated run the frames below the script's line are ours, and are not shown.
+    saves = saves or bool(raised.frames and _SAVES.search(raised.frames[-1].code))
     if not saves or not _UNNAMED.search(raised.message):
         return None
     return _fault(

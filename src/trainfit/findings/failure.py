@@ -62,7 +62,7 @@ WHATEVER_THE_LENGTH: Final = (
     *("scaler_unused", "scaler_order", "no_parameters", "optimizer_groups", "state_dict_names"),
     *("state_dict_sizes", "unused_parameters", "ready_twice", "plateau_metric"),
     *("tied_across_groups", "custom_backward", "hook_on_in_place", "sparse_gradients"),
-    *("recurrent_evaluated", "recurrent_twice", "second_derivative", "saved_whole"),
+    *("recurrent_evaluated", "recurrent_twice", "second_derivative"),
     *("label_out_of_range", "index_out_of_range", "one_number_wanted", "expanded_written"),
     *("class_called", "saved_whole", "whole_in_place", "sizes_of_data"),
     *("lengths_unsorted", "length_of_none", "attention_shapes", "no_closure", "no_numbers"),

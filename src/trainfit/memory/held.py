@@ -134,7 +134,7 @@ def _held(
         place=Place.parse(recording.strings[line]) if line >= 0 else None,
         nbytes=int(outcome.granted[list(allocs)].sum()),
         kept=sum(alloc in kept for alloc in allocs),
-        loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
+        loss=_LOSS in operator or (operator in _CASTS and max(sizes) in loss_sizes),
         recomputed=recomputed,
         adapted=adapted,
     )
