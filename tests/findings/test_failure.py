@@ -236,6 +236,9 @@ def test_two_precisions_in_one_operator(call: Callable[[], Any]) -> None:
     [
         "expected scalar type Half but found Float",
         "expected m1 and m2 to have the same dtype, but got: float != c10::Half",
+        "index_add_(): self (Float) and source (Half) must have the same scalar type",
+        "index_copy_(): self and source expected to have the same dtype, but got (self) Float and "
+        "(source) Half",
         "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the "
         "same",
         "Found dtype Float but expected Half",
@@ -1043,3 +1046,13 @@ def test_handles_are_known_by_module_and_type() -> None:
     assert worker_start.library_of("h5py.h5t", "TypeID") == ""
     assert worker_start.library_of("zipfile", "ZipInfo") == ""
     assert worker_start.library_of("_io", "BytesIO") == ""
+
+
+def test_a_whole_object_that_is_saved_in_a_simulated_run() -> None:
+    """Of which the traceback ends with the script's line."""
+    message = "Can't pickle local object 'Net.__init__.<locals>.<lambda>'"
+    head = 'Traceback (most recent call last):\n  File "train.py", line 15, in fit\n    '
+    for line, kind in (("torch.save(net, path)", "saved_whole"), ("pool.map(f, rows)", None)):
+        text = f"{head}{line}\nAttributeError: {message}\n"
+        fault = of_failure(Failure("AttributeError", message, text))
+        assert (fault.kind if fault else None) == kind

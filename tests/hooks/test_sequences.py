@@ -155,7 +155,7 @@ def test_attention_leaves_padding_out(
     told: bool,
 ) -> None:
     found = kinds(Encoder(masks, padding=padding), pooled, tokens)
-    assert found == ["padding_attended"] * told
+    assert ("padding_attended" in found) == told
 
 
 @pytest.mark.parametrize(

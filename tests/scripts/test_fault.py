@@ -11,7 +11,7 @@ import pytest
 
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.results.files.errors import TrainfitError
-from trainfit.scripts import fault
+from trainfit.scripts import execute, fault
 from trainfit.scripts.fault import own_fault, script_traceback
 
 #: A frame of ours, by what it does with what the script gave it.
@@ -135,3 +135,9 @@ def test_by_the_text_of_a_process_that_died() -> None:
     assert own_fault_in(head + ours + no_room) is None
     assert own_fault_in(head + "SyntaxError: x\n") is None
     assert own_fault_in("killed\n") is None and own_fault_in(head + ours) is None
+
+
+def test_a_simulated_tensor_is_named_as_one_of_cuda() -> None:
+    outcome = execute._failure(RuntimeError("inplace: [MetaFloatType [64, 32]], output 0"))
+    for text in (outcome.message, outcome.traceback):
+        assert "[torch.cuda.FloatTensor [64, 32]], output 0" in text and "MetaFloat" not in text

@@ -360,6 +360,8 @@ _MISMATCHES: Final = tuple(
         rf"dtypes? match, got {_DTYPE} for the destination and {_DTYPE} for the source",
         rf"have the same dtype, but got query\.dtype: {_DTYPE} key\.dtype: {_DTYPE}",
         rf"Found dtype {_DTYPE} but expected {_DTYPE}",
+        rf"self \({_DTYPE}\) and source \({_DTYPE}\) must have the same scalar type",
+        rf"have the same dtype, but got \(self\) {_DTYPE} and \(source\) {_DTYPE}",
     )
 )
 _HALVES: Final = ("half", "bfloat16", "float16")
@@ -445,6 +447,7 @@ _UNNAMED: Final = re.compile(
     r"[Cc]an't (?:get|pickle) (?:local object|<function)|[Cc]annot pickle '\w+' object"
 )
 _OF_SAVE: Final = "torch/serialization.py"
+_SAVES: Final = re.compile(r"\btorch\.save\(")
 
 
 #: aten/src/ATen/TensorIterator.cpp
@@ -508,6 +511,8 @@ def _class_called(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _saved_whole(raised: ParsedException, _: FailureContext) -> Finding | None:
     saves = any(each.path.replace("\\", "/").endswith(_OF_SAVE) for each in raised.frames)
+    # In a simulated run the frames below the script's line are ours, and are not shown.
+    saves = saves or bool(raised.frames and _SAVES.search(raised.frames[-1].code))
     if not saves or not _UNNAMED.search(raised.message):
         return None
     return _fault(

@@ -23,6 +23,7 @@ from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.data_loading import dataset_of
 from trainfit.torch_private.modules import outermost_call
@@ -126,8 +127,8 @@ class Batches(FirstOfKind):
         self._spreads: list[tuple[float, float]] = []
         #: Shapes of batches of class numbers of pixels, each with the least and the largest.
         self._pixels: list[tuple[tuple[int, ...], int, int]] = []
-        self.of_one_class: tuple[int, int, str | None] | None = None
-        """The only class of all pixels that a loss was given, the batches, and their line."""
+        #: The only class of all pixels that a loss was given, and the batches.
+        self._of_one_class: tuple[int, int] | None = None
         #: Of each batch of images in colours that was made, and that a model was given: how its
         #: numbers differ where they lie by pixels; and where a model was given them.
         self._made_by: list[tuple[float, float] | None] = []
@@ -138,8 +139,8 @@ class Batches(FirstOfKind):
         """Is what a model is given looked at? The first calls' suffice."""
         #: Of the last batch of tokens: labels at padding, and the shape.
         self._labels_at_padding: tuple[int, tuple[int, ...]] | None = None
-        self.padding_learned: tuple[int, int] | None = None
-        """Of a batch that a loss went over, positions of padding with labels, and all positions."""
+        #: Of a batch that a loss went over, positions of padding with labels, and all positions.
+        self._padding_learned: tuple[int, int] | None = None
         #: What was embedded last (positions are, too): its storage, where in it, its shape.
         self._tokens: deque[tuple[int, int, tuple[int, ...]]] = deque(maxlen=_EMBEDDINGS)
         #: Are classes learned, one for each sample of a batch?
@@ -152,9 +153,25 @@ class Batches(FirstOfKind):
         #: DataLoaders that give single tensors, by identity: whether these are labels.
         self._single: dict[int, bool] = {}
         self._is_told = False
-        self.apart: tuple[int, str | None] | None = None
-        """Samples of two data sets, inputs and their labels, that two DataLoaders shuffle, and the
-        line that goes over one of them."""
+
+    def found(self) -> tuple[Misuse, ...]:
+        """What was seen so far, and what all batches so far have in common."""
+        return (*super().found(), *self._in_common())
+
+    def _in_common(self) -> Iterator[Misuse]:
+        if (padded := self._padded()) is not None:
+            yield Misuse.of("padding_everywhere", *padded, place=self.place)
+        if (only := self._only_one()) is not None:
+            yield Misuse.of("one_batch", *only, place=self.place)
+        if (one := self._of_one_class) is not None:
+            yield Misuse.of("pixels_of_one_class", *one, place=self.made_at)
+        if (padding := self._padding_learned) is not None:
+            yield Misuse.of("padding_learned", *padding, place=self.place)
+        if (flat := self._flat()) is not None:
+            yield Misuse.of("images_flat", *(f"{each:.3g}" for each in flat), place=self.made_at)
+        if (mixed := self._by_pixels()) is not None:
+            *spreads, place = mixed
+            yield Misuse.of("images_by_pixels", *(f"{each:.3g}" for each in spreads), place=place)
 
     @property
     def place(self) -> str | None:
@@ -228,7 +245,7 @@ class Batches(FirstOfKind):
             self._note("backward_of_many", batches)
         if self._current and all(each is self._current[0] for each in self._current):
             self._training = self._current[0]
-        if self.apart is None and len(self._current) == _PAIR:
+        if len(self._current) == _PAIR:
             self._look_at_pair(*self._current)
         self._current = []
 
@@ -242,21 +259,21 @@ class Batches(FirstOfKind):
             for sampler in (getattr(each, "sampler", None) for each in loaders)
         )
         if kinds == {True, False} and len(samples) == 1 and is_shuffled:
-            self.apart = samples.pop() or 0, one.place
+            self._note("shuffled_apart", samples.pop() or 0, place=one.place or "")
 
     def looked(self, steps: int) -> None:
         """A step that is looked at, of so many, is about to use its gradients."""
         if self._targets is not None and not self._others:
             self._same, self._steps = self._same + 1, steps
 
-    def only_one(self) -> tuple[int, int, str | None] | None:
-        """Steps that all learn from the one batch that was taken from a DataLoader, the batches
-        that it has, and the line that took it; ``None``: there are others, or it is not known."""
+    def _only_one(self) -> tuple[int, int] | None:
+        """Steps that all learn from the one batch that was taken from a DataLoader, and the batches
+        that it has; ``None``: there are others, or it is not known."""
         if self._others or self._taken != 1 or self._same < _LOOKS or self._steps < _STEPS:
             return None
         loader = self._training.loader() if self._training is not None else None
         batches = None if loader is None else length_of(loader)
-        return None if not batches or batches < 2 else (self._steps, batches, self.place)
+        return None if not batches or batches < 2 else (self._steps, batches)
 
     def given(self, batch: Any) -> None:
         """A DataLoader gave a batch."""
@@ -286,7 +303,7 @@ class Batches(FirstOfKind):
                 self._used_by.append(lies_by_pixels(tensor))
                 self._used_at = self._used_at or line_of_view(place() or "")
 
-    def by_pixels(self) -> tuple[float, float, str] | None:
+    def _by_pixels(self) -> tuple[float, float, str] | None:
         """How the numbers of images differ whose colours and positions are mixed, and the line that
         makes them so."""
         for looks, place in ((self._made_by, self._viewed_at), (self._used_by, self._used_at)):
@@ -304,16 +321,16 @@ class Batches(FirstOfKind):
         """A loss over classes of these targets is called, without those that are ``ignored``."""
         known = {number for _, *both in self._pixels for number in both}
         is_one = len(known) == 1 and len(self._pixels) >= _BATCHES
-        self.of_one_class = None
+        self._of_one_class = None
         if is_one and getattr(target, "shape", None) in [shape for shape, _, _ in self._pixels]:
-            self.of_one_class = known.pop(), len(self._pixels), self.made_at
+            self._of_one_class = known.pop(), len(self._pixels)
         found, shape = self._labels_at_padding or (0, ())
         if not found or not isinstance(target, torch.Tensor) or ignored != _IGNORED:
             return
         if target.numel() in (math.prod(shape), shape[0] * (shape[1] - 1)):
-            self.padding_learned = found, math.prod(shape)
+            self._padding_learned = found, math.prod(shape)
 
-    def flat(self) -> tuple[float, float] | None:
+    def _flat(self) -> tuple[float, float] | None:
         """The least and the largest number of batches of images whose numbers hardly differ."""
         spreads = self._spreads
         if len(spreads) < _BATCHES:
@@ -347,7 +364,7 @@ class Batches(FirstOfKind):
         elif self._targets[1] != version(target) or self._targets[0]() is not target:
             self._others = True
 
-    def padded(self) -> tuple[str, int] | None:
+    def _padded(self) -> tuple[str, int] | None:
         """The shape of batches of tokens that are mostly padding in all of their rows, and the most
         positions that one of them uses; ``None``: there are none. Where all of them are of one
         number, they stand for text (a script that is tried out), and are none that is padded."""

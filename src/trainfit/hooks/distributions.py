@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of
+from trainfit.hooks.provenance.policies import LOG_PROBABILITIES
 
 #: Distributions that are known at once.
 _MOST: Final = 64
@@ -20,9 +21,7 @@ _MOST: Final = 64
 OF_SAMPLES: Final = {"normal", "bernoulli", "multinomial", "poisson"}
 #: Steps that show it.
 _STEPS: Final = 2
-#: Where a node keeps the line of the log-probabilities that it computed; it goes with the node.
-_MARK: Final = "trainfit_log_prob"
-#: … and the name and the line of a distribution with that mean that was sampled.
+#: Where a node keeps the name and the line of a distribution with that mean that was sampled.
 _SAMPLED: Final = "trainfit_sampled"
 #: What is done to log-probabilities and to advantages before they are multiplied.
 _PASSED: Final = ("Neg", "Exp", "Sum", "Sub", "Add", *VIEWS, "Unsqueeze", "Squeeze", "Clamp")
@@ -113,7 +112,7 @@ def mark(log_probabilities: Any, place: str | None) -> None:
     """A distribution gave log-probabilities."""
     if isinstance(log_probabilities, torch.Tensor) and log_probabilities.grad_fn is not None:
         node: Any = log_probabilities.grad_fn
-        node.metadata[_MARK] = place or ""
+        node.metadata[LOG_PROBABILITIES] = place or ""
 
 
 def trains_critic(root: Any, nodes: Sequence[Any]) -> str | None:
@@ -139,8 +138,8 @@ def _marked(node: Any) -> str | None:
     for _ in range(_DEEPEST):
         if node is None:
             return None
-        if _MARK in node.metadata:
-            place: str = node.metadata[_MARK]
+        if LOG_PROBABILITIES in node.metadata:
+            place: str = node.metadata[LOG_PROBABILITIES]
             return place
         if not node.name().startswith(_PASSED):
             return None

@@ -60,8 +60,8 @@ class Graphs:
         self._is_on_gpu = False
         self._passes = 0
         self._is_cast = self._is_inside = False
-        self.is_double = False
-        """Is a large model trained in float64, or one of convolutions?"""
+        #: Is a large model trained in float64, or one of convolutions?
+        self._is_double = False
         self._kept = KeptLosses()
         self._unused = UnusedResults()
 
@@ -91,10 +91,15 @@ class Graphs:
         self._of_cpu_at = self._of_cpu_at or place or ""
 
     def found(self, grows: bool = False) -> Iterator[Misuse]:
-        """A model in float64, results of a model whose graph nothing uses, and losses that are kept
-        with theirs; none of the last where what is known to ``grows`` keeps them."""
-        if self.is_double:
-            yield Misuse("double", (), None)
+        """Autocast without effect, a model in float64, results of a model whose graph nothing
+        uses, and losses that are kept with theirs; none of the last where what is known to
+        ``grows`` keeps them."""
+        if (place := self._autocast_in_vain()) is not None:
+            yield Misuse.of("autocast_in_vain", place=place)
+        if (place := self._autocast_of_cpu()) is not None:
+            yield Misuse.of("autocast_of_cpu", place=place)
+        if self._is_double:
+            yield Misuse("double")
         if self._unused.found is not None:
             yield self._unused.found
         if self._kept.found is not None and not grows:
@@ -106,7 +111,7 @@ class Graphs:
         weights = [each for each in parameters if each.dim() > 1]
         if weights and all(each.dtype == torch.float64 for each in parameters):
             is_large = sum(each.numel() for each in parameters) >= _LARGE
-            self.is_double = is_large or any(each.dim() >= _OF_CONVOLUTION for each in weights)
+            self._is_double = is_large or any(each.dim() >= _OF_CONVOLUTION for each in weights)
         self._is_on_gpu = bool(weights) and all(each.is_cuda for each in weights)
         if not weights or any(each.dtype != torch.float32 for each in weights):
             self._is_cast = True  # by the script itself
@@ -121,13 +126,13 @@ class Graphs:
         is_entered = self._autocast_at is not None or self._of_cpu_at is not None
         return self._passes > 1 and not self._is_cast and not is_entered
 
-    def autocast_of_cpu(self) -> str | None:
+    def _autocast_of_cpu(self) -> str | None:
         """The line that enters autocast of the CPU for layers that are on a GPU, and compute in
         float32; ``None``: none does."""
         is_seen = self._passes > 1 and self._is_on_gpu and not self._is_cast
         return self._of_cpu_at if is_seen and self._autocast_at is None else None
 
-    def autocast_in_vain(self) -> str | None:
+    def _autocast_in_vain(self) -> str | None:
         """The line that enters autocast, where no layer ran within it; ``None``: one did."""
         return None if self._is_cast or self._passes < 2 else self._autocast_at
 
@@ -170,9 +175,10 @@ class SecondOrder:
         if self._made_at is not None:
             self._unused, self._at, self._made_at = self._unused + 1, self._made_at, None
 
-    def unused(self) -> str | None:
-        """The line that records them, where no pass ever went on in one; ``None``: one did."""
-        return self._at if self._unused >= _LEAST_UNUSED and not self._is_used else None
+    def found(self) -> Iterator[Misuse]:
+        """The line that records them, where no pass ever went on in one."""
+        if self._unused >= _LEAST_UNUSED and not self._is_used:
+            yield Misuse.of("second_order_unused", place=self._at)
 
 
 #: Gives the nodes of a graph, walked when somebody asks; ``None``: it is too large for that.
@@ -287,10 +293,13 @@ class ScaledLosses(FirstOfKind):
         self._plain: list[tuple[set[int], str | None]] = []
         self._times = 0
         self._is_read = False
-        self.at: str | None = None
-        """The line of a backward pass from a scaled loss."""
-        self.mixed: str | None = None
-        """The line of a loss that nobody scales, where the step unscales its gradients, too."""
+        #: The line of a backward pass from a scaled loss.
+        self._at: str | None = None
+
+    def in_vain(self) -> Iterator[Misuse]:
+        """Of a model that computes in float32 only: that its loss is scaled."""
+        if self._at is not None:
+            yield Misuse.of("scaler_in_vain", place=self._at)
 
     def scaled(self, losses: Any) -> None:
         """A GradScaler gave these; one that is not enabled gives what it is given."""
@@ -319,7 +328,7 @@ class ScaledLosses(FirstOfKind):
     def backward(self, nodes: Sequence[Any], place: str | None) -> None:
         """A backward pass goes through these nodes, the root first."""
         if any(each.metadata.get(_SCALED) for each in nodes):
-            self._is_scaled, self.at = True, self.at or place or ""
+            self._is_scaled, self._at = True, self._at or place or ""
         else:
             self._plain.append(({id(each) for each in parameters_of(nodes)}, place))
 
@@ -330,7 +339,7 @@ class ScaledLosses(FirstOfKind):
         is_mixed = self._is_scaled and unscaled and bool(lines) and not self._is_read
         self._times = self._times + 1 if is_mixed else 0
         if self._times >= _LEAST_MIXED:
-            self.mixed = lines[0] or ""
+            self._note("loss_not_scaled", place=lines[0] or "")
         self._is_scaled, self._plain = False, []
 
 

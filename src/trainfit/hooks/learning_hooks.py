@@ -104,6 +104,7 @@ def install(
         (functional, "scaled_dot_product_attention", _attends, False),
         (WeightedRandomSampler, "__init__", _sampling, True),
         (torch.Tensor, "pin_memory", _pinning, False),
+        (torch.nn.Parameter, "__deepcopy__", _duplicating, False),
         (torch.nn.ModuleList, "__init__", _listing, True),
         (torch.nn.Sequential, "__init__", _chaining, True),
         (functional, "one_hot", _one_hot, False),
@@ -125,7 +126,8 @@ def install(
     results: tuple[tuple[Any, str, _Tell, _Tell, bool], ...] = (
         (LoaderIterator, "__next__", LearningObserver.fed, _given, False),
         (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
-        *((torch.nn.Module, name, _moving, _moved, True) for name in ("to", "cuda")),
+        *((torch.nn.Module, name, _moving, _moved, True) for name in ("to", "cuda", "cpu")),
+        (torch.Tensor, "cpu", _copying, _copied, False),
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
         *((kind, "forward", _recurring, _recurred, False) for kind in _RECURRENT),
         (optim.Optimizer, "load_state_dict", _restoring, _restored, True),
@@ -348,6 +350,19 @@ def _moving(observer: LearningObserver, module: Any, *_: Any, **__: Any) -> None
 
 def _moved(observer: LearningObserver, _: Any) -> None:
     observer.misuse.ties.moved()
+    observer.misuse.moved.moved()
+
+
+def _copying(observer: LearningObserver, tensor: Any, *_: Any, **__: Any) -> None:
+    observer.misuse.host_copies.copying(tensor)
+
+
+def _copied(observer: LearningObserver, copy: Any) -> None:
+    observer.misuse.host_copies.copied(copy)
+
+
+def _duplicating(observer: LearningObserver, parameter: Any, *_: Any) -> None:
+    observer.misuse.duplicating(parameter)
 
 
 def _nothing(observer: LearningObserver, *_: Any, **__: Any) -> None: ...
@@ -443,7 +458,8 @@ def _restored(observer: LearningObserver, _: Any) -> None:
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
     tensors = list(tensors_of_batch(batch))
-    for room in (observer.misuse.labels, observer.misuse.targets, observer.misuse.inputs):
+    told = observer.misuse
+    for room in (told.labels, told.targets, told.inputs, told.same):
         room.given(tensors)
     observer.misuse.loaders.given(batch)
 

@@ -35,18 +35,30 @@ from trainfit.hooks.provenance.cuts import (
     steps_back,
     tensors_among,
 )
+from trainfit.hooks.provenance.host_copies import HostCopies
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.origins import Origins
 from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights, softmax_by_hand
 from trainfit.hooks.provenance.passes import Passes
+from trainfit.hooks.provenance.policies import PolicyTerms
 from trainfit.hooks.provenance.predictions import Predictions
+from trainfit.hooks.provenance.same_inputs import SameInputs
 from trainfit.hooks.provenance.sequences import Sequences
 from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import gathered_at_once, goes_over_host
-from trainfit.hooks.remade import Grown, Hooked, Overwritten, Plateaus, Remade, Restored, twice
+from trainfit.hooks.remade import (
+    Grown,
+    Hooked,
+    Moved,
+    Overwritten,
+    Plateaus,
+    Remade,
+    Restored,
+    twice,
+)
 from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
@@ -124,6 +136,8 @@ class MisuseObserver:
         self.outputs = Outputs(place)
         self.origins = Origins(place, steps)
         self.lost = Lost()
+        #: Is a model that is in training mode being called?
+        self._calls_for_training = False
         self.predictions = Predictions(place)
         self.weights = Weights()
         self.scores = Scores()
@@ -135,131 +149,85 @@ class MisuseObserver:
         self.overwritten = Overwritten(place)
         self.plateaus = Plateaus(place)
         self.passes = Passes()
-        self.labels = Labels()
+        self.labels = Labels(place)
         self.hooked = Hooked()
         self.averages = Averages(place)
-        self.ties = Ties()
+        self.policies = PolicyTerms(place)
+        self.same = SameInputs(place)
+        self.moved = Moved(place, steps)
+        self.host_copies = HostCopies(place, steps)
+        self.ties = Ties(place)
         self.freezing = Freezing()
         self.profiling = Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
-        self._tied_at = ""
-        self._labels_at: str | None = None
         #: Has the first step begun, and are all steps looked at, or was that so at the last look?
         self._begun = self._is_early = False
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen; ``names`` are those of parameters, by identity."""
-        leaves = self._flat or {}
-        if (padded := self.batches.padded()) is not None:
-            self._note("padding_everywhere", padded[0], str(padded[1]), place=self.batches.place)
-        if (place := self.graphs.autocast_in_vain()) is not None:
-            self._note("autocast_in_vain", place=place)
-        if (place := self.graphs.autocast_of_cpu()) is not None:
-            self._note("autocast_of_cpu", place=place)
-        if self.scaled.at is not None and self.graphs.is_whole:
-            self._note("scaler_in_vain", place=self.scaled.at)
-        if (unused := self.second_order.unused()) is not None:
-            self._note("second_order_unused", place=unused)
-        if (grown := self.grown.found) is not None:
-            self._note("parameters_added", *map(str, grown[:3]), place=grown[3] or "")
-        if (only := self.batches.only_one()) is not None:
-            self._note("one_batch", str(only[0]), str(only[1]), place=only[2] or "")
-        self._note_stalled(names)
-        self._note_wiring()
-        followed = (
-            *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
+        of_batches = self.batches.found()
+        at_padding = () if any(map(_is_padding, of_batches)) else self.labels.found()
+        return (
+            *self._found.values(), *of_batches, *at_padding, *self._of_precision(),
+            *self.second_order.found(), *self.grown.found(), *self._stalled(names),
+            *self.outputs.found(), *self.weights.found(), *self.scores.found(),
+            *self.averages.found(), *self.masks.found(), *self.ties.found(),
+            *self.freezing.found(), *self.hooked.found(), *self.policies.found(),
+            *self.same.found(), *self.moved.found(), *self.host_copies.found(),
+            *self.lost.found(names), *self.loaders.found(self.batches.data),
+            *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
-            *self.overwritten.found(), *self.graphs.found("graph_grows" in self._found),
-            *self.bystanders.found(trains=self._begun), *self.profiling.found(),
-            *self.averages.found(), *self.scaled.found(), *self.batches.found(),
-            *self.plateaus.found(self._steps(), self.batches.of_epoch), *self.predictions.found(),
-            *self.sequences.found(), *self.lost.found(names),
+            *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
+            *self.profiling.found(), *self.plateaus.found(self._steps(), self.batches.of_epoch),
+            *self.predictions.found(), *self.sequences.found(), *self._without_slope(names),
         )  # fmt: skip
-        if not leaves:
-            return (*self._found.values(), *followed)
-        known = [name for key, name in names.items() if key in leaves]
-        flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
-        told = self._flat_by, str(len(flat)), *flat[:_NAMES]
-        return *self._found.values(), *followed, Misuse("gradient_flat", told)
 
-    def _note_wiring(self) -> None:
-        """What models, losses and masks are given, and how they are put together."""
-        if (compared := self.outputs.compared) is not None:
-            self._note("compared_with_all", *compared[:2], place=compared[2] or "")
-        if (unused := self.weights.unused) is not None:
-            self._note("weights_unused", str(unused[0]), str(unused[1]), place=unused[2] or "")
-        if (scores := self.scores.found) is not None:
-            by_hand = str(scores[0]), str(scores[1]), scores[2]
-            self._note("attention_by_hand", *by_hand, place=scores[3] or "")
-        if (left := self.averages.left) is not None:
-            self._note("norm_left_behind", str(left[0]), left[1], place="")
-        if self.masks.rows is not None:
-            self._note("mask_misused", "rows", "", "softmax", place=self.masks.rows)
-        if (only := self.batches.of_one_class) is not None:
-            self._note("pixels_of_one_class", *map(str, only[:2]), place=only[2] or "")
-        if self.scaled.mixed is not None:
-            self._note("loss_not_scaled", place=self.scaled.mixed)
-        if self.ties.lost is not None:
-            self._note("tie_lost", *self.ties.lost, "moved", place=self._tied_at)
-        if (stale := self.freezing.stale) is not None:
-            self._note("frozen_moves", str(stale[0]), stale[1], place="")
-        if (left := self.freezing.untrained) is not None:
-            self._note("unfrozen_untrained", str(left[0]), left[1], place="")
-        if (padding := self.batches.padding_learned) is not None:
-            self._note("padding_learned", *map(str, padding), place=self.batches.place or "")
-        if (labelled := self.labels.at_padding) is not None:
-            self._note("padding_learned", *map(str, labelled), place=self._labels_at or "")
-        if (apart := self.batches.apart) is not None:
-            self._note("shuffled_apart", str(apart[0]), place=apart[1] or "")
-        if (hooked := self.hooked.found) is not None:
-            self._note("hooks_added", str(hooked[0]), place=hooked[1])
-        if (flat := self.batches.flat()) is not None:
-            told = (f"{each:.3g}" for each in flat)
-            self._note("images_flat", *told, place=self.batches.made_at or "")
-        if (mixed := self.batches.by_pixels()) is not None:
-            self._note("images_by_pixels", *(f"{each:.3g}" for each in mixed[:2]), place=mixed[2])
+    def _of_precision(self) -> Iterator[Misuse]:
+        yield from self.graphs.found("graph_grows" in self._found)
+        yield from self.scaled.found()
+        if self.graphs.is_whole:
+            yield from self.scaled.in_vain()
 
-    def _note_stalled(self, names: Mapping[int, str]) -> None:
-        """What holds at the last look alone."""
-        for kind in ("gradients_zero", "units_alike", "units_dead"):
-            self._found.pop(kind, None)
-        if (decayed := self.stalled.decayed) is not None:
-            rate, decay, gone, at = decayed
-            self._note("weights_decayed", f"{rate:g}", f"{decay:g}", f"{gone:.3g}", place=at or "")
-        if {"clipped_to_nothing", "weights_decayed"} & self._found.keys() or self._flat:
-            return  # which say why
-        if (zero := self.stalled.without_slope) is not None:
-            self._note("gradients_zero", str(zero[0]), str(zero[1]), place=zero[2] or "")
-        elif dead := self.stalled.dead:
-            key, (shape, number, of, at) = next(iter(dead.items()))
-            counts = str(number), str(of)
-            self._note("units_dead", str(len(dead)), names.get(key, shape), *counts, place=at or "")
-        if alike := self.stalled.alike:
-            key, (shape, units) = next(iter(alike.items()))
-            at = next((self._initialized[each] for each in alike if each in self._initialized), "")
-            told = str(len(alike)), names.get(key, shape), str(units)
-            self._note("units_alike", *told, place=at or "")
-        elif self._constant is not None:
-            self._note("units_alike", *self._constant[:3], place=self._constant[3] or "")
+    def _stalled(self, names: Mapping[int, str]) -> Iterator[Misuse]:
+        """What holds at the last look, unless it is said already why nothing moves."""
+        found = list(self.stalled.found(names, self._initialized))
+        if "clipped_to_nothing" in self._found or self._flat:
+            found = [each for each in found if each.kind == "weights_decayed"]
+        elif self._constant and not {"units_alike", "weights_decayed"} & {it.kind for it in found}:
+            found.append(Misuse.of("units_alike", *self._constant[:3], place=self._constant[3]))
+        yield from found
 
-    def _note(self, kind: str, *told: str, place: str | None = None) -> None:
+    def _without_slope(self, names: Mapping[int, str]) -> Iterator[Misuse]:
+        if leaves := self._flat or {}:
+            known = [name for key, name in names.items() if key in leaves]
+            flat = known + [shape_of(leaf) for key, leaf in leaves.items() if key not in names]
+            yield Misuse.of("gradient_flat", self._flat_by, len(flat), *flat[:_NAMES])
+
+    def _note(self, kind: str, *told: object, place: str | None = None) -> None:
         if kind not in self._found:
-            at = self._place() if place is None else place or None
-            self._found[kind] = Misuse(kind, told, at)
+            at = self._place() if place is None else place
+            self._found[kind] = Misuse.of(kind, *told, place=at)
 
     # -- what happens ----------------------------------------------------------------------------
 
     def computed(self, left: Any, right: Any, result: Any) -> None:
         """A sum, a difference or a product was computed."""
         are_tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
-        if not are_tensors or left.requires_grad == right.requires_grad:
+        node = getattr(result, "grad_fn", None)
+        name = "" if node is None else node.name()
+        if not are_tensors:
+            graph = next((it for it in (left, right) if isinstance(it, torch.Tensor)), None)
+            if graph is not None and graph.requires_grad and name.startswith("Mul"):
+                self.policies.multiplied(graph, node)
+            return
+        if left.requires_grad == right.requires_grad:
             return
         graph, other = (left, right) if left.requires_grad else (right, left)
-        node = result.grad_fn
+        if node is not None and name.startswith("Mul"):
+            self.policies.multiplied(graph, node)
         if node is None or graph.dim():
             return
-        name = node.name()
         if name.startswith("Mul") and other.numel() > 1:
             made = graph.grad_fn.name() if graph.grad_fn is not None else ""
             if made.startswith(_LOSSES):
@@ -281,6 +249,8 @@ class MisuseObserver:
             self.one_hot(args[0].shape, args[0].itemsize, args[0].is_cuda)
         if func is functional.pad and args[1:2] == ((0, 1),) and self.batches.follows(args[0]):
             self._note("shifted_twice")
+        if name == "__deepcopy__":
+            self.duplicating(args[0])
         given = tensors_among(args)
         if softmax_by_hand(given, result):
             self._note("softmax_by_hand")
@@ -288,12 +258,16 @@ class MisuseObserver:
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
-        self.sequences.gave(name, args, result)
+        self.sequences.gave(name, args, kwargs, result)
+        self.same.gave(name, args, result)
         self.targets.gave(name, args, result)
         self.inputs.gave(name, args, result)
         self.masks.gave(func, args, kwargs, result)
         follow(self._cuts, func, given, result, self._place, self.lost)
         if not torch.is_grad_enabled():
+            if self._calls_for_training:
+                weights = [each for each in given if isinstance(each, torch.nn.Parameter)]
+                self.lost.computed(filter(_is_trained, weights), self._place)
             return
         if steps_back(self._made, given, result, self._steps()) >= _STEPS_BACK:
             self._note("graph_grows")
@@ -331,6 +305,8 @@ class MisuseObserver:
         self.passes.backward(everything, self._place())
         self.inputs.backward(everything)
         self.weights.backward(everything)
+        self.policies.backward(node)
+        self.same.backward(everything)
         self.scores.backward()
         if self._repeats and "one_layer" not in self._found:
             again = self._repeats.stacked(everything)
@@ -359,6 +335,7 @@ class MisuseObserver:
     def stepping(self, optimizer: Any, place: str | None, *, unscaled: bool) -> None:
         """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
         self.second_order.stepping()
+        self.policies.stepping(optimizer)
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()
         self.scores.over()
@@ -391,14 +368,13 @@ class MisuseObserver:
         """A step that is looked at, of so many, is about to use its gradients."""
         self._is_early = steps <= FIRST_LOOKS
         self.profiling.look(steps)
+        self.host_copies.looked()
         self.batches.looked(steps)
 
     def compares(self, target: Any, weight: Any, ignored: Any) -> None:
         """A loss over classes of these targets is called, without those that are ``ignored``."""
         self.batches.compares(target, ignored)
-        if self._labels_at is None:
-            self.labels.compares(target, weight, ignored)
-            self._labels_at = self._place() if self.labels.at_padding else None
+        self.labels.compares(target, weight, ignored)
 
     def hooking(self, handle: Any) -> None:
         """A hook was added to a module."""
@@ -409,6 +385,7 @@ class MisuseObserver:
     ) -> None:
         """An outermost module is about to be called; ``models`` gives those that were before,
         ``optimizers`` are all that were made."""
+        self._calls_for_training = bool(module.training)
         self.graphs.calling()
         if self._is_early:
             self.averages.calling(module, self.passes.trained, models())
@@ -515,6 +492,11 @@ class MisuseObserver:
         if isinstance(size := getattr(loader, "batch_size", None), int) and size > 1:
             self._batch_sizes.add(size)
 
+    def duplicating(self, parameter: torch.nn.Parameter) -> None:
+        """A parameter is about to be copied (copy.deepcopy)."""
+        if self._begun and parameter.requires_grad:
+            self.lost.copying(parameter, self._place())
+
     def pinning(self) -> None:
         """A tensor of the host is about to be pinned."""
         if self._begun and called_by_user():
@@ -523,7 +505,7 @@ class MisuseObserver:
     def moving(self, module: Any) -> None:
         """A module is about to be moved."""
         self.ties.moving(module)
-        self._tied_at = self._place() or ""
+        self.moved.moving(module)
 
     def attending(self, module: Any, wants_weights: bool, *masks: Any) -> None:
         """An attention layer is about to be called with two masks."""
@@ -589,6 +571,14 @@ class MisuseObserver:
         if vain and "freeze_ignored" not in self._found:
             told = str(len(vain)), *vain[:_NAMES]
             self._found["freeze_ignored"] = Misuse("freeze_ignored", told)
+
+
+def _is_trained(parameter: torch.nn.Parameter) -> bool:
+    return bool(parameter.requires_grad)
+
+
+def _is_padding(found: Misuse) -> bool:
+    return found.kind == "padding_learned"
 
 
 def _is_flat(node: Any) -> bool:

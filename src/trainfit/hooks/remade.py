@@ -100,13 +100,56 @@ class Grown:
             self._times, self._place = self._times + 1, place
         self._added = None
 
-    @property
-    def found(self) -> tuple[int, int, int, str | None] | None:
-        """How often, tensors at first and now, and the line; ``None``: it may be meant."""
+    def found(self) -> Iterator[Misuse]:
+        """How often, tensors at first and now, and the line; a few times may be meant."""
         self._look()
-        if self._times < _TIMES:
-            return None
-        return self._times, self._first, self._now, self._place
+        if self._times >= _TIMES:
+            told = self._times, self._first, self._now
+            yield Misuse.of("parameters_added", *told, place=self._place)
+
+
+class Moved:
+    """Follows modules that lines move to the GPU while the training goes on."""
+
+    def __init__(self, place: Callable[[], str | None], steps: Callable[[], int]) -> None:
+        self._place, self._steps = place, steps
+        #: What is moved now, and where it was.
+        self._moving: tuple[Any, bool] | None = None
+        #: By line, what it moved last, and the steps in which it moved that.
+        self._times: dict[str, tuple[weakref.ref[Any], set[int]]] = {}
+        self._found: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
+        """A module that each step moves, its bytes, and the line."""
+        if self._found is not None:
+            yield self._found
+
+    def moving(self, module: Any) -> None:
+        """A module is about to be moved, maybe to another device."""
+        self._moving = None
+        if self._found is None and self._steps() and called_by_user():
+            self._moving = module, _is_on_gpu(module)
+
+    def moved(self) -> None:
+        """… and was."""
+        moving, self._moving = self._moving, None
+        if moving is None or moving[1] or not _is_on_gpu(moving[0]):
+            return
+        module = moving[0]
+        place = self._place() or ""
+        known = self._times.get(place)
+        if known is None or known[0]() is not module:  # one that each step makes is none of these
+            known = self._times[place] = weakref.ref(module), set()
+        times = known[1]
+        times.add(self._steps())
+        if len(times) >= _IN_A_ROW:
+            nbytes = sum(each.nbytes for each in module.parameters())
+            told = type(module).__name__, nbytes
+            self._found = Misuse.of("moved_each_step", *told, place=place)
+
+
+def _is_on_gpu(module: Any) -> bool:
+    return any(each.is_cuda for each in module.parameters())
 
 
 class Hooked:
@@ -115,8 +158,12 @@ class Hooked:
     def __init__(self) -> None:
         #: By the line and the hooks of a module, in which step each was added.
         self._added: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self.found: tuple[int, str] | None = None
+        self._found: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
         """Hooks of one line that a module has, and the line."""
+        if self._found is not None:
+            yield self._found
 
     def added(self, handle: Any, step: int, place: Callable[[], str | None]) -> None:
         """A line added a hook, in this step.
@@ -125,14 +172,14 @@ class Hooked:
         leave out: Transformers' checkpointing, which KTO turns off and on in each step, is one.
         """
         hooks = handle.hooks_dict_ref()
-        if hooks is None or self.found is not None or not called_by_user():
+        if hooks is None or self._found is not None or not called_by_user():
             return
         at = place() or ""
         mine = self._added.setdefault((at, id(hooks)), [])
         mine.append((step, handle.id))
         mine[:] = [each for each in mine if each[1] in hooks][-_HOOKS:]
         if len({each for each, _ in mine}) >= _IN_A_ROW:
-            self.found = len(mine), at
+            self._found = Misuse.of("hooks_added", len(mine), place=at)
 
 
 class Overwritten:

@@ -3,7 +3,7 @@ weights that are tied by their memory alone, parts that are frozen or unfrozen a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import optimized, tensors_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.modules import BatchNorm
 from trainfit.torch_private.tensors import storage_key
 
@@ -129,21 +130,28 @@ _Place = tuple[int, int, int]
 class Ties:
     """Follows pairs of parameters that have one memory, and are two for an optimizer."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
         self._moving: list[tuple[tuple[str, Any], tuple[str, Any]]] = []
-        self.lost: tuple[str, str] | None = None
+        self._moved_at = ""
+        self._lost: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
         """Names of two parameters that had one memory until their module was moved."""
+        if self._lost is not None:
+            yield self._lost
 
     def moving(self, module: Any) -> None:
         """A module is about to be moved, maybe to another device."""
-        if self.lost is None:
+        if self._lost is None:
             self._moving = list(_tied(module.named_parameters()))
+            self._moved_at = (self._place() or "") if self._moving else ""
 
     def moved(self) -> None:
         """… and was."""
         for (one, first), (other, second) in self._moving:
             if memory_of(first) != memory_of(second):
-                self.lost = one, other
+                self._lost = Misuse.of("tie_lost", one, other, "moved", place=self._moved_at)
         self._moving = []
 
 
@@ -195,10 +203,17 @@ class Freezing:
         self.ever: set[int] = set()
         """All that ever needed one: others may be given theirs by the script."""
         self._stale_looks = 0
-        self.stale: tuple[int, str] | None = None
-        """Frozen tensors that an optimizer goes on to change, and the name of one."""
-        self.untrained: tuple[int, str] | None = None
-        """Tensors that are frozen no more, and that no optimizer has; the name of one."""
+        #: Frozen tensors that an optimizer goes on to change, and the name of one; tensors that
+        #: are frozen no more, and that no optimizer has.
+        self._moves: tuple[int, str] | None = None
+        self._untrained: tuple[int, str] | None = None
+
+    def found(self) -> Iterator[Misuse]:
+        """Both of them."""
+        if self._moves is not None:
+            yield Misuse.of("frozen_moves", *self._moves)
+        if self._untrained is not None:
+            yield Misuse.of("unfrozen_untrained", *self._untrained)
 
     def begins_pass(self, models: Iterable[Any]) -> bool:
         """A pass over the data begins after some steps: do other parameters need gradients?"""
@@ -224,7 +239,7 @@ class Freezing:
         stale = [each for group in groups for each in _stale(group) if id(each) in self.ever]
         self._stale_looks = self._stale_looks + 1 if stale else 0
         if self._stale_looks >= _LOOKS:
-            self.stale = len(stale), names().get(id(stale[0]), "")
+            self._moves = len(stale), names().get(id(stale[0]), "")
 
     def stepped(self, models: Iterable[Any], used: Collection[int]) -> None:
         """A step of the optimizers, which have the tensors ``used``, is over."""
@@ -240,7 +255,7 @@ class Freezing:
         others = optimized()
         names = [name for key, name in left.items() if key not in others]
         if names:
-            self.untrained = len(names), names[0]
+            self._untrained = len(names), names[0]
 
 
 def _moves(group: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ import linecache
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -110,18 +110,35 @@ class Stalled:
 
     def __init__(self) -> None:
         self._zero: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self.without_slope: tuple[int, int, str | None] | None = None
-        """Weights whose gradients were 0 at the last looks, of how many of an optimizer; its line.
-        """
-        self.alike: dict[int, tuple[str, int]] = {}
-        """Layers whose units are one and the same, by identity of their weights: shape, units."""
-        self.decayed: tuple[float, float, float, str | None] | None = None
-        """Rate, weight decay and the share of weights that these have taken; the optimizer's line.
-        """
+        #: Weights whose gradients were 0 at the last looks, of how many of an optimizer; its line.
+        self._without_slope: tuple[int, int, str | None] | None = None
+        #: Layers whose units are one and the same, by identity of their weights: shape, units.
+        self._alike: dict[int, tuple[str, int]] = {}
+        #: Rate, weight decay and the share of weights that these have taken; the optimizer's line.
+        self._decayed: Misuse | None = None
         self._live: dict[int, list[NDArray[np.bool_]]] = {}
-        self.dead: dict[int, tuple[str, int, int, str | None]] = {}
-        """Layers most of whose units are dead, by identity of their weights: shape, dead units, all
-        of them, the optimizer's line."""
+        #: Layers most of whose units are dead, by identity of their weights: shape, dead units, all
+        #: of them, the optimizer's line.
+        self._dead: dict[int, tuple[str, int, int, str | None]] = {}
+
+    def found(
+        self, names: Mapping[int, str], initialized: Mapping[int, str | None]
+    ) -> Iterator[Misuse]:
+        """What holds at the last look; ``names`` are those of parameters, and ``initialized`` has
+        the lines that gave all numbers of weights one value, both by identity. Where decay shrinks
+        the weights, the rest follows from it."""
+        if self._decayed is not None:
+            yield self._decayed
+            return
+        if (zero := self._without_slope) is not None:
+            yield Misuse.of("gradients_zero", *zero[:2], place=zero[2])
+        elif dead := self._dead:
+            key, (shape, number, of, at) = next(iter(dead.items()))
+            yield Misuse.of("units_dead", len(dead), names.get(key, shape), number, of, place=at)
+        if alike := self._alike:
+            key, (shape, units) = next(iter(alike.items()))
+            at = next((initialized[each] for each in alike if each in initialized), None)
+            yield Misuse.of("units_alike", len(alike), names.get(key, shape), units, place=at)
 
     def look(
         self,
@@ -139,7 +156,9 @@ class Stalled:
         if not weights or not all(_is_plain(each) and _is_plain(each.grad) for each in weights):
             return
         if (found := _decayed(optimizer, weights)) is not None:
-            self.decayed = *found, place
+            rate, decay, gone = found
+            told = f"{rate:g}", f"{decay:g}", f"{gone:.3g}"
+            self._decayed = Misuse.of("weights_decayed", *told, place=place)
         self._look_at_units(weights)
         own = {id(each) for each in weights}
         self._look_for_dead(models, own, place)
@@ -149,18 +168,18 @@ class Stalled:
         is_zero = none and (others or (is_only and loss != 0))
         self._zero[optimizer] = self._zero.get(optimizer, 0) + 1 if is_zero else 0
         if is_zero and self._zero[optimizer] >= _LOOKS:
-            self.without_slope = len(weights), len(trained), place
-        elif self.without_slope is not None and self.without_slope[2] == place:
-            self.without_slope = None
+            self._without_slope = len(weights), len(trained), place
+        elif self._without_slope is not None and self._without_slope[2] == place:
+            self._without_slope = None
 
     def _look_at_units(self, weights: Sequence[Any]) -> None:
-        self.alike = {
-            key: told for key, told in self.alike.items() if key not in set(map(id, weights))
+        self._alike = {
+            key: told for key, told in self._alike.items() if key not in set(map(id, weights))
         }
         for each in weights[:_LAYERS]:
             units = each.shape[0]
             if units >= _LEAST_UNITS and each.numel() > units and _are_alike(each):
-                self.alike[id(each)] = shape_of(each), units
+                self._alike[id(each)] = shape_of(each), units
 
     def _look_for_dead(self, models: Iterable[Any], own: set[int], place: str | None) -> None:
         """The gradient of a unit's bias is 0 where no sample of the batch passes the unit."""
@@ -174,10 +193,10 @@ class Stalled:
             looks.append(bias.grad.detach().numpy() != 0)
             del looks[:-_LOOKS_AT_UNITS]
             live = int(np.logical_or.reduce(looks).sum())
-            self.dead.pop(key, None)
+            self._dead.pop(key, None)
             # A layer that no sample of any batch passes is one that is not used (an expert).
             if len(looks) == _LOOKS_AT_UNITS and 0 < live <= (1 - _DEAD) * units:
-                self.dead[key] = shape_of(weight), units - live, units, place
+                self._dead[key] = shape_of(weight), units - live, units, place
 
 
 def _inner_layers(model: Any) -> list[tuple[Any, Any]]:

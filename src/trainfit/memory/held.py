@@ -134,7 +134,7 @@ def _held(
         place=Place.parse(recording.strings[line]) if line >= 0 else None,
         nbytes=int(outcome.granted[list(allocs)].sum()),
         kept=sum(alloc in kept for alloc in allocs),
-        loss=_LOSS in operator or (operator in _CASTS and sizes <= loss_sizes),
+        loss=_LOSS in operator or (operator in _CASTS and max(sizes) in loss_sizes),
         recomputed=recomputed,
         adapted=adapted,
     )
@@ -240,7 +240,21 @@ def _loss_sizes(recording: Recording, live: IntArray) -> frozenset[int]:
         for alloc in live.tolist()
         if (op := int(recording.alloc_op[alloc])) >= 0 and names[int(recording.op_name[op])]
     }
-    return frozenset(sizes | {size // 2 for size in sizes})
+    return frozenset(sizes | {size // 2 for size in sizes} | _largest_cast(recording, live))
+
+
+def _largest_cast(recording: Recording, live: IntArray) -> set[int]:
+    """Bytes of the two largest allocations, where one is a matmul's result in 16 bits and the other
+    its copy in 32, as a loss over a vocabulary has them: the loss itself may find no memory."""
+    largest = live[np.argsort(recording.alloc_bytes[live])[-2:]].tolist()
+    if len(largest) < 2 or min(recording.alloc_op[each] for each in largest) < 0:
+        return set()
+    result, copy = largest
+    operators = [int(recording.op_name[recording.alloc_op[each]]) for each in largest]
+    names = [_short(recording.strings[operator]) for operator in operators]
+    sizes = [int(recording.alloc_bytes[each]) for each in largest]
+    is_cast = names[0] in _CASTS[1:] and names[1] == _CASTS[0] and result < copy
+    return set(sizes) if is_cast and sizes[1] == 2 * sizes[0] else set()
 
 
 def _kept(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[int]:

@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
+import re
 import runpy
 import sys
 import termios
@@ -39,6 +40,8 @@ from trainfit.simgpu.device.errors import REQUEST, UnsupportedOperatorError
 from trainfit.simgpu.device.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.patching import PatchSet
 
+#: How PyTorch names a simulated tensor's type, in its errors: one of CUDA has a name of its own.
+_META_TYPE: Final = re.compile(r"\bMeta(\w+)Type\b")
 #: A bare ``except:`` catches the stop; after this many the script is ended by force.
 _PATIENCE = 3
 #: Seconds after the time limit at which the process ends even where Python cannot act.
@@ -235,6 +238,8 @@ def _exit_message(code: Any) -> str:
 
 def _failure(error: BaseException) -> ScriptOutcome:
     """Of a script that raised."""
+    if len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (_META_TYPE.sub(r"torch.cuda.\1Tensor", error.args[0]),)
     failed = ScriptOutcome(
         "out_of_memory" if isinstance(error, torch.OutOfMemoryError) else "failed",
         message=exception_text(type(error).__name__, error) + sandbox.hint(error),

@@ -25,6 +25,7 @@ import torch
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.limits import bounded_buffers
+from trainfit.hooks.provenance.transitions import with_transitions
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import Coverage, StepMakeup
@@ -506,8 +507,10 @@ class Runner:
             changed=self._interventions.changed(),
             accelerate=self._accelerate.from_environment,
             amp=self._amp.seen(),
-            learning=self._learning.facts(
-                coverage.all_steps or 0, is_whole=coverage.all_epochs is not None
+            learning=with_transitions(
+                self._learning.facts(
+                    coverage.all_steps or 0, is_whole=coverage.all_epochs is not None
+                )
             ),
             feeds=self._feeds(),
             coverage=coverage,

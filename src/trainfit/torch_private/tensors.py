@@ -116,8 +116,15 @@ with needed():
     torch._C._FunctionBase._sequence_nr  # noqa: B018
     _apply = vars(autograd.Function)["apply"].__get__
 
-#: How often a tensor was changed in place.
-version: Callable[[torch.Tensor], int] = attribute(torch.Tensor, "_version")
+_version: Callable[[torch.Tensor], int] = attribute(torch.Tensor, "_version")
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; 0 of what inference mode made, of which PyTorch does
+    not count it."""
+    return 0 if tensor.is_inference() else _version(tensor)
+
+
 #: The number of a node.
 node_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 

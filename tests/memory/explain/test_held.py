@@ -41,6 +41,18 @@ def test_the_cause(code: Callable[[], None], kind: str) -> None:
     assert kind in findings(code)
 
 
+@pytest.mark.parametrize("casts", [True, False])
+def test_a_loss_that_finds_no_memory_leaves_logits_and_their_copy(*, casts: bool) -> None:
+    def fails() -> None:
+        rows = torch.rand(18432 if casts else 46080, 8, device="cuda", dtype=torch.bfloat16)
+        logits = rows @ torch.rand(8, 65536, device="cuda", dtype=torch.bfloat16)
+        targets = torch.zeros(len(rows), dtype=torch.long, device="cuda")
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.nn.functional.cross_entropy(logits.float() if casts else logits, targets)
+
+    assert ("logits_copied" in findings(fails)) == casts
+
+
 def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint.pt"
     torch.save(scenarios.model(layers=6).state_dict(), file)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import trainfit
+from trainfit.torch_private.tensors import version
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -149,3 +150,20 @@ def test_what_cudnn_does_not_differentiate() -> None:
         network(x)[0].sum().backward()
     with torch.backends.cudnn.flags(enabled=False):
         network(x)[0].sum().backward()
+
+
+@pytest.mark.parametrize("name", ["index_add_", "index_copy_"])
+def test_entries_are_added_in_one_type(name: str) -> None:
+    """As TensorAdvancedIndexing.cpp checks them; under autocast a layer gives float16."""
+    whole, rows = torch.zeros(4, 2, device="cuda"), torch.arange(3, device="cuda")
+    getattr(whole, name)(0, rows, torch.ones(3, 2, device="cuda"))
+    with pytest.raises(RuntimeError, match=r"self.*Float.*source.*Half"):
+        getattr(whole, name)(0, rows, torch.ones(3, 2, device="cuda", dtype=torch.float16))
+
+
+def test_what_inference_mode_makes_is_copied_and_computed_with() -> None:
+    with torch.inference_mode():
+        batch = torch.rand(4, 8)
+        assert version(batch) == 0
+        result = functional.normalize(nn.Linear(8, 2).cuda()(batch.cuda()), dim=-1)
+        assert torch.cat([result, result]).shape == (8, 2)

@@ -3,18 +3,19 @@ in memory until it does. And averages of the weights of many steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count
 
+ACCUMULATION: Final = Kinds()
 
-def _first(found: Misuse) -> Finding:
-    (others,) = found.told
+
+@ACCUMULATION.of("first_step_early")
+def _first(kind: str, others: str) -> Finding:
     return Finding(
-        "first_step_early",
+        kind,
         "warning",
         f"The first step uses the gradient of one micro-batch, the others those of {others}",
         (Evidence("micro-batches of the others", others),),
@@ -31,10 +32,10 @@ def _first(found: Misuse) -> Finding:
     )
 
 
-def _closure(found: Misuse) -> Finding:
-    (passes,) = found.told
+@ACCUMULATION.of("closure_adds")
+def _closure(kind: str, passes: str) -> Finding:
     return Finding(
-        "closure_adds",
+        kind,
         "critical",
         "The closure adds its gradients up: the optimizer calls it several times in a step, and "
         "nothing sets them to zero in between",
@@ -50,10 +51,10 @@ def _closure(found: Misuse) -> Finding:
     )
 
 
-def _clipped(found: Misuse) -> Finding:
-    (number,) = found.told
+@ACCUMULATION.of("clipped_in_parts")
+def _clipped(kind: str, number: str) -> Finding:
     return Finding(
-        "clipped_in_parts",
+        kind,
         "warning",
         f"Gradients are clipped after each of the {number} micro-batches of a step",
         (Evidence("micro-batches of a step", number),),
@@ -68,10 +69,10 @@ def _clipped(found: Misuse) -> Finding:
     )
 
 
-def _summed(found: Misuse) -> Finding:
-    (batches,) = found.told
+@ACCUMULATION.of("backward_of_many")
+def _summed(kind: str, batches: str) -> Finding:
     return Finding(
-        "backward_of_many",
+        kind,
         "warning",
         f"The losses of {batches} batches are added before one backward(): the activations of all "
         f"{batches} are in memory at once",
@@ -91,9 +92,10 @@ def _summed(found: Misuse) -> Finding:
     )  # fmt: skip
 
 
-def _between(_: Misuse) -> Finding:
+@ACCUMULATION.of("scale_updated_between")
+def _between(kind: str) -> Finding:
     return Finding(
-        "scale_updated_between",
+        kind,
         "warning",
         "scaler.update() runs between two steps of the same pass: the second one divides its "
         "gradients by another scale than they were multiplied by",
@@ -110,11 +112,11 @@ def _between(_: Misuse) -> Finding:
     )
 
 
-def _average(found: Misuse) -> Finding:
-    norms, name = found.told
+@ACCUMULATION.of("norm_of_average", later=True)
+def _average(kind: str, norms: str, name: str) -> Finding:
     more = f" and {count(int(norms) - 1, 'more layer')}" if int(norms) > 1 else ""
     return Finding(
-        "norm_of_average",
+        kind,
         "critical",
         f"The averaged model is evaluated with BatchNorm statistics ({name}{more}) that are not "
         "those of its weights",
@@ -129,15 +131,3 @@ def _average(found: Misuse) -> Finding:
             ),
         ),
     )
-
-
-ACCUMULATION: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "first_step_early": _first,
-    "closure_adds": _closure,
-    "clipped_in_parts": _clipped,
-    "backward_of_many": _summed,
-    "scale_updated_between": _between,
-    "norm_of_average": _average,
-}
-#: Those that an epoch's end may be the first to show.
-LATER: Final = ("norm_of_average",)

@@ -3,21 +3,22 @@ right shape: what was seen, why it matters, what to write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import size
+
+INPUTS: Final = Kinds()
 
 #: Of a run that trains nothing.
 PREDICTS: Final = "predicts_in_training"
 
 
-def _swapped(found: Misuse) -> Finding:
-    (name,) = found.told
+@INPUTS.of("arguments_swapped")
+def _swapped(kind: str, name: str) -> Finding:
     return Finding(
-        "arguments_swapped",
+        kind,
         "critical",
         f"{name} gets the targets first and the model's output second",
         (),
@@ -27,10 +28,10 @@ def _swapped(found: Misuse) -> Finding:
     )
 
 
-def _ignored(found: Misuse) -> Finding:
-    ignored, shape = found.told
+@INPUTS.of("labels_ignored")
+def _ignored(kind: str, ignored: str, shape: str) -> Finding:
     return Finding(
-        "labels_ignored",
+        kind,
         "critical",
         f"All labels of a batch ({shape}) are {ignored}, which the loss leaves out: it is 0/0 = "
         "NaN, and then all weights are",
@@ -50,10 +51,10 @@ def _ignored(found: Misuse) -> Finding:
     )
 
 
-def _several(found: Misuse) -> Finding:
-    most, shape = found.told
+@INPUTS.of("several_classes")
+def _several(kind: str, most: str, shape: str) -> Finding:
     return Finding(
-        "several_classes",
+        kind,
         "critical",
         f"cross_entropy gets targets with up to {most} classes at once, and is for one of them",
         (Evidence("targets", shape), Evidence("classes in a row", most)),
@@ -63,9 +64,10 @@ def _several(found: Misuse) -> Finding:
     )
 
 
-def _ahead(_: Misuse) -> Finding:
+@INPUTS.of("sees_ahead")
+def _ahead(kind: str) -> Finding:
     return Finding(
-        "sees_ahead",
+        kind,
         "critical",
         "The model sees the tokens that it is to predict: its attention has no causal mask",
         (),
@@ -80,10 +82,10 @@ def _ahead(_: Misuse) -> Finding:
     )
 
 
-def _over_queries(found: Misuse) -> Finding:
-    shape, dim = found.told
+@INPUTS.of("softmax_over_queries")
+def _over_queries(kind: str, shape: str, dim: str) -> Finding:
     return Finding(
-        "softmax_over_queries",
+        kind,
         "warning",
         f"The softmax of an attention goes over dimension {dim} of {shape}, that of the queries: "
         "no query's weights add up to 1",
@@ -95,10 +97,10 @@ def _over_queries(found: Misuse) -> Finding:
     )
 
 
-def _at_its_start(found: Misuse) -> Finding:
-    (shape,) = found.told
+@INPUTS.of("backward_at_its_start")
+def _at_its_start(kind: str, shape: str) -> Finding:
     return Finding(
-        "backward_at_its_start",
+        kind,
         "warning",
         f"Of a bidirectional layer's output {shape} the last step is used: there the backward "
         "direction has seen that step alone",
@@ -111,9 +113,10 @@ def _at_its_start(found: Misuse) -> Finding:
     )
 
 
-def _unscaled(_: Misuse) -> Finding:
+@INPUTS.of("images_unscaled")
+def _unscaled(kind: str) -> Finding:
     return Finding(
-        "images_unscaled",
+        kind,
         "warning",
         "The first layer gets images as numbers from 0 to 255",
         (),
@@ -127,10 +130,10 @@ def _unscaled(_: Misuse) -> Finding:
     )
 
 
-def _teacher(found: Misuse) -> Finding:
-    model, layer = found.told
+@INPUTS.of("teacher_in_training")
+def _teacher(kind: str, model: str, layer: str) -> Finding:
     return Finding(
-        "teacher_in_training",
+        kind,
         "warning",
         f"{model} is not trained and runs in training mode, with its {layer} on",
         (Evidence("layer", layer),),
@@ -141,10 +144,10 @@ def _teacher(found: Misuse) -> Finding:
     )
 
 
-def _restored(found: Misuse) -> Finding:
-    name, rate, own = found.told
+@INPUTS.of("rate_restored")
+def _restored(kind: str, name: str, rate: str, own: str) -> Finding:
     return Finding(
-        "rate_restored",
+        kind,
         "warning",
         f"load_state_dict brings back the learning rate {own}: lr={rate}, that {name} was made "
         "with, has no effect",
@@ -160,10 +163,10 @@ def _restored(found: Misuse) -> Finding:
     )
 
 
-def _restarted(found: Misuse) -> Finding:
-    name, rate, first = found.told
+@INPUTS.of("schedule_restarted")
+def _restarted(kind: str, name: str, rate: str, first: str) -> Finding:
     return Finding(
-        "schedule_restarted",
+        kind,
         "warning",
         f"{name} begins from its start: the optimizer's state is of a run whose schedule had come "
         f"from {first} to {rate}, and the schedule's own state is not loaded",
@@ -180,10 +183,10 @@ def _restarted(found: Misuse) -> Finding:
     )
 
 
-def _initialized_again(found: Misuse) -> Finding:
-    number, of = found.told
+@INPUTS.of("weights_initialized_again")
+def _initialized_again(kind: str, number: str, of: str) -> Finding:
     return Finding(
-        "weights_initialized_again",
+        kind,
         "critical",
         f"{number} of {of} matrices that load_state_dict had filled are initialized after it: what "
         "was loaded is lost",
@@ -196,10 +199,10 @@ def _initialized_again(found: Misuse) -> Finding:
     )
 
 
-def _averaged(found: Misuse) -> Finding:
-    shape, classes = found.told
+@INPUTS.of("divergence_averaged")
+def _averaged(kind: str, shape: str, classes: str) -> Finding:
     return Finding(
-        "divergence_averaged",
+        kind,
         "warning",
         f"kl_div averages over the {classes} numbers of each sample, too: it is "
         f"{int(classes):,} times smaller than the divergence",
@@ -210,10 +213,10 @@ def _averaged(found: Misuse) -> Finding:
     )
 
 
-def _one_layer(found: Misuse) -> Finding:
-    name, rate = found.told
+@INPUTS.of("dropout_of_one_layer")
+def _one_layer(kind: str, name: str, rate: str) -> Finding:
     return Finding(
-        "dropout_of_one_layer",
+        kind,
         "warning",
         f"dropout={rate} of {name} drops nothing: it is between layers, and there is one",
         (),
@@ -222,10 +225,10 @@ def _one_layer(found: Misuse) -> Finding:
     )
 
 
-def _large_targets(found: Misuse) -> Finding:
-    name, mean = found.told
+@INPUTS.of("targets_large")
+def _large_targets(kind: str, name: str, mean: str) -> Finding:
     return Finding(
-        "targets_large",
+        kind,
         "warning",
         f"{name} compares a layer's output with targets of about {mean}: outputs begin near 0",
         (Evidence("mean of the targets", mean),),
@@ -242,11 +245,11 @@ def _large_targets(found: Misuse) -> Finding:
     )
 
 
-def _outside(found: Misuse) -> Finding:
-    name, least, largest = found.told
+@INPUTS.of("targets_outside")
+def _outside(kind: str, name: str, least: str, largest: str) -> Finding:
     of_bytes = float(least) >= 0 and float(largest) > 1
     return Finding(
-        "targets_outside",
+        kind,
         "critical",
         f"{name} gets targets from {least} to {largest}, and wants probabilities, 0 to 1",
         (Evidence("least target", least), Evidence("largest target", largest)),
@@ -268,10 +271,10 @@ def _outside(found: Misuse) -> Finding:
 _MOST, _LARGE_TABLE = 0.5, 256 << 20
 
 
-def _untouched(found: Misuse) -> Finding:
-    rows, every, _, nbytes, share = found.told
+@INPUTS.of("rows_untouched")
+def _untouched(kind: str, rows: str, every: str, _: str, nbytes: str, share: str) -> Finding:
     return Finding(
-        "rows_untouched",
+        kind,
         "warning" if float(share) >= _MOST and int(nbytes) >= _LARGE_TABLE else "info",
         f"A batch needs at most {int(rows):,} of the {int(every):,} rows of its embeddings, and "
         f"each step computes all of them: the gradient alone is {size(int(nbytes))}",
@@ -290,10 +293,10 @@ def _untouched(found: Misuse) -> Finding:
     )
 
 
-def _predicts(found: Misuse) -> Finding:
-    model, layer = found.told
+@INPUTS.of(PREDICTS)
+def _predicts(kind: str, model: str, layer: str) -> Finding:
     return Finding(
-        PREDICTS,
+        kind,
         "warning",
         f"{model} predicts in training mode, with its {layer} on",
         (Evidence("layer", layer),),
@@ -304,10 +307,10 @@ def _predicts(found: Misuse) -> Finding:
     )
 
 
-def _by_batch(found: Misuse) -> Finding:
-    patience, batches = found.told
+@INPUTS.of("plateau_by_batch")
+def _by_batch(kind: str, patience: str, batches: str) -> Finding:
     return Finding(
-        "plateau_by_batch",
+        kind,
         "warning",
         f"ReduceLROnPlateau is stepped with each batch: it lowers the learning rate after "
         f"{patience} of {batches} batches without a lower loss",
@@ -323,9 +326,10 @@ def _by_batch(found: Misuse) -> Finding:
     )
 
 
-def _scaler(_: Misuse) -> Finding:
+@INPUTS.of("scaler_in_vain")
+def _scaler(kind: str) -> Finding:
     return Finding(
-        "scaler_in_vain",
+        kind,
         "warning",
         "A GradScaler scales losses that are computed in float32: no layer runs in float16",
         (),
@@ -342,10 +346,10 @@ def _scaler(_: Misuse) -> Finding:
     )
 
 
-def _opposite(found: Misuse) -> Finding:
-    name, zeros, of_all = found.told
+@INPUTS.of("targets_of_zero")
+def _opposite(kind: str, name: str, zeros: str, of_all: str) -> Finding:
     return Finding(
-        "targets_of_zero",
+        kind,
         "critical",
         f"{name} gets targets of 0, for which it has no term: {zeros} of {of_all} samples of a "
         "batch train nothing",
@@ -355,10 +359,10 @@ def _opposite(found: Misuse) -> Finding:
     )
 
 
-def _validation(found: Misuse) -> Finding:
-    part, whole = found.told
+@INPUTS.of("validation_trained")
+def _validation(kind: str, part: str, whole: str) -> Finding:
     return Finding(
-        "validation_trained",
+        kind,
         "critical",
         f"The training goes over the whole data set, {int(part):,} samples of the validation "
         f"included ({int(whole):,} in all)",
@@ -370,10 +374,10 @@ def _validation(found: Misuse) -> Finding:
     )
 
 
-def _apart(found: Misuse) -> Finding:
-    (samples,) = found.told
+@INPUTS.of("shuffled_apart")
+def _apart(kind: str, samples: str) -> Finding:
     return Finding(
-        "shuffled_apart",
+        kind,
         "critical",
         f"Inputs and labels come from two DataLoaders, and each shuffles its {int(samples):,} "
         "samples by itself: labels are those of other inputs",
@@ -388,9 +392,10 @@ def _apart(found: Misuse) -> Finding:
     )
 
 
-def _of_cpu(_: Misuse) -> Finding:
+@INPUTS.of("autocast_of_cpu")
+def _of_cpu(kind: str) -> Finding:
     return Finding(
-        "autocast_of_cpu",
+        kind,
         "warning",
         'autocast("cpu") has no effect on layers on a GPU: all of the model computes in float32',
         (),
@@ -402,30 +407,3 @@ def _of_cpu(_: Misuse) -> Finding:
             ),
         ),
     )
-
-
-INPUTS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "arguments_swapped": _swapped,
-    "labels_ignored": _ignored,
-    "several_classes": _several,
-    "sees_ahead": _ahead,
-    "softmax_over_queries": _over_queries,
-    "backward_at_its_start": _at_its_start,
-    "images_unscaled": _unscaled,
-    "teacher_in_training": _teacher,
-    "rate_restored": _restored,
-    "schedule_restarted": _restarted,
-    "weights_initialized_again": _initialized_again,
-    "targets_large": _large_targets,
-    "targets_outside": _outside,
-    "rows_untouched": _untouched,
-    PREDICTS: _predicts,
-    "plateau_by_batch": _by_batch,
-    "scaler_in_vain": _scaler,
-    "divergence_averaged": _averaged,
-    "dropout_of_one_layer": _one_layer,
-    "targets_of_zero": _opposite,
-    "autocast_of_cpu": _of_cpu,
-    "validation_trained": _validation,
-    "shuffled_apart": _apart,
-}

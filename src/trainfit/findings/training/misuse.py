@@ -4,11 +4,12 @@ which, why it matters, what to write."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 from trainfit.findings.training.accumulation import ACCUMULATION
 from trainfit.findings.training.inputs import INPUTS
+from trainfit.findings.training.kinds import Kinds
 from trainfit.findings.training.numbers import NUMBERS
 from trainfit.findings.training.sequences import SEQUENCES
 from trainfit.findings.training.stalled import STALLED
@@ -18,10 +19,14 @@ from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.results.text import count, percent, size
 
+_OWN: Final = Kinds()
+
 
 def of_misuse(found: Misuse) -> Finding:
     """The finding of what has not the effect that it is meant to have."""
-    return dataclasses.replace(_MISUSES[found.kind](found), place=Place.parse(found.place))
+    return dataclasses.replace(
+        _MISUSES[found.kind](found.kind, *found.told), place=Place.parse(found.place)
+    )
 
 
 def of_kind(kind: str, misuses: Iterable[Misuse]) -> Finding | None:
@@ -29,10 +34,10 @@ def of_kind(kind: str, misuses: Iterable[Misuse]) -> Finding | None:
     return next((of_misuse(each) for each in misuses if each.kind == kind), None)
 
 
-def _cut_off(found: Misuse) -> Finding:
-    operator, cut_at = found.told
+@_OWN.of("term_cut_off")
+def _cut_off(kind: str, operator: str, cut_at: str) -> Finding:
     return Finding(
-        "term_cut_off",
+        kind,
         "warning",
         "A term of the loss trains nothing: it has no gradient, and only moves the number",
         (Evidence("cut off by", operator), *((Evidence("at", cut_at),) if cut_at else ())),
@@ -49,9 +54,10 @@ def _cut_off(found: Misuse) -> Finding:
     )
 
 
-def _grows(found: Misuse) -> Finding:
+@_OWN.of("graph_grows")
+def _grows(kind: str) -> Finding:
     return Finding(
-        "graph_grows",
+        kind,
         "warning",
         "What is computed here has a graph that goes back through all steps: it grows with each",
         (),
@@ -64,10 +70,10 @@ def _grows(found: Misuse) -> Finding:
     )
 
 
-def _graphs_kept(found: Misuse) -> Finding:
-    (name,) = found.told
+@_OWN.of("graphs_kept")
+def _graphs_kept(kind: str, name: str) -> Finding:
     return Finding(
-        "graphs_kept",
+        kind,
         "warning",
         f"Losses of past steps are kept with their graph{f', in {name}' if name else ''}: memory "
         "grows with each step",
@@ -78,10 +84,10 @@ def _graphs_kept(found: Misuse) -> Finding:
     )
 
 
-def _unused(found: Misuse) -> Finding:
-    (number,) = found.told
+@_OWN.of("results_unused")
+def _unused(kind: str, number: str) -> Finding:
     return Finding(
-        "results_unused",
+        kind,
         "warning",
         f"{number} results of the model are kept with a graph that no backward pass uses: with all "
         "activations of their calls",
@@ -99,10 +105,10 @@ def _unused(found: Misuse) -> Finding:
     )
 
 
-def _averaged(found: Misuse) -> Finding:
-    (shape,) = found.told
+@_OWN.of("loss_averaged")
+def _averaged(kind: str, shape: str) -> Finding:
     return Finding(
-        "loss_averaged",
+        kind,
         "critical",
         f"The loss is one number already when it is multiplied by {shape} weights or a mask: they "
         "have no effect",
@@ -112,11 +118,11 @@ def _averaged(found: Misuse) -> Finding:
     )
 
 
-def _flat(found: Misuse) -> Finding:
-    operator, number, *names = found.told
+@_OWN.of("gradient_flat")
+def _flat(kind: str, operator: str, number: str, *names: str) -> Finding:
     more = ", …" * (int(number) > len(names))
     return Finding(
-        "gradient_flat",
+        kind,
         "critical",
         f"{count(int(number), 'tensor')} never change: their gradient is 0, as {operator} has no "
         f"slope ({', '.join(names)}{more})",
@@ -133,10 +139,10 @@ def _flat(found: Misuse) -> Finding:
     )
 
 
-def _own_state(found: Misuse) -> Finding:
-    (name,) = found.told
+@_OWN.of("own_state", later=True)
+def _own_state(kind: str, name: str) -> Finding:
     return Finding(
-        "own_state",
+        kind,
         "warning",
         f"load_state_dict gives {name} its own tensors: nothing is copied",
         (),
@@ -151,14 +157,14 @@ def _own_state(found: Misuse) -> Finding:
     )
 
 
-def _not_loaded(found: Misuse) -> Finding:
-    name, number, own, other = found.told
+@_OWN.of("state_not_loaded", later=True)
+def _not_loaded(kind: str, name: str, number: str, own: str, other: str) -> Finding:
     before, _, rest = other.partition(".")
     prefixed = bool(rest) and (
         other.endswith(f".{own}") or rest.startswith(f"{own.split('.')[0]}.")
     )
     return Finding(
-        "state_not_loaded",
+        kind,
         "critical",
         f"Nothing was loaded into {name}: none of the {number} names of the state is one of the "
         f"model's ({other} against {own})",
@@ -177,9 +183,10 @@ def _not_loaded(found: Misuse) -> Finding:
     )
 
 
-def _shifted_twice(found: Misuse) -> Finding:
+@_OWN.of("shifted_twice")
+def _shifted_twice(kind: str) -> Finding:
     return Finding(
-        "shifted_twice",
+        kind,
         "critical",
         "Labels are shifted twice: the model learns the token after the next one",
         (),
@@ -195,9 +202,10 @@ def _shifted_twice(found: Misuse) -> Finding:
     )
 
 
-def _second_order(found: Misuse) -> Finding:
+@_OWN.of("second_order_unused")
+def _second_order(kind: str) -> Finding:
     return Finding(
-        "second_order_unused",
+        kind,
         "warning",
         "backward(create_graph=True) records a graph of the gradients that no other pass uses: it "
         "keeps all activations, and each gradient a graph, until the gradients are dropped",
@@ -211,9 +219,10 @@ def _second_order(found: Misuse) -> Finding:
     )
 
 
-def _clips_nothing(found: Misuse) -> Finding:
+@_OWN.of("clips_nothing")
+def _clips_nothing(kind: str) -> Finding:
     return Finding(
-        "clips_nothing",
+        kind,
         "warning",
         "Gradients are not clipped: the parameters given are an iterator that was used up before",
         (),
@@ -223,10 +232,10 @@ def _clips_nothing(found: Misuse) -> Finding:
     )
 
 
-def _over_samples(found: Misuse) -> Finding:
-    name, shape = found.told
+@_OWN.of("softmax_over_samples")
+def _over_samples(kind: str, name: str, shape: str) -> Finding:
     return Finding(
-        "softmax_over_samples",
+        kind,
         "warning",
         f"{name} without dim goes over the first dimension of {shape}: over samples",
         (Evidence("input", shape),),
@@ -237,10 +246,10 @@ def _over_samples(found: Misuse) -> Finding:
     )
 
 
-def _samples_as_steps(found: Misuse) -> Finding:
-    name, shape = found.told
+@_OWN.of("samples_as_steps")
+def _samples_as_steps(kind: str, name: str, shape: str) -> Finding:
     return Finding(
-        "samples_as_steps",
+        kind,
         "warning",
         f"{name} goes over samples as if they were time steps: its input is {shape}, "
         "the batch first, and its batch_first is False",
@@ -252,11 +261,11 @@ def _samples_as_steps(found: Misuse) -> Finding:
     )
 
 
-def _not_frozen(found: Misuse) -> Finding:
-    number, *names = found.told
+@_OWN.of("freeze_ignored", later=True)
+def _not_frozen(kind: str, number: str, *names: str) -> Finding:
     more = ", …" * (int(number) > len(names))
     return Finding(
-        "freeze_ignored",
+        kind,
         "warning",
         f"requires_grad = False of a module freezes nothing: {', '.join(names)}{more} are trained",
         (Evidence("modules", number),),
@@ -271,10 +280,10 @@ def _not_frozen(found: Misuse) -> Finding:
     )
 
 
-def _one_hot(found: Misuse) -> Finding:
-    shape, nbytes = found.told
+@_OWN.of("one_hot")
+def _one_hot(kind: str, shape: str, nbytes: str) -> Finding:
     return Finding(
-        "one_hot",
+        kind,
         "warning",
         f"One-hot vectors of {shape} are {size(int(nbytes))}: a number for each class of each "
         "position, of which one is 1",
@@ -289,10 +298,10 @@ def _one_hot(found: Misuse) -> Finding:
     )
 
 
-def _one_layer(found: Misuse) -> Finding:
-    name, times = found.told
+@_OWN.of("one_layer")
+def _one_layer(kind: str, name: str, times: str) -> Finding:
     return Finding(
-        "one_layer",
+        kind,
         "warning",
         f"{times} layers are one and the same {name}: they share their weights",
         (Evidence("entries", f"{times}, one object"),),
@@ -308,9 +317,10 @@ def _one_layer(found: Misuse) -> Finding:
     )
 
 
-def _by_hand(found: Misuse) -> Finding:
+@_OWN.of("softmax_by_hand")
+def _by_hand(kind: str) -> Finding:
     return Finding(
-        "softmax_by_hand",
+        kind,
         "warning",
         "A softmax is computed as exp(x) / exp(x).sum(): exp is inf from 89 on (in float16 from "
         "12), and inf / inf is NaN",
@@ -323,10 +333,10 @@ def _by_hand(found: Misuse) -> Finding:
     )
 
 
-def _optimizer_remade(found: Misuse) -> Finding:
-    (name,) = found.told
+@_OWN.of("optimizer_remade")
+def _optimizer_remade(kind: str, name: str) -> Finding:
     return Finding(
-        "optimizer_remade",
+        kind,
         "warning",
         f"A new {name} is made for each step: what it keeps of past gradients is lost each time",
         (),
@@ -336,10 +346,10 @@ def _optimizer_remade(found: Misuse) -> Finding:
     )
 
 
-def _left_behind(found: Misuse) -> Finding:
-    schedule, optimizer = found.told
+@_OWN.of("schedule_left_behind", later=True)
+def _left_behind(kind: str, schedule: str, optimizer: str) -> Finding:
     return Finding(
-        "schedule_left_behind",
+        kind,
         "critical",
         f"{schedule} changes the learning rate of an optimizer that makes no steps any more: that "
         f"of the {optimizer} which does stays as it is",
@@ -349,10 +359,10 @@ def _left_behind(found: Misuse) -> Finding:
     )
 
 
-def _without_graph(found: Misuse) -> Finding:
-    (name,) = found.told
+@_OWN.of("sample_without_graph")
+def _without_graph(kind: str, name: str) -> Finding:
     return Finding(
-        "sample_without_graph",
+        kind,
         "critical",
         f"{name}.sample() has no gradient: what is computed of the sample does not train what gave "
         "the distribution",
@@ -363,9 +373,10 @@ def _without_graph(found: Misuse) -> Finding:
     )
 
 
-def _norm_of_a_shard(found: Misuse) -> Finding:
+@_OWN.of("norm_of_a_shard")
+def _norm_of_a_shard(kind: str) -> Finding:
     return Finding(
-        "norm_of_a_shard",
+        kind,
         "critical",
         "Gradients are clipped by the norm of this rank's shard: each rank scales its part of them "
         "by another factor",
@@ -381,10 +392,10 @@ def _norm_of_a_shard(found: Misuse) -> Finding:
     )
 
 
-def _gathered(found: Misuse) -> Finding:
-    layer, layers, own, every = found.told
+@_OWN.of("gathered_at_once")
+def _gathered(kind: str, layer: str, layers: str, own: str, every: str) -> Finding:
     return Finding(
-        "gathered_at_once",
+        kind,
         "warning",
         f"FSDP gathers {size(int(own))} of the model's {size(int(every))} at once: its {layers} "
         f"{layer} are one unit",
@@ -407,9 +418,10 @@ def _gathered(found: Misuse) -> Finding:
     )
 
 
-def _gloo(_: Misuse) -> Finding:
+@_OWN.of("gloo_of_gpus")
+def _gloo(kind: str) -> Finding:
     return Finding(
-        "gloo_of_gpus",
+        kind,
         "warning",
         "The gradients of models on GPUs are exchanged by gloo, through the memory of the host",
         (),
@@ -419,10 +431,10 @@ def _gloo(_: Misuse) -> Finding:
     )
 
 
-def _sorted(found: Misuse) -> Finding:
-    classes, size_ = found.told
+@_OWN.of("sorted_by_class")
+def _sorted(kind: str, classes: str, size_: str) -> Finding:
     return Finding(
-        "sorted_by_class",
+        kind,
         "critical",
         f"The data set is sorted by class and is not shuffled: batches of {size_} have one class "
         f"after another of {classes}",
@@ -433,11 +445,11 @@ def _sorted(found: Misuse) -> Finding:
     )
 
 
-def _padding(found: Misuse) -> Finding:
-    shape, used = found.told
+@_OWN.of("padding_everywhere")
+def _padding(kind: str, shape: str, used: str) -> Finding:
     length = int(shape.split("×")[1])
     return Finding(
-        "padding_everywhere",
+        kind,
         "warning",
         f"{percent(1 - int(used) / length)} of the positions are padding in all rows of a batch: "
         f"batches are {shape}, and no row is longer than {used}",
@@ -454,9 +466,10 @@ def _padding(found: Misuse) -> Finding:
     )
 
 
-def _in_vain(found: Misuse) -> Finding:
+@_OWN.of("autocast_in_vain")
+def _in_vain(kind: str) -> Finding:
     return Finding(
-        "autocast_in_vain",
+        kind,
         "warning",
         "No layer runs within autocast: all of the model computes in float32",
         (),
@@ -466,9 +479,10 @@ def _in_vain(found: Misuse) -> Finding:
     )
 
 
-def _double(found: Misuse) -> Finding:
+@_OWN.of("double")
+def _double(kind: str) -> Finding:
     return Finding(
-        "double",
+        kind,
         "info",
         "The model is trained in float64: twice the memory of float32, and GPUs but those of data "
         "centers compute it 32 to 64 times slower",
@@ -483,10 +497,10 @@ def _double(found: Misuse) -> Finding:
     )
 
 
-def _on_context(found: Misuse) -> Finding:
-    name, attribute = found.told
+@_OWN.of("result_on_context")
+def _on_context(kind: str, name: str, attribute: str) -> Finding:
     return Finding(
-        "result_on_context",
+        kind,
         "warning",
         f"{name} keeps its result as ctx.{attribute}: its memory is never freed, and grows with "
         "each step",
@@ -501,9 +515,10 @@ def _on_context(found: Misuse) -> Finding:
     )
 
 
-def _advantage(found: Misuse) -> Finding:
+@_OWN.of("advantage_with_graph")
+def _advantage(kind: str) -> Finding:
     return Finding(
-        "advantage_with_graph",
+        kind,
         "critical",
         "The policy's loss trains the critic, too: the advantage that log_prob is multiplied by "
         "has a graph",
@@ -514,43 +529,9 @@ def _advantage(found: Misuse) -> Finding:
     )
 
 
-_MISUSES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "term_cut_off": _cut_off,
-    "loss_averaged": _averaged,
-    "graph_grows": _grows,
-    "graphs_kept": _graphs_kept,
-    "results_unused": _unused,
-    "gradient_flat": _flat,
-    "own_state": _own_state,
-    "clips_nothing": _clips_nothing,
-    "norm_of_a_shard": _norm_of_a_shard,
-    "gathered_at_once": _gathered,
-    "gloo_of_gpus": _gloo,
-    "state_not_loaded": _not_loaded,
-    "shifted_twice": _shifted_twice,
-    "second_order_unused": _second_order,
-    "softmax_over_samples": _over_samples,
-    "samples_as_steps": _samples_as_steps,
-    "freeze_ignored": _not_frozen,
-    "one_hot": _one_hot,
-    "one_layer": _one_layer,
-    "softmax_by_hand": _by_hand,
-    "optimizer_remade": _optimizer_remade,
-    "schedule_left_behind": _left_behind,
-    "sample_without_graph": _without_graph,
-    "sorted_by_class": _sorted,
-    "padding_everywhere": _padding,
-    "autocast_in_vain": _in_vain,
-    "double": _double,
-    "result_on_context": _on_context,
-    "advantage_with_graph": _advantage,
-    **ACCUMULATION,
-    **INPUTS,
-    **NUMBERS,
-    **SEQUENCES,
-    **STALLED,
-    **WIRING,
-    **TERMS,
-}
+_ROOMS: Final = (_OWN, ACCUMULATION, INPUTS, NUMBERS, SEQUENCES, STALLED, WIRING, TERMS)
+_MISUSES: Final = {kind: finds for room in _ROOMS for kind, finds in room.items()}
+#: Those that an evaluation, a later epoch or the run's end may be the first to show.
+LATER: Final = tuple(kind for room in _ROOMS for kind in room.later)
 #: Of its findings that are not of losses.
 KINDS: Final = ("log_of_softmax", *_MISUSES)

@@ -4,21 +4,22 @@ infinite, bytes that wrap, outputs that are compared with classes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import percent
+
+NUMBERS: Final = Kinds()
 
 #: The share of targets that the last activation does not give from which nothing right is learned.
 _MOST_OUTSIDE: Final = 0.25
 
 
-def _of_output(found: Misuse) -> Finding:
-    (name,) = found.told
+@NUMBERS.of("root_of_output")
+def _of_output(kind: str, name: str) -> Finding:
     return Finding(
-        "root_of_output",
+        kind,
         "critical",
         f"The root ({name}) of a layer's output, which may be below 0: NaN, and then all weights "
         "are",
@@ -32,11 +33,11 @@ def _of_output(found: Misuse) -> Finding:
     )
 
 
-def _at_zero(found: Misuse) -> Finding:
-    name, how = found.told
+@NUMBERS.of("root_at_zero")
+def _at_zero(kind: str, name: str, how: str) -> Finding:
     is_itself = how == "itself"
     return Finding(
-        "root_at_zero",
+        kind,
         "critical" if is_itself else "warning",
         f"The gradient of {name} is NaN: "
         + (
@@ -57,11 +58,11 @@ def _at_zero(found: Misuse) -> Finding:
     )
 
 
-def _beyond(found: Misuse) -> Finding:
-    name, how = found.told
+@NUMBERS.of("angle_beyond")
+def _beyond(kind: str, name: str, how: str) -> Finding:
     is_at = how == "at 1"
     return Finding(
-        "angle_beyond",
+        kind,
         "warning",
         f"torch.{name} gets a cosine that is limited to 1, where its derivative is infinite: NaN"
         if is_at
@@ -78,10 +79,10 @@ def _beyond(found: Misuse) -> Finding:
     )
 
 
-def _wraps(found: Misuse) -> Finding:
-    share, shape = found.told
+@NUMBERS.of("bytes_wrap")
+def _wraps(kind: str, share: str, shape: str) -> Finding:
     return Finding(
-        "bytes_wrap",
+        kind,
         "critical",
         f"A difference of bytes (uint8) wraps: {percent(float(share))} of the numbers of {shape} "
         "would be below 0, and are 256 more",
@@ -92,9 +93,10 @@ def _wraps(found: Misuse) -> Finding:
     )
 
 
-def _values(_: Misuse) -> Finding:
+@NUMBERS.of("values_as_classes", later=True)
+def _values(kind: str) -> Finding:
     return Finding(
-        "values_as_classes",
+        kind,
         "warning",
         "The largest outputs themselves are compared with the classes, not where they are: the "
         "accuracy is about 0",
@@ -108,10 +110,10 @@ def _values(_: Misuse) -> Finding:
     )
 
 
-def _columns(found: Misuse) -> Finding:
-    (shape,) = found.told
+@NUMBERS.of("classes_over_samples", later=True)
+def _columns(kind: str, shape: str) -> Finding:
     return Finding(
-        "classes_over_samples",
+        kind,
         "warning",
         f"Predictions are the largest over the samples (dimension 0 of {shape}), not over the "
         "classes: the accuracy is by chance",
@@ -122,11 +124,11 @@ def _columns(found: Misuse) -> Finding:
     )
 
 
-def _threshold(found: Misuse) -> Finding:
-    (limit,) = found.told
+@NUMBERS.of("threshold_on_logits", later=True)
+def _threshold(kind: str, limit: str) -> Finding:
     chance = 1 / (1 + math.exp(-float(limit)))
     return Finding(
-        "threshold_on_logits",
+        kind,
         "warning",
         f"A layer's output is compared with {limit}, as if it was a probability: the loss has the "
         "sigmoid in it",
@@ -141,10 +143,10 @@ def _threshold(found: Misuse) -> Finding:
     )
 
 
-def _one(found: Misuse) -> Finding:
-    (shape,) = found.told
+@NUMBERS.of("one_output_chosen", later=True)
+def _one(kind: str, shape: str) -> Finding:
     return Finding(
-        "one_output_chosen",
+        kind,
         "warning",
         f"argmax goes over a single output ({shape}): the prediction is 0 for all samples",
         (Evidence("outputs", shape),),
@@ -156,9 +158,10 @@ def _one(found: Misuse) -> Finding:
     )
 
 
-def _minimized(_: Misuse) -> Finding:
+@NUMBERS.of("overlap_minimized")
+def _minimized(kind: str) -> Finding:
     return Finding(
-        "overlap_minimized",
+        kind,
         "critical",
         "The overlap itself (Dice, IoU) is the loss: the training makes it smaller",
         (),
@@ -168,15 +171,17 @@ def _minimized(_: Misuse) -> Finding:
     )
 
 
-def _unreachable(found: Misuse) -> Finding:
-    name, activation, least, largest, share = found.told
+@NUMBERS.of("targets_unreachable")
+def _unreachable(
+    kind: str, name: str, activation: str, least: str, largest: str, share: str
+) -> Finding:
     gives = {
         "relu": "0 and more",
         "softplus": "numbers above 0",
         "tanh": "-1 to 1",
     }.get(activation, "0 to 1")
     return Finding(
-        "targets_unreachable",
+        kind,
         "critical" if float(share) >= _MOST_OUTSIDE else "warning",
         f"{percent(float(share))} of the targets of {name} are outside of what the model can give: "
         f"its last activation, {activation}, gives {gives}, and targets are {least} to {largest}",
@@ -193,10 +198,10 @@ def _unreachable(found: Misuse) -> Finding:
     )
 
 
-def _scores(found: Misuse) -> Finding:
-    (shape,) = found.told
+@NUMBERS.of("scores_drawn")
+def _scores(kind: str, shape: str) -> Finding:
     return Finding(
-        "scores_drawn",
+        kind,
         "critical",
         f"Classes are drawn with a layer's output ({shape}) as their probabilities, as it is",
         (),
@@ -210,22 +215,3 @@ def _scores(found: Misuse) -> Finding:
             Fix("torch.distributions.Categorical(logits=scores)"),
         ),
     )
-
-
-NUMBERS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "root_of_output": _of_output,
-    "root_at_zero": _at_zero,
-    "angle_beyond": _beyond,
-    "bytes_wrap": _wraps,
-    "values_as_classes": _values,
-    "classes_over_samples": _columns,
-    "threshold_on_logits": _threshold,
-    "one_output_chosen": _one,
-    "overlap_minimized": _minimized,
-    "targets_unreachable": _unreachable,
-    "scores_drawn": _scores,
-}
-#: Those that an evaluation may be the first to show.
-LATER: Final = (
-    *("values_as_classes", "classes_over_samples", "threshold_on_logits", "one_output_chosen"),
-)

@@ -3,18 +3,19 @@ attended to, positions that are those of samples, labels that are the tokens the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import percent
 
+SEQUENCES: Final = Kinds()
 
-def _padded(found: Misuse) -> Finding:
-    rows, of_rows = found.told
+
+@SEQUENCES.of("last_step_padded")
+def _padded(kind: str, rows: str, of_rows: str) -> Finding:
     return Finding(
-        "last_step_padded",
+        kind,
         "warning",
         f"The last step of a recurrent layer is used, and in {rows} of {of_rows} rows it is "
         "padding",
@@ -31,11 +32,11 @@ def _padded(found: Misuse) -> Finding:
     )
 
 
-def _attended(found: Misuse) -> Finding:
-    padded, positions, shape = found.told
+@SEQUENCES.of("padding_attended")
+def _attended(kind: str, padded: str, positions: str, shape: str) -> Finding:
     share = percent(int(padded) / int(positions))
     return Finding(
-        "padding_attended",
+        kind,
         "warning",
         f"Attention has no mask for padding, which is {share} of a batch's positions ({shape})",
         (Evidence("padding", f"{padded} of {positions} positions"),),
@@ -55,11 +56,11 @@ def _attended(found: Misuse) -> Finding:
     )
 
 
-def _by_sample(found: Misuse) -> Finding:
-    shape, table = found.told
+@SEQUENCES.of("positions_by_sample")
+def _by_sample(kind: str, shape: str, table: str) -> Finding:
     samples = shape.split("×")[0]
     return Finding(
-        "positions_by_sample",
+        kind,
         "critical",
         f"Positions are added by the number of the sample, not of the step: all steps of a sample "
         f"get the same one ({shape}, of which {samples} is the batch)",
@@ -77,10 +78,10 @@ def _by_sample(found: Misuse) -> Finding:
     )
 
 
-def _not_shifted(found: Misuse) -> Finding:
-    (shape,) = found.told
+@SEQUENCES.of("labels_not_shifted")
+def _not_shifted(kind: str, shape: str) -> Finding:
     return Finding(
-        "labels_not_shifted",
+        kind,
         "critical",
         "The labels are the tokens that the model is given, each at its own place: it learns to "
         "copy them",
@@ -96,10 +97,10 @@ def _not_shifted(found: Misuse) -> Finding:
     )
 
 
-def _blank(found: Misuse) -> Finding:
-    blank, labels, of_labels = found.told
+@SEQUENCES.of("blank_in_labels")
+def _blank(kind: str, blank: str, labels: str, of_labels: str) -> Finding:
     return Finding(
-        "blank_in_labels",
+        kind,
         "critical",
         f"ctc_loss gets its blank, {blank}, as a label: {labels} of {of_labels} labels",
         (Evidence("labels that are the blank", f"{labels} of {of_labels}"),),
@@ -115,10 +116,21 @@ def _blank(found: Misuse) -> Finding:
     )
 
 
-SEQUENCES: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "last_step_padded": _padded,
-    "padding_attended": _attended,
-    "positions_by_sample": _by_sample,
-    "labels_not_shifted": _not_shifted,
-    "blank_in_labels": _blank,
-}
+@SEQUENCES.of("padding_averaged")
+def _averaged(kind: str, padding: str, positions: str, shape: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        f"A mean over time goes over padding, too: {percent(int(padding) / int(positions))} of the "
+        "positions are padding",
+        (Evidence("padding", f"{padding} of {positions} positions"), Evidence("tokens", shape)),
+        "features of padding are added up with those of the tokens: a short text's mean is mostly "
+        "padding, and depends on what it is put together with in a batch",
+        (
+            Fix(
+                "keep = (tokens != pad).unsqueeze(-1), then (x * keep).sum(1) / keep.sum(1)",
+                line="(x * keep).sum(1) / keep.sum(1)",
+            ),
+        ),
+        confidence="likely",
+    )

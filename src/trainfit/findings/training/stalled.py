@@ -3,19 +3,21 @@ to write. And what makes each step dearer for good."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count, percent
 
+STALLED: Final = Kinds()
 
-def _to_nothing(found: Misuse) -> Finding:
-    limit = float(found.told[0])
+
+@STALLED.of("clipped_to_nothing")
+def _to_nothing(kind: str, told: str) -> Finding:
+    limit = float(told)
     turned = limit < 0
     return Finding(
-        "clipped_to_nothing",
+        kind,
         "critical",
         f"Gradients are clipped to {limit:g}: "
         + (
@@ -34,10 +36,10 @@ def _to_nothing(found: Misuse) -> Finding:
     )
 
 
-def _added(found: Misuse) -> Finding:
-    times, first, now = found.told
+@STALLED.of("parameters_added")
+def _added(kind: str, times: str, first: str, now: str) -> Finding:
     return Finding(
-        "parameters_added",
+        kind,
         "warning",
         f"The optimizer gets new parameters again and again: {times} times so far, from {first} to "
         f"{now} tensors",
@@ -53,10 +55,10 @@ def _added(found: Misuse) -> Finding:
     )
 
 
-def _twice(found: Misuse) -> Finding:
-    several, every = found.told
+@STALLED.of("parameters_twice", later=True)
+def _twice(kind: str, several: str, every: str) -> Finding:
     return Finding(
-        "parameters_twice",
+        kind,
         "warning",
         f"The optimizer has {several} of {every} tensors more than once: each of its steps changes "
         "them as often",
@@ -66,10 +68,10 @@ def _twice(found: Misuse) -> Finding:
     )
 
 
-def _profiled(found: Misuse) -> Finding:
-    (steps,) = found.told
+@STALLED.of("profiler_on")
+def _profiled(kind: str, steps: str) -> Finding:
     return Finding(
-        "profiler_on",
+        kind,
         "warning",
         f"A profiler records all steps, {steps} or more so far: each operator costs more, what it "
         "keeps of them fills the RAM, and its end lasts long",
@@ -84,10 +86,10 @@ def _profiled(found: Misuse) -> Finding:
     )
 
 
-def _one_batch(found: Misuse) -> Finding:
-    steps, batches = found.told
+@STALLED.of("one_batch")
+def _one_batch(kind: str, steps: str, batches: str) -> Finding:
     return Finding(
-        "one_batch",
+        kind,
         "warning",
         f"All steps, {steps} or more, learn from one and the same batch: the DataLoader has "
         f"{batches}",
@@ -103,10 +105,10 @@ def _one_batch(found: Misuse) -> Finding:
     )
 
 
-def _without_slope(found: Misuse) -> Finding:
-    weights, tensors = found.told
+@STALLED.of("gradients_zero")
+def _without_slope(kind: str, weights: str, tensors: str) -> Finding:
     return Finding(
-        "gradients_zero",
+        kind,
         "critical",
         f"The gradients of all weights are 0 ({weights} of the optimizer's {tensors} tensors): "
         "nothing is learned any more",
@@ -123,11 +125,11 @@ def _without_slope(found: Misuse) -> Finding:
     )
 
 
-def _decayed(found: Misuse) -> Finding:
-    rate, decay, gone = found.told
+@STALLED.of("weights_decayed")
+def _decayed(kind: str, rate: str, decay: str, gone: str) -> Finding:
     taken = min(1.0, float(rate) * float(decay))
     return Finding(
-        "weights_decayed",
+        kind,
         "critical",
         f"Weight decay has brought {percent(float(gone))} of the weights to 0: weight_decay="
         f"{decay} at lr={rate} removes {percent(taken)} of each in every step",
@@ -147,10 +149,10 @@ def _decayed(found: Misuse) -> Finding:
     )
 
 
-def _times_rate(found: Misuse) -> Finding:
-    factor, rate, largest = found.told
+@STALLED.of("rate_times_rate")
+def _times_rate(kind: str, factor: str, rate: str, largest: str) -> Finding:
     return Finding(
-        "rate_times_rate",
+        kind,
         "critical",
         f"The learning rate is never above {largest}: LambdaLR multiplies lr={rate} by what its "
         f"function gives, {factor} at most",
@@ -164,10 +166,10 @@ def _times_rate(found: Misuse) -> Finding:
     )
 
 
-def _first(found: Misuse) -> Finding:
-    (name,) = found.told
+@STALLED.of("schedule_first")
+def _first(kind: str, name: str) -> Finding:
     return Finding(
-        "schedule_first",
+        kind,
         "info",
         f"{name} is stepped before the optimizer's first step: the learning rate that it begins "
         "with is used by no step",
@@ -179,11 +181,11 @@ def _first(found: Misuse) -> Finding:
     )
 
 
-def _dead(found: Misuse) -> Finding:
-    layers, name, dead, units = found.told
+@STALLED.of("units_dead")
+def _dead(kind: str, layers: str, name: str, dead: str, units: str) -> Finding:
     more = f" (and most of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
     return Finding(
-        "units_dead",
+        kind,
         "warning",
         f"{dead} of the {units} units of {name}{more} are dead: no sample passes them, and they "
         "get no gradient",
@@ -200,11 +202,11 @@ def _dead(found: Misuse) -> Finding:
     )
 
 
-def _alike(found: Misuse) -> Finding:
-    layers, name, units = found.told
+@STALLED.of("units_alike")
+def _alike(kind: str, layers: str, name: str, units: str) -> Finding:
     more = f" (and of {count(int(layers) - 1, 'other layer')})" if int(layers) > 1 else ""
     return Finding(
-        "units_alike",
+        kind,
         "critical",
         f"All {units} units of {name}{more} are one and the same: equal weights get equal "
         "gradients, and stay equal",
@@ -219,12 +221,12 @@ def _alike(found: Misuse) -> Finding:
     )
 
 
-def _traced(found: Misuse) -> Finding:
-    name, frames = found.told
+@STALLED.of("tracing_on")
+def _traced(kind: str, name: str, frames: str) -> Finding:
     what, off = _TRACERS.get(name, ("each call", f"end what {name} runs for"))
     keeps = f" and keeps {count(int(frames), 'frame')} of each" if int(frames) else ""
     return Finding(
-        "tracing_on",
+        kind,
         "warning",
         f"{name} is on: it follows {what}{keeps}, which slows down all Python code",
         (Evidence("on at each step looked at", name),),
@@ -242,20 +244,4 @@ _TRACERS: Final = {
     ),
     "cProfile": ("each call", "leave cProfile out, or disable() it after some steps"),
     "sys.settrace": ("each line", "run it without the debugger, or without coverage"),
-}
-
-
-STALLED: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "clipped_to_nothing": _to_nothing,
-    "parameters_added": _added,
-    "parameters_twice": _twice,
-    "profiler_on": _profiled,
-    "tracing_on": _traced,
-    "one_batch": _one_batch,
-    "rate_times_rate": _times_rate,
-    "schedule_first": _first,
-    "gradients_zero": _without_slope,
-    "weights_decayed": _decayed,
-    "units_alike": _alike,
-    "units_dead": _dead,
 }

@@ -4,19 +4,20 @@ gradients, where that is not what is meant: what was seen, why it matters, what 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.findings.training.worker_copies import generator_copied
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count
 
+TERMS: Final = Kinds()
 
-def _of_output(found: Misuse) -> Finding:
-    (name,) = found.told
+
+@TERMS.of("log_of_output")
+def _of_output(kind: str, name: str) -> Finding:
     return Finding(
-        "log_of_output",
+        kind,
         "critical",
         f"torch.{name} gets a layer's output, which may be below 0: NaN, and then all weights are",
         (),
@@ -32,10 +33,10 @@ def _of_output(found: Misuse) -> Finding:
     )
 
 
-def _of_one(found: Misuse) -> Finding:
-    name, shape = found.told
+@TERMS.of("deviation_of_one", later=True)
+def _of_one(kind: str, name: str, shape: str) -> Finding:
     return Finding(
-        "deviation_of_one",
+        kind,
         "critical",
         f"{name}() goes over a single number ({shape}): it is NaN, and so are the loss and then "
         "all weights",
@@ -48,9 +49,10 @@ def _of_one(found: Misuse) -> Finding:
     )
 
 
-def _focal(found: Misuse) -> Finding:
+@TERMS.of("focal_of_mean")
+def _focal(kind: str) -> Finding:
     return Finding(
-        "focal_of_mean",
+        kind,
         "warning",
         "A focal loss is computed of the batch's mean loss: no sample has a weight of its own",
         (),
@@ -66,10 +68,10 @@ def _focal(found: Misuse) -> Finding:
     )
 
 
-def _trained_target(found: Misuse) -> Finding:
-    (name,) = found.told
+@TERMS.of("target_trained")
+def _trained_target(kind: str, name: str) -> Finding:
     return Finding(
-        "target_trained",
+        kind,
         "warning",
         f"{name} trains its target, too: what is expected of the next state has a graph",
         (),
@@ -83,11 +85,11 @@ def _trained_target(found: Misuse) -> Finding:
     )
 
 
-def _of_logs(found: Misuse) -> Finding:
-    (kind,) = found.told
-    are_logs = kind == "logarithms"
+@TERMS.of("target_of_logs")
+def _of_logs(kind: str, target: str) -> Finding:
+    are_logs = target == "logarithms"
     return Finding(
-        "target_of_logs",
+        kind,
         "critical",
         "kl_div gets "
         + (
@@ -108,11 +110,11 @@ def _of_logs(found: Misuse) -> Finding:
     )
 
 
-def _too_long(found: Misuse) -> Finding:
-    rows, of, steps, labels, infinite = found.told
+@TERMS.of("labels_too_long", later=True)
+def _too_long(kind: str, rows: str, of: str, steps: str, labels: str, infinite: str) -> Finding:
     is_left_out = infinite == "out"
     return Finding(
-        "labels_too_long",
+        kind,
         "warning" if is_left_out else "critical",
         f"ctc_loss gets more labels than steps: {labels} labels of {steps} steps in {rows} of "
         f"{count(int(of), 'sample')}: "
@@ -130,10 +132,10 @@ def _too_long(found: Misuse) -> Finding:
     )
 
 
-def _dominates(found: Misuse) -> Finding:
-    (times,) = found.told
+@TERMS.of("divergence_dominates")
+def _dominates(kind: str, times: str) -> Finding:
     return Finding(
-        "divergence_dominates",
+        kind,
         "warning",
         f"The divergence counts {float(times):,.0f}× as much as the error: it is a sum over the "
         "batch, the error a mean over all numbers",
@@ -148,11 +150,11 @@ def _dominates(found: Misuse) -> Finding:
     )
 
 
-def _beyond(found: Misuse) -> Finding:
-    tensors, name = found.told
+@TERMS.of("graph_beyond")
+def _beyond(kind: str, tensors: str, name: str) -> Finding:
     which = f" ({name}, …)" if name else ""
     return Finding(
-        "graph_beyond",
+        kind,
         "warning",
         f"A backward pass goes on through {count(int(tensors), 'tensor')} of another optimizer"
         f"{which}, whose gradients are dropped",
@@ -166,11 +168,11 @@ def _beyond(found: Misuse) -> Finding:
     )
 
 
-def _of_two(found: Misuse) -> Finding:
-    tensors, name = found.told
+@TERMS.of("step_of_two")
+def _of_two(kind: str, tensors: str, name: str) -> Finding:
     which = f" ({name}, …)" if name else ""
     return Finding(
-        "step_of_two",
+        kind,
         "critical",
         f"Two optimizers step with the same gradients of {count(int(tensors), 'tensor')}{which}",
         (Evidence("in both", count(int(tensors), "tensor")),),
@@ -182,10 +184,10 @@ def _of_two(found: Misuse) -> Finding:
     )
 
 
-def _in_turn(found: Misuse) -> Finding:
-    tensors, name = found.told
+@TERMS.of("trained_in_turn")
+def _in_turn(kind: str, tensors: str, name: str) -> Finding:
     return Finding(
-        "trained_in_turn",
+        kind,
         "warning",
         f"{count(int(tensors), 'tensor')}{f' ({name}, …)' if name else ''} are in two optimizers, "
         "which train them in turn by different losses",
@@ -196,10 +198,10 @@ def _in_turn(found: Misuse) -> Finding:
     )
 
 
-def _attack(found: Misuse) -> Finding:
-    passes, _ = found.told
+@TERMS.of("attack_in_step")
+def _attack(kind: str, passes: str, _: str) -> Finding:
     return Finding(
-        "attack_in_step",
+        kind,
         "warning",
         f"Each step uses the gradients of {passes} passes to the inputs, too: those of an attack",
         (Evidence("passes to inputs", passes),),
@@ -216,11 +218,11 @@ def _attack(found: Misuse) -> Finding:
     )
 
 
-def _memory(found: Misuse) -> Finding:
-    one, other, tensors, shape, _ = found.told
+@TERMS.of("one_memory", later=True)
+def _memory(kind: str, one: str, other: str, tensors: str, shape: str, _: str) -> Finding:
     names = f"Two models ({one})" if one == other else f"{one} and {other}"
     return Finding(
-        "one_memory",
+        kind,
         "critical",
         f"{names} have one memory: each step of one changes the other, too",
         (Evidence("in common", f"{count(int(tensors), 'matrix', 'matrices')}, one of {shape}"),),
@@ -232,11 +234,11 @@ def _memory(found: Misuse) -> Finding:
     )
 
 
-def _of_frozen(found: Misuse) -> Finding:
-    norms, name = found.told
+@TERMS.of("norm_of_frozen")
+def _of_frozen(kind: str, norms: str, name: str) -> Finding:
     more = f" (and {count(int(norms) - 1, 'more layer')})" if int(norms) > 1 else ""
     return Finding(
-        "norm_of_frozen",
+        kind,
         "warning",
         f"BatchNorm {name}{more} is frozen, and its running statistics still follow each batch",
         (Evidence("layers", norms),),
@@ -254,11 +256,11 @@ def _of_frozen(found: Misuse) -> Finding:
     )
 
 
-def _left(found: Misuse) -> Finding:
-    norms, name = found.told
+@TERMS.of("norm_left_behind", later=True)
+def _left(kind: str, norms: str, name: str) -> Finding:
     more = f" (and of {count(int(norms) - 1, 'more layer')})" if int(norms) > 1 else ""
     return Finding(
-        "norm_left_behind",
+        kind,
         "critical",
         f"A copy of the model is evaluated whose weights are averaged, and the statistics of "
         f"BatchNorm {name}{more} are not",
@@ -279,10 +281,10 @@ def _left(found: Misuse) -> Finding:
     )
 
 
-def _hooks(found: Misuse) -> Finding:
-    (hooks,) = found.told
+@TERMS.of("hooks_added")
+def _hooks(kind: str, hooks: str) -> Finding:
     return Finding(
-        "hooks_added",
+        kind,
         "warning",
         f"Each step adds one more hook to the same module, {hooks} so far, and none is removed",
         (Evidence("hooks of this line", hooks),),
@@ -295,10 +297,10 @@ def _hooks(found: Misuse) -> Finding:
     )
 
 
-def _not_pinned(found: Misuse) -> Finding:
-    (name,) = found.told
+@TERMS.of("pinned_in_vain")
+def _not_pinned(kind: str, name: str) -> Finding:
     return Finding(
-        "pinned_in_vain",
+        kind,
         "warning",
         f"pin_memory=True has no effect: batches are of the script's own class {name}",
         (),
@@ -314,23 +316,24 @@ def _not_pinned(found: Misuse) -> Finding:
     )
 
 
-def _copied(found: Misuse) -> Finding:
-    path, workers, epochs = found.told
+@TERMS.of("generator_of_workers")
+def _copied(kind: str, path: str, workers: str, epochs: str) -> Finding:
     copied = generator_copied(
         (path,), "warning", by_workers=int(workers) > 1, by_epochs=bool(epochs)
     )
     return dataclasses.replace(
         copied,
-        kind="generator_of_workers",
+        kind=kind,
         cause="a worker begins with the data set as it is when the workers start, its generator's "
         "state too; PyTorch seeds random, numpy.random and torch in each of them, and no other",
         confidence="likely",
     )
 
 
-def _by_hand(_: Misuse) -> Finding:
+@TERMS.of("pinned_by_hand")
+def _by_hand(kind: str) -> Finding:
     return Finding(
-        "pinned_by_hand",
+        kind,
         "warning",
         "Each batch is pinned by the training itself: it waits while pinned memory is made and "
         "the batch is copied into it",
@@ -346,25 +349,69 @@ def _by_hand(_: Misuse) -> Finding:
     )
 
 
-TERMS: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "log_of_output": _of_output,
-    "deviation_of_one": _of_one,
-    "focal_of_mean": _focal,
-    "target_trained": _trained_target,
-    "target_of_logs": _of_logs,
-    "labels_too_long": _too_long,
-    "divergence_dominates": _dominates,
-    "graph_beyond": _beyond,
-    "step_of_two": _of_two,
-    "trained_in_turn": _in_turn,
-    "attack_in_step": _attack,
-    "one_memory": _memory,
-    "norm_of_frozen": _of_frozen,
-    "norm_left_behind": _left,
-    "hooks_added": _hooks,
-    "pinned_in_vain": _not_pinned,
-    "generator_of_workers": _copied,
-    "pinned_by_hand": _by_hand,
-}
-#: Those that the last batch of an epoch, or a later epoch, may be the first to show.
-LATER: Final = ("deviation_of_one", "labels_too_long", "one_memory", "norm_left_behind")
+@TERMS.of("return_minimized")
+def _minimized(kind: str, name: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"The loss is the log-probabilities times {name}, without a minus sign: it is minimized, "
+        "and good actions become less likely",
+        (),
+        "backward() and step() make a loss smaller, and an expected return is to become larger",
+        (
+            Fix(f"loss = -(log_prob * {name}).mean()", line=f"-(log_prob * {name}).mean()"),
+            Fix("maximize=True of the optimizer, if this is all that it minimizes"),
+        ),
+        confidence="likely",
+    )
+
+
+@TERMS.of("same_views")
+def _same_views(kind: str, shape: str, compared: str) -> Finding:
+    evidence = (Evidence("input", shape),) if shape else ()
+    once = Fix("compute the result of one input once, and use it for both")
+    if not compared:
+        return Finding(
+            kind,
+            "info",
+            f"A model computes the same {shape} twice in a step, with the same result",
+            evidence,
+            "without dropout or noise the second pass gives what the first gave, and costs as much",
+            (once,),
+            confidence="likely",
+        )
+    return Finding(
+        kind,
+        "critical",
+        "Both views are one: "
+        + (f"a layer gets the same {shape} twice in a step" if shape else "one tensor is put twice")
+        + ", and gives the same result",
+        evidence,
+        "one augmented sample stands for both views: a sample is then compared with itself, which "
+        "is no task to learn from",
+        (
+            Fix(
+                "draw the augmentation for each view: view1, view2 = augment(x), augment(x) (in a "
+                "data set: return self.augment(x), self.augment(x))"
+            ),
+            once,
+        ),
+        confidence="likely",
+    )
+
+
+@TERMS.of("states_aliased", later=True)
+def _aliased(kind: str, number: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Of each transition in the replay buffer the state and the next state are one array: "
+        "what is learned of it is no transition",
+        (Evidence("transitions", number),),
+        "the environment changes its state in place and returns that array: all that was stored of "
+        "it changes with each step, and holds the last state at the end",
+        (
+            Fix("in the environment: return self.state.copy()", line="self.state.copy()"),
+            Fix("store copies: buffer.append((state.copy(), action, reward, next_state.copy()))"),
+        ),
+    )

@@ -3,22 +3,23 @@ is not what they are for: what was seen, why it matters, what to write."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Final
 
+from trainfit.findings.training.kinds import Kinds
 from trainfit.results.findings import Evidence, Finding, Fix
-from trainfit.results.runs.learning import Misuse
 from trainfit.results.text import count, percent, size
+
+WIRING: Final = Kinds()
 
 #: Bytes of scores from which they are worth a warning.
 _MUCH: Final = 1 << 30
 
 
-def _compared(found: Misuse) -> Finding:
-    output, target = found.told
+@WIRING.of("compared_with_all", later=True)
+def _compared(kind: str, output: str, target: str) -> Finding:
     rows = output.partition("×")[0]
     return Finding(
-        "compared_with_all",
+        kind,
         "critical",
         f"Each prediction is compared with every target: {output} with {target} gives "
         f"{rows}×{rows}, and an accuracy above 100%",
@@ -29,12 +30,12 @@ def _compared(found: Misuse) -> Finding:
     )
 
 
-def _forgets(found: Misuse) -> Finding:
-    layers, name, momentum = found.told
+@WIRING.of("norm_forgets")
+def _forgets(kind: str, layers: str, name: str, momentum: str) -> Finding:
     other = f"{1 - float(momentum):.2g}"
     more = f" (and {count(int(layers) - 1, 'more layer')})" if int(layers) > 1 else ""
     return Finding(
-        "norm_forgets",
+        kind,
         "warning",
         f"BatchNorm {name}{more} has momentum={momentum}: its running statistics are those of "
         "the last batch, and evaluations are noisy",
@@ -46,10 +47,10 @@ def _forgets(found: Misuse) -> Finding:
     )
 
 
-def _idle(found: Misuse) -> Finding:
-    name, parts = found.told
+@WIRING.of("checkpointing_idle")
+def _idle(kind: str, name: str, parts: str) -> Finding:
     return Finding(
-        "checkpointing_idle",
+        kind,
         "warning",
         f"Gradient checkpointing has no effect: {name} is trained in evaluation mode",
         (Evidence("with checkpointing on", count(int(parts), "part")),),
@@ -59,9 +60,10 @@ def _idle(found: Misuse) -> Finding:
     )
 
 
-def _searches(found: Misuse) -> Finding:
+@WIRING.of("search_in_vain")
+def _searches(kind: str) -> Finding:
     return Finding(
-        "search_in_vain",
+        kind,
         "info",
         "find_unused_parameters=True looks through the graph in each step, and every parameter "
         "has a gradient",
@@ -78,10 +80,10 @@ def _searches(found: Misuse) -> Finding:
     )
 
 
-def _unused_weights(found: Misuse) -> Finding:
-    layers, nbytes = found.told
+@WIRING.of("weights_unused")
+def _unused_weights(kind: str, layers: str, nbytes: str) -> Finding:
     return Finding(
-        "weights_unused",
+        kind,
         "warning" if int(nbytes) >= _MUCH else "info",
         f"nn.MultiheadAttention gives its weights, which nobody uses: {size(int(nbytes))} in each "
         f"step ({count(int(layers), 'layer')}), several times over",
@@ -92,10 +94,10 @@ def _unused_weights(found: Misuse) -> Finding:
     )
 
 
-def _by_hand(found: Misuse) -> Finding:
-    layers, nbytes, shape = found.told
+@WIRING.of("attention_by_hand")
+def _by_hand(kind: str, layers: str, nbytes: str, shape: str) -> Finding:
     return Finding(
-        "attention_by_hand",
+        kind,
         "warning" if int(nbytes) >= _MUCH else "info",
         f"Attention is computed by a matmul and a softmax: {size(int(nbytes))} of scores in each "
         f"step ({count(int(layers), 'layer')}, {shape} each), several times over",
@@ -112,9 +114,10 @@ def _by_hand(found: Misuse) -> Finding:
     )
 
 
-def _not_scaled(found: Misuse) -> Finding:
+@WIRING.of("loss_not_scaled")
+def _not_scaled(kind: str) -> Finding:
     return Finding(
-        "loss_not_scaled",
+        kind,
         "critical",
         "A loss that is not scaled goes to parameters whose gradients the GradScaler divides (by "
         "65536 as a rule): it trains next to nothing",
@@ -126,11 +129,11 @@ def _not_scaled(found: Misuse) -> Finding:
     )
 
 
-def _tie(found: Misuse) -> Finding:
-    one, other, how = found.told
+@WIRING.of("tie_lost")
+def _tie(kind: str, one: str, other: str, how: str) -> Finding:
     is_moved = how == "moved"
     return Finding(
-        "tie_lost",
+        kind,
         "warning",
         f"{other} is not tied to {one}: "
         + (
@@ -150,11 +153,11 @@ def _tie(found: Misuse) -> Finding:
     )
 
 
-def _moves(found: Misuse) -> Finding:
-    tensors, name = found.told
+@WIRING.of("frozen_moves", later=True)
+def _moves(kind: str, tensors: str, name: str) -> Finding:
     which = f" ({name}, …)" if name else ""
     return Finding(
-        "frozen_moves",
+        kind,
         "critical",
         f"{count(int(tensors), 'frozen tensor')}{which} still change in each step: they have "
         "gradients from before they were frozen",
@@ -168,10 +171,10 @@ def _moves(found: Misuse) -> Finding:
     )
 
 
-def _untrained(found: Misuse) -> Finding:
-    tensors, name = found.told
+@WIRING.of("unfrozen_untrained", later=True)
+def _untrained(kind: str, tensors: str, name: str) -> Finding:
     return Finding(
-        "unfrozen_untrained",
+        kind,
         "critical",
         f"{count(int(tensors), 'tensor')} ({name}, …) are frozen no more, and never trained: no "
         "optimizer has them",
@@ -199,8 +202,8 @@ _CAUSAL: Final = (
 )
 
 
-def _mask(found: Misuse) -> Finding:
-    how, where, by = found.told
+@WIRING.of("mask_misused")
+def _mask(kind: str, how: str, where: str, by: str) -> Finding:
     if how == "added":
         title = "A mask of 0 and 1 is added to the scores of attention: it hides nothing"
         cause = f"{by} adds a mask of numbers; only one of truth values hides by itself"
@@ -223,13 +226,13 @@ def _mask(found: Misuse) -> Finding:
         title = f"The mask of attention {_HIDDEN[where]}: NaN where nothing is left"
         cause = f"{by} hides what is True"
         fix = "tokens == padding: True for padding" if how == "tokens" else _CAUSAL
-    return Finding("mask_misused", "critical", title, (), cause, (Fix(fix),), confidence="likely")
+    return Finding(kind, "critical", title, (), cause, (Fix(fix),), confidence="likely")
 
 
-def _changed(found: Misuse) -> Finding:
-    name, attribute, line = found.told
+@WIRING.of("samples_changed")
+def _changed(kind: str, name: str, attribute: str, line: str) -> Finding:
     return Finding(
-        "samples_changed",
+        kind,
         "critical",
         f"{name} changes the samples that it keeps in self.{attribute}: each further epoch gets "
         "them changed once more",
@@ -244,10 +247,11 @@ def _changed(found: Misuse) -> Finding:
     )
 
 
-def _never_drawn(found: Misuse) -> Finding:
-    weights, samples = map(int, found.told)
+@WIRING.of("samples_never_drawn")
+def _never_drawn(kind: str, *told: str) -> Finding:
+    weights, samples = map(int, told)
     return Finding(
-        "samples_never_drawn",
+        kind,
         "critical",
         f"WeightedRandomSampler has {count(weights, 'weight')} for {samples:,} samples: only the "
         f"first {weights:,} are ever drawn",
@@ -263,10 +267,10 @@ def _never_drawn(found: Misuse) -> Finding:
     )
 
 
-def _not_told(found: Misuse) -> Finding:
-    name, attribute, before, now = found.told
+@WIRING.of("workers_not_told", later=True)
+def _not_told(kind: str, name: str, attribute: str, before: str, now: str) -> Finding:
     return Finding(
-        "workers_not_told",
+        kind,
         "warning",
         f"{name}.{attribute} is {now} here and {before} in the DataLoader's workers: what is set "
         "after they were started does not reach them",
@@ -283,10 +287,11 @@ def _not_told(found: Misuse) -> Finding:
     )
 
 
-def _from_gpu(found: Misuse) -> Finding:
-    batch, parts = map(int, found.told)
+@WIRING.of("batch_from_gpu")
+def _from_gpu(kind: str, *told: str) -> Finding:
+    batch, parts = map(int, told)
     return Finding(
-        "batch_from_gpu",
+        kind,
         "warning",
         f"Each batch is put together from {batch} samples on the GPU one by one: {batch * parts} "
         "small kernels for indexing, before the training's own",
@@ -302,11 +307,12 @@ def _from_gpu(found: Misuse) -> Finding:
     )
 
 
-def _padding(found: Misuse) -> Finding:
-    padded, positions, *token = map(int, found.told)
+@WIRING.of("padding_learned")
+def _padding(kind: str, *told: str) -> Finding:
+    padded, positions, *token = map(int, told)
     if token:
         return Finding(
-            "padding_learned",
+            kind,
             "warning",
             f"The loss goes over padding: {percent(padded / positions)} of a batch's labels are "
             f"{token[0]}, the embedding's padding_idx",
@@ -321,7 +327,7 @@ def _padding(found: Misuse) -> Finding:
             ),
         )
     return Finding(
-        "padding_learned",
+        kind,
         "warning",
         f"The loss goes over padding: {percent(padded / positions)} of a batch's labels are those "
         "of positions that attention_mask leaves out",
@@ -337,10 +343,10 @@ def _padding(found: Misuse) -> Finding:
     )
 
 
-def _flat(found: Misuse) -> Finding:
-    least, largest = found.told
+@WIRING.of("images_flat")
+def _flat(kind: str, least: str, largest: str) -> Finding:
     return Finding(
-        "images_flat",
+        kind,
         "warning",
         f"The numbers of all images are between {least} and {largest}: there is next to no "
         "contrast to learn from",
@@ -351,10 +357,10 @@ def _flat(found: Misuse) -> Finding:
     )
 
 
-def _one_class(found: Misuse) -> Finding:
-    number, batches = found.told
+@WIRING.of("pixels_of_one_class")
+def _one_class(kind: str, number: str, batches: str) -> Finding:
     return Finding(
-        "pixels_of_one_class",
+        kind,
         "warning",
         f"All targets of {count(int(batches), 'batch', 'batches')} are class {number}: a model "
         "that gives it everywhere is right",
@@ -371,10 +377,10 @@ def _one_class(found: Misuse) -> Finding:
     )
 
 
-def _by_pixels(found: Misuse) -> Finding:
-    next_to, third = found.told
+@WIRING.of("images_by_pixels")
+def _by_pixels(kind: str, next_to: str, third: str) -> Finding:
     return Finding(
-        "images_by_pixels",
+        kind,
         "critical",
         "Images have the shape (3, H, W), and numbers in the order of (H, W, 3): colours and "
         "positions are mixed",
@@ -389,10 +395,10 @@ def _by_pixels(found: Misuse) -> Finding:
     )
 
 
-def _large(found: Misuse) -> Finding:
-    name, rate = found.told
+@WIRING.of("rate_large")
+def _large(kind: str, name: str, rate: str) -> Finding:
     return Finding(
-        "rate_large",
+        kind,
         "warning",
         f"The learning rate of {name} is {rate} from the first step on: steps throw the weights "
         "far from where they are, and the loss rises or is NaN",
@@ -405,27 +411,33 @@ def _large(found: Misuse) -> Finding:
     )
 
 
-WIRING: Final[Mapping[str, Callable[[Misuse], Finding]]] = {
-    "compared_with_all": _compared,
-    "norm_forgets": _forgets,
-    "checkpointing_idle": _idle,
-    "search_in_vain": _searches,
-    "weights_unused": _unused_weights,
-    "attention_by_hand": _by_hand,
-    "loss_not_scaled": _not_scaled,
-    "tie_lost": _tie,
-    "frozen_moves": _moves,
-    "unfrozen_untrained": _untrained,
-    "mask_misused": _mask,
-    "samples_never_drawn": _never_drawn,
-    "samples_changed": _changed,
-    "workers_not_told": _not_told,
-    "batch_from_gpu": _from_gpu,
-    "padding_learned": _padding,
-    "images_flat": _flat,
-    "pixels_of_one_class": _one_class,
-    "images_by_pixels": _by_pixels,
-    "rate_large": _large,
-}
-#: Those that an evaluation or a later epoch may be the first to show.
-LATER: Final = ("compared_with_all", "frozen_moves", "unfrozen_untrained", "workers_not_told")
+@WIRING.of("moved_each_step")
+def _moved(kind: str, name: str, nbytes: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        f"{name} is moved to the GPU in each step: {size(int(nbytes))} of weights",
+        (Evidence("weights", int(nbytes), "bytes"),),
+        "it is moved back to the CPU after its use: the step waits for both copies",
+        (
+            Fix("move it to the GPU once, before the loop, and leave it there"),
+            Fix("if the GPU's memory is too small for it: in half of the bytes, model.bfloat16()"),
+        ),
+    )
+
+
+@WIRING.of("host_copies_kept")
+def _copies_kept(kind: str, per_step: str) -> Finding:
+    nbytes = int(per_step)
+    return Finding(
+        kind,
+        "warning",
+        f"Copies of the GPU's tensors are kept in the host's memory: {size(nbytes)} more with each "
+        f"step, {size(1000 * nbytes)} after 1,000 steps",
+        (Evidence("each step", nbytes, "bytes"),),
+        "what .cpu() gives is added to what earlier steps gave, and lives as long as that",
+        (
+            Fix("keep what is needed of it: a number (.item()), a mean, the classes (argmax)"),
+            Fix("write it to a file, or empty the list, each so many steps"),
+        ),
+    )

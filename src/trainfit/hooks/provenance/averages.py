@@ -31,9 +31,6 @@ class Averages(FirstOfKind):
         #: Averages of torch.optim.swa_utils, and whether BatchNorm's statistics were computed with
         #: the weights that they have now.
         self._equal: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self.left: tuple[int, str] | None = None
-        """BatchNorm layers of such a copy whose statistics are those of the day it was made, and
-        the name of one."""
 
     def gave(self, name: str, args: Sequence[Any], result: Any) -> None:
         """A function of PyTorch, by its name, gave something, after the first step began."""
@@ -83,7 +80,7 @@ class Averages(FirstOfKind):
     def calling(self, model: Any, trained: Collection[int], others: Iterable[Any]) -> None:
         """An outermost module is about to be called; the optimizers have the tensors ``trained``,
         by identity, of ``others``."""
-        if torch.is_grad_enabled() or model.training or self.left is not None:
+        if torch.is_grad_enabled() or model.training or "norm_left_behind" in self._found:
             return
         parameters = list(model.parameters())
         if not any(map(self._changed.of, parameters)):
@@ -102,5 +99,6 @@ class Averages(FirstOfKind):
         for other in others:
             own = list(other.parameters())
             if other is not model and len(own) == number and any(id(it) in trained for it in own):
-                self.left = len(norms), next(iter(norms))
+                # Statistics of such a copy are those of the day it was made.
+                self._note("norm_left_behind", len(norms), next(iter(norms)), place="")
                 return

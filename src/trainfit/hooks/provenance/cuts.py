@@ -8,12 +8,13 @@ nothing. And what all rooms here do alike: marks of tensors, notes of what was s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of
+from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of, shape_of
 from trainfit.results.runs.learning import CUT_OFF, Misuse
 from trainfit.torch_private.tensors import version
 
@@ -27,6 +28,8 @@ _MOST_TERMS: Final = 100
 #: Lines that cut a graph off, and parameters behind one, that are remembered.
 _LINES: Final = 4
 _BEHIND: Final = 64
+#: Times that a parameter is copied, which no epoch's copy is.
+_COPIES: Final = 2
 #: What is written where no graph is wanted.
 _MEANT: Final = {"detach", "data"}
 _T = TypeVar("_T")
@@ -95,7 +98,7 @@ class FirstOfKind:
     def _note(self, kind: str, *told: object, place: str | None = None) -> None:
         if kind not in self._found:
             at = self._place() if place is None else place
-            self._found[kind] = Misuse(kind, tuple(map(str, told)), at)
+            self._found[kind] = Misuse.of(kind, *told, place=at)
 
 
 def follow(
@@ -127,6 +130,11 @@ class Lost:
     def __init__(self) -> None:
         #: By line: what cuts, and the parameters behind it, by identity.
         self._behind: dict[str, tuple[str, frozenset[int]]] = {}
+        #: … parameters of layers that it computes where no gradients are, and how often it copies
+        #: which.
+        self._without: dict[str, set[int]] = {}
+        self._copied: dict[str, Counter[int]] = {}
+        self._shapes: dict[int, str] = {}
 
     def cut(self, tensor: torch.Tensor, operator: str, place: str | None) -> None:
         """Something without a graph was made of a tensor that has one."""
@@ -135,12 +143,41 @@ class Lost:
         parameters = parameters_of(nodes_of(tensor.grad_fn) or ())
         self._behind[place] = operator, frozenset(map(id, parameters[: _BEHIND + 1]))
 
+    def computed(
+        self, weights: Iterable[torch.nn.Parameter], where: Callable[[], str | None]
+    ) -> None:
+        """A layer with these weights was computed where no gradients are."""
+        new = {id(each) for each in weights}.difference(*self._without.values())
+        place = where() if new else None
+        if not place or (place not in self._without and len(self._without) >= _LINES):
+            return
+        mine = self._without.setdefault(place, set())
+        if len(mine) <= _BEHIND:
+            mine.update(new)
+
+    def copying(self, parameter: torch.nn.Parameter, place: str | None) -> None:
+        """A line copies a parameter (copy.deepcopy)."""
+        if place and (place in self._copied or len(self._copied) < _LINES):
+            self._copied.setdefault(place, Counter())[id(parameter)] += 1
+            self._shapes[id(parameter)] = shape_of(parameter)
+
     def found(self, names: Mapping[int, str]) -> Iterator[Misuse]:
         """Of each line what cuts, and the names of all parameters behind it, if they are few."""
         for place, (operator, behind) in self._behind.items():
             if behind and len(behind) <= _BEHIND:
                 known = (names.get(each, "") for each in behind)
                 yield Misuse(CUT_OFF, (operator, *sorted(filter(None, known))), place)
+        for place, without in self._without.items():
+            known = (names.get(each, "") for each in without)
+            yield Misuse(CUT_OFF, ("no_grad", *sorted(filter(None, known))), place)
+        for place, times in self._copied.items():
+            often = [
+                names.get(each, self._shapes[each])
+                for each, number in times.items()
+                if number >= _COPIES
+            ]
+            if 0 < len(often) <= _BEHIND:
+                yield Misuse(CUT_OFF, ("deepcopy", *sorted(filter(None, often))), place)
 
 
 def cut_in(node: Any) -> tuple[str, str | None, str | None] | None:

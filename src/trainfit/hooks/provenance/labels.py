@@ -4,13 +4,13 @@ embedding leaves out?"""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
-from trainfit.hooks.provenance.cuts import NumberMarks, name_of, tensors_among
+from trainfit.hooks.provenance.cuts import FirstOfKind, NumberMarks, name_of, tensors_among
 from trainfit.torch_private.operators import no_dispatch
 
 #: What leaves tokens as they are.
@@ -31,15 +31,14 @@ class _Tokens(NamedTuple):
     labels: tuple[int, int]
 
 
-class Labels:
+class Labels(FirstOfKind):
     """Follows the tokens of batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        super().__init__(place)
         #: What they are, with the version of the tensor then.
         self._known: NumberMarks[_Tokens] = NumberMarks()
         self._paddings: set[int] = set()
-        self.at_padding: tuple[int, int, int] | None = None
-        """Of a loss: labels of padding, all labels, and the token that is padding."""
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
@@ -69,7 +68,7 @@ class Labels:
 
     def compares(self, target: Any, weight: Any, ignored: Any) -> None:
         """A loss over classes of these targets is called."""
-        if not isinstance(target, torch.Tensor) or weight is not None or self.at_padding:
+        if not isinstance(target, torch.Tensor) or weight is not None or self._found:
             return
         tokens = self._known.of(target)
         if tokens is None:
@@ -78,7 +77,7 @@ class Labels:
             for padding in self._paddings - {ignored}:
                 found = filled[padding]
                 if target.numel() == labels and found >= _LEAST * labels:
-                    self.at_padding = found, labels, padding
+                    self._note("padding_learned", found, labels, padding)
 
 
 def _filled(rows: Any) -> Counter[int]:

@@ -8,12 +8,13 @@ is known by the functions that made it, one of the CPU by its numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from trainfit.hooks.provenance.cuts import Marks, name_of
+from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.operators import no_dispatch
 
 #: Where a mask is True, or not 0: everywhere; in a square of queries by keys, where the key is not
@@ -72,16 +73,21 @@ class Masks:
         self._positions: Marks[bool] = Marks()
         #: Scores of which a mask makes whole rows -inf: the line.
         self._rows: Marks[str] = Marks()
-        self.rows: str | None = None
-        """The line that did so, of scores whose softmax was computed."""
+        #: The line that did so, of scores whose softmax was computed.
+        self._rows_at: str | None = None
+
+    def found(self) -> Iterator[Misuse]:
+        """Rows of scores that a mask leaves nothing of."""
+        if self._rows_at is not None:
+            yield Misuse.of("mask_misused", "rows", "", "softmax", place=self._rows_at)
 
     def gave(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a tensor."""
         name = name_of(func).strip("_")
         if name == "masked_fill" and (at := self._fills_rows(args, kwargs)) is not None:
             self._rows.put(result, at)
-        elif name == "softmax" and self.rows is None and args and _is_of_last(args, kwargs):
-            self.rows = self._rows.of(args[0])
+        elif name == "softmax" and self._rows_at is None and args and _is_of_last(args, kwargs):
+            self._rows_at = self._rows.of(args[0])
         mask = self._made(name, args, kwargs, result)
         if mask is not None:
             self._known.put(result, mask)

@@ -82,8 +82,8 @@ class Origins:
         made = _Made(
             INDEXING if "getitem" in name else name.strip("_"),
             self._place() or "",
-            tuple(first.shape),
-            tuple(result.shape),
+            _sizes(first),
+            _sizes(result),
             self._steps(),
             has_graph,
             not has_graph and any(each.requires_grad for each in given),
@@ -169,7 +169,7 @@ class Origins:
     def _operand(self, name: str, tensor: Any) -> Operand:
         if isinstance(tensor, np.ndarray):
             return Operand(name, tuple(tensor.shape), str(tensor.dtype), "cpu")
-        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        shape, dtype = _sizes(tensor), str(tensor.dtype).removeprefix("torch.")
         made = self._made.of(tensor)
         told = Operand(name, shape, dtype, tensor.device.type)
         if made is None:
@@ -181,6 +181,11 @@ class Origins:
         origins = (_changed("shape", made), _changed("samples", made), _cut(made), _earlier(made))
         found = tuple(each for each in origins if each is not None)
         return Operand(name, shape, dtype, tensor.device.type, found)
+
+
+def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its shape; -1 for the dimension of a nested tensor that has many sizes."""
+    return tuple(each if isinstance(each, int) else -1 for each in tensor.shape)
 
 
 def _changed(how: Literal["shape", "samples"], made: _Made) -> Origin | None:

@@ -4,13 +4,14 @@ softmax that is written out, weights of an attention that nobody asks for."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
 from trainfit.hooks.losses import operator_of, shape_of
 from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
+from trainfit.results.runs.learning import Misuse
 
 #: Functions that give a number of each row, and those that put a dimension in for a comparison of
 #: each with each.
@@ -39,12 +40,16 @@ class Outputs:
         #: One number of each sample; what got a dimension for a comparison of each with each.
         self._single: Marks[bool] = Marks()
         self._put_in: Marks[bool] = Marks()
-        self.compared: tuple[str, str, str | None] | None = None
+        self._compared: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
         """Shapes of what was compared with all of the other, and the line."""
+        if self._compared is not None:
+            yield self._compared
 
     def gave(self, func: Any, args: Sequence[Any], result: Any) -> None:
         """A function of PyTorch gave a tensor."""
-        if self.compared is not None:
+        if self._compared is not None:
             return
         name = name_of(func).strip("_")
         if name in ("eq", "ne"):
@@ -74,7 +79,8 @@ class Outputs:
         if singles.count(True) != 1 or any(self._put_in.of(each) for each in args):
             return
         output, target = (left, right) if singles[0] else (right, left)
-        self.compared = shape_of(output), shape_of(target), self._place()
+        told = shape_of(output), shape_of(target)
+        self._compared = Misuse.of("compared_with_all", *told, place=self._place())
 
 
 def softmax_by_hand(given: Sequence[torch.Tensor], result: torch.Tensor) -> bool:
@@ -105,8 +111,12 @@ class Scores:
         self._seen: set[int] = set()
         self._at: str | None = None
         self._shape = ""
-        self.found: tuple[int, int, str, str | None] | None = None
+        self._found: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
         """Softmaxes of a step, their bytes, the shape of one, and its line."""
+        if self._found is not None:
+            yield self._found
 
     def computed(self, scores: torch.Tensor, place: Callable[[], str | None]) -> None:
         """A softmax over the last dimension of these is about to be computed."""
@@ -129,8 +139,9 @@ class Scores:
 
     def backward(self) -> None:
         """A backward pass begins."""
-        if self._bytes >= _LARGE and self.found is None:
-            self.found = self._layers, self._bytes, self._shape, self._at
+        if self._bytes >= _LARGE and self._found is None:
+            told = self._layers, self._bytes, self._shape
+            self._found = Misuse.of("attention_by_hand", *told, place=self._at)
         self.over()
 
     def over(self) -> None:
@@ -146,8 +157,12 @@ class Weights:
         self._given: list[weakref.ref[Any]] = []
         self._bytes = self._heads = 0
         self._at: str | None = None
-        self.unused: tuple[int, int, str | None] | None = None
+        self._unused: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
         """Layers whose weights nobody used in a step, the bytes of these, and the line of one."""
+        if self._unused is not None:
+            yield self._unused
 
     @property
     def is_inside(self) -> bool:
@@ -174,13 +189,13 @@ class Weights:
         """A backward pass goes through these nodes."""
         given, nbytes = self._given, self._bytes
         self.over()
-        if not given or nbytes < _LARGE or self.unused is not None:
+        if not given or nbytes < _LARGE or self._unused is not None:
             return
         is_used = any(each() is not None for each in given) or any(
             node.metadata.get(_MARK) for node in nodes if node.name().startswith("Mean")
         )
         if not is_used:
-            self.unused = len(given), nbytes, self._at
+            self._unused = Misuse.of("weights_unused", len(given), nbytes, place=self._at)
 
     def over(self) -> None:
         """What was given so far is of a step that is over."""

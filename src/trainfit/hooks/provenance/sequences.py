@@ -3,13 +3,13 @@ last step that is padding, attention to padding, positions by the number of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from trainfit.hooks.losses import shape_of
+from trainfit.hooks.losses import operator_of, shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks
 from trainfit.hooks.provenance.inputs import is_last_step
 from trainfit.hooks.provenance.targets import tokens_of
@@ -29,6 +29,9 @@ _BATCH: Final = 3
 _ADDS: Final = {"add", "radd", "iadd"}
 #: What is done with the last state of a layer that uses it as features.
 _USES: Final = {"__getitem__", "squeeze", "linear", "cat"}
+#: Nodes of what is 0 at padding: by a mask, of packed sequences, of an embedding; and views.
+_MASKED: Final = ("Mul", "MaskedFill", "Where", "_PadPacked", "PadPacked", "Embedding")
+_ORDER: Final = ("Transpose", "Permute", "View", "Clone", "Unsqueeze", "Squeeze", "ToCopy")
 #: Sums that show it.
 _SUMS: Final = 2
 
@@ -81,8 +84,12 @@ class Sequences(FirstOfKind):
             if isinstance(state, torch.Tensor):
                 self._states.put(state, padded)
 
-    def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
+    def gave(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], result: torch.Tensor
+    ) -> None:
         """A function of PyTorch with this name gave a tensor."""
+        if name == "mean" and torch.is_grad_enabled():
+            self._look_at_mean(args, kwargs)
         if name in _USES and (self._outputs or self._states):
             self._look_at_last(name, args)
         if name == "__getitem__" and len(args) > 1:
@@ -102,6 +109,26 @@ class Sequences(FirstOfKind):
                 padded = None
             if (padded := padded or self._states.of(each)) is not None:
                 self._note("last_step_padded", *padded[:2])
+
+    def _look_at_mean(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A mean of features over the positions of tokens that end in padding, which nothing was
+        multiplied by before."""
+        x, *rest = args
+        dim = rest[0] if rest else kwargs.get("dim")
+        if x.dim() != _BATCH or not isinstance(dim, int) or x.grad_fn is None or _is_masked(x):
+            return
+        tokens = None if "padding_averaged" in self._found else tokens_of(x)
+        if tokens is None:
+            return
+        over = dim % _BATCH
+        if over not in (0, 1) or x.shape[:2] != (tokens.shape if over else tokens.T.shape):
+            return
+        found = self._padding_in(tokens if over else tokens.T)
+        if found is None:
+            return
+        rows, of_rows, positions = found
+        if rows >= _ROWS * of_rows and positions >= _POSITIONS * tokens.numel():
+            self._note("padding_averaged", positions, tokens.numel(), shape_of(tokens))
 
     def _look_at_rows(self, table: Any, index: Any, result: torch.Tensor) -> None:
         """``table[:n]`` of positions, with a dimension for the batch between them and features."""
@@ -156,3 +183,11 @@ class Sequences(FirstOfKind):
             if len(own) and (token in self._paddings or len(np.unique(own)) >= _LENGTHS):
                 return len(own), count, int(own.sum())
         return None
+
+
+def _is_masked(features: torch.Tensor) -> bool:
+    """Were they multiplied by a mask last, or come from what is 0 at padding?"""
+    node: Any = features.grad_fn
+    while node is not None and operator_of(node).startswith(_ORDER):
+        node = node.next_functions[0][0]
+    return node is None or operator_of(node).startswith(_MASKED)

@@ -120,6 +120,11 @@ class Misuse:
     told: tuple[str, ...] = ()
     place: str | None = None
 
+    @classmethod
+    def of(cls, kind: str, *told: object, place: str | None = None) -> Misuse:
+        """One of which this is told, at a line; an empty one is none."""
+        return cls(kind, tuple(map(str, told)), place or None)
+
 
 @dataclasses.dataclass(frozen=True)
 class LearningFacts:

@@ -219,6 +219,11 @@ _PUT: Final = (
     "Index put requires the source and destination dtypes match, got {wanted} for the destination "
     "and {given} for the source."
 )
+_ADDED: Final = "index_add_(): self ({wanted}) and source ({given}) must have the same scalar type"
+_COPIED: Final = (
+    "index_copy_(): self and source expected to have the same dtype, but got (self) {wanted} and "
+    "(source) {given}"
+)
 for _words, _places, _funcs in (
     (_DATA, (0, 2, 3), (aten.native_layer_norm.default,)),
     (_DATA, (0, 1, 2), (aten.native_group_norm.default,)),
@@ -227,6 +232,8 @@ for _words, _places, _funcs in (
     (_ITERATED, (1, 2), (aten.binary_cross_entropy_backward.default,)),
     (_ITERATED, (1, 2), (aten.huber_loss_backward.default,)),
     (_PUT, (0, 2), (aten.index_put.default, aten.index_put_.default)),
+    (_ADDED, (0, 3), (aten.index_add.default, aten.index_add_.default)),
+    (_COPIED, (0, 3), (aten.index_copy.default, aten.index_copy_.default)),
 ):
     CHECKS.update(dict.fromkeys(_funcs, _of_one_dtype(_words, *_places)))
 

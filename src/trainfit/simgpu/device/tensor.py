@@ -161,6 +161,8 @@ class Executor(Protocol):
     memory: DeviceMemory
     #: ``target.data = value`` where one of them is simulated.
     replace_data: Callable[[torch.Tensor, torch.Tensor], None]
+    #: See :meth:`trainfit.simgpu.session.Simulation.on_result`.
+    on_result: Callable[[Any, Any, Any, Any], None]
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
@@ -423,6 +425,7 @@ class DeviceTensor(torch.Tensor):
         with torch.no_grad():
             memo[id(self)] = made = _like(self, _copied(plain(self), memo), {})
         if private.is_parameter(self):
+            current_engine().on_result(torch.nn.Parameter.__deepcopy__, (self, memo), {}, made)
             return made  # as Parameter.__deepcopy__: neither gradient nor attributes
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
