@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.report.blocks import (
@@ -128,7 +128,9 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
 def _commands(result: LoaderResult) -> Iterator[Command]:
     """What to write where."""
     if result.verdict != "cannot_tell" and result.recommended != result.present:
-        yield Command(loader_line(result.recommended, result.present), "Write")
+        line = loader_line(result.recommended, result.present, result.launch_sets)
+        if line:
+            yield Command(line, "Write")
         if result.recommended.worker_threads != result.present.worker_threads:
             threads = f"torch.set_num_threads({result.recommended.worker_threads})"
             yield Command(threads, "In the DataLoader's worker_init_fn")
@@ -273,23 +275,33 @@ def all_faults(result: LoaderResult) -> list[Finding]:
     return list({(fault.kind, fault.title): fault for fault in reversed(found)}.values())[::-1]
 
 
-def loader_line(settings: LoaderSettings, present: LoaderSettings) -> str:
-    """The call of ``DataLoader``; what is PyTorch's default now and shall be stays out."""
-    words = [f"num_workers={settings.num_workers}"]
+def loader_line(
+    settings: LoaderSettings, present: LoaderSettings, launched: Collection[str] = ()
+) -> str:
+    """The call of ``DataLoader``; what is PyTorch's default now and shall be stays out. Where a
+    launch line says settings (``launched``), only what else changes, which may be nothing."""
+    words: dict[str, object] = {"num_workers": settings.num_workers}
     if settings.num_workers:
-        words.append(f"prefetch_factor={settings.prefetch_factor}")
+        words["prefetch_factor"] = settings.prefetch_factor
     elif present.num_workers:  # PyTorch refuses them without workers
-        words.append("prefetch_factor=None")
-    words.append(f"pin_memory={settings.pin_memory}")
+        words["prefetch_factor"] = None
+    words["pin_memory"] = settings.pin_memory
     if settings.num_workers:
-        words.append(f"persistent_workers={settings.persistent_workers}")
+        words["persistent_workers"] = settings.persistent_workers
         if not (settings.in_order and present.in_order):
-            words.append(f"in_order={settings.in_order}")
+            words["in_order"] = settings.in_order
         if settings.start_method != present.start_method:
-            words.append(f'multiprocessing_context="{settings.start_method}"')
+            words["multiprocessing_context"] = f'"{settings.start_method}"'
     elif present.persistent_workers:
-        words.append("persistent_workers=False")
-    return f"DataLoader(…, {', '.join(words)})"
+        words["persistent_workers"] = False
+    if launched:
+        words = {
+            name: value
+            for name, value in words.items()
+            if name not in launched and value != getattr(present, name, None)
+        }
+    said = ", ".join(f"{name}={value}" for name, value in words.items())
+    return f"DataLoader(…, {said})" if said else ""
 
 
 def _before_command(result: LoaderResult) -> list[str]:
