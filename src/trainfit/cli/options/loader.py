@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import add_fail_if
@@ -15,6 +14,7 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
+    file_path,
     seconds,
     split_command,
     whole_number,
@@ -167,7 +167,7 @@ def _rehearse(parser: argparse.ArgumentParser) -> None:
     )
     rehearsal.add_argument(
         "--compare",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="a result of `trainfit loader --output`, whose prediction is shown for comparison",
     )

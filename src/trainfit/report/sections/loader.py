@@ -234,6 +234,8 @@ def certainty(result: LoaderResult) -> str:
     if ran and not runs:
         real = count(len(ran), "real run")
         return f"predicted only; other processes disturbed {real}: not used"
+    if not runs and result.was_busy:
+        return "predicted only; other processes kept the machine busy: repeat when it is idle"
     if not runs:
         return "predicted only, not confirmed by a real run (--confirm N makes some)"
     chosen = steady(result.recommended)

@@ -432,7 +432,7 @@ class Recording(Displayed):
             raise
         except FileNotFoundError:
             raise ResultFileError(path, "there is no such file", "check the path") from None
-        except (IsADirectoryError, PermissionError) as error:
+        except OSError as error:
             raise ResultFileError(path, error.strerror or str(error), "check the path") from error
         except Exception as error:  # what zip, zlib, JSON and NumPy raise for damaged bytes
             reason = f"damaged, or not a recording ({error})"
