@@ -121,6 +121,16 @@ def test_a_busy_machine_is_why_no_run_confirms() -> None:
     assert "--confirm" not in told
 
 
+def test_the_factor_is_said_once_and_no_row_repeats_the_recommended_one() -> None:
+    best, head = result().recommended, "2.71× as many batches"
+    text = loader_text(result(reason=head, without_others=best))
+    assert head not in text and "without others" not in text
+    more = f"{head}; then the GPU bounds"
+    assert more in " ".join(loader_text(result(reason=more)).split())
+    other = dataclasses.replace(best, num_workers=8)
+    assert "without others" in loader_text(result(without_others=other))
+
+
 def test_predictions_off_the_mark_are_said_to_be() -> None:
     runs = (
         Confirmed(BEST, 24.8, 14.0, 0.4, 40, 2.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -40,6 +41,7 @@ from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings, st
 from trainfit.results.files.contents import Note
 from trainfit.results.findings import Finding
 from trainfit.results.loader import BUSY, Limit, LoaderResult, SettingReason, most_helpful_first
+from trainfit.results.runs.measurement import AS_FAST
 from trainfit.results.text import count, duration, percent, rate, times
 
 _TONES: Final[Mapping[str, Tone]] = {
@@ -51,6 +53,8 @@ _TONES: Final[Mapping[str, Tone]] = {
 }
 #: A rate that is so many times the highest of the others is not drawn.
 _BEYOND: Final = 4.0
+#: A reason that says what the verdict's line says.
+_FACTOR: Final = re.compile(rf"[\d.]+× as many batches( \({BUSY}\))?")
 #: Names of points.
 _RAN: Final = "measured"
 _DISTURBED: Final = "measured, disturbed"
@@ -85,7 +89,7 @@ def loader_subject(result: LoaderResult) -> Subject:
             kind="DataLoader",
             tone=_TONES[result.verdict],
             text=verdict_line(result),
-            limit=result.reason,
+            limit="" if _FACTOR.fullmatch(result.reason) else result.reason,
             subject=result.command or result.loader,
             commands=tuple(_commands(result)),
             tiles=_tiles(result),
@@ -221,9 +225,10 @@ def step_words(result: LoaderResult) -> str:
             text += ". The real step is longer and waits less for batches: give "
             text += "its time with --step-time"
         return text
+    said = f" ({source})" if source and source != AS_FAST else ""
     return (
-        f"assumed as 0 ({source}), which overstates the gain of more "
-        "workers; give it with --step-time 40ms, or predict it with --gpu NAME"
+        f"assumed as 0{said}, which overstates the gain of workers: give it, as in "
+        "--step-time 40ms, or --gpu NAME to predict it"
     )
 
 
