@@ -134,6 +134,7 @@ def test_the_result_is_saved_before_it_is_printed(
         ("--confirm 5 --loader a:b", "expected a number of runs from 0 to 4, got '5'"),
         ("--max-workers 0 --loader a:b", "expected a positive integer, got '0'"),
         ("--ranks x --loader a:b", "expected a positive integer, got 'x'"),
+        ("--ranks 1000000 --loader a:b", "expected up to 64 processes on this machine"),
         ("--gpu nonsense --loader a:b", "--loader has no training step to simulate"),
     ],
 )

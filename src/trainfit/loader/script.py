@@ -265,4 +265,4 @@ def _plain(value: Any) -> bool:
 
 
 def _named(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    return "nothing" if value is None else f"an object of type {type(value).__name__}"
