@@ -39,3 +39,13 @@ def test_what_waits_for_no_core_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernels_count_is_read() -> None:
     assert processes._without_core_s(os.getpid()) >= 0.0
     assert processes._without_core_s(2**22 + 1) == 0.0  # no such process
+
+
+@pytest.mark.parametrize(("own_s", "longest", "hangs"), [(0.0, 1000.0, False), (1e6, 1000.0, True)])
+def test_in_this_process_likewise(
+    own_s: float, longest: float, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "OwnTime", lambda: lambda: own_s)
+    monkeypatch.setattr(processes, "LONGEST", longest)
+    done = processes.call_here(functools.partial(_sleeps, 600.0 if hangs else 0.3), 0.1)
+    assert done.hung == hangs and (done.value == "done") != hangs

@@ -61,7 +61,8 @@ def test_a_proven_option_is_in_the_launch_line(asked: list[Mapping[str, str]]) -
     assert asked == [{"num_workers": "4", "pin_memory": asked[0]["pin_memory"]}]
     text = whole(loader_subject(found))
     assert "python train.py --num-workers=4" in text
-    assert "DataLoader(…, pin_memory=True, persistent_workers=True)" in text
+    line = "DataLoader(…, pin_memory=True, persistent_workers=True)"
+    assert text.index("--num-workers=4") < text.index(line)
 
 
 def test_an_option_without_effect_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from trainfit.results.files.decoding import write_whole
 from trainfit.scripts.sandbox.ending import signal_group
-from trainfit.simgpu.cuda.clocks import LONGEST
+from trainfit.simgpu.cuda.clocks import LONGEST, OwnTime
 
 _T = TypeVar("_T")
 #: Seconds that processes get to write their stacks before they are killed.
@@ -85,15 +85,21 @@ def call(
 
 
 def call_here(function: Callable[[], _T], limit_s: float) -> CallOutcome[_T]:
-    """The same in this process (main thread), where ``function`` needs all threads.
+    """The same in this process (main thread), where ``function`` needs all threads. What it waits
+    for in other processes counts, whoever has the cores.
 
     At the time limit it is interrupted as soon as Python runs; C code that hangs stays.
     """
     if threading.current_thread() is not threading.main_thread():
         return _outcome(function)
 
+    own = OwnTime()
+
     def late(*_: Any) -> None:
-        raise _Late
+        left = limit_s - own()
+        if left <= 0 or time.monotonic() - began >= LONGEST * limit_s:
+            raise _Late
+        signal.setitimer(signal.ITIMER_REAL, max(_TICK_S, left))
 
     former = signal.signal(signal.SIGALRM, late)
     began, (left_s, every_s) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, limit_s)

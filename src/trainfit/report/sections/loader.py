@@ -132,8 +132,9 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
 def _commands(result: LoaderResult) -> Iterator[Command]:
     """What to write where."""
     if result.verdict != "cannot_tell" and result.recommended != result.present:
-        line = loader_line(result.recommended, result.present, result.launch_sets)
-        if line:
+        if result.launch_sets:
+            yield Command(result.launch, "Run")
+        if line := loader_line(result.recommended, result.present, result.launch_sets):
             yield Command(line, "Write")
         if result.recommended.worker_threads != result.present.worker_threads:
             threads = f"torch.set_num_threads({result.recommended.worker_threads})"
@@ -143,7 +144,7 @@ def _commands(result: LoaderResult) -> Iterator[Command]:
             yield Command(variable.line, f"In the {variable.where}")
     if result.cores is not None and result.cores.prefix.startswith("torchrun"):
         yield Command(f"{result.cores.prefix} …", "Instead of python")
-    elif result.launch:
+    elif result.launch and not result.launch_sets:
         yield Command(result.launch, "Run")
     elif not result.command or result.command.startswith("--loader"):
         yield from (Command(line, "Before the command") for line in _before_command(result))
@@ -285,8 +286,7 @@ def all_faults(result: LoaderResult) -> list[Finding]:
 def loader_line(
     settings: LoaderSettings, present: LoaderSettings, launched: Collection[str] = ()
 ) -> str:
-    """The call of ``DataLoader``; what is PyTorch's default now and shall be stays out. Where a
-    launch line says settings (``launched``), only what else changes, which may be nothing."""
+    """The call of ``DataLoader``, without what a launch line says (``launched``); maybe empty."""
     words: dict[str, object] = {"num_workers": settings.num_workers}
     if settings.num_workers:
         words["prefetch_factor"] = settings.prefetch_factor
