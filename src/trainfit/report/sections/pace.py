@@ -402,11 +402,11 @@ def verdict_line(result: PaceResult) -> str:
     """The answer: is a rate held, and are its calls slower than back to back?"""
     if result.ended == "failed":
         failure = result.failure
-        said = "The call failed"
+        head = "The call failed"
         if failure is not None:
             what = one_line(f"{failure.error_type}: {failure.message}")
-            said = f"The call failed: call {failure.call} raised {what}"
-        return said + ("; below are the results so far" if _has_any(result) else "")
+            head = f"The call failed: call {failure.call} raised {what}"
+        return head + ("; below are the results so far" if _has_any(result) else "")
     said = [_cannot_hold(result), _late(result), _compared(result)]
     return ". ".join(text for text in said if text)
 
