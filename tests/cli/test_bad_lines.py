@@ -251,7 +251,6 @@ show other.json
 show truncated.json
 show nothing.json
 show ''
-show /dev/zero
 show binary.py
 show broken.zip
 show list.json

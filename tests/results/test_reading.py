@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainfit.lint.imports import UnreadableError, load
+from trainfit.results import kinds
 from trainfit.results.files import documents
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.plan import PlanResult
@@ -18,8 +19,22 @@ from trainfit.results.runs.recording import Recording
 
 @pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="Linux has it")
 def test_a_device_without_an_end_is_not_read_to_it() -> None:
+    endless = Path("/dev/zero")
     with pytest.raises(ResultFileError, match="not a result of trainfit"):
-        documents.read(Path("/dev/zero"), "give another")
+        documents.read(endless, "give another")
+    with pytest.raises(ResultFileError, match="it is no regular file"):
+        Recording.load(endless)
+
+
+def test_a_device_is_no_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zipfile looks for an archive's end in all that there is to read."""
+
+    def reads(path: Path) -> bool:
+        raise AssertionError(f"{path} would be read to its end")
+
+    monkeypatch.setattr("zipfile.is_zipfile", reads)
+    with pytest.raises(ResultFileError, match="it is empty"):
+        kinds.read(Path(os.devnull))
 
 
 def test_a_pipe_is_read_whole(tmp_path: Path) -> None:

@@ -408,6 +408,8 @@ class Recording(Displayed):
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Read a recording; raises :class:`ResultFileError` for anything but a whole one."""
+        if path.exists() and not (path.is_file() or path.is_dir()):  # one without an end is read on
+            raise ResultFileError(path, "it is no regular file", "name the recording's")
         return cls._read(path, path)
 
     @classmethod
