@@ -124,6 +124,9 @@ memory folder
 memory other.json
 memory binary.py
 memory broken.zip
+memory ''
+memory train.py/absent
+memory newer.json
 memory --batch-size 1,2,3 a b
 memory --batch-size x absent.trainfit
 memory --by-hand absent.trainfit other.trainfit
@@ -138,6 +141,7 @@ gpus --budget nan --for other.json
 gpus --budget -5
 gpus --measured 'RTX 3090'
 gpus --measured 'RTX 3090=fast'
+gpus --for newer.json --for newer.json
 gpus --price absent.toml --for other.json
 gpus --output taken.txt
 gpus rtx 4090
@@ -195,6 +199,7 @@ compare absent folder
 compare folder folder
 compare other.json taken.txt
 compare a b c
+compare '' ''
 verify
 verify absent.json
 verify other.json
@@ -222,6 +227,9 @@ pace -- absent-command
 doctor extra
 doctor --only nonsense
 doctor --skip nonsense
+doctor --only ''
+doctor --skip ,
+doctor --only script --script other.json
 doctor --script absent.py
 doctor --script folder
 doctor --script binary.py
@@ -235,12 +243,14 @@ calibrate extra
 calibrate --time-limit 0
 calibrate --rehearse 'RTX 9999'
 calibrate --rehearse a100-80gb-sxm --output taken.txt
+calibrate --rehearse T4 --other-processes 99GiB
 show
 show absent.json
 show folder
 show other.json
 show truncated.json
 show nothing.json
+show ''
 show binary.py
 show broken.zip
 show list.json

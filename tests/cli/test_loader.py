@@ -34,7 +34,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the verb asks the planner for, which answers with a fixture."""
     calls: list[Any] = []
 
-    def tune(command: Any, spec: RunSpec, progress: Any, sandbox: Any) -> Tuned:
+    def tune(
+        command: Any, spec: RunSpec, progress: Any, *, sandbox: Any, fills_options: bool
+    ) -> Tuned:
+        assert fills_options
         calls.append((command, spec))
         return Tuned(result(), None)
 
@@ -96,6 +99,22 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
     assert LoaderResult.from_json(capsys.readouterr().out, Path("x")) == result()
 
 
+@pytest.mark.usefixtures("asked")
+def test_the_result_is_saved_before_it_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader of a pipe that is gone (`| head -1`) costs no measurement."""
+    saved = tmp_path / "loader.json"
+
+    def gone(*_: Any) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("trainfit.cli.output.print_lines", gone)
+    monkeypatch.setattr("trainfit.cli.main.discard_output", lambda: None)
+    assert main(["loader", "--output", str(saved), "--loader", "data:make"]) == 141
+    assert LoaderResult.load(saved) == result()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -115,6 +134,7 @@ def test_options_are_passed_on(asked: list[Any], capsys: pytest.CaptureFixture[s
         ("--confirm 5 --loader a:b", "expected a number of runs from 0 to 4, got '5'"),
         ("--max-workers 0 --loader a:b", "expected a positive integer, got '0'"),
         ("--ranks x --loader a:b", "expected a positive integer, got 'x'"),
+        ("--ranks 1000000 --loader a:b", "expected up to 64 processes on this machine"),
         ("--gpu nonsense --loader a:b", "--loader has no training step to simulate"),
     ],
 )

@@ -194,7 +194,7 @@ def test_an_interrupt_keeps_what_was_measured(folder: Path) -> None:
     ("words", "said"),
     [
         ("policy.py:absent", "policy.py has no 'absent'; it has "),
-        ("policy.py:thing", "'policy.py:thing' is a int, which cannot be called"),
+        ("policy.py:thing", "'policy.py:thing' is of type int, which cannot be called"),
         ("absent.py:act", "there is no file 'absent.py'; check the path"),
         ("absent:act", "there is no module 'absent'"),
         ("policy", "write MODULE:CALLABLE or path/to/file.py:CALLABLE, as in policy.py:act"),

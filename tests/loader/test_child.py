@@ -354,7 +354,7 @@ def imports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("absent.py:make", None, "no file 'absent.py'; check the path"),
         ("absent.part:make", None, "no module 'absent'; check the name"),
         ("mydata:absent", None, "mydata has no 'absent'; it has "),
-        ("mydata:nothing", None, "returns a dict; expected a DataLoader"),
+        ("mydata:nothing", None, "returns an object of type dict; expected a DataLoader"),
         ("mydata.py:samples", None, "returns a data set (TensorDataset); add --batch-size N"),
         ("mydata.py:make", 4, "which has a batch size; remove --batch-size"),
         ("json.py:make", None, "Python has another module 'json'; rename the file"),

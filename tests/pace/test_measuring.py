@@ -351,6 +351,13 @@ def test_a_call_that_raises_keeps_what_was_measured() -> None:
     assert all(len(block.due_s) == len(block.wall_s) for block in found.blocks)
     text = whole(pace_subject(found))
     assert "Call 100 raised RuntimeError" in text and "\x1b" not in text
+    assert "below are the results so far" in " ".join(text.split())
+
+
+def test_a_call_that_exits_is_one_that_failed() -> None:
+    found = failing(3, SystemExit(4))
+    assert found.ended == "failed" and found.failure is not None
+    assert (found.failure.error_type, found.failure.message) == ("SystemExit", "4")
 
 
 @pytest.mark.parametrize("at", [1, 3])
@@ -358,7 +365,9 @@ def test_a_call_that_raises_at_once(at: int) -> None:
     found = failing(at, ValueError("no weights"))
     assert found.ended == "failed" and found.failure is not None and found.failure.call == at
     assert found.rates == () and found.back_to_back is None
-    assert "FAILED" in whole(pace_subject(found))
+    text = whole(pace_subject(found))
+    assert text.startswith(f"The call failed: call {at} raised ValueError: no weights")
+    assert "results so far" not in text and "was not measured" not in text
 
 
 @pytest.mark.parametrize("at", [1, 30, 100, 300])

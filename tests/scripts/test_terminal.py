@@ -1,4 +1,4 @@
-"""A script that is started in a terminal finds it in its simulated run, too."""
+"""A script finds the terminal, or the file that it reads, in its simulated run, too."""
 
 from __future__ import annotations
 
@@ -55,3 +55,53 @@ def test_it_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     monkeypatch.setattr(os, "get_terminal_size", none)
     assert command.target().terminal is None
+
+
+# --- A file as standard input -----------------------------------------------------------------
+
+
+def test_a_file_on_standard_input_is_read_by_each_run(tmp_path: Path) -> None:
+    """`trainfit plan … -- python train.py < text.txt`."""
+    text, script = tmp_path / "text.txt", tmp_path / "train.py"
+    text.write_text("one\ntwo\n")
+    script.write_text("import sys\nprint([line.strip() for line in sys.stdin])\n")
+    code = (
+        "import sys\nfrom trainfit.plan.command.parsing import parse_command\n"
+        "from trainfit.scripts.execute import execute\n"
+        f"target = parse_command([sys.executable, {str(script)!r}]).target()\n"
+        "execute(target)\nexecute(target)"
+    )
+    with text.open() as stream:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=stream, capture_output=True, text=True, timeout=300
+        )
+    assert done.stdout == "['one', 'two']\n" * 2, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["pipe", "closed", "device", "deleted"])
+def test_what_is_no_file_is_read_by_none(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe may never end, and what comes through it comes once."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "text.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    command = parse_command(["python", "train.py"])
+    former = os.dup(0)
+    pipe = os.pipe()
+    try:
+        if kind == "pipe":
+            os.dup2(pipe[0], 0)
+        elif kind == "closed":
+            os.close(0)
+        else:
+            opened = os.open("text.txt" if kind == "deleted" else os.devnull, os.O_RDONLY)
+            os.dup2(opened, 0)
+            os.close(opened)
+            (tmp_path / "text.txt").unlink()
+        found = command.target().input_file
+    finally:
+        os.dup2(former, 0)
+        for each in (former, *pipe):
+            os.close(each)
+    assert found == (f"/proc/{os.getpid()}/fd/0" if kind == "deleted" else "")

@@ -71,7 +71,7 @@ def add_device_memory(group: OptionGroup) -> None:
     """Add the options for GPU memory that PyTorch does not use."""
     group.add_argument(
         "--profile",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="GPU profile that `trainfit calibrate` wrote",
     )
@@ -244,6 +244,13 @@ def whole_number(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
+
+
+def file_path(text: str) -> Path:
+    """An argparse type: a path; an empty one, as of a variable that is not set, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got ''")
+    return Path(text)
 
 
 def memory_size(text: str) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from trainfit.cli.common import file_path
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.text import printable
 
@@ -227,7 +228,7 @@ def _value(folder: Path, action: argparse.Action, value: Any) -> Any:
 
 def _single(folder: Path, action: argparse.Action, value: Any) -> Any:
     text = _text(value)
-    if (action.metavar in ("FILE", "DIR") or action.type is Path) and text not in _NO_FILES:
+    if (action.metavar in ("FILE", "DIR") or action.type is file_path) and text not in _NO_FILES:
         placed = folder / Path(text).expanduser()
         text = text if folder == Path.cwd() and placed == folder / text else str(placed)
     found = action.type(text) if callable(action.type) else text

@@ -89,11 +89,7 @@ def chosen_device(
     others = options.other_processes
     if others is None:
         others = (usage.used_bytes or 0) if usage is not None else 0
-    if others >= gpu.memory_bytes:
-        raise UsageError(
-            f"other processes hold {size(others)} of the {size(gpu.memory_bytes)} of {gpu.key}: no "
-            "memory is free; stop them, or correct --other-processes"
-        )
+    check_others(others, gpu)
     constants = device_constants(
         gpu,
         profile=profile,
@@ -105,6 +101,15 @@ def chosen_device(
     # A profile that was forced is another GPU's, or a rehearsal's.
     rates = profile.rates if profile is not None and not notes else None
     return Device(gpu, constants, rates)
+
+
+def check_others(held_bytes: int, gpu: GpuSpec) -> None:
+    """Raise :class:`UsageError` where other processes leave no memory of ``gpu``."""
+    if held_bytes >= gpu.memory_bytes:
+        raise UsageError(
+            f"other processes hold {size(held_bytes)} of the {size(gpu.memory_bytes)} of "
+            f"{gpu.key}: no memory is free; stop them, or correct --other-processes"
+        )
 
 
 def _as_many(name: str, gpu: GpuSpec, processes: int) -> str:

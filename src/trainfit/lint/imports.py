@@ -137,7 +137,20 @@ def load(path: Path, name: str) -> Source:
         raise UnreadableError("it is nested too deeply", "split the expression") from None
     except (ValueError, OverflowError) as error:
         raise UnreadableError(f"it is not Python source ({error})", "give a Python file") from None
+    if _is_data(tree):
+        raise UnreadableError(
+            "it holds data, not Python statements",
+            "give a Python file (of a notebook: jupyter nbconvert --to script)",
+        )
     return Source(path, name, tuple(text.split("\n")), tree)
+
+
+def _is_data(tree: ast.Module) -> bool:
+    """Is it JSON (a result, a configuration, a notebook), which Python reads as one expression?"""
+    match tree.body:
+        case [ast.Expr(value=ast.Dict() | ast.List())]:
+            return True
+    return False
 
 
 def unparsed(node: ast.AST) -> str:

@@ -441,16 +441,14 @@ def _others(
     if not seen:
         return []
     if is_predicted:
-        meaning = (
-            "rates and settings are predicted from the CPU time of batches, not measured; re-run "
-            "when they have finished"
-        )
+        meaning = "rates are predicted from the CPU time of batches; re-run when they have finished"
     elif probed:
         meaning = "without them the verdict holds even more; predicted rates are less certain"
     else:
         meaning = "the rates of these runs were not used; the verdict relies on the model instead"
     cores = statistics.fmean(seen.values())
-    summary = f"other processes competed for {core_count(cores)} in {_named(list(seen))}"
+    runs = count(len(seen), "run") if is_predicted else _named(list(seen))
+    summary = f"other processes competed for {core_count(cores)} in {runs}"
     busy = tuple(Evidence(name, kept, "cores") for name, kept in seen.items())
     severity: Severity = "critical" if is_predicted else "warning"
     return [Finding("busy_machine", severity, summary, busy, meaning)]

@@ -229,7 +229,7 @@ def _batched_indexing(case: Case) -> LoaderChange | None:
         return None
     indexed = 0.0 if stored is None else _indexed(case)
     others = case.share("read", "decode", "transform") - indexed
-    if others > 0.5 or case.share("collate") + indexed < _COLLATES:
+    if others > 0.5 or case.share("collate") + indexed < _COLLATES or _own_collate(case):
         return None
     calls = case.share("collate", "unknown") + indexed
     return LoaderChange(
@@ -241,6 +241,12 @@ def _batched_indexing(case: Case) -> LoaderChange | None:
         "for each sample",
         calls,
     )
+
+
+def _own_collate(case: Case) -> bool:
+    """Is collating the user's own work (to tokenize text), none of it PyTorch's stacking?"""
+    names = [name for part in case.probe.parts if part.name == "collate" for name in part.what]
+    return bool(names) and not any(name.startswith("torch.") for name in names)
 
 
 def _indexed(case: Case) -> float:

@@ -25,6 +25,7 @@ from trainfit.scripts.dataloader import LoaderTracker, is_simulated
 from trainfit.scripts.execute import Stopper, execute, run_script, watch
 from trainfit.scripts.fault import HangStacks
 from trainfit.scripts.launchers import LaunchInPlace
+from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.precision import AutocastSwitch
 from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import InferenceWatch, StepWatch
@@ -83,6 +84,7 @@ class Script:
         self._launch = LaunchInPlace(execute, gpus=gpu.count)
         half = torch.bfloat16 if gpu.supports_bf16 else torch.float16
         self._autocast = AutocastSwitch(None, half)
+        self._options = OptionsWatch()
         self._watch = Interventions(self._simulation, (), survey=False)
         self._patches = PatchSet()
         self._installed = ExitStack()
@@ -114,6 +116,7 @@ class Script:
         enter.callback(self._patches.restore)
         self._loaders.install(self._patches)
         self._launch.install(self._patches)
+        self._options.install(self._patches)
         self._autocast.install(self._patches)
         self._step.install(self._patches)
         self._watch.install(self._patches)
@@ -184,6 +187,7 @@ class Script:
             forward=self._watch.forward_calls(),
             compute=self._watch.compute(),
             feeds=tuple(self._step.feeds),
+            options=self._options.options(),
         )
 
     def _found(self) -> LoaderObservation:
@@ -261,4 +265,4 @@ def _plain(value: Any) -> bool:
 
 
 def _named(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    return "nothing" if value is None else f"an object of type {type(value).__name__}"

@@ -155,7 +155,7 @@ def _callable(place: str, option: str, example: str) -> Callable[..., Any]:
     found = named(place, option, example)
     if not callable(found):
         said = f"{option} {place!r}".strip()
-        raise CalleeError(f"{said} is a {type(found).__name__}, which cannot be called")
+        raise CalleeError(f"{said} is of type {type(found).__name__}, which cannot be called")
     return cast(Callable[..., Any], found)
 
 

@@ -142,7 +142,7 @@ class Caller:
     def _rehearse(self) -> None:
         try:
             self._callee.rehearse()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise CallError(_failure(self.calls + 1, error)) from error
 
     def _pause(self, arm: Arm, spin_s: float) -> Callable[[float], None]:
@@ -176,7 +176,7 @@ class Caller:
         self.calls += 1
         try:
             callee()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise CallError(_failure(self.calls, error)) from error
         ended = host.now()
         marks = first, device.mark()
@@ -250,7 +250,7 @@ def settling_s(seconds: float) -> float:
     return min(SETTLING_S, SETTLING * seconds)
 
 
-def _failure(number: int, error: Exception) -> CallFailure:
+def _failure(number: int, error: Exception | SystemExit) -> CallFailure:
     return CallFailure(number, type(error).__name__, str(error), script_traceback(error).rstrip())
 
 

@@ -168,11 +168,11 @@ def launch_values(
     if "amp" in command.present and choice is not None and choice.value is not None:
         values["amp"] = choice.value
     if found is not None:
-        values |= _loader_values(command, found)
+        values |= launched_settings(command, found)
     return values
 
 
-def _loader_values(command: Command, found: LoaderResult) -> dict[str, str]:
+def launched_settings(command: Command, found: LoaderResult) -> dict[str, str]:
     """What is written into the DataLoader's placeholders; nothing that PyTorch refuses where the
     number of workers stays 0 because the command has no placeholder for it."""
     values = loader_values(command.present, found.recommended)

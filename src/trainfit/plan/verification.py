@@ -68,7 +68,7 @@ def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
 
     Raises :class:`~trainfit.results.files.errors.ResultFileError` and :class:`VerificationError`.
     """
-    if zipfile.is_zipfile(path):
+    if path.is_file() and zipfile.is_zipfile(path):
         return _of_recording(path, recommended)
     plan = PlanResult.load(path)
     if plan.inference is not None:

@@ -49,7 +49,7 @@ def read(path: Path) -> ResultFile | Recording:
 
     A document of an unknown format is read as a plan, whose error says what it is.
     """
-    if zipfile.is_zipfile(path):
+    if path.is_file() and zipfile.is_zipfile(path):  # which reads a device without an end
         return whole(Recording.load(path))
     return of_text(documents.read(path, "re-create it"), path)
 

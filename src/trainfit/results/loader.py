@@ -194,7 +194,11 @@ class LoaderResult(ResultFile):
     step_is_bound: bool = False
     """Is ``step_s`` only the least that the step can take?"""
     launch: str = ""
-    """The command with what ``variables`` and ``cores`` put before it; empty without either."""
+    """The command with the settings that its options or placeholders say, and what ``variables``
+    and ``cores`` put before it; empty where it stays as it is."""
+    launch_sets: tuple[str, ...] = ()
+    """Those of ``recommended`` that ``launch`` says, by their names: nothing is to be written into
+    the script for them."""
     protection: Protection | None = None
     """What kept the script from changing files (``None``: not told)."""
     ranks: int = 1

@@ -152,6 +152,9 @@ def execute(target: Target, arguments: list[str] | None = None) -> None:
     sys.argv = [target.name, *target.args] if arguments is None else arguments
     if target.terminal is not None:
         _in_terminal(*target.terminal)
+    if target.input_file:
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            _as_input(os.open(target.input_file, os.O_RDONLY))
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     if target.kind == "module":
@@ -176,6 +179,12 @@ def execute(target: Target, arguments: list[str] | None = None) -> None:
     exec(code, main.__dict__)
 
 
+def _as_input(file: int) -> None:
+    """Let an open file be standard input from now on."""
+    os.dup2(file, 0)
+    os.close(file)
+
+
 def _in_terminal(lines: int, columns: int) -> None:
     """Have the script find the terminal that it would be started in: ``stty size`` and
     ``os.get_terminal_size()`` fail without one. What is read from it is at its end at once."""
@@ -196,8 +205,7 @@ def _in_terminal(lines: int, columns: int) -> None:
         mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0
         termios.tcsetattr(end, termios.TCSANOW, mode)
         termios.tcsetwinsize(end, (lines, columns))
-        os.dup2(end, 0)
-        os.close(end)
+        _as_input(end)
 
 
 _of_terminal: Final = PatchSet()

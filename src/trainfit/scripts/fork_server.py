@@ -26,6 +26,7 @@ import os
 import select
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -325,10 +326,16 @@ def become_run(folder: str, printed: bytes = b"") -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    if not os.isatty(0):  # else the script that was forked has its terminal
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
-        os.close(nothing)
+    if os.isatty(0):  # the script that was forked has its terminal
+        return
+    if stat.S_ISREG(os.fstat(0).st_mode):  # or a file, in which it has a place of its own
+        at = os.lseek(0, 0, os.SEEK_CUR)
+        own = os.open("/proc/self/fd/0", os.O_RDONLY)
+        os.lseek(own, at, os.SEEK_SET)
+    else:
+        own = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(own, 0)
+    os.close(own)
 
 
 def main() -> None:

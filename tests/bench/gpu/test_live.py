@@ -62,6 +62,7 @@ def test_each_case_names_lines_that_its_script_has() -> None:
             assert any(re.search(pattern, f"train.py:{line}") for line in lines), case.name
 
 
+@pytest.mark.slow  # it times this machine: cases have to start within their second
 def test_it_ends_in_time_and_judges_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -219,6 +219,19 @@ def test_tiny_samples_in_memory() -> None:
     assert "batched_indexing" not in advised(load(), parts=DECODED, samples=1000)
 
 
+@pytest.mark.parametrize(
+    ("what", "told"), [(("collate",), False), (("pad_rows", "torch.stack"), True), ((), True)]
+)
+def test_a_collate_function_of_the_users_own_is_no_indexing(
+    what: tuple[str, ...], told: bool
+) -> None:
+    found = advised(
+        load(work_s=0.01, transfer=Transfer()), LoaderSettings(0),
+        parts=(CostPart("collate", 1.0, what),), batch_bytes=32 * 1024, samples=60_000,
+    )  # fmt: skip
+    assert ("batched_indexing" in found) == told
+
+
 # --- Epochs -----------------------------------------------------------------------------------
 def test_workers_that_are_started_anew() -> None:
     short = load(start_s=0.5)  # 4 workers take 2 s; 100 batches take 2 s

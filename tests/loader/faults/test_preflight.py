@@ -39,6 +39,7 @@ from trainfit.loader.faults.preflight import (
 from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, digest, judge
 from trainfit.loader.measure.probe_runs import (
     HARMLESS,
+    UNSAFE,
     SettingConstraints,
     bounds,
     bounds_of,
@@ -292,6 +293,7 @@ def test_samples_with_noise_are_told_by_their_number_or_by_equal_seeds() -> None
     assert fault.cause == "one worker yields 20 samples, two yield 40"
     (fault,) = check_sharding(workload(Stream(1000, False, noise=True)))
     assert fault.kind == "iterable_perhaps_not_sharded"
+    assert fault.kind in UNSAFE  # a script without workers is advised none until then
 
 
 def shard_in_init(worker: int) -> None:

@@ -14,7 +14,7 @@ from trainfit.report.blocks import Chart
 from trainfit.report.sections.loader import loader_line, loader_subject
 from trainfit.report.sections.loader_figures import settings_words
 from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings, StorageCost
-from trainfit.results.findings import failure_finding
+from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice, advice_finding
 
 BEST = LoaderSettings(4, pin_memory=True, persistent_workers=True)
@@ -111,6 +111,24 @@ def test_without_real_runs_and_without_a_step_that_is_said() -> None:
     assert "confidence predicted only, not confirmed by a real run" in told
     assert "assumed as 0 (nobody said)" in told and "--step-time 40ms" in told
     assert row(text, "current").split()[-1] == "-"  # how long it waits means nothing
+
+
+def test_a_busy_machine_is_why_no_run_confirms() -> None:
+    """Whatever number of runs was asked for."""
+    busy = Finding("busy_machine", "critical", "other processes competed for 1.9 cores")
+    told = " ".join(loader_text(result(confirmed=(), doubts=(busy,))).split())
+    assert "confidence predicted only; other processes kept the machine busy: repeat" in told
+    assert "--confirm" not in told
+
+
+def test_the_factor_is_said_once_and_no_row_repeats_the_recommended_one() -> None:
+    best, head = result().recommended, "2.71× as many batches"
+    text = loader_text(result(reason=head, without_others=best))
+    assert head not in text and "without others" not in text
+    more = f"{head}; then the GPU bounds"
+    assert more in " ".join(loader_text(result(reason=more)).split())
+    other = dataclasses.replace(best, num_workers=8)
+    assert "without others" in loader_text(result(without_others=other))
 
 
 def test_predictions_off_the_mark_are_said_to_be() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import add_fail_if
@@ -15,6 +14,7 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
+    file_path,
     seconds,
     split_command,
     whole_number,
@@ -26,6 +26,8 @@ from trainfit.cli.common import (
 
 #: Most real runs of the loader to confirm predictions with.
 _CONFIRM = 4
+#: Each real run has a copy of the DataLoader for every other process; no machine has more GPUs.
+_MOST_RANKS = 64
 
 
 def _loader(parser: argparse.ArgumentParser) -> None:
@@ -92,11 +94,21 @@ def add_ranks(group: OptionGroup) -> None:
     """Add the option for other training processes on the machine."""
     group.add_argument(
         "--ranks",
-        type=whole_number,
+        type=_ranks,
         default=1,
         metavar="N",
         help="training processes on this machine, each with its own DataLoader (default 1)",
     )
+
+
+def _ranks(text: str) -> int:
+    """An argparse type: a number of processes, of which each GPU of a machine has one."""
+    number = whole_number(text)
+    if number > _MOST_RANKS:
+        raise argparse.ArgumentTypeError(
+            f"expected up to {_MOST_RANKS} processes on this machine, got {text!r}"
+        )
+    return number
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +179,7 @@ def _rehearse(parser: argparse.ArgumentParser) -> None:
     )
     rehearsal.add_argument(
         "--compare",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="a result of `trainfit loader --output`, whose prediction is shown for comparison",
     )

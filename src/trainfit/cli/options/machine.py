@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final, get_args
 
 from trainfit.cli.automation import add_fail_if
@@ -15,6 +14,7 @@ from trainfit.cli.common import (
     add_protection,
     add_result,
     duration,
+    file_path,
     memory_size,
     number,
     seconds,
@@ -43,7 +43,7 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
     checks = parser.add_argument_group("checks")
     checks.add_argument(
         "--script",
-        type=Path,
+        type=file_path,
         action="extend",
         nargs="+",
         metavar="FILE",
@@ -86,13 +86,19 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
         "--record", metavar="FILE", help="also record the machine to a file that --machine reads"
     )
     recorded.add_argument(
-        "--machine", type=Path, metavar="FILE", help="check a recorded machine instead of this one"
+        "--machine",
+        type=file_path,
+        metavar="FILE",
+        help="check a recorded machine instead of this one",
     )
 
 
 def _names(text: str) -> tuple[str, ...]:
     """An argparse type: ``gpu,shm``."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise argparse.ArgumentTypeError(f"expected names with commas between them, got {text!r}")
+    return names
 
 
 DOCTOR: Final = Options(
@@ -251,7 +257,7 @@ PACE: Final = Options(
 def _verify(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit verify``."""
     parser.add_argument(
-        "result", type=Path, metavar="RESULT", help="file of plan --output or of simulate"
+        "result", type=file_path, metavar="RESULT", help="file of plan --output or of simulate"
     )
     parser.add_argument(
         "--steps",

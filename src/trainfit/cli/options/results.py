@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import METRICS, SARIF, add_fail_if, add_format
-from trainfit.cli.common import Options, add_explain, add_json, add_result, whole_number
+from trainfit.cli.common import (
+    Options,
+    add_explain,
+    add_json,
+    add_result,
+    file_path,
+    whole_number,
+)
 from trainfit.cli.values import decay, noise_scale, rate
 
 # ---
@@ -16,7 +22,7 @@ from trainfit.cli.values import decay, noise_scale, rate
 
 def _show(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit show``."""
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=file_path, metavar="FILE")
     add_json(parser)
     add_explain(parser)
     add_fail_if(parser)
@@ -43,7 +49,7 @@ ENDS: Final = (".html", ".md", ".json", ".svg", ".trace.json")
 
 def _report(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit report``."""
-    parser.add_argument("results", type=Path, nargs="+", metavar="RESULT")
+    parser.add_argument("results", type=file_path, nargs="+", metavar="RESULT")
     parser.add_argument(
         "-o",
         "--output",
@@ -85,7 +91,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "result",
         nargs="?",
-        type=Path,
+        type=file_path,
         metavar="RESULT",
         help="file of trainfit.batch.NoiseScale.save",
     )
@@ -125,7 +131,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     )
     batches.add_argument(
         "--data",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="step times: CSV with micro_batch,accumulation,gpus,seconds, or a plan's result",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import add_fail_if
@@ -20,6 +19,7 @@ from trainfit.cli.common import (
     add_result,
     add_simulation,
     duration,
+    file_path,
     number,
     split_command,
     whole_number,
@@ -82,13 +82,13 @@ def _memory(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit memory``."""
     parser.add_argument(
         "file",
-        type=Path,
+        type=file_path,
         metavar="RECORDING",
         help="file of `trainfit simulate --output`, or of torch.cuda.memory._dump_snapshot",
     )
     parser.add_argument(
         "second",
-        type=Path,
+        type=file_path,
         metavar="RECORDING2",
         nargs="?",
         help="recording of the same script at another batch size",
@@ -162,7 +162,7 @@ def _add_job(group: OptionGroup) -> None:
     group.add_argument(
         "--for",
         dest="job",
-        type=Path,
+        type=file_path,
         action="append",
         metavar="FILE",
         help="a job: the file of `trainfit plan --output`, or one or two recordings of `trainfit "
@@ -178,7 +178,7 @@ def _add_job(group: OptionGroup) -> None:
     _add_samples(group)
     group.add_argument(
         "--price",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help='a TOML file with currency = "USD" and, below [per_hour], "RTX 4090" = 0.44; or '
         "gpuhunt: current prices of cloud providers (needs trainfit[prices] and a network)",
@@ -259,11 +259,11 @@ GPUS: Final = Options(
 
 def _sweep(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit sweep``."""
-    parser.add_argument("file", type=Path, metavar="FILE.toml", help="what to sweep")
+    parser.add_argument("file", type=file_path, metavar="FILE.toml", help="what to sweep")
     runs = parser.add_argument_group("runs")
     runs.add_argument(
         "--folder",
-        type=Path,
+        type=file_path,
         metavar="DIR",
         help="folder of the results of cells (default: the file's name with -cells, next to it)",
     )
@@ -285,7 +285,7 @@ def _sweep(parser: argparse.ArgumentParser) -> None:
     cost = parser.add_argument_group("cost")
     cost.add_argument(
         "--price",
-        type=Path,
+        type=file_path,
         metavar="FILE",
         help="prices of a GPU-hour, as of `trainfit gpus --price`: a TOML file, or gpuhunt",
     )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Final
 
 from trainfit.cli.automation import add_fail_if
-from trainfit.cli.common import Options, add_explain, add_result, split_command, whole_number
+from trainfit.cli.common import (
+    Options,
+    add_explain,
+    add_result,
+    file_path,
+    split_command,
+    whole_number,
+)
 
 # ---
 # trainfit watch
@@ -24,18 +30,18 @@ def _watch(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit watch``."""
     folders = parser.add_argument_group("recorded run")
     folders.add_argument(
-        "--folder", type=Path, metavar="DIR", help="record into DIR, a new or empty folder"
+        "--folder", type=file_path, metavar="DIR", help="record into DIR, a new or empty folder"
     )
     folders.add_argument(
         "--read",
-        type=Path,
+        type=file_path,
         action="append",
         metavar="DIR",
         help="analyze a recorded run instead of running one; repeat the option for each other "
         "machine of the same run",
     )
     folders.add_argument(
-        "--attach", type=Path, metavar="DIR", help="show a run in progress in another terminal"
+        "--attach", type=file_path, metavar="DIR", help="show a run in progress in another terminal"
     )
     parser.add_argument(
         "--noise-scale",
@@ -113,10 +119,13 @@ WATCH: Final = Options(
 def _compare(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``trainfit compare``."""
     parser.add_argument(
-        "before", type=Path, metavar="A", help="run before the change: its folder or result file"
+        "before",
+        type=file_path,
+        metavar="A",
+        help="run before the change: its folder or result file",
     )
     parser.add_argument(
-        "after", type=Path, metavar="B", help="run after the change: its folder or result file"
+        "after", type=file_path, metavar="B", help="run after the change: its folder or result file"
     )
     parser.add_argument(
         "--other-hardware",

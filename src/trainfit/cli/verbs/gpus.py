@@ -95,8 +95,14 @@ def _compared(prices: Prices | None, counts: Sequence[int]) -> Sequence[GpuSpec]
 
 def _job(files: Sequence[Path], *, on_several: bool) -> Job:
     """From the file of a plan, or from recordings."""
-    if len(files) == 1 and not zipfile.is_zipfile(files[0]):
+    if len(files) == 1 and not (files[0].is_file() and zipfile.is_zipfile(files[0])):
         return job_of_plan(PlanResult.load(files[0]), files[0], on_several=on_several)
+    for file in files:
+        if file.is_file() and not zipfile.is_zipfile(file):
+            raise UsageError(
+                f"--for {str(file)!r} is no recording, and only recordings are given together: "
+                "give the file of one plan alone, or recordings of `trainfit simulate`"
+            )
     found = [(file, whole(Recording.load(file))) for file in files]
     return job_of_recordings(found, on_several=on_several)
 

@@ -14,7 +14,7 @@ from trainfit.cli.common import (
     sandbox_request,
 )
 from trainfit.cli.job import read_command
-from trainfit.cli.output import given_output, name_report, print_subject
+from trainfit.cli.output import give, given_output
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import GpuSpec, find_gpu, local_gpu
 from trainfit.plan.command.parsing import Command
@@ -42,7 +42,11 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     parsed = source(options, command)
     with shown_progress() as progress:
         tuned = tune_command(
-            parsed, loader_run(options), progress, sandbox=sandbox_request(options)
+            parsed,
+            loader_run(options),
+            progress,
+            sandbox=sandbox_request(options),
+            fills_options=True,
         )
     result = tuned.result
     _tell(result, options, loader_subject, output)
@@ -58,12 +62,9 @@ def _tell(
     subject: Callable[[Any], Subject],
     output: Path | None,
 ) -> None:
-    """Print a result, and save it where that is asked for."""
+    """Save a result where that is asked for, and print it."""
     needed.saw(result.torch)
-    print_subject(result, options, subject)
-    if output is not None:
-        result.save(output)
-    name_report(output, json=options.json)
+    give(result, options, subject, output, page=True)
 
 
 def _check_ran(result: LoaderResult) -> None:

@@ -80,8 +80,12 @@ def _source(path: Path, batch_size: int | None) -> Source:
 def _no_recording(path: Path) -> ResultFileError:
     record_it = "record the run: trainfit simulate --gpu GPU -- python train.py"
     text = documents.read(path, record_it)
-    if documents.format_of(text) != PlanResult.FILE.name:
-        return ResultFileError(path, "damaged, or not a recording", record_it)
+    name = documents.format_of(text)
+    if name != PlanResult.FILE.name:
+        reason = (
+            f"its format is {name!r}, not a recording" if name else "damaged, or not a recording"
+        )
+        return ResultFileError(path, reason, record_it)
     result = PlanResult.from_json(text, path)
     return ResultFileError(
         path,

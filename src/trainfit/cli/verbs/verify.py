@@ -10,6 +10,7 @@ from trainfit.cli.common import (
     progress,
     sandbox_request,
 )
+from trainfit.cli.job import check_others
 from trainfit.cli.output import give, given_output, output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import device_constants, find_gpu
@@ -51,6 +52,7 @@ def run_calibrate(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.rehearse is not None:
         gpu = find_gpu(options.rehearse)
         others = options.other_processes
+        check_others(others or 0, gpu)
         stand_in = StandIn(gpu, device_constants(gpu, other_processes_bytes=others))
     output = output_file(options.output)
     profile = calibrate(Processes(stand_in), options.time_limit, progress)

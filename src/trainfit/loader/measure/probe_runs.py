@@ -52,8 +52,9 @@ _OF_DATA: Final = ("collate", "no_batches")
 _ONLY_FORK: Final = (
     *("not_picklable", "shared_handle", "no_main_guard", "not_importable", "spawn_start"),
 )
-#: Faults by which workers give other samples than the main process. A run does not show it.
-UNSAFE: Final = ("generator_copied", "shared_handle")
+#: Faults by which workers give other samples than the main process, or each of them all. A run does
+#: not show it.
+UNSAFE: Final = ("generator_copied", "shared_handle", "iterable_perhaps_not_sharded")
 #: Faults that leave every setting: they cost time, or a number that a script may count on; or what
 #: :data:`UNSAFE` workers learn from.
 HARMLESS: Final = (

@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+import psutil
 import torch
 
 from trainfit.results.files.decoding import write_whole
 from trainfit.scripts.sandbox.ending import signal_group
+from trainfit.simgpu.cuda.clocks import LONGEST, OwnTime
 
 _T = TypeVar("_T")
 #: Seconds that processes get to write their stacks before they are killed.
@@ -51,7 +53,8 @@ class CallOutcome(Generic[_T]):
 def call(
     function: Callable[[], _T], limit_s: float, stacks_signal: signal.Signals | None = None
 ) -> CallOutcome[_T]:
-    """Run ``function`` in a fork of this process, for ``limit_s`` seconds at most.
+    """Run ``function`` in a fork of this process, for ``limit_s`` seconds at most, not counting
+    those for which others had the cores (up to :data:`LONGEST` times as many).
 
     Its value goes through a pipe. With ``stacks_signal``, all processes of a call that hangs
     get that signal before they are killed. The fork has one thread of PyTorch's pool: a pool
@@ -82,15 +85,21 @@ def call(
 
 
 def call_here(function: Callable[[], _T], limit_s: float) -> CallOutcome[_T]:
-    """The same in this process (main thread), where ``function`` needs all threads.
+    """The same in this process (main thread), where ``function`` needs all threads. What it waits
+    for in other processes counts, whoever has the cores.
 
     At the time limit it is interrupted as soon as Python runs; C code that hangs stays.
     """
     if threading.current_thread() is not threading.main_thread():
         return _outcome(function)
 
+    own = OwnTime()
+
     def late(*_: Any) -> None:
-        raise _Late
+        left = limit_s - own()
+        if left <= 0 or time.monotonic() - began >= LONGEST * limit_s:
+            raise _Late
+        signal.setitimer(signal.ITIMER_REAL, max(_TICK_S, left))
 
     former = signal.signal(signal.SIGALRM, late)
     began, (left_s, every_s) = time.monotonic(), signal.setitimer(signal.ITIMER_REAL, limit_s)
@@ -132,12 +141,29 @@ def _outcome(function: Callable[[], _T]) -> CallOutcome[_T]:
         return CallOutcome(error_type=type(error).__name__, message=str(error), traceback=text)
 
 
+def _without_core_s(pid: int) -> float:
+    """Seconds for which a process and those that it started could have run, and others had the
+    cores; 0 where the kernel does not count them. A process that hangs waits for none."""
+    waited = 0
+    with contextlib.suppress(psutil.Error):
+        group = psutil.Process(pid)
+        for each in (group, *group.children(recursive=True)):
+            with contextlib.suppress(OSError, ValueError, IndexError):  # one that ends meanwhile
+                text = Path(f"/proc/{each.pid}/schedstat").read_text()
+                waited += int(text.split()[1])
+    return waited * 1e-9
+
+
 def _await(receiver: Any, process: Any, limit_s: float) -> CallOutcome[Any]:
     """The value, once it is there or the process is dead or late."""
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
+    deadline, last = began + limit_s, began + LONGEST * limit_s
     while not receiver.poll(min(_TICK_S, max(0.0, deadline - time.monotonic()))):
-        if time.monotonic() >= deadline:
-            return CallOutcome(hung=True)
+        if (now := time.monotonic()) >= deadline:
+            own_s = now - began - _without_core_s(process.pid)
+            if now >= last or own_s >= limit_s:
+                return CallOutcome(hung=True)
+            deadline = min(last, now + max(_TICK_S, limit_s - own_s))
         if process.exitcode is not None and not receiver.poll(0):
             return CallOutcome(exit_code=process.exitcode)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -109,7 +110,13 @@ class Command:
         """What Python runs, with the arguments filled in."""
         before = () if self.launcher is None else self.launcher.launched.arguments
         words = self.fill(**values)[self.arguments_at :]
-        return Target(self.kind, self.name, (*before, *words), terminal=_terminal())
+        return Target(
+            self.kind,
+            self.name,
+            (*before, *words),
+            terminal=_terminal(),
+            input_file=_input_file(),
+        )
 
     @property
     def python(self) -> str:
@@ -157,6 +164,19 @@ class Command:
         """The same in a machine of so many GPUs: a launcher may start a process for each."""
         launcher = None if self.launcher is None else self.launcher.on(gpus, self.fill())
         return dataclasses.replace(self, launcher=launcher, gpus=gpus)
+
+
+def _input_file() -> str:
+    """The regular file that is trainfit's standard input, which each run of the script reads from
+    its beginning; empty where it is none: what comes through a pipe comes once."""
+    own = f"/proc/{os.getpid()}/fd/0"
+    try:
+        if not stat.S_ISREG(os.fstat(0).st_mode):
+            return ""
+        path = os.readlink(own)
+    except OSError:  # it is closed, or the system has no such links
+        return ""
+    return path if os.path.isfile(path) else own  # bash deletes the file of a here-document
 
 
 def _terminal() -> tuple[int, int] | None:

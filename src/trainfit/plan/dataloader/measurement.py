@@ -16,6 +16,7 @@ from trainfit.lint.mistakes import SAME_NUMBERS
 from trainfit.plan.command.interpreter import own_interpreter
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.prefix import Prefix
+from trainfit.plan.dataloader.own_options import with_own_options
 from trainfit.plan.dataloader.process import Listener, Loaded, LoadingProcess, Stage
 from trainfit.plan.launch_line import launched
 from trainfit.plan.runs.failures import (
@@ -69,11 +70,14 @@ def tune_command(
     progress: Callable[[str], None] | Listener = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
     sandbox: SandboxRequest = UNASKED,
+    *,
+    fills_options: bool = False,
 ) -> Tuned:
     """The settings that suit the loader of ``command``, or the one that ``spec.loading`` names.
 
     Without a GPU in ``spec``, and without a step, it is tuned to be as fast as it can. ``sandbox``
-    says what may come of files that are written where there is no command.
+    says what may come of files that are written where there is no command. ``fills_options``: the
+    launch line says the settings by placeholders of the command or options of its script.
 
     Raises :class:`~trainfit.plan.runs.failures.ScriptError` where the script comes to no loader
     that can be measured.
@@ -92,7 +96,27 @@ def tune_command(
         seconds=result.seconds or loaded.seconds,
         protection=loaded.protection,
     )
+    if fills_options and command is not None and loaded.interrupt is None:
+        try:
+            result = _with_options(result, loaded, command, spec, progress)
+        except KeyboardInterrupt as interrupt:
+            return Tuned(result, interrupt)
     return Tuned(result, loaded.interrupt)
+
+
+def _with_options(
+    result: LoaderResult,
+    loaded: Loaded,
+    command: Command,
+    spec: RunSpec,
+    progress: Callable[[str], None] | Listener,
+) -> LoaderResult:
+    def tell(text: str) -> None:
+        if callable(progress):
+            progress(text)
+
+    trace = loaded.outcome.trace if loaded.outcome is not None else None
+    return with_own_options(result, command, trace, _gpu(spec), spec.time_limit_s, tell)
 
 
 def _of_samples(command: Command | None) -> tuple[Finding, ...]:

@@ -87,8 +87,8 @@ _MODULE: Final = "trainfit.plan.dataloader.child"
 _TICK_S: Final = 0.05
 #: Seconds from the outcome to the end of the process before it is killed.
 _GRACE_S: Final = 10.0
-#: Seconds that an interrupted child gets to write down what it has.
-_INTERRUPT_S: Final = 5.0
+#: Seconds that an interrupted child gets to write down what it has: it has to get a core first.
+_INTERRUPT_S: Final = 30.0
 #: Seconds that a started process has at least, whatever the time limit: it imports PyTorch.
 _LEAST_S: Final = 1.0
 

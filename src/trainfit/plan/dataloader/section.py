@@ -22,11 +22,10 @@ from trainfit.plan.dataloader.other_cpu import (
     settings_there,
 )
 from trainfit.plan.launch_line import launch_values, launched_loader
-from trainfit.plan.runs.option_proof import check
+from trainfit.plan.runs.option_proof import proven_settings
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.progress import MAY_CHANGE, Notes
-from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.sizing.recommendation import CURVE_ERROR, accumulation_for
 from trainfit.plan.sizing.speed import fast_end
 from trainfit.results.configuration import BatchLimits, Configuration
@@ -496,16 +495,6 @@ def with_loader_options(
     A simulated run of one step is made where there is something to prove, forked from a process of
     ``warm`` if that is given.
     """
-    command, found = options.command, launched_loader(plan.loading)
-    values = launch_values(plan, command, found) if found is not None else {}
-    supposed = {name: command.present[name] for name in command.supposed & set(LOADER_TUNABLES)}
-    wanted = {
-        name: values[name]
-        for name, present in supposed.items()
-        if values.get(name, present) != present
-    }
-    if not wanted:
-        return options.proven_command
-    with Tracer(command, gpu, steps=1, time_limit_s=time_limit_s, warm=warm) as tracer:
-        effects = check(command, wanted, tracer)
-    return options.proven([each.name for each in effects if each.had]).proven_command
+    found = launched_loader(plan.loading)
+    values = launch_values(plan, options.command, found) if found is not None else {}
+    return proven_settings(options, values, gpu, time_limit_s, warm).proven_command

@@ -13,7 +13,7 @@ from typing import Final
 from trainfit.hardware import GpuSpec
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import other_value
-from trainfit.plan.command.tunables import as_switch
+from trainfit.plan.command.tunables import LOADER_TUNABLES, as_switch
 from trainfit.plan.runs.batches import most_full, pairs_of
 from trainfit.plan.runs.failures import NotSimulated, what_happened
 from trainfit.plan.runs.options import (
@@ -23,6 +23,7 @@ from trainfit.plan.runs.options import (
     is_part_of_rows,
     observed_settings,
 )
+from trainfit.plan.runs.processes import WarmProcesses
 from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
@@ -97,6 +98,31 @@ def _has_precision(value: str, autocast: str | None) -> bool:
 
 def _autocast(seen: ObservedSettings) -> str:
     return f"autocast is {seen.autocast or 'off'}"
+
+
+def proven_settings(
+    options: CommandOptions,
+    values: Mapping[str, str],
+    gpu: GpuSpec,
+    time_limit_s: float,
+    warm: WarmProcesses | None = None,
+) -> CommandOptions:
+    """``options``, with those of the DataLoader as proven that have their effect at ``values``.
+
+    A simulated run of one step is made where there is something to prove.
+    """
+    command = options.command
+    supposed = {name: command.present[name] for name in command.supposed & set(LOADER_TUNABLES)}
+    wanted = {
+        name: values[name]
+        for name, present in supposed.items()
+        if values.get(name, present) != present
+    }
+    if not wanted:
+        return options
+    with Tracer(command, gpu, steps=1, time_limit_s=time_limit_s, warm=warm) as tracer:
+        effects = check(command, wanted, tracer)
+    return options.proven([each.name for each in effects if each.had])
 
 
 # -- what a plan needs -------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from trainfit.plan.command.precision import AmpReading, amp_readings
 from trainfit.plan.command.tunables import (
     ALIASES,
     LOADER_SWITCHES,
+    LOADER_TUNABLES,
     NUMBER,
     TUNABLES,
     CommandError,
@@ -168,6 +169,12 @@ class CommandOptions:
             if each.name in refused
         ]
         return CommandOptions(self.base, with_options(self.base, found), found, (*self.left, *left))
+
+    def of_loader(self) -> CommandOptions:
+        """Likewise with those alone that set the DataLoader."""
+        found = tuple(each for each in self.found if each.name in LOADER_TUNABLES)
+        left = tuple(each for each in self.left if each.name in LOADER_TUNABLES)
+        return CommandOptions(self.base, with_options(self.base, found), found, left)
 
     @property
     def proven_command(self) -> Command:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from trainfit.report.blocks import (
@@ -40,6 +41,7 @@ from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings, st
 from trainfit.results.files.contents import Note
 from trainfit.results.findings import Finding
 from trainfit.results.loader import BUSY, Limit, LoaderResult, SettingReason, most_helpful_first
+from trainfit.results.runs.measurement import AS_FAST
 from trainfit.results.text import count, duration, percent, rate, times
 
 _TONES: Final[Mapping[str, Tone]] = {
@@ -51,6 +53,8 @@ _TONES: Final[Mapping[str, Tone]] = {
 }
 #: A rate that is so many times the highest of the others is not drawn.
 _BEYOND: Final = 4.0
+#: A reason that says what the verdict's line says.
+_FACTOR: Final = re.compile(rf"[\d.]+× as many batches( \({BUSY}\))?")
 #: Names of points.
 _RAN: Final = "measured"
 _DISTURBED: Final = "measured, disturbed"
@@ -85,7 +89,7 @@ def loader_subject(result: LoaderResult) -> Subject:
             kind="DataLoader",
             tone=_TONES[result.verdict],
             text=verdict_line(result),
-            limit=result.reason,
+            limit="" if _FACTOR.fullmatch(result.reason) else result.reason,
             subject=result.command or result.loader,
             commands=tuple(_commands(result)),
             tiles=_tiles(result),
@@ -128,7 +132,10 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
 def _commands(result: LoaderResult) -> Iterator[Command]:
     """What to write where."""
     if result.verdict != "cannot_tell" and result.recommended != result.present:
-        yield Command(loader_line(result.recommended, result.present), "Write")
+        if result.launch_sets:
+            yield Command(result.launch, "Run")
+        if line := loader_line(result.recommended, result.present, result.launch_sets):
+            yield Command(line, "Write")
         if result.recommended.worker_threads != result.present.worker_threads:
             threads = f"torch.set_num_threads({result.recommended.worker_threads})"
             yield Command(threads, "In the DataLoader's worker_init_fn")
@@ -137,7 +144,7 @@ def _commands(result: LoaderResult) -> Iterator[Command]:
             yield Command(variable.line, f"In the {variable.where}")
     if result.cores is not None and result.cores.prefix.startswith("torchrun"):
         yield Command(f"{result.cores.prefix} …", "Instead of python")
-    elif result.launch:
+    elif result.launch and not result.launch_sets:
         yield Command(result.launch, "Run")
     elif not result.command or result.command.startswith("--loader"):
         yield from (Command(line, "Before the command") for line in _before_command(result))
@@ -219,9 +226,10 @@ def step_words(result: LoaderResult) -> str:
             text += ". The real step is longer and waits less for batches: give "
             text += "its time with --step-time"
         return text
+    said = f" ({source})" if source and source != AS_FAST else ""
     return (
-        f"assumed as 0 ({source}), which overstates the gain of more "
-        "workers; give it with --step-time 40ms, or predict it with --gpu NAME"
+        f"assumed as 0{said}, which overstates the gain of workers: give it, as in "
+        "--step-time 40ms, or --gpu NAME to predict it"
     )
 
 
@@ -232,6 +240,8 @@ def certainty(result: LoaderResult) -> str:
     if ran and not runs:
         real = count(len(ran), "real run")
         return f"predicted only; other processes disturbed {real}: not used"
+    if not runs and result.was_busy:
+        return "predicted only; other processes kept the machine busy: repeat when it is idle"
     if not runs:
         return "predicted only, not confirmed by a real run (--confirm N makes some)"
     chosen = steady(result.recommended)
@@ -273,23 +283,32 @@ def all_faults(result: LoaderResult) -> list[Finding]:
     return list({(fault.kind, fault.title): fault for fault in reversed(found)}.values())[::-1]
 
 
-def loader_line(settings: LoaderSettings, present: LoaderSettings) -> str:
-    """The call of ``DataLoader``; what is PyTorch's default now and shall be stays out."""
-    words = [f"num_workers={settings.num_workers}"]
+def loader_line(
+    settings: LoaderSettings, present: LoaderSettings, launched: Collection[str] = ()
+) -> str:
+    """The call of ``DataLoader``, without what a launch line says (``launched``); maybe empty."""
+    words: dict[str, object] = {"num_workers": settings.num_workers}
     if settings.num_workers:
-        words.append(f"prefetch_factor={settings.prefetch_factor}")
+        words["prefetch_factor"] = settings.prefetch_factor
     elif present.num_workers:  # PyTorch refuses them without workers
-        words.append("prefetch_factor=None")
-    words.append(f"pin_memory={settings.pin_memory}")
+        words["prefetch_factor"] = None
+    words["pin_memory"] = settings.pin_memory
     if settings.num_workers:
-        words.append(f"persistent_workers={settings.persistent_workers}")
+        words["persistent_workers"] = settings.persistent_workers
         if not (settings.in_order and present.in_order):
-            words.append(f"in_order={settings.in_order}")
+            words["in_order"] = settings.in_order
         if settings.start_method != present.start_method:
-            words.append(f'multiprocessing_context="{settings.start_method}"')
+            words["multiprocessing_context"] = f'"{settings.start_method}"'
     elif present.persistent_workers:
-        words.append("persistent_workers=False")
-    return f"DataLoader(…, {', '.join(words)})"
+        words["persistent_workers"] = False
+    if launched:
+        words = {
+            name: value
+            for name, value in words.items()
+            if name not in launched and value != getattr(present, name, None)
+        }
+    said = ", ".join(f"{name}={value}" for name, value in words.items())
+    return f"DataLoader(…, {said})" if said else ""
 
 
 def _before_command(result: LoaderResult) -> list[str]:

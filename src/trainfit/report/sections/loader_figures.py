@@ -76,6 +76,8 @@ def without_others_words(result: LoaderResult) -> str:
     empty where that is not left open."""
     if result.without_others is None:
         return ""
+    if steady(result.without_others) == steady(result.recommended):
+        return ""  # they are the recommended ones, whose row has their rate
     said = [
         f"{settings_words(settings)} {rate(candidate.batches_per_s)}"
         for settings in dict.fromkeys((result.without_others, result.present))

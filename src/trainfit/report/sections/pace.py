@@ -60,7 +60,7 @@ from trainfit.results.pace import (
     RateSummary,
     Unmeasured,
 )
-from trainfit.results.text import count, duration, percent, rate, times
+from trainfit.results.text import count, duration, one_line, percent, rate, times
 
 _REMOVED: Final = "of the excess that it removes (%, with the 95% interval)"
 _PRIVILEGE: Final = {
@@ -205,7 +205,8 @@ def _rates(result: PaceResult) -> Facts | None:
             "of calls with work"
         )
         said.append(("calls", text, 20))
-    said += [(f"{e.hz:g} Hz", f"was not measured: {e.text}", 2) for e in result.unmeasured]
+    if result.ended != "failed" or _has_any(result):
+        said += [(f"{e.hz:g} Hz", f"was not measured: {e.text}", 2) for e in result.unmeasured]
     said += [(hz, text, 2) for hz, text in _unheld(result)]
     for row in result.rates:
         if row.pops is not None:
@@ -400,9 +401,18 @@ def _failure(result: PaceResult) -> list[Text | Output | None]:
 def verdict_line(result: PaceResult) -> str:
     """The answer: is a rate held, and are its calls slower than back to back?"""
     if result.ended == "failed":
-        return "The call FAILED; below are the results so far"
+        failure = result.failure
+        head = "The call failed"
+        if failure is not None:
+            what = one_line(f"{failure.error_type}: {failure.message}")
+            head = f"The call failed: call {failure.call} raised {what}"
+        return head + ("; below are the results so far" if _has_any(result) else "")
     said = [_cannot_hold(result), _late(result), _compared(result)]
     return ". ".join(text for text in said if text)
+
+
+def _has_any(result: PaceResult) -> bool:
+    return bool(result.rates) or result.back_to_back is not None
 
 
 def _compared(result: PaceResult) -> str:

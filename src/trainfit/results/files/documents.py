@@ -100,6 +100,8 @@ class ResultFile(Displayed, Metered):
 
 def _document(form: Format, text: str, path: Path) -> dict[str, Any]:
     """The document in its present version, without format and version."""
+    if not text.strip():
+        raise ResultFileError(path, "it is empty", form.remake)
     try:
         document = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -127,7 +129,8 @@ def format_of(text: str) -> str | None:
 def read(path: Path, remake: str) -> str:
     """The file's text; raises :class:`ResultFileError`.
 
-    A large file that is not a result is refused before it is read whole.
+    A large file that is not a result is refused before it is read whole, and a device that gives
+    bytes without an end.
     """
     try:
         with path.open("rb") as stream:
@@ -138,12 +141,20 @@ def read(path: Path, remake: str) -> str:
             if length > _LARGEST:
                 reason = f"{size(length)}, and no result is larger than {size(_LARGEST)}"
                 raise ResultFileError(path, reason, remake)
-            return (head + stream.read()).decode("utf-8")
+            most = _LARGEST if _SAYS_FORMAT.search(head) else _LARGE
+            content = head + stream.read(most - len(head) + 1)
+            if len(content) > most:
+                reason = f"not a result of trainfit (more than {size(most)})"
+                raise ResultFileError(path, reason, remake)
+            return content.decode("utf-8")
     except FileNotFoundError:
         raise ResultFileError(path, "there is no such file", "check the path") from None
     except UnicodeDecodeError as error:
         reason = f"damaged, or not a result file ({error.reason} at byte {error.start})"
         raise ResultFileError(path, reason, remake) from error
+    except IsADirectoryError:
+        remedy = "name the file in it, or give a watched run's to `trainfit watch --read`"
+        raise ResultFileError(path, "it is a folder", remedy) from None
     except OSError as error:
         raise ResultFileError(path, error.strerror or str(error), "check the path") from error
 

@@ -408,6 +408,8 @@ class Recording(Displayed):
     @classmethod
     def load(cls, path: Path) -> Recording:
         """Read a recording; raises :class:`ResultFileError` for anything but a whole one."""
+        if path.exists() and not (path.is_file() or path.is_dir()):  # one without an end is read on
+            raise ResultFileError(path, "it is no regular file", "name the recording's")
         return cls._read(path, path)
 
     @classmethod
@@ -432,7 +434,7 @@ class Recording(Displayed):
             raise
         except FileNotFoundError:
             raise ResultFileError(path, "there is no such file", "check the path") from None
-        except (IsADirectoryError, PermissionError) as error:
+        except OSError as error:
             raise ResultFileError(path, error.strerror or str(error), "check the path") from error
         except Exception as error:  # what zip, zlib, JSON and NumPy raise for damaged bytes
             reason = f"damaged, or not a recording ({error})"

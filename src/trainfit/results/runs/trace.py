@@ -33,7 +33,8 @@ class Target:
 
     ``constants`` of the script get these values instead of their own
     (:mod:`trainfit.scripts.option_parsers`). ``terminal`` are lines and columns of the terminal
-    that it would be started in (``None``: it would be in none).
+    that it would be started in (``None``: it would be in none). ``input_file`` is the file that is
+    its standard input (empty: there is nothing to read).
     """
 
     kind: Literal["script", "module"]
@@ -41,6 +42,7 @@ class Target:
     args: tuple[str, ...]
     constants: Mapping[str, int] = dataclasses.field(default_factory=dict)
     terminal: tuple[int, int] | None = None
+    input_file: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
