@@ -100,6 +100,11 @@ def instructions(text: str, first: str, rest: str) -> str:
     return "\n".join(lines)
 
 
+def dtype_name(dtype: object) -> str:
+    """``bfloat16`` of ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def short(text: str, most: int = 160) -> str:
     """The first line that says something, printable, its end cut off where it is long."""
     line = printable(next((line.strip() for line in text.splitlines() if line.strip()), ""))
