@@ -279,7 +279,7 @@ def cores(number: float) -> str:
 
 
 def core_count(number: float) -> str:
-    """The same with its noun: "1 core", "1.5 cores"."""
+    """A number of cores with its noun: "1 core", "1.5 cores"."""
     said = cores(number)
     return f"{said} core{'' if said == '1' else 's'}"
 
