@@ -46,7 +46,7 @@ def test_the_architecture_names_every_room_and_nothing_else() -> None:
 def test_the_modules_that_the_architecture_names_are_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+)`", text))
-    named |= set(re.findall(r"^ +([a-z_]+(?:/[a-z_]+)+)", text, flags=re.MULTILINE))
+    named |= set(re.findall(r"(?:^|│) +([a-z_]+(?:/[a-z_]+)+)", text, flags=re.MULTILINE))
     assert len(named) > 60
     for name in named:
         places = (SOURCE / name, SOURCE / f"{name}.py", ROOT / name, ROOT / f"{name}.py")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import trainfit
-from helpers_learning import Kinds, observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import Kinds, found_of
 from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
 
@@ -23,10 +22,6 @@ def simulation() -> Iterator[Simulation]:
 @pytest.fixture
 def kinds(simulation: Simulation) -> Kinds:
     def of(training: Callable[[], Any]) -> dict[str, Finding]:
-        with observing(simulation, counts_in_place=False) as observer:
-            kept = training()
-            found = {each.kind: each for each in of_learning(observer.facts())}
-            del kept
-        return found
+        return found_of(lambda _: training(), simulation)
 
     return of

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers_learning import observing
+from helpers_learning import found_of, observing, on_gpu, train
 from trainfit.findings.training.inputs import INPUTS
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
@@ -36,17 +36,18 @@ def kinds(simulation: Simulation) -> Kinds:
         prepare: Callable[[Any], None] = lambda _: None,
         around: Callable[[LearningObserver], None] = lambda _: None,
     ) -> dict[str, Finding]:
-        with observing(simulation, counts_in_place=False) as observer:
+        def training(observer: LearningObserver) -> None:
             own = model.cuda()
             optimizer = torch.optim.SGD(own.parameters(), 0.1)
             prepare(optimizer)
-            for x, y in DataLoader(TensorDataset(*data), _BATCH):
+
+            def step(batch: Any) -> Tensor:
                 around(observer)
-                observer.called(own)
-                optimizer.zero_grad()
-                loss(own, x.cuda(), y.cuda()).backward()
-                optimizer.step()
-            found = {each.kind: each for each in of_learning(observer.facts())}
+                return on_gpu(own, loss)(batch)
+
+            train(observer, own, step, DataLoader(TensorDataset(*data), _BATCH), optimizer)
+
+        found = found_of(training, simulation)
         return {kind: each for kind, each in found.items() if kind in INPUTS}
 
     return of

@@ -13,7 +13,7 @@ from torch import nn
 from helpers_learning import Kinds
 from trainfit.findings.training.misuse import of_misuse
 from trainfit.hooks.graphs import UnusedResults
-from trainfit.hooks.losses import nodes_of
+from trainfit.torch_private.autograd import nodes_of
 
 Tensor = torch.Tensor
 

@@ -555,14 +555,14 @@ def iterated_by_epochs_of_looks(device: str) -> None:
     over_data(device, take, batch_size=1)
 
 
-def clipped_late(device: str) -> None:
+def clipped_late(device: str, limit: float = 1.0) -> None:
     model = net(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(4):
         optimizer.zero_grad()
         model(data(device)).mean().backward()
         optimizer.step()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
 def clipped_between_two_steps(device: str) -> None:
@@ -618,13 +618,7 @@ def head_alone_is_trained_with_another_part(device: str) -> nn.Module:
 
 
 def norm_measured_after_the_step(device: str) -> None:
-    model = net(device)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(data(device)).mean().backward()
-        optimizer.step()
-        nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+    clipped_late(device, 1e9)
 
 
 def pairs_compared(device: str) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import trainfit
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import findings_of
+from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.losses import product_of
 from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
@@ -48,7 +48,7 @@ def _findings(
     trained: Callable[[], Any] | None = None,
     step: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[Finding, ...]:
-    with observing(simulation, counts_in_place=device == "cpu") as observer:
+    def training(observer: LearningObserver) -> None:
         for model in models:
             model.to(device)
             model.register_forward_hook(lambda module, _, output: observer.returned(module, output))
@@ -62,7 +62,8 @@ def _findings(
             loss(step(x) if step is not None else models[0](x), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
-        return of_learning(observer.facts())
+
+    return findings_of(training, simulation)
 
 
 def kinds(findings: tuple[Finding, ...]) -> list[str]:

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import findings_of, train
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
@@ -48,20 +47,22 @@ class Run:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         x = torch.randn(32, 16) if data is None else data
         loader = DataLoader(TensorDataset(x, torch.zeros(len(x), dtype=torch.long)), 8)
-        for batch, y in loader:
-            self.observer.called(model)
-            optimizer.zero_grad()
-            loss(model(batch.to(self.device)), y.to(self.device)).backward()
-            before_step()
-            optimizer.step()
+
+        def of_batch(batch: list[Tensor]) -> Tensor:
+            rows, y = (each.to(self.device) for each in batch)
+            return loss(model(rows), y)
+
+        train(self.observer, model, of_batch, loader, optimizer, between=before_step)
 
 
 def _found(device: str, simulation: Simulation | None, training: Training) -> tuple[Finding, ...]:
-    with observing(simulation, counts_in_place=device == "cpu") as observer:
+    def of(observer: LearningObserver) -> Run:
         run = Run(device, observer)
         training(run)
         assert run.models
-        return of_learning(observer.facts())
+        return run
+
+    return findings_of(of, simulation)
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import found_of, on_gpu, train
 from trainfit.findings.training.numbers import NUMBERS
+from trainfit.hooks.learning import LearningObserver
 from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
 
@@ -35,19 +35,16 @@ def kinds(simulation: Simulation) -> Kinds:
         data: Callable[[], Any] = lambda: TensorDataset(ROWS, CLASSES),
         model: nn.Module | None = None,
     ) -> dict[str, Finding]:
-        with observing(simulation, counts_in_place=False) as observer:
+        def training(observer: LearningObserver) -> Any:
             own = (model or net()).cuda()
-            optimizer = torch.optim.SGD(own.parameters(), 0.1)
             kept = data()  # with the other parts of a split
             batches = kept[0] if isinstance(kept, tuple) else kept
             if isinstance(batches, Dataset):
                 batches = DataLoader(batches, _BATCH)
-            for x, y in batches:
-                observer.called(own)
-                optimizer.zero_grad()
-                loss(own, x.cuda(), y.cuda()).backward()
-                optimizer.step()
-            return {each.kind: each for each in of_learning(observer.facts())}
+            train(observer, own, on_gpu(own, loss), batches)
+            return kept
+
+        return found_of(training, simulation)
 
     return of
 

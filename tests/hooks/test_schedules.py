@@ -24,15 +24,21 @@ from trainfit.results.runs.learning import LearningFacts, ScheduleEnd, ScheduleF
 Make = Callable[[torch.optim.Optimizer], Any]
 
 
-def end_of(make: Make, ahead: int, *, each: int = 1, steps: int = 4) -> ScheduleEnd | None:
-    """Of a training of ``ahead`` steps, after 4, with a step of the schedule for ``each`` of them;
-    neither schedule nor optimizer is changed."""
+def _stepped(make: Make, each: int, steps: int) -> tuple[torch.optim.Optimizer, Any]:
+    """An optimizer after so many steps, and its schedule, with a step for ``each`` of them."""
     optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
     scheduler = make(optimizer)
     for step in range(steps):
         optimizer.step()
         if step % each == 0:
             scheduler.step()
+    return optimizer, scheduler
+
+
+def end_of(make: Make, ahead: int, *, each: int = 1, steps: int = 4) -> ScheduleEnd | None:
+    """Of a training of ``ahead`` steps, after 4, with a step of the schedule for ``each`` of them;
+    neither schedule nor optimizer is changed."""
+    optimizer, scheduler = _stepped(make, each, steps)
     before = scheduler.last_epoch, optimizer.param_groups[0]["lr"]
     made = [Schedule(weakref.ref(scheduler), "train.py:7")]
     found = schedule_end(made, steps, ahead, [optimizer])
@@ -180,12 +186,7 @@ def test_a_cosine_that_goes_up_again() -> None:
 
 def _made_for_more(make: Make, ahead: int, *, each: int = 1, steps: int = 4) -> Any:
     """Of a training of ``ahead`` steps, with a step of the schedule for ``each`` of them."""
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(3))], 1e-3)
-    scheduler = make(optimizer)
-    for step in range(steps):
-        optimizer.step()
-        if step % each == 0:
-            scheduler.step()
+    optimizer, scheduler = _stepped(make, each, steps)
     return schedule_unused(
         [Schedule(weakref.ref(scheduler), "train.py:7")], steps, ahead, [optimizer]
     )

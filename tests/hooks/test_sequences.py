@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import found_of, on_gpu, train
 from trainfit.findings.training.sequences import SEQUENCES
+from trainfit.hooks.learning import LearningObserver
 from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
@@ -28,15 +28,12 @@ def kinds(simulation: Simulation) -> Kinds:
     """Of a training with a loss of the model, tokens and labels, the kinds of :data:`SEQUENCES`."""
 
     def of(model: nn.Module, loss: Callable[[Any, Tensor, Tensor], Tensor], x: Tensor) -> list[str]:
-        with observing(simulation, counts_in_place=False) as observer:
+        def training(observer: LearningObserver) -> None:
+            batches = DataLoader(TensorDataset(x, torch.arange(len(x)) % 4), _BATCH)
             own = model.cuda()
-            optimizer = torch.optim.SGD(own.parameters(), 0.1)
-            for tokens, y in DataLoader(TensorDataset(x, torch.arange(len(x)) % 4), _BATCH):
-                observer.called(own)
-                optimizer.zero_grad()
-                loss(own, tokens.cuda(), y.cuda()).backward()
-                optimizer.step()
-            found = [each.kind for each in of_learning(observer.facts())]
+            train(observer, own, on_gpu(own, loss), batches)
+
+        found = found_of(training, simulation)
         return [each for each in found if each in SEQUENCES]
 
     return of

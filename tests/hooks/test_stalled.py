@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import found_of
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.findings import Finding
 
@@ -32,11 +31,7 @@ def one_thread() -> Iterator[None]:
 
 def found(training: Callable[[LearningObserver], Any]) -> dict[str, Finding]:
     """Of a training on the CPU, whose values are read."""
-    with observing(reads_values=True) as observer:
-        kept = training(observer)
-        facts = observer.facts()
-        del kept
-        return {each.kind: each for each in of_learning(facts)}
+    return found_of(training, reads_values=True)
 
 
 def net(activation: type[nn.Module] = nn.ReLU, outputs: int = 4) -> nn.Sequential:

@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import found_of, train
 from trainfit.hooks.learning import LearningObserver
 from trainfit.results.findings import Finding
 from trainfit.simgpu.session import Simulation
@@ -28,14 +27,7 @@ _STEPS = 4
 
 @pytest.fixture
 def kinds(simulation: Simulation) -> Kinds:
-    def of(training: Callable[[LearningObserver], Any]) -> Found:
-        with observing(simulation, counts_in_place=False) as observer:
-            kept = training(observer)
-            found = {each.kind: each for each in of_learning(observer.facts())}
-            del kept
-        return found
-
-    return of
+    return lambda training: found_of(training, simulation)
 
 
 def net(outputs: int = 4, inputs: int = 8) -> nn.Sequential:
@@ -49,17 +41,12 @@ def rows(columns: int = 8, number: int = 16) -> Tensor:
 def training(loss: Callable[[nn.Module, Tensor], Tensor], model: nn.Module | None = None) -> Any:
     """Some steps of a loss of the model and of a batch."""
 
-    def train(observer: LearningObserver) -> Any:
+    def of(observer: LearningObserver) -> Any:
         own = model or net()
-        optimizer = torch.optim.SGD(own.parameters(), 0.1)
-        for _ in range(_STEPS):
-            observer.called(own)
-            optimizer.zero_grad()
-            loss(own, rows()).backward()
-            optimizer.step()
+        train(observer, own, lambda _: loss(own, rows()), range(_STEPS))
         return own
 
-    return train
+    return of
 
 
 # -- logarithms --------------------------------------------------------------------------------

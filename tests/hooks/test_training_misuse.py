@@ -15,40 +15,28 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
-from helpers_learning import observing
+from helpers_learning import found_of
 from trainfit.findings.training.learning import of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.remade import Remade
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.interventions.script_state import MadeOptimizer
-from trainfit.simgpu.session import Simulation
 
 Tensor = torch.Tensor
 Found = Callable[[Callable[[LearningObserver], Any]], dict[str, Finding]]
 
 
-def _found(
-    simulation: Simulation | None, training: Callable[[LearningObserver], Any]
-) -> dict[str, Finding]:
-    with observing(simulation, counts_in_place=simulation is None) as observer:
-        kept = training(observer)
-        gc.collect()
-        found = of_learning(observer.facts())
-        del kept
-        return {each.kind: each for each in found}
-
-
 @pytest.fixture
 def found() -> Iterator[Found]:
     """On the CPU."""
-    yield lambda training: _found(None, training)
+    yield lambda training: found_of(lambda it: (training(it), gc.collect()))
 
 
 @pytest.fixture
 def simulated() -> Iterator[Found]:
     with trainfit.simulate("T4") as simulation:
-        yield lambda training: _found(simulation, training)
+        yield lambda training: found_of(lambda it: (training(it), gc.collect()), simulation)
 
 
 def _train(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from helpers_learning import observing
-from trainfit.findings.training.learning import of_learning
+from helpers_learning import findings_of, train
+from trainfit.hooks.learning import LearningObserver
 
 
 class Pooler(nn.Module):
@@ -59,15 +59,11 @@ def of_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def titles(model: nn.Module, parameters: list[nn.Parameter]) -> list[str]:
-    optimizer = torch.optim.SGD(parameters, 0.1)
-    with observing() as watch:
-        watch.called(model)
-        for _ in range(4):
-            model(torch.randn(4, 8)).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    found = of_learning(watch.facts())
-    return [each.title for each in found if each.kind == "no_gradient"]
+    def training(observer: LearningObserver) -> None:
+        optimizer = torch.optim.SGD(parameters, 0.1)
+        train(observer, model, lambda _: model(torch.randn(4, 8)).mean(), range(4), optimizer)
+
+    return [each.title for each in findings_of(training) if each.kind == "no_gradient"]
 
 
 def without_other(model: Sentences) -> list[nn.Parameter]:

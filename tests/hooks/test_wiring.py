@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
 
-from helpers_learning import observing
+from helpers_learning import found_of, train
 from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.provenance.views import line_of_view
@@ -40,20 +40,13 @@ class Observed:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         """A step of each batch."""
-        optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
-        for batch in batches:
-            self.observer.called(model)
-            optimizer.zero_grad()
-            loss(batch).backward()
-            optimizer.step()
+        train(self.observer, model, loss, batches, optimizer)
 
 
 @pytest.fixture
 def kinds(simulation: Simulation) -> Callable[[Training], dict[str, Finding]]:
     def of(training: Training) -> dict[str, Finding]:
-        with observing(simulation, counts_in_place=False) as observer:
-            training(Observed(observer))
-            return {each.kind: each for each in of_learning(observer.facts())}
+        return found_of(lambda observer: training(Observed(observer)), simulation)
 
     return of
 

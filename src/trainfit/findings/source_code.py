@@ -65,3 +65,11 @@ def from_here(path: str) -> str | None:
 def short_file(path: str) -> str:
     """The same; of a file that is elsewhere its name alone."""
     return from_here(path) or os.path.basename(path)
+
+
+def relative_place(place: str | None) -> str:
+    """``file:line``, the file as :func:`short_file` names it; ``None``: empty."""
+    if place is None:
+        return ""
+    path, _, line = place.rpartition(":")
+    return f"{short_file(path)}:{line}"

@@ -19,12 +19,14 @@ import numpy as np
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler, Subset
 
+from trainfit.hooks.held_objects import tensors_in
 from trainfit.hooks.losses import OF_CLASSES
 from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.torch_private.autograd import operands
 from trainfit.torch_private.data_loading import dataset_of
 from trainfit.torch_private.modules import outermost_call
 from trainfit.torch_private.operators import no_dispatch
@@ -87,7 +89,7 @@ def terms_of(root: Any) -> int:
         if node is None:
             continue
         seen += 1
-        inside = [each for each, _ in node.next_functions if each is not None]
+        inside = operands(node)
         are_losses = inside and inside[0].name().startswith(("Stack", "Cat"))
         if inside and (
             node.name().startswith(_SUMS) or (are_losses and node.name().startswith(_OF_ALL))
@@ -411,13 +413,7 @@ def _is_in_frozen_model() -> bool:
 
 def tensors_of_batch(batch: Any) -> Iterator[torch.Tensor]:
     """The tensors of a batch, or of its first level."""
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for each, _ in zip(parts, range(_TENSORS), strict=False):
-            if isinstance(each, torch.Tensor):
-                yield each
+    return tensors_in(batch, most=_TENSORS)
 
 
 def _is_image(tensor: torch.Tensor) -> bool:

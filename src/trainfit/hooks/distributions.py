@@ -12,8 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of
+from trainfit.hooks.losses import VIEWS
 from trainfit.hooks.provenance.policies import LOG_PROBABILITIES
+from trainfit.torch_private.autograd import nodes_of, only_operand, operands, parameters_of
 
 #: Distributions that are known at once.
 _MOST: Final = 64
@@ -99,8 +100,7 @@ class Samples:
 def _nodes_of_mean(distribution: Any) -> list[Any]:
     """The node that gave a distribution's mean, and what that is a view of."""
     node = getattr(getattr(distribution, "loc", None), "grad_fn", None)
-    behind = [each for each, _ in getattr(node, "next_functions", ()) if each is not None]
-    return [] if node is None else [node, *behind]
+    return [] if node is None else [node, *operands(node)]
 
 
 # ---
@@ -143,7 +143,7 @@ def _marked(node: Any) -> str | None:
             return place
         if not node.name().startswith(_PASSED):
             return None
-        node = next((each for each, _ in node.next_functions if each is not None), None)
+        node = next(iter(operands(node)), None)
     return None
 
 
@@ -153,10 +153,9 @@ def _is_difference(node: Any) -> bool:
         if node is None:
             return False
         if node.name().startswith(("Sub", "Rsub")):
-            with_graph = [each for each, _ in node.next_functions if each is not None]
-            if len(with_graph) == 1:
+            if only_operand(node) is not None:
                 return True
         elif not node.name().startswith(_SCALED):
             return False
-        node = next((each for each, _ in node.next_functions if each is not None), None)
+        node = next(iter(operands(node)), None)
     return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -15,13 +15,12 @@ import torch
 from torch.profiler import ProfilerAction
 
 from trainfit.findings.source_code import from_here
-from trainfit.hooks.held_objects import walk
-from trainfit.hooks.losses import nodes_of, parameters_of
-from trainfit.hooks.provenance.cuts import FirstOfKind, tensors_among
+from trainfit.hooks.held_objects import tensors_in, walk
+from trainfit.hooks.provenance.cuts import FirstOfKind
 from trainfit.hooks.values import only_line
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
-from trainfit.torch_private.tensors import forward_of
+from trainfit.torch_private.autograd import forward_of, nodes_of, operands, parameters_of
 
 #: Numbers of a model that is worth a word.
 _LARGE: Final = 1_000_000
@@ -138,7 +137,7 @@ class Graphs:
 
 
 def _is_of_weight(cast: Any) -> bool:
-    return any(hasattr(each, "variable") for each, _ in cast.next_functions)
+    return any(hasattr(each, "variable") for each in operands(cast))
 
 
 def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
@@ -229,8 +228,8 @@ class UnusedResults:
 
     def gave(self, output: Any, place: Callable[[], str | None]) -> None:
         """A model gave a result."""
-        parts = tensors_among(output.values() if isinstance(output, Mapping) else (output,))
-        node: Any = next((each.grad_fn for each in parts if each.grad_fn is not None), None)
+        made = (each.grad_fn for each in tensors_in(output))
+        node: Any = next((node for node in made if node is not None), None)
         if node is None or self.found is not None:
             return
         if len(self._given) >= _LOOKED_AT:

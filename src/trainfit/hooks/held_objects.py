@@ -28,6 +28,8 @@ _MOST_OBJECTS: Final = 5000
 _MOST_ELEMENTS: Final = 64
 _DEEPEST: Final = 12
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray)
+#: What has tensors of its own.
+_MODELS: Final = (torch.nn.Module, torch.optim.Optimizer)
 
 
 #: Functions of one class that are looked at, and generators in all.
@@ -48,6 +50,26 @@ def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield name, each
             following += held(each, name)
         level = following
+
+
+def tensors_in(
+    value: Any, *, depth: int = 1, most: int | None = None, attributes: int = 0
+) -> Iterator[torch.Tensor]:
+    """The tensors of a batch, a result or a list of these: in mappings, lists and tuples within one
+    another, ``most`` parts of each, and in other objects of at most so many ``attributes``."""
+    parts: Iterable[Any] = ()
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif not depth or isinstance(value, (*_LEAVES, *_MODELS, type)):
+        return
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif len(getattr(value, "__dict__", ())) <= attributes:
+        parts = list(getattr(value, "__dict__", {}).values())
+    for each in itertools.islice(parts, most):
+        yield from tensors_in(each, depth=depth - 1, most=most, attributes=attributes)
 
 
 def held(value: Any, path: str) -> list[tuple[str, Any]]:

@@ -29,7 +29,6 @@ from trainfit.hooks.losses import (
     leaves_of,
     mark_broadcast,
     misfit,
-    nodes_of,
     scale_of_loss,
     shape_of,
 )
@@ -67,6 +66,7 @@ from trainfit.hooks.schedules import (
 )
 from trainfit.hooks.values import anomaly_at, denormals, loss_of, rooted_at, where_not_finite
 from trainfit.results.runs.learning import LearningFacts, LossMisfit, Misuse
+from trainfit.torch_private.autograd import nodes_of
 
 #: Losses that are followed back, models that are known, names that are reported.
 _LOSSES: Final = 8

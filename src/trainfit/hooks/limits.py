@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trainfit.findings.source_code import file_syntax
+from trainfit.hooks.held_objects import tensors_in
 from trainfit.simgpu.allocator.settings import MIN_BLOCK
 from trainfit.simgpu.device.user_location import locals_of
 
@@ -33,7 +34,6 @@ _DEEPEST: Final = 3
 _ATTRIBUTES: Final = 32
 #: Lists without a bound of their own whose code is read.
 _LISTS: Final = 8
-_NO_ELEMENTS: Final = (str, bytes, int, float, type, torch.nn.Module, torch.optim.Optimizer)
 #: Calls that make a list longer by one, by more, and shorter.
 _ONE_MORE: Final = ("append", "insert", "appendleft")
 _MORE: Final = (*_ONE_MORE, "extend", "extendleft")
@@ -304,7 +304,7 @@ def _holds_tensors(elements: list[Any] | deque[Any]) -> bool:
         return any(
             one.is_cuda and not isinstance(one, torch.nn.Parameter)
             for end in ends
-            for one in _tensors(end, _DEEPEST - 1)
+            for one in tensors_in(end, depth=_DEEPEST - 1, attributes=_ATTRIBUTES)
         )
     return False
 
@@ -316,19 +316,7 @@ def _device_bytes(elements: Iterable[Any]) -> dict[int, int]:
         tensors = {
             id(each): each
             for element in itertools.islice(elements, _ELEMENTS)
-            for each in _tensors(element, _DEEPEST)
+            for each in tensors_in(element, depth=_DEEPEST, attributes=_ATTRIBUTES)
             if each.is_cuda
         }
     return {key: -(-each.nbytes // MIN_BLOCK) * MIN_BLOCK for key, each in tensors.items()}
-
-
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, _NO_ELEMENTS) or not depth:
-        return
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each, depth - 1)
-    elif hasattr(value, "__dict__") and len(vars(value)) <= _ATTRIBUTES:
-        yield from _tensors(vars(value), depth - 1)

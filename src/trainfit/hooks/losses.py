@@ -4,21 +4,30 @@ function gets what it is for. No value is read."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
+from trainfit.hooks.held_objects import tensors_in
 from trainfit.results.runs.learning import LEAST_HALF, LossMisfit
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_dimension, saved_other, sizes_of, softmax_over
+from trainfit.torch_private.autograd import (
+    behind,
+    first_operand,
+    nodes_of,
+    number_of,
+    operands,
+    parameters_of,
+    saved_dimension,
+    saved_other,
+    sizes_of,
+    softmax_over,
+)
 
 #: Nodes of a loss that are followed back.
 _DEPTH: Final = 8
 #: Nodes of a loss with several terms that are looked at.
 _TERMS: Final = 100
-#: Nodes of a graph up to which its leaves are looked for.
-_NODES: Final = 20_000
 #: Nodes of a view. Since PyTorch 2.15 the second is the last of a layer of several dimensions.
 VIEWS: Final = ("View", "UnsafeView", "ReshapeAlias")
 #: Nodes that pass a loss on as it is.
@@ -122,11 +131,9 @@ def is_lost(tensor: Any, number: Any) -> bool:
 
 def broadcast_in(node: Any) -> LossMisfit | None:
     """The first marked node that a loss puts together number by number."""
-    waiting, known = [(node, True)], {node}
+    waiting, known = [(node, True)] if node is not None else [], {node}
     while waiting and len(known) <= _TERMS:
         node, is_one = waiting.pop()
-        if node is None:
-            continue
         name = node.name()
         if not is_one and (marked := node.metadata.get(_MARK)):
             output, target, place = marked
@@ -138,7 +145,7 @@ def broadcast_in(node: Any) -> LossMisfit | None:
                 continue  # weighted one by one
         elif not name.startswith(_BY_ITSELF):
             continue
-        following = [each for each, _ in node.next_functions if each not in known]
+        following = [each for each in operands(node) if each not in known]
         known.update(following)
         waiting += [(each, is_one) for each in following]
     return None
@@ -146,12 +153,7 @@ def broadcast_in(node: Any) -> LossMisfit | None:
 
 def _made_by(output: torch.Tensor) -> Any:
     """The node that computed a tensor, whatever shape and type it was given then."""
-    node = output.grad_fn
-    for _ in range(_DEPTH):
-        if node is None or not node.name().startswith((*_SAME, *_ORDER)):
-            break
-        node = node.next_functions[0][0] if node.next_functions else None
-    return node
+    return behind(output.grad_fn, (*_SAME, *_ORDER))
 
 
 def gives_layer(output: torch.Tensor) -> bool:
@@ -166,7 +168,7 @@ def product_of(node: Any) -> Any | None:
     matmul; ``None`` of all else."""
     if node is None or not node.name().startswith("Add"):
         return None
-    terms = [each for each, _ in node.next_functions if each is not None]
+    terms = operands(node)
     products = [each for each in terms if _is_product(each)]
     is_layer = len(terms) == 2 and len(products) == len(parameters_of(terms)) == 1
     return products[0] if is_layer else None
@@ -174,7 +176,7 @@ def product_of(node: Any) -> Any | None:
 
 def _is_product(node: Any) -> bool:
     if node.name().startswith("UnsafeView"):
-        node = node.next_functions[0][0]
+        node = first_operand(node)
     return node is not None and node.name().startswith(("Mm", "Bmm"))
 
 
@@ -194,7 +196,7 @@ def classes_by_view(name: str, output: Any) -> tuple[str, str] | None:
     node, classes = output.grad_fn, output.shape[1]
     if node is None or not node.name().startswith(VIEWS) or classes < 2:
         return None
-    made = node.next_functions[0][0]
+    made = first_operand(node)
     if made is None or not made.name().startswith(_CHANNELS_FIRST):
         return None
     sizes = sizes_of(made)
@@ -204,7 +206,7 @@ def classes_by_view(name: str, output: Any) -> tuple[str, str] | None:
 
 
 def _is_of_softmax(log: Any) -> bool:
-    (node, _), *_ = log.next_functions
+    node = first_operand(log)
     return node is not None and node.name().startswith("Softmax")
 
 
@@ -270,12 +272,12 @@ def scale_of_loss(node: Any, *, scaled: bool = False) -> LossScale:
                 return LossScale(frozenset(divisors), False)
             divisors.add(round(value if name.startswith("Div") else 1 / value, 6))
         elif name.startswith("Add"):
-            terms = [scale_of_loss(term) for term, _ in node.next_functions if term is not None]
+            terms = [scale_of_loss(term) for term in operands(node)]
             is_known = all(term.is_known for term in terms)
             return LossScale(common(terms) | divisors, is_known)
         elif not name.startswith(_SAME):
             break
-        node = node.next_functions[0][0] if node.next_functions else None
+        node = first_operand(node)
     return LossScale(frozenset(divisors), True)
 
 
@@ -284,32 +286,6 @@ class Leaf(NamedTuple):
 
     shape: str
     parameter: weakref.ref[Any]
-
-
-def nodes_of(root: Any, ends: Callable[[Any], bool] = lambda _: False) -> list[Any] | None:
-    """The nodes of a graph, none beyond those where it ``ends``; ``None``: it is too large for a
-    look."""
-    found: list[Any] = []
-    known, waiting = {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        found.append(node)
-        if ends(node):
-            continue
-        following = {each for each, _ in node.next_functions} - known
-        known |= following
-        waiting += following
-        if len(known) > _NODES:
-            return None
-    return found
-
-
-def parameters_of(nodes: Iterable[Any]) -> list[torch.nn.Parameter]:
-    """The parameters that these nodes of a graph stand for."""
-    leaves = (getattr(node, "variable", None) for node in nodes)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)]
 
 
 def leaves_of(node: Any) -> dict[int, Leaf] | None:
@@ -322,12 +298,7 @@ def leaves_of(node: Any) -> dict[int, Leaf] | None:
 
 def has_graph(output: Any) -> bool:
     """Has what a model gives, or the first level of what is in it, a graph?"""
-    if isinstance(output, torch.Tensor):
-        return output.grad_fn is not None
-    parts = output.values() if isinstance(output, Mapping) else output
-    if not isinstance(output, Mapping | list | tuple):
-        return False
-    return any(isinstance(each, torch.Tensor) and each.grad_fn is not None for each in parts)
+    return any(each.grad_fn is not None for each in tensors_in(output))
 
 
 def has_no_graph(loss: Any) -> bool:
@@ -340,20 +311,5 @@ def has_no_graph(loss: Any) -> bool:
     )
 
 
-def operator_of(node: Any) -> str:
-    """The operator that a node of a graph is of: "Mul"."""
-    name: str = node.name()
-    return name.split("Backward")[0]
-
-
 def shape_of(tensor: Any) -> str:
     return "×".join(map(str, tensor.shape)) or "scalar"
-
-
-def number_of(value: Any) -> float | None:
-    """A number that a node keeps of the host's; ``None``: it keeps a tensor, or nothing."""
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.numel() != 1:
-        return None
-    # A number that PyTorch wrapped is none for a mode that sees all operators.
-    with no_dispatch():
-        return float(value)

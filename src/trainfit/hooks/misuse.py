@@ -19,7 +19,7 @@ from trainfit.hooks.batches import Batches, is_own
 from trainfit.hooks.distributions import OF_SAMPLES, Samples, mark, trains_critic
 from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
-from trainfit.hooks.losses import nodes_of, operator_of, parameters_of, shape_of
+from trainfit.hooks.losses import shape_of
 from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
@@ -74,6 +74,7 @@ from trainfit.hooks.structure import (
 from trainfit.hooks.values import Stalled
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.simgpu.device.user_location import called_by_user
+from trainfit.torch_private.autograd import nodes_of, operator_of, parameters_of
 from trainfit.torch_private.modules import in_shards
 
 #: Names that are told.

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from trainfit.torch_private.autograd import only_operand, operands, walk
+
 #: Containers that are known at most.
 _MOST: Final = 32
 
@@ -76,7 +78,7 @@ def _users(nodes: Iterable[Any]) -> Mapping[Any, list[Any]]:
     """Which nodes of a graph use each of them."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for node in nodes:
-        for each, _ in node.next_functions:
+        for each in operands(node):
             found[each].append(node)
     return found
 
@@ -90,8 +92,7 @@ def _calls(leaf: Any, users: Mapping[Any, list[Any]]) -> set[Any]:
     found, waiting = set(), list(users.get(leaf, ()))
     while waiting:
         node = waiting.pop()
-        inputs = [each for each, _ in node.next_functions if each is not None]
-        if len(inputs) == 1:
+        if only_operand(node) is not None:
             waiting += users.get(node, ())
         else:
             found.add(node)
@@ -102,14 +103,5 @@ def _follow_each_other(calls: Collection[Any]) -> bool:
     """Is one of them computed of another?"""
     if len(calls) < 2:
         return False
-    known: set[Any] = set()
-    waiting = [each for node in calls for each, _ in node.next_functions]
-    while waiting:
-        node = waiting.pop()
-        if node in calls:
-            return True
-        if node is None or node in known:
-            continue
-        known.add(node)
-        waiting += [each for each, _ in node.next_functions]
-    return False
+    operands_of_calls = [each for node in calls for each in operands(node)]
+    return any(node in calls for node in walk(*operands_of_calls))

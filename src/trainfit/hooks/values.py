@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainfit.hooks.losses import operator_of, shape_of
+from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.learning import Misuse
-from trainfit.torch_private.tensors import item, saved_exponent
+from trainfit.torch_private.autograd import operator_of, saved_exponent
+from trainfit.torch_private.tensors import item
 
 #: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
 _TENSORS: Final = 3

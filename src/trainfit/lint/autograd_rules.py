@@ -9,7 +9,17 @@ from typing import Final
 
 from trainfit.findings.habits import KEPT_GRAPHS
 from trainfit.findings.source_code import names_in
-from trainfit.lint.index import Function, Index, Loop, Scope, finding, inside, method_of, path_of
+from trainfit.lint.index import (
+    Function,
+    Index,
+    Loop,
+    Scope,
+    assignments,
+    finding,
+    inside,
+    method_of,
+    path_of,
+)
 from trainfit.lint.project import Gradients, Project
 from trainfit.results.findings import Finding
 
@@ -290,11 +300,7 @@ def _is_plain_list(project: Project, index: Index, loop: Loop, target: str) -> b
     scope = index.scope(loop)
     if scope is None or "." in target:
         return False
-    made = [
-        node
-        for node in inside(scope)
-        if isinstance(node, ast.Assign) and any(path_of(each) == target for each in node.targets)
-    ]
+    made = assignments(inside(scope), target)
     for node in inside(loop):
         empties = isinstance(node, ast.Call) and method_of(node) in {"clear", "pop", "popleft"}
         if isinstance(node, ast.Delete) or (empties and path_of(node.func.value) == target):  # type: ignore[attr-defined]

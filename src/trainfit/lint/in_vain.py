@@ -12,7 +12,15 @@ from typing import Final
 
 from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
-from trainfit.lint.index import Index, finding, is_literal, line_finding, method_of, path_of
+from trainfit.lint.index import (
+    Index,
+    assigned_calls,
+    finding,
+    is_literal,
+    line_finding,
+    method_of,
+    path_of,
+)
 from trainfit.lint.project import Project
 from trainfit.results.findings import Finding
 
@@ -356,10 +364,7 @@ def _shuffled_apart(source: Source) -> Iterator[Finding]:
 
 def _split_order(source: Source) -> Iterator[Finding]:
     """``X_train, y_train, X_test, y_test = train_test_split(X, y)``."""
-    for node in source.nodes:
-        call = node.value if isinstance(node, ast.Assign) else None
-        if not isinstance(node, ast.Assign) or not isinstance(call, ast.Call):
-            continue
+    for node, call in assigned_calls(source.nodes):
         targets = node.targets[0]
         if path_of(call.func).rpartition(".")[2] != "train_test_split" or len(call.args) != 2:
             continue

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
 
 from trainfit.lint.imports import File, Source
@@ -120,6 +120,19 @@ def path_of(node: ast.AST) -> str:
     if not isinstance(node, ast.Name):
         return ""
     return ".".join([node.id, *reversed(parts)])
+
+
+def assigned_calls(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.Assign, ast.Call]]:
+    """Assignments of what a call gives (``loader = DataLoader(data)``), each with the call."""
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            yield node, node.value
+
+
+def assignments(nodes: Iterable[ast.AST], path: str) -> list[ast.Assign]:
+    """Assignments to ``path``, a name or an attribute."""
+    lines = (each for each in nodes if isinstance(each, ast.Assign))
+    return [each for each in lines if path in map(path_of, each.targets)]
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:

@@ -7,7 +7,14 @@ import ast
 from collections.abc import Iterator
 
 from trainfit.lint.imports import Source
-from trainfit.lint.index import keyword, line_finding, method_of, path_of
+from trainfit.lint.index import (
+    assigned_calls,
+    assignments,
+    keyword,
+    line_finding,
+    method_of,
+    path_of,
+)
 from trainfit.results.findings import Finding
 
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -54,11 +61,7 @@ def _loops_around(node: ast.AST, around: dict[ast.AST, ast.AST]) -> list[ast.AST
 def _is_made_before(name: str, loop: ast.AST, source: Source) -> bool:
     """Is it a list that is made before a loop, and never made again or emptied?"""
     within = set(ast.walk(loop))
-    made = [
-        node
-        for node in source.nodes
-        if isinstance(node, ast.Assign) and name in map(path_of, node.targets)
-    ]
+    made = assignments(source.nodes, name)
     if len(made) != 1 or made[0] in within or made[0].lineno > loop.lineno:  # type: ignore[attr-defined]
         return False
     value = made[0].value
@@ -126,9 +129,8 @@ def _models(source: Source, call: ast.Call, around: dict[ast.AST, ast.AST]) -> I
     }
     made = {
         path_of(target)
-        for node in ast.walk(loops[-1])
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        for target in node.targets
+        for line, _ in assigned_calls(ast.walk(loops[-1]))
+        for target in line.targets
     }
     back = {path_of(each.func.value) for each in calls if _is_to_cpu(each)}  # type: ignore[attr-defined]
     kept = call.args[0]

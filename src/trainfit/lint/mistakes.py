@@ -14,7 +14,7 @@ from typing import Final
 from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
 from trainfit.lint.in_vain import lost_lines
-from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding
+from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, assigned_calls, line_finding
 from trainfit.lint.kept_results import kept_results
 from trainfit.lint.no_effect import without_effect
 from trainfit.results.findings import Finding, Severity
@@ -228,11 +228,9 @@ def _hits_over_batches(source: Source) -> Iterator[Finding]:
     """``right += (predicted == y).sum()`` of each batch, and then ``right / len(loader)``."""
     around = {child: node for node in source.nodes for child in ast.iter_child_nodes(node)}
     made = [
-        (line, line.value)
-        for line in source.nodes
-        if isinstance(line, ast.Assign)
-        and isinstance(line.value, ast.Call)
-        and ast.unparse(line.value.func).rpartition(".")[2] == "DataLoader"
+        (line, call)
+        for line, call in assigned_calls(source.nodes)
+        if ast.unparse(call.func).rpartition(".")[2] == "DataLoader"
     ]
     several = {
         target.id
@@ -440,10 +438,8 @@ def _idle_schedules(source: Source) -> Iterator[Finding]:
     # What reads names by themselves, or gives them to other files.
     if used & {"locals", "globals", "vars", "__all__"}:
         return
-    for node in source.nodes:
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-            continue
-        target, made = node.targets[0], ast.unparse(node.value.func)
+    for node, call in assigned_calls(source.nodes):
+        target, made = node.targets[0], ast.unparse(call.func)
         if not isinstance(target, ast.Name) or target.id in used or not _SCHEDULE.search(made):
             continue
         name = made.rpartition(".")[2]
@@ -519,9 +515,8 @@ def _debugging(source: Source) -> Iterator[Finding]:
 def _turned_plateau(source: Source) -> Iterator[Finding]:
     """``scheduler.step(val_acc)`` of a ReduceLROnPlateau that waits for what gets no smaller."""
     made: dict[str, list[ast.Call]] = {}
-    for node in source.nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            made.setdefault(ast.unparse(node.targets[0]), []).append(node.value)
+    for line, value in assigned_calls(source.nodes):
+        made.setdefault(ast.unparse(line.targets[0]), []).append(value)
     for call in source.nodes:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             continue

@@ -12,7 +12,15 @@ from typing import Final
 
 from trainfit.findings.source_code import names_in
 from trainfit.lint.imports import Source
-from trainfit.lint.index import LOADER_NAME, PER_SAMPLE, line_finding, method_of, path_of
+from trainfit.lint.index import (
+    LOADER_NAME,
+    PER_SAMPLE,
+    assigned_calls,
+    assignments,
+    line_finding,
+    method_of,
+    path_of,
+)
 from trainfit.results.findings import Finding
 
 #: Constructors of optimizers, by PyTorch's names and libraries'.
@@ -70,10 +78,9 @@ def without_effect(source: Source) -> Iterator[Finding]:
 def _made(source: Source) -> dict[str, list[str]]:
     """By variable or attribute, the functions whose results it has."""
     found: dict[str, list[str]] = {}
-    for node in source.nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            for target in node.targets:
-                found.setdefault(path_of(target), []).append(path_of(node.value.func))
+    for line, call in assigned_calls(source.nodes):
+        for target in line.targets:
+            found.setdefault(path_of(target), []).append(path_of(call.func))
     return found
 
 
@@ -230,11 +237,9 @@ def _cycled(source: Source, call: ast.Call, made: dict[str, list[str]]) -> Itera
 
 def _new_scaler(source: Source, loop: ast.For | ast.While) -> Iterator[Finding]:
     """``scaler = GradScaler()`` in the loop over batches."""
-    for line in loop.body:
-        if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
-            continue
+    for line, made in assigned_calls(loop.body):
         name = path_of(line.targets[0])
-        if not path_of(line.value.func).endswith("GradScaler") or not name:
+        if not path_of(made.func).endswith("GradScaler") or not name:
             continue
         used = {
             method_of(call)
@@ -310,10 +315,8 @@ def _of_one_sample(source: Source, loop: ast.For | ast.While) -> Iterator[Findin
     if not isinstance(loop, ast.For) or not _trains(loop):
         return
     over = {path_of(each) for each in ast.walk(loop.iter)} - {""}
-    for line in source.nodes:
-        if not isinstance(line, ast.Assign) or not isinstance(line.value, ast.Call):
-            continue
-        call, given = line.value, {each.arg for each in line.value.keywords}
+    for line, call in assigned_calls(source.nodes):
+        given = {each.arg for each in call.keywords}
         is_loader = path_of(call.func).rpartition(".")[2] == "DataLoader"
         is_chosen = len(call.args) > 1 or given & {"batch_size", "batch_sampler", "sampler", None}
         if (
@@ -443,11 +446,7 @@ def _adding_up(source: Source, loop: ast.For | ast.While) -> Iterator[Finding]:
     line = steps[0]
     assert isinstance(line, ast.AugAssign)
     name = path_of(line.target).removesuffix(".data")
-    if any(
-        isinstance(each, ast.Assign) and name in map(path_of, each.targets)
-        for part in loop.body
-        for each in ast.walk(part)
-    ):
+    if any(assignments(ast.walk(part), name) for part in loop.body):
         return  # another tensor in each pass
     yield line_finding(
         source,

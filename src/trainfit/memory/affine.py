@@ -170,7 +170,7 @@ class AffineStream:
 
     @classmethod
     def between(cls, first: Recording, batch: int, second: Recording, other: int) -> AffineStream:
-        """From recordings at two different batch sizes.
+        """The stream between recordings at two different batch sizes.
 
         Raises :class:`OtherCourseError` where they differ in more than sizes.
         """

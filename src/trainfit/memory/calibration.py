@@ -20,6 +20,7 @@ from trainfit.results.runs.measurement import (
     MemoryReadings,
     WorkspaceReadings,
 )
+from trainfit.results.text import dtype_name
 from trainfit.scripts.measuring import attempt, describe, half_precision, serve
 
 #: Sides of square matmuls: cuBLAS loads another kernel for each kind of size.
@@ -187,7 +188,7 @@ def _pair(
 
     def reading(direction: Literal["forward", "backward"], nbytes: int) -> ConvolutionWorkspace:
         sizes = (samples, inputs, outputs, side, side, kernel)
-        name = str(dtype).removeprefix("torch.")
+        name = dtype_name(dtype)
         return ConvolutionWorkspace(sizes, name, direction, channels_last, nbytes)
 
     needs = [True, True, False]

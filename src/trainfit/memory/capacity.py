@@ -93,7 +93,7 @@ def _last_good(good: Callable[[int], bool], guess: int, most: int) -> int:
 
 
 def _guess(stream: AffineStream, free_bytes: int) -> int:
-    """Where the line through two peaks of reserved memory meets the free memory."""
+    """The batch size at which the line through two peaks of reserved memory meets free memory."""
     one, two = sorted(stream.batches)
     peaks = [replay(stream.at(b), capacity_bytes=UNLIMITED).peak_reserved for b in (one, two)]
     slope = max((peaks[1] - peaks[0]) / (two - one), 1.0)
@@ -232,7 +232,7 @@ class Device:
     settings: AllocatorSettings
 
     def replay(self, stream: Stream) -> Replay:
-        """At the GPU's capacity."""
+        """The stream replayed at the GPU's capacity."""
         return replay(
             stream,
             capacity_bytes=self.capacity_bytes,
@@ -252,7 +252,7 @@ class Device:
         return twice * _SELDOM < max(1, (stream.calls or len(asked)) - 1)
 
     def unlimited(self, stream: Stream) -> Replay:
-        """As if the GPU had memory without end."""
+        """The stream replayed as if the GPU had memory without end."""
         return replay(stream, settings=self.settings)
 
     def shown(self, stream: Stream) -> tuple[Replay, bool]:

@@ -219,7 +219,7 @@ def _compute(recording: Recording, begin: int, end: int) -> str:
 
 
 def _has_tf32(recording: Recording) -> bool:
-    """From compute capability 8.0 on; a GPU that is in no list may have it."""
+    """Has the GPU TF32 (compute capability 8.0 on)? One that is in no list may have it."""
     try:
         return "tfloat32" in find_gpu(recording.header["gpu"]).tensor_flops
     except GpuNameError:

@@ -138,7 +138,7 @@ def _parts_by_group(recording: Recording) -> dict[_Group, list[int]]:
 
 
 def _sources(recording: Recording) -> tuple[GrowthSource, ...]:
-    """By operator, module, kind and line: what there is more of with each step."""
+    """What there is more of with each step, by operator, module, kind and line."""
     stream = Stream.of(recording)
     ends = step_ends(recording.events)
     # The second step is the first that has what all have.

@@ -389,7 +389,7 @@ class _Comparison:
         return tuple(sorted(found, key=lambda cause: -abs(cause.nbytes)))
 
     def _unexplained(self, rows: Sequence[HandRow]) -> dict[str, int]:
-        """By row: the difference that no cause has."""
+        """The difference that no cause explains, by row."""
         left = {
             row.name: row.difference_bytes
             - sum(of_rows.get(row.name, 0) for of_rows in self._causes.values())

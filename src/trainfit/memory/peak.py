@@ -122,7 +122,7 @@ def peak(recording: Recording, stream: Stream, outcome: Replay) -> Peak:
 
 
 def moment(recording: Recording, event: int) -> Moment:
-    """Where in the run an event (a malloc) is."""
+    """The moment of the run at which an event (a malloc) is."""
     alloc = int(recording.events[event] >> 2)
     made, operator = _allocation(recording, alloc, 0), int(recording.alloc_op[alloc])
     # The operator's module, not the owner's of what it allocated.

@@ -65,7 +65,7 @@ class RealRun(ScriptRun):
         outcome.save(self.spec.outcome)
 
     def _measured(self, outcome: RealRunOutcome) -> RealRunOutcome:
-        """With what the device says, now that waiting for it disturbs nobody."""
+        """The outcome with what the device says, now that waiting for it disturbs nobody."""
         if not torch.cuda.is_initialized():
             return outcome
         self._note_peaks()

@@ -292,7 +292,7 @@ def remedy_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list
 
 
 def named_remedies(remedies: Remedies) -> tuple[Remedy, ...]:
-    """Those that somebody wants to know of: a few, not all."""
+    """The remedies that somebody wants to know of: a few, not all."""
     return remedies.items if remedies.is_asked and len(remedies.items) <= MOST else ()
 
 
@@ -316,7 +316,7 @@ def together_line(combination: Combination, tried: Remedies) -> str:
 
 
 def _line_of(remedy: Remedy, *, grows: bool) -> str:
-    """Without a largest batch size where memory ``grows`` until it is full."""
+    """A remedy's line, without a largest batch size where memory ``grows`` until it is full."""
     parts = [size(remedy.memory.device_bytes)] if remedy.memory is not None else []
     if remedy.largest_batch and not grows:
         parts.append(f"largest batch {remedy.largest_batch}")

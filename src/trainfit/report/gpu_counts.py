@@ -77,7 +77,7 @@ def _answer(result: GpuComparison, fitting: Sequence[GpuEstimate]) -> str:
 
 
 def _verdict(estimate: GpuEstimate) -> str:
-    """Where the upper bound of its memory does not fit, that it may not."""
+    """The verdict; where the upper bound of the memory does not fit, that it may not."""
     return "" if _surely(estimate) else "(likely) "
 
 
@@ -155,7 +155,7 @@ def _table(result: GpuComparison) -> Table | None:
 
 
 def _best_of_each(found: Sequence[GpuEstimate]) -> list[GpuEstimate]:
-    """Of each number of each GPU the strategy that comes first."""
+    """The strategy that comes first for each number of each GPU."""
     first: dict[tuple[str, int], GpuEstimate] = {}
     for each in found:
         first.setdefault((each.gpu, each.count), each)

@@ -36,7 +36,7 @@ def lines_of(text: str, style: Style = "plain") -> list[Line]:
 
 
 def plain_text(lines: Iterable[Line]) -> str:
-    """The same without styles."""
+    """The lines without styles."""
     return "\n".join(line.text for line in lines)
 
 
@@ -196,7 +196,7 @@ def _fits(rows: Rows, kinds: str, head: Sequence[str], indent: str) -> bool:
 def _spared(
     rows: Rows, kinds: str, head: Sequence[str], indent: str, spare: Sequence[str]
 ) -> tuple[Rows, str, Sequence[str]]:
-    """Without as many of these columns as have no room, in their order."""
+    """The rows without as many of these columns as have no room, in their order."""
     for title in spare:
         if title in head and not _fits(rows, kinds, head, indent):
             at = list(head).index(title)

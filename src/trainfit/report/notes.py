@@ -72,7 +72,7 @@ def plan_notes(result: PlanResult) -> list[Note]:
 
 
 def generation_notes(found: Generation | None) -> list[Note]:
-    """That figures are for a part of the text only, and why."""
+    """Notes that figures are for a part of the text only, and why."""
     if found is None or not found.reason:
         return []
     text = (

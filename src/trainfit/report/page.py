@@ -64,7 +64,7 @@ _TONES: Final[dict[Severity, Tone]] = {
 
 
 def notes_section(subjects: Sequence[tuple[str, Subject]]) -> list[Section]:
-    """Those that change figures first; ``subjects`` with their files' names."""
+    """Notes, those that change figures first; ``subjects`` with their files' names."""
     several = len(subjects) > 1
     found = [
         Item(
@@ -170,7 +170,7 @@ def _of(make: Callable[[Any], Subject]) -> _Build:
 
 
 def _text(kind: str, render: Callable[[Any], str]) -> _Build:
-    """Of results that have no pictures: the first line, and all of it."""
+    """Builds the part of a result without pictures: the first line, and all of it."""
 
     def build(entry: Entry) -> Subject:
         text = render(entry.result)

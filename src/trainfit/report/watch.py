@@ -79,7 +79,7 @@ def failure_of(result: WatchResult) -> Finding | None:
 
 
 def nothing_found(result: WatchResult) -> str:
-    """Of a run without findings, how much that says; empty of another one."""
+    """How much it says that a run has no findings; empty where it has some."""
     if result.steps < LEAST_STEPS or result.findings:
         return ""
     if not result.unknown:
@@ -152,7 +152,7 @@ def _value(each: Evidence) -> str:
 
 
 def title(finding: Finding) -> str:
-    """With the rank and the share of the time that it costs."""
+    """A finding's title with the rank and the share of the time that it costs."""
     text = printable(finding.title)
     if finding.rank is not None and f"ank {finding.rank}" not in text:
         text += f" (rank {finding.rank})"

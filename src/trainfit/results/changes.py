@@ -125,7 +125,7 @@ class Remedies:
 
     @property
     def won(self) -> tuple[Remedy, ...]:
-        """Those that lower the memory of the job by :data:`LEAST_GAIN` or more."""
+        """The remedies that lower the job's memory by :data:`LEAST_GAIN` or more."""
         if self.before is None:
             return ()
         least = max(1, int(LEAST_GAIN * self.before.device_bytes))

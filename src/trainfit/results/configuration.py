@@ -129,7 +129,7 @@ class Configuration:
 
     @property
     def by_noise(self) -> int | None:
-        """As of :attr:`BatchLimits.by_noise`."""
+        """The batch size of :attr:`BatchLimits.by_noise`."""
         return self.limits.by_noise if self.limits is not None else None
 
 
@@ -315,7 +315,7 @@ class AmpChoice:
 
     @property
     def own_hazards(self) -> tuple[Finding, ...]:
-        """Those of the dtype that is chosen."""
+        """The hazards of the dtype that is chosen."""
         return tuple(each for each in self.hazards if each.subject == self.dtype)
 
     @property

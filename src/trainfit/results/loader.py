@@ -256,7 +256,7 @@ class LoaderResult(ResultFile):
         return seen.batches_per_s if seen is not None else None
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`; rates are measured where the settings were run."""
+        """Quantities of :class:`Metered`; rates are measured where the settings were run."""
         real, seen = self.measured(self.present), self.candidate(self.present)
         waiting = real.waiting_share if real is not None else None
         if real is None and seen is not None:

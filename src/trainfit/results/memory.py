@@ -191,7 +191,7 @@ class RecordingSummary(Metered):
         return json.dumps(document, indent=2, allow_nan=False)
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`."""
+        """Quantities of :class:`Metered`."""
         return self.memory.quantities()
 
 

@@ -338,7 +338,7 @@ class PlanResult(ResultFile):
 
     @property
     def needed_then_bytes(self) -> int | None:
-        """The same at the recommended batch size; ``None``: none is recommended."""
+        """Memory needed at the recommended batch size; ``None``: none is recommended."""
         end = self.recommended_epoch_end
         if end is None and self.chosen is self.now:
             end = self.epoch_end if self.now.batch_size == self.now.recommended_batch else None

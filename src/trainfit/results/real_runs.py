@@ -149,7 +149,7 @@ Faster = Literal["gpu", "cpu", "cannot tell"]
 
 @dataclasses.dataclass(frozen=True)
 class VersusCpu:
-    """The same command on this machine's CPU, run for real.
+    """A real run of the command on this machine's CPU.
 
     ``command`` is what was run, ``step_seconds`` are its steps without the first, of which
     ``waited_s`` went to waiting for the DataLoader; ``threads`` are PyTorch's, ``cores`` what this

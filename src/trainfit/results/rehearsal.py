@@ -53,7 +53,7 @@ class Timeline:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Of a part of the rehearsal.
+    """Rates of a part of the rehearsal.
 
     ``busy_share`` is the mean utilisation, ``waiting_share`` what of the time the loop spent in
     ``next``. ``samples_per_s`` is ``None`` where the batch size is not known.

@@ -100,6 +100,11 @@ def instructions(text: str, first: str, rest: str) -> str:
     return "\n".join(lines)
 
 
+def dtype_name(dtype: object) -> str:
+    """``bfloat16`` of ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def short(text: str, most: int = 160) -> str:
     """The first line that says something, printable, its end cut off where it is long."""
     line = printable(next((line.strip() for line in text.splitlines() if line.strip()), ""))
@@ -274,7 +279,7 @@ def cores(number: float) -> str:
 
 
 def core_count(number: float) -> str:
-    """The same with its noun: "1 core", "1.5 cores"."""
+    """A number of cores with its noun: "1 core", "1.5 cores"."""
     said = cores(number)
     return f"{said} core{'' if said == '1' else 's'}"
 

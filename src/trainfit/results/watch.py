@@ -341,7 +341,7 @@ class Verification(ResultFile):
 
     @property
     def gain(self) -> tuple[float, float, float] | None:
-        """Of speed, relative, with its 95% interval; ``None``: not measured."""
+        """The relative gain of speed with its 95% interval; ``None``: not measured."""
         change = None if self.comparison is None else self.comparison.main
         if change is None or change.effect is None or change.interval is None:
             return None

@@ -16,11 +16,12 @@ from torch.amp import autocast_mode, grad_scaler
 
 from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import AmpSeen, ForcedAmp
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.autograd import apply_function
 from trainfit.torch_private.modules import autocast_is_on, half_of, switch_off
 from trainfit.torch_private.operators import PythonOperator, casts_itself, full_name
-from trainfit.torch_private.tensors import apply_function
 
 # ---
 # Detects whether a script's Accelerate reads its mixed precision from the environment.
@@ -251,7 +252,7 @@ class AutocastSwitch:
 
         def __enter__(context: Any) -> Any:
             if getattr(context, "device", None) == "cuda" and autocast_is_on(context):
-                switch.used = str(context.fast_dtype).removeprefix("torch.")
+                switch.used = dtype_name(context.fast_dtype)
             return enter(context)
 
         patches.set(autocast_mode.autocast, "__init__", __init__)

@@ -29,9 +29,9 @@ from trainfit.results.runs.trace import ScriptOutcome
 from trainfit.scripts.execute import Stopper, run_script, watch
 from trainfit.simgpu.device.ownership import has_parameters
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.autograd import ENGINE_RUN_BACKWARD
 from trainfit.torch_private.compiled import traces_original
 from trainfit.torch_private.data_loading import LoaderIterator
-from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD
 
 
 class ScriptRun(abc.ABC):

@@ -28,8 +28,9 @@ from trainfit.simgpu.device.user_location import call_of_user, files_of_user, fr
 from trainfit.simgpu.interventions import Interventions
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
+from trainfit.torch_private.autograd import ENGINE_RUN_BACKWARD
 from trainfit.torch_private.distributed import PIPELINE_STAGES, passes_for_shapes
-from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, version
+from trainfit.torch_private.tensors import version
 
 
 @dataclasses.dataclass

@@ -353,7 +353,7 @@ class Simulation:
         _active = None
 
     def _make_allocator(self, settings: AllocatorSettings, number: int) -> CachingAllocator:
-        """Of a GPU; other processes are taken to be on the first."""
+        """The allocator of a GPU; other processes are assumed to be on the first."""
         capacity = self.gpu.memory_bytes if self._limited else UNLIMITED
         allocator = CachingAllocator(capacity, settings=settings)
         allocator.gpu = number
@@ -362,7 +362,7 @@ class Simulation:
 
     @property
     def allocator(self) -> CachingAllocator:
-        """Of the first GPU."""
+        """The allocator of the first GPU."""
         return self._memory.allocators[0]
 
     def _grow_context(self) -> None:

@@ -26,6 +26,7 @@ from trainfit.simgpu.device.tensor import (
 )
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.autograd import walk
 from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS, FOREACH_TYPES, GROUP_TENSORS
 from trainfit.torch_private.tensors import (
     COMPATIBLE_TYPE,
@@ -219,17 +220,7 @@ def _watched_apply(
 
 def _is_computed_of(node: Any, tensors: Collection[int]) -> bool:
     """Does a graph end in one of these tensors, given by identity?"""
-    known, waiting = {node}, [node]
-    while tensors and waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if id(getattr(node, "variable", None)) in tensors:
-            return True
-        following = {each for each, _ in node.next_functions} - known
-        known |= following
-        waiting += following
-    return False
+    return bool(tensors) and any(id(getattr(e, "variable", None)) in tensors for e in walk(node))
 
 
 def _pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

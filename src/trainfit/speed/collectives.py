@@ -149,7 +149,7 @@ def among_machines(kind: str, nbytes: int, ranks: int, machines: int, gpu: GpuSp
 
 
 def _share(kind: str, ranks: int, link: Link) -> float:
-    """Of what the link has, what a large message reaches."""
+    """The share of the link's rate that a large message reaches."""
     along = min(1.0, math.log2(ranks / 2) / 2)  # from 2 GPUs to 8
     if link.kind == "pcie":
         return _PCIE_SHARE

@@ -93,7 +93,7 @@ class _Stream:
 
 
 class _Event:
-    """Of the machine's clock."""
+    """An event on the machine's clock."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._at = time.perf_counter()

@@ -37,7 +37,7 @@ class Efficiency:
 
 
 def _passes(kind: str, *shares: float) -> dict[str, float]:
-    """Of a convolution's three passes."""
+    """The efficiency of a convolution's three passes."""
     return {f"{kind}{each}": share for each, share in zip(_PASSES, shares, strict=True)}
 
 

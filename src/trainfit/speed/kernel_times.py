@@ -286,7 +286,7 @@ class KernelTimes:
         self._known_by_cause: tuple[float, Products] | None = None
 
     def seconds(self, efficiency: Efficiency) -> Floats:
-        """Of each kernel."""
+        """Seconds of each kernel."""
         arithmetic, traffic = self.arithmetic(efficiency), self.traffic(efficiency)
         most, least = np.maximum(arithmetic, traffic), np.minimum(arithmetic, traffic)
         share = np.divide(least, most, out=np.zeros_like(most), where=most > 0)
@@ -349,7 +349,7 @@ class KernelTimes:
         return among(with_cores, DTYPES)[self._column("dtype")] & ~self._is(_ON_SHADERS)
 
     def _at_peak(self, small_tile: float) -> Floats:
-        """At the full rate of its kind, but for the tiles."""
+        """Seconds at the full rate of a kernel's kind, but for the tiles."""
         if self._known is None or self._known[0] != small_tile:
             gpu = self._gpu
             rate = (peak_flops(gpu) * _reached(gpu))[self._column("dtype")]
@@ -362,7 +362,7 @@ class KernelTimes:
         return self._known[1]
 
     def _of_causes(self, unaligned: float) -> Products:
-        """Of matmuls and fused attention; those of the same sizes are costed once."""
+        """Times of matmuls and fused attention; those of the same sizes are costed once."""
         if self._known_by_cause is None or self._known_by_cause[0] != unaligned:
             distinct, place = _distinct(self.table[self._by_cause])
             found = self._costed(distinct, unaligned)
@@ -468,7 +468,7 @@ class KernelTimes:
         return self._is(_GROUPED_NHWC) & ~known
 
     def _group_channels(self) -> IntArray:
-        """Of the result's groups; of the input's in the input's gradient."""
+        """Channels of the result's groups; of the input's in the input's gradient."""
         of_weight = self._is(_OF_WEIGHT)
         return np.where(of_weight, self._column("rows"), self._column("columns"))
 
@@ -479,7 +479,7 @@ class KernelTimes:
         return among(names, KINDS)[self._kinds]
 
     def _shares(self, by_kind: Mapping[str, float]) -> Floats:
-        """Of each kernel by its kind; 1 where nothing is said."""
+        """A share for each kernel by its kind; 1 where nothing is said."""
         return np.array([by_kind.get(name, 1.0) for name in PLAIN.values()])[self._kinds]
 
 

@@ -136,7 +136,7 @@ BLACKWELL_GDDR: Final = dataclasses.replace(
 
 
 def design_of(gpu: GpuSpec) -> Design:
-    """That of the GPU's architecture."""
+    """The design of the GPU's architecture."""
     return DESIGNS[max(since for since in DESIGNS if since <= gpu.capability)]
 
 
@@ -295,7 +295,7 @@ _CAUSAL: Final = 0.8
 def attention_seconds(
     sizes: Sizes, flops: Floats, gradient: Floats, rate: Floats, gpu: GpuSpec, design: Design
 ) -> tuple[Floats, Floats]:
-    """Of each fused attention, and what its arithmetic takes alone.
+    """Seconds of each fused attention, and of its arithmetic alone.
 
     ``rows`` of ``sizes`` are queries, ``columns`` keys, ``depth`` a head's size and ``batches``
     batch times heads; ``flops`` what the mathematics asks for; ``gradient`` is 1 in a backward

@@ -90,7 +90,7 @@ def factors_of(work: Work, measured: Mapping[str, ClassCost]) -> Floats:
 
 
 def _told(work: Work) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Of which kernels programs in half precision tell."""
+    """Which kernels programs in half precision tell of."""
     halves = np.isin(work.column("dtype"), [DTYPES.index(name) for name in _HALVES])
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = halves | np.isin(
         classes_of(work), [CLASSES.index(name) for name in _OF_ANY_DTYPE]
@@ -150,7 +150,7 @@ def spread_of(
 
 
 def classes_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Of each kernel its class, as an index of all."""
+    """The class of each kernel, as an index of all."""
     found = _OF_KINDS[work.column("kind")].copy()
     flops = work.column("flops")
     products = work.is_kind("matmul")

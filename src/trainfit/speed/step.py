@@ -282,7 +282,7 @@ class TimedWork:
         self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
 
     def alone(self) -> TimedWork:
-        """The same with collectives that take no time, as in a job of one process."""
+        """The work with collectives that need no time, as in a job of one process."""
         other = copy.copy(self)
         other.links = np.zeros_like(self.links)
         return other
@@ -387,7 +387,7 @@ class StepClock:
         TimedWork(work, machine).launch(self._timeline)
 
     def _idle(self) -> Machine:
-        """The same with operators that take no time."""
+        """A machine whose operators need no time."""
         host = self._machine.host
         free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, view_s=0.0)
         return dataclasses.replace(self._machine, host=free)

@@ -230,7 +230,7 @@ class WorkLaw:
 
     @classmethod
     def between(cls, first: Work, batch: int, second: Work, other: int) -> WorkLaw:
-        """From a step at each of two different batch sizes.
+        """The law between steps at two different batch sizes.
 
         Raises :class:`NotAffineError` where they differ in more than sizes.
         """

@@ -13,6 +13,7 @@ from torch import nn
 from torch.amp import autocast_mode
 from torch.optim import optimizer as optim
 
+from trainfit.results.text import dtype_name
 from trainfit.torch_private.needed import attribute, needed, place
 
 with needed():
@@ -234,7 +235,7 @@ def half_of(model: Any) -> str:
     if _OF_FSDP not in sys.modules:
         return ""
     for part in model.modules():
-        dtype = str(_cast_to(part)).removeprefix("torch.")
+        dtype = dtype_name(_cast_to(part))
         if dtype in ("bfloat16", "float16"):
             return dtype
     return ""

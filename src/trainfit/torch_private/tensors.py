@@ -1,4 +1,4 @@
-"""Tensors, their classes, storages and files, and autograd's engine and graph."""
+"""Tensors, their classes, storages and files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import autograd, serialization
+from torch import serialization
 
 from trainfit.torch_private.needed import attribute, needed, place
 
@@ -49,6 +49,13 @@ is_view: Callable[[torch.Tensor], bool] = operator.methodcaller("_is_view")
 attribute(torch.Tensor, "_use_count")
 #: How many hold on to a tensor in C++.
 use_count: Callable[[torch.Tensor], int] = operator.methodcaller("_use_count")
+_version: Callable[[torch.Tensor], int] = attribute(torch.Tensor, "_version")
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place; 0 of what inference mode made, of which PyTorch does
+    not count it."""
+    return 0 if tensor.is_inference() else _version(tensor)
 
 
 def storage_uses(tensor: torch.Tensor) -> int:
@@ -97,102 +104,6 @@ def is_parameter(tensor: torch.Tensor) -> bool:
 def untyped_of(storage: Any) -> Any:
     """The bytes of a storage, which may be typed."""
     return getattr(storage, "_untyped_storage", storage)
-
-
-# ---
-# Autograd's engine and graph.
-
-
-with needed():
-    #: The number of the backward pass that this thread is in; -1 outside of one.
-    graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
-    #: The node whose backward is computed.
-    current_node: Callable[[], Any] = torch._C._current_autograd_node
-    #: The number that the next node gets.
-    sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-    _engine: Any = autograd.Variable._execution_engine
-    #: Calls a function at the end of the backward pass that goes on.
-    queue_callback: Callable[[Callable[[], None]], None] = _engine.queue_callback
-    torch._C._FunctionBase._sequence_nr  # noqa: B018
-    _apply = vars(autograd.Function)["apply"].__get__
-
-_version: Callable[[torch.Tensor], int] = attribute(torch.Tensor, "_version")
-
-
-def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place; 0 of what inference mode made, of which PyTorch does
-    not count it."""
-    return 0 if tensor.is_inference() else _version(tensor)
-
-
-#: The number of a node.
-node_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
-
-ENGINE_RUN_BACKWARD = place(autograd, "_engine_run_backward")
-MAKE_GRADS = place(autograd, "_make_grads")
-
-
-def apply_function(kind: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """``kind.apply(…)`` as ``torch.autograd.Function`` has it.
-
-    A classmethod in Python up to PyTorch 2.13, one in C since; both bind alike.
-    """
-    return _apply(None, kind)(*args, **kwargs)
-
-
-def saved_other(node: Any) -> Any:
-    """What a node of a product or quotient keeps of its second operand; ``None``: nothing."""
-    return getattr(node, "_saved_other", None)
-
-
-def saved_exponent(node: Any) -> float | None:
-    """What a node of a power keeps of its exponent; ``None``: it is no number."""
-    exponent = getattr(node, "_saved_exponent", None)
-    return float(exponent) if isinstance(exponent, int | float) else None
-
-
-def saved_limits(node: Any) -> tuple[float | None, float | None]:
-    """The least and the largest number that a node of a clamp lets pass; ``None``: no limit, or it
-    is not told."""
-    found = (getattr(node, f"_saved_{name}", None) for name in ("min", "max"))
-    least, largest = (float(each) if isinstance(each, int | float) else None for each in found)
-    return least, largest
-
-
-def is_mean(node: Any) -> bool | None:
-    """Does a node of a loss function average (no sum, no numbers one by one)? ``None``: it is not
-    told."""
-    # As torch.nn.functional numbers reductions: 0 none, 1 mean, 2 sum.
-    reduction = getattr(node, "_saved_reduction", None)
-    return None if reduction is None else reduction == 1
-
-
-def forward_of(node: Any) -> Any:
-    """``forward`` of the function of the script's own that a node of a graph is of; ``None``: it is
-    of none."""
-    return getattr(getattr(type(node), "_forward_cls", None), "forward", None)
-
-
-def saved_dimension(node: Any) -> int | None:
-    """The dimension that a node of a softmax goes along, which may be counted from the end;
-    ``None``: not known."""
-    dim = getattr(node, "_saved_dim", None)
-    # It is handed out as a number without a sign.
-    return dim - (1 << 64) if isinstance(dim, int) and dim >= 1 << 63 else dim
-
-
-def sizes_of(node: Any) -> tuple[int, ...] | None:
-    """Sizes of the tensor that a node computed; ``None``: they are not told."""
-    made = getattr(node, "_input_metadata", None)
-    return tuple(made[0].shape) if made else None
-
-
-def softmax_over(node: Any) -> int | None:
-    """Numbers that a softmax's node was taken over; ``None``: it is not told."""
-    sizes, dim = sizes_of(node), saved_dimension(node)
-    if sizes is None or dim is None:
-        return None
-    return int(sizes[dim]) if -len(sizes) <= dim < len(sizes) else None
 
 
 def local_part(tensor: Any) -> Any:

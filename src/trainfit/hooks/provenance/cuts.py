@@ -14,8 +14,9 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import torch
 
-from trainfit.hooks.losses import VIEWS, nodes_of, parameters_of, shape_of
+from trainfit.hooks.losses import VIEWS, shape_of
 from trainfit.results.runs.learning import CUT_OFF, Misuse
+from trainfit.torch_private.autograd import nodes_of, operands, parameters_of, walk
 from trainfit.torch_private.tensors import version
 
 #: What gives a tensor without a graph by its nature.
@@ -183,17 +184,15 @@ class Lost:
 def cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
     """What was cut off from the first term of a loss that has no graph though it was computed of
     what has one."""
-    waiting, known = [node], {node}
-    while waiting and len(known) <= _MOST_TERMS:
-        node = waiting.pop()
-        if node is None or not node.name().startswith(_TERMS):
-            continue
-        marked: tuple[str, str | None, str | None] | None = node.metadata.get(OF_TERM)
+
+    def terms(node: Any) -> list[Any]:
+        return [each for each in operands(node) if each.name().startswith(_TERMS)]
+
+    is_term = node is not None and node.name().startswith(_TERMS)
+    for each in walk(node, following=terms, most=_MOST_TERMS) if is_term else ():
+        marked: tuple[str, str | None, str | None] | None = each.metadata.get(OF_TERM)
         if marked is not None:
             return marked
-        following = [each for each, _ in node.next_functions if each not in known]
-        known.update(following)
-        waiting += following
     return None
 
 

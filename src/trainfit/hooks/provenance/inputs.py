@@ -11,8 +11,14 @@ import torch
 
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, NumberMarks, tensors_among
+from trainfit.torch_private.autograd import (
+    behind,
+    first_operand,
+    operands,
+    saved_dimension,
+    sizes_of,
+)
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import saved_dimension, sizes_of
 
 #: What leaves the numbers of images as they are.
 _AS_THEY_ARE: Final = {
@@ -102,15 +108,15 @@ class Inputs(FirstOfKind):
     def _look_at_weights(self, weights: torch.Tensor) -> None:
         """Of a product of weights and values: do the weights add up to one over the dimension that
         the product goes over?"""
-        node = _back(weights.grad_fn, _BETWEEN)
+        node = behind(weights.grad_fn, _BETWEEN)
         if node is None or not node.name().startswith("Softmax"):
             return
         dim, sizes = saved_dimension(node), sizes_of(node)
         if dim is None or sizes is None or len(sizes) < 3 or dim % len(sizes) != len(sizes) - 2:
             return
-        made = _back(node.next_functions[0][0], _OF_SCORES)
+        made = behind(first_operand(node), _OF_SCORES)
         if made is not None and made.name().startswith("UnsafeView"):
-            made = made.next_functions[0][0]
+            made = first_operand(made)
         if made is not None and made.name().startswith("Bmm"):
             self._note("softmax_over_queries", "×".join(map(str, sizes)), dim % len(sizes))
 
@@ -146,7 +152,7 @@ class Inputs(FirstOfKind):
         used: dict[int, list[str]] = {}
         trained: dict[int, Any] = {}
         for node in nodes:
-            for each, _ in node.next_functions:
+            for each in operands(node):
                 if (leaf := getattr(each, "variable", None)) is None:
                     continue
                 trained[id(leaf)] = leaf
@@ -169,15 +175,6 @@ class Inputs(FirstOfKind):
             largest = max(found, key=lambda key: int(tables[key].numel()))
             told = sum(rows[key] for key in found), every, numbers, nbytes, f"{share:.3f}"
             self._note("rows_untouched", *told, place=asked[largest][1])
-
-
-def _back(node: Any, through: Sequence[str]) -> Any:
-    """The first node of these before which none of them is."""
-    for _ in range(_DEPTH):
-        if node is None or not node.name().startswith(tuple(through)):
-            return node
-        node = node.next_functions[0][0]
-    return None
 
 
 def _is_as_read(tensor: torch.Tensor) -> bool:

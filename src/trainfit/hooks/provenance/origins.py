@@ -17,6 +17,7 @@ from trainfit.findings.source_code import parsed
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.provenance.cuts import Marks, tensors_among
 from trainfit.results.runs.operands import INDEXING, NO_CALL, RENORMED, FailedCall, Operand, Origin
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.user_location import is_library, locals_of
 
 #: Of one tensor, functions that are remembered in a row: a training that never ends has no end of
@@ -169,7 +170,7 @@ class Origins:
     def _operand(self, name: str, tensor: Any) -> Operand:
         if isinstance(tensor, np.ndarray):
             return Operand(name, tuple(tensor.shape), str(tensor.dtype), "cpu")
-        shape, dtype = _sizes(tensor), str(tensor.dtype).removeprefix("torch.")
+        shape, dtype = _sizes(tensor), dtype_name(tensor.dtype)
         made = self._made.of(tensor)
         told = Operand(name, shape, dtype, tensor.device.type)
         if made is None:

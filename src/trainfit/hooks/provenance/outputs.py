@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import operator_of, shape_of
+from trainfit.hooks.losses import shape_of
 from trainfit.hooks.provenance.cuts import Marks, name_of, tensors_among
 from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.autograd import behind, first_operand, operator_of
 
 #: Functions that give a number of each row, and those that put a dimension in for a comparison of
 #: each with each.
@@ -91,13 +92,10 @@ def softmax_by_hand(given: Sequence[torch.Tensor], result: torch.Tensor) -> bool
     total: Any = given[1].grad_fn
     if exponential is None or total is None or operator_of(exponential) != "Exp":
         return False
-    while total is not None and operator_of(total).startswith(_SAME_NUMBERS):
-        total = total.next_functions[0][0]
-    if total is None or operator_of(total) != "Sum" or total.next_functions[0][0] != exponential:
+    total = behind(total, _SAME_NUMBERS)
+    if total is None or operator_of(total) != "Sum" or first_operand(total) != exponential:
         return False
-    made = exponential.next_functions[0][0]
-    while made is not None and operator_of(made).startswith((*_SAME_NUMBERS, *_SCALES)):
-        made = made.next_functions[0][0]
+    made = behind(first_operand(exponential), (*_SAME_NUMBERS, *_SCALES))
     return made is not None and operator_of(made).startswith(_COMPUTE)
 
 
@@ -128,8 +126,8 @@ class Scores:
                 break
             if not node.name().startswith(_OF_SCORES):
                 return
-            node = node.next_functions[0][0]
-        made = node if node is None or node.name().startswith("Bmm") else node.next_functions[0][0]
+            node = first_operand(node)
+        made = node if node is None or node.name().startswith("Bmm") else first_operand(node)
         if made is None or not made.name().startswith("Bmm") or id(scores.grad_fn) in self._seen:
             return
         self._seen.add(id(scores.grad_fn))

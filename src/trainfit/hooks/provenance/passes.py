@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import nodes_of, shape_of
+from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.structure import memory_of
 from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.autograd import nodes_of, operands, walk
 from trainfit.torch_private.tensors import version
 
 #: Steps that show it.
@@ -223,7 +224,7 @@ def _owners_below(root: Any, owners: Mapping[int, int]) -> dict[Any, int]:
         node, is_over = waiting.pop()
         if node in below and not is_over:
             continue
-        following = [each for each, _ in node.next_functions if each is not None]
+        following = operands(node)
         if not is_over:
             below[node] = owners.get(id(getattr(node, "variable", None)), 0)
             waiting.append((node, True))
@@ -241,19 +242,12 @@ def _largest_part(nodes: Iterable[Any], below: Mapping[Any, int], mask: int) -> 
     for node in nodes:
         if below.get(node, 0) & ~mask == 0 or not below.get(node, 0) & mask:
             continue  # within such a part, or with nothing of it
-        for each, _ in node.next_functions:
-            if each is not None and below.get(each) == mask:
+        for each in operands(node):
+            if below.get(each) == mask:
                 most = max(most, _matrices_below(each))
     return most
 
 
 def _matrices_below(root: Any) -> int:
-    known, waiting, found = {root}, [root], 0
-    while waiting:
-        node = waiting.pop()
-        leaf = getattr(node, "variable", None)
-        found += leaf is not None and leaf.dim() > 1
-        following = {each for each, _ in node.next_functions if each is not None} - known
-        known |= following
-        waiting += following
-    return found
+    leaves = (getattr(node, "variable", None) for node in walk(root))
+    return sum(leaf is not None and leaf.dim() > 1 for leaf in leaves)

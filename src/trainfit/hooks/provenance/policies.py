@@ -11,10 +11,16 @@ from typing import Any, Final
 import torch
 
 from trainfit.findings.source_code import file_syntax
-from trainfit.hooks.losses import VIEWS, number_of, operator_of
+from trainfit.hooks.losses import VIEWS
 from trainfit.results.findings import Place
 from trainfit.results.runs.learning import Misuse
-from trainfit.torch_private.tensors import saved_other
+from trainfit.torch_private.autograd import (
+    first_operand,
+    number_of,
+    operands,
+    operator_of,
+    saved_other,
+)
 
 #: Where a node of log-probabilities, by a distribution, is marked.
 LOG_PROBABILITIES: Final = "trainfit_log_prob"
@@ -86,7 +92,7 @@ def _marked(node: Any) -> bool:
         name = operator_of(node)
         if name not in ("Neg", "Sub") and not name.startswith(_SAME):
             return False
-        node = next((each for each, _ in node.next_functions if each is not None), None)
+        node = next(iter(operands(node)), None)
     return False
 
 
@@ -95,10 +101,10 @@ def _is_choice(node: Any) -> bool:
     softmax?"""
     of = "LogSoftmax"
     if operator_of(node) == "Log":
-        of, node = "Softmax", node.next_functions[0][0]
+        of, node = "Softmax", first_operand(node)
     if node is None or not operator_of(node).startswith(_CHOICES):
         return False
-    behind = node.next_functions[0][0]
+    behind = first_operand(node)
     return behind is not None and operator_of(behind) == of
 
 

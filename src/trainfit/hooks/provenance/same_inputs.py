@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import VIEWS, operator_of, shape_of
+from trainfit.hooks.losses import VIEWS, shape_of
 from trainfit.hooks.provenance.cuts import NumberMarks, tensors_among
 from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.autograd import first_operand, operator_of
 from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import version
 
@@ -149,5 +150,5 @@ def _is_weight(node: Any) -> bool:
     while node is not None and operator_of(node).startswith(_OF_WEIGHTS):
         if not node.next_functions:
             return False
-        node = node.next_functions[0][0]
+        node = first_operand(node)
     return node is None or hasattr(node, "variable")

@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trainfit.hooks.losses import operator_of, shape_of
+from trainfit.hooks.losses import shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks
 from trainfit.hooks.provenance.inputs import is_last_step
 from trainfit.hooks.provenance.targets import tokens_of
+from trainfit.torch_private.autograd import first_operand, operator_of
 from trainfit.torch_private.operators import no_dispatch
 
 #: Of a batch's rows, the share that ends in padding, of two tokens or more, from which it matters;
@@ -189,5 +190,5 @@ def _is_masked(features: torch.Tensor) -> bool:
     """Were they multiplied by a mask last, or come from what is 0 at padding?"""
     node: Any = features.grad_fn
     while node is not None and operator_of(node).startswith(_ORDER):
-        node = node.next_functions[0][0]
+        node = first_operand(node)
     return node is None or operator_of(node).startswith(_MASKED)

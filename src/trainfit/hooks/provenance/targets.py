@@ -12,6 +12,7 @@ import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, VIEWS, gives_layer, shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, NumberMarks, tensors_among
+from trainfit.torch_private.autograd import behind, operands, operator_of, walk
 from trainfit.torch_private.operators import no_dispatch
 
 #: What leaves the numbers of targets as they are.
@@ -276,12 +277,8 @@ class Targets(FirstOfKind):
 
 def _last_activation(output: torch.Tensor) -> str:
     """The node of the activation that gave these numbers, as they are."""
-    node: Any = output.grad_fn
-    for _ in range(_NODES):
-        if node is None or not node.name().startswith(_VIEWS):
-            break
-        node = next((each for each, _ in node.next_functions if each is not None), None)
-    return "" if node is None else str(node.name()).partition("Backward")[0]
+    node = behind(output.grad_fn, _VIEWS, most=_NODES)
+    return "" if node is None else operator_of(node)
 
 
 def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -295,18 +292,14 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
 def tokens_of(query: Any, *, in_place: bool = False) -> torch.Tensor | None:
     """The tokens whose embedding is attended to, at the first layer; ``None``: not known. With
     ``in_place`` those that nothing moves to another place (a model may shift them by itself)."""
-    waiting: list[Any] = [getattr(query, "grad_fn", None)]
-    known: set[Any] = set()
-    while waiting and len(known) < _NODES:
-        node: Any = waiting.pop()
-        if node is None or node in known:
-            continue
-        known.add(node)
+
+    def following(node: Any) -> list[Any]:
+        return [] if in_place and node.name().startswith(_MOVES) else operands(node)
+
+    for node in walk(getattr(query, "grad_fn", None), following=following, most=_NODES):
         tokens: torch.Tensor | None = node.metadata.get(_MARK)
         if tokens is not None and tokens.shape[-1] in query.shape[:-1]:
             return tokens
-        if not in_place or not node.name().startswith(_MOVES):
-            waiting += [each for each, _ in node.next_functions]
     return None
 
 

@@ -10,26 +10,25 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.hooks.losses import (
-    ELEMENTWISE,
-    VIEWS,
-    nodes_of,
-    number_of,
-    operator_of,
-    parameters_of,
-    product_of,
-    shape_of,
-)
+from trainfit.hooks.losses import ELEMENTWISE, VIEWS, product_of, shape_of
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, name_of, tensors_among
 from trainfit.simgpu.device.user_location import called_by_user
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import (
+from trainfit.torch_private.autograd import (
+    first_operand,
     is_mean,
+    nodes_of,
+    number_of,
+    only_operand,
+    operands,
+    operator_of,
+    parameters_of,
     saved_exponent,
     saved_limits,
     saved_other,
     sizes_of,
+    walk,
 )
+from trainfit.torch_private.operators import no_dispatch
 
 #: What functions give, and those that pass it on.
 _GIVES: Final = {"log_softmax": "logarithms", "log": "logarithms", "logsigmoid": "logarithms"}
@@ -217,12 +216,6 @@ def _numbers(lengths: Any) -> list[int] | None:
     return None
 
 
-def _only(node: Any) -> Any | None:
-    """The one operand of a node that has a graph; ``None``: it has several, or none."""
-    known = [each for each, _ in node.next_functions if each is not None]
-    return known[0] if len(known) == 1 else None
-
-
 def may_be_negative(node: Any) -> bool:
     """Is it a layer's output, which may be any number, as it is, scaled, or with a number added?"""
     for _ in range(_DEPTH):
@@ -234,9 +227,9 @@ def may_be_negative(node: Any) -> bool:
         if (product := product_of(node)) is not None:
             node = product
         elif name.startswith((*_ADDS, *_SCALES)):
-            node = _only(node)
+            node = only_operand(node)
         elif name.startswith(_SAME):
-            node = node.next_functions[0][0]
+            node = first_operand(node)
         else:
             return False
     return False
@@ -246,14 +239,14 @@ def _is_distance_to_itself(node: Any) -> bool:
     """Is it the sum of ``(x[:, None] - x[None, :]) ** 2`` over features, 0 of a row and itself?"""
     if node is None or not operator_of(node).startswith("Sum"):
         return False
-    square = node.next_functions[0][0]
+    square = first_operand(node)
     name = operator_of(square) if square is not None else ""
     if not name.startswith(("Pow", "Mul")):
         return False
-    operands = {each for each, _ in square.next_functions if each is not None}
-    if len(operands) != 1 or (name == "Pow" and saved_exponent(square) != 2):
+    factors = set(operands(square))
+    if len(factors) != 1 or (name == "Pow" and saved_exponent(square) != 2):
         return False
-    difference = operands.pop()
+    difference = factors.pop()
     if not operator_of(difference).startswith("Sub"):
         return False
     sides = [_behind_views(each) for each, _ in difference.next_functions]
@@ -268,7 +261,7 @@ def _behind_views(node: Any) -> Any:
     for _ in range(_DEPTH):
         if node is None:
             return None
-        made = node.next_functions[0][0] if node.next_functions else None
+        made = first_operand(node)
         name = operator_of(node)
         is_whole = (
             name.startswith("Slice") and made is not None and sizes_of(made) == sizes_of(node)
@@ -305,16 +298,14 @@ def _beyond(node: Any) -> str | None:
             return "unclamped"
         if not name.startswith((*_SAME, "Abs", "Neg")):
             return None
-        node = node.next_functions[0][0]
+        node = first_operand(node)
     return None
 
 
 def _is_free(layer: Any) -> bool:
     """Are a layer's weights a parameter as it is, with no function (softplus, exp) around it?"""
-    for each, _ in layer.next_functions:
-        if each is None:
-            continue
-        leaf = each.next_functions[0][0] if each.name().startswith(("T", "Transpose")) else each
+    for each in operands(layer):
+        leaf = first_operand(each) if each.name().startswith(("T", "Transpose")) else each
         weight = getattr(leaf, "variable", None)
         if isinstance(weight, torch.nn.Parameter) and weight.dim() > 1:
             return True
@@ -323,12 +314,12 @@ def _is_free(layer: Any) -> bool:
 
 def _is_of_mean(exponential: Any) -> bool:
     """Is it exp(-x) of a loss that has averaged over a batch?"""
-    node = exponential.next_functions[0][0]
+    node = first_operand(exponential)
     if node is None or not node.name().startswith(("Neg", "Mul")):
         return False
-    node = node.next_functions[0][0]
+    node = first_operand(node)
     if node is not None and node.name().startswith("Mean"):
-        node = node.next_functions[0][0]
+        node = first_operand(node)
     if node is None or not node.name().startswith(_LOSSES) or is_mean(node) is False:
         return False
     return next(iter(_given(node)), 1) > 1
@@ -336,7 +327,7 @@ def _is_of_mean(exponential: Any) -> bool:
 
 def _given(node: Any) -> tuple[int, ...]:
     """Sizes of the first tensor that a node was computed of."""
-    made = next((each for each, _ in node.next_functions if each is not None), None)
+    made = next(iter(operands(node)), None)
     return (sizes_of(made) if made is not None else None) or ()
 
 
@@ -363,13 +354,13 @@ def _bootstraps(target: torch.Tensor) -> bool:
         if (product := product_of(node)) is not None:
             node = product
         elif name.startswith("Add"):
-            is_added, node = True, _only(node)
+            is_added, node = True, only_operand(node)
         elif name.startswith("Mul"):
             value = number_of(saved_other(node))
             is_discounted |= value is not None and _DISCOUNT[0] <= value < _DISCOUNT[1]
-            node = _only(node)
+            node = only_operand(node)
         elif name.startswith((*_SAME, *_LARGEST)):
-            node = node.next_functions[0][0]
+            node = first_operand(node)
         else:
             return False
     return False
@@ -387,7 +378,7 @@ def _divergence(root: Any) -> float | None:
     errors, sums = [], []
     for weight, node in _terms_of(root):
         name = operator_of(node)
-        made = _only(node)
+        made = only_operand(node)
         is_error = made is not None and made.name().startswith((*_LOSSES, "Pow"))
         if weight and (
             (name.startswith(_LOSSES) and is_mean(node)) or (name.startswith("Mean") and is_error)
@@ -412,36 +403,31 @@ def _terms_of(root: Any) -> Iterator[tuple[float, Any]]:
             continue
         name = operator_of(node)
         if name.startswith(_ADDS):
-            waiting += [(weight, each) for each, _ in node.next_functions]
+            waiting += [(weight, each) for each in operands(node)]
         elif name.startswith(("Mul", "Div")):
             value = number_of(saved_other(node))
             if value:
                 scale = abs(value) if name.startswith("Mul") else 1 / abs(value)
-                waiting.append((weight * scale, _only(node)))
+                waiting.append((weight * scale, only_operand(node)))
         elif name.startswith("Neg"):
-            waiting.append((weight, _only(node)))
+            waiting.append((weight, only_operand(node)))
         else:
             yield weight, node
 
 
 def _added(root: Any) -> Iterator[Any]:
     """The terms of a loss that are added to it, none that is subtracted."""
-    waiting = [root]
-    for _ in range(_TERMS):
-        if not waiting:
-            return
-        node = waiting.pop()
-        if node is None:
-            continue
-        name = operator_of(node)
-        if name.startswith("Sub") and len(node.next_functions) == 2:
-            waiting.append(node.next_functions[0][0])
-        elif name.startswith("Add"):
-            waiting += [each for each, _ in node.next_functions]
-        elif name.startswith("Mean") or _is_scaled_up(node):
-            waiting.append(_only(node))
-        else:
-            yield node
+    return (node for node in walk(root, following=_added_to, most=_TERMS) if not _added_to(node))
+
+
+def _added_to(node: Any) -> list[Any]:
+    """What is added to make a node's result, as it is or multiplied by a number above 0."""
+    name = operator_of(node)
+    if name.startswith("Sub") and len(node.next_functions) == 2:
+        return [first_operand(node)]
+    if name.startswith("Add"):
+        return operands(node)
+    return [only_operand(node)] if name.startswith("Mean") or _is_scaled_up(node) else []
 
 
 def _is_scaled_up(node: Any) -> bool:
@@ -455,38 +441,35 @@ def _is_overlap(ratio: Any) -> bool:
     if operator_of(ratio) != "Div" or len(ratio.next_functions) != 2:
         return False
     above, below = (each for each, _ in ratio.next_functions)
-    above = _only(above) if above is not None and operator_of(above).startswith("Add") else above
+    above = (
+        only_operand(above) if above is not None and operator_of(above).startswith("Add") else above
+    )
     if above is None or not operator_of(above).startswith("Mul"):
         return False
-    both = _only(above)
-    product = _only(both) if both is not None and operator_of(both).startswith("Sum") else None
+    both = only_operand(above)
+    product = (
+        only_operand(both) if both is not None and operator_of(both).startswith("Sum") else None
+    )
     is_twice = number_of(saved_other(above)) == 2
     if not is_twice or product is None or not operator_of(product).startswith("Mul"):
         return False
-    output, waiting = _only(product), [below]
-    for _ in range(_OF_DIVERGENCE):
-        node = waiting.pop() if waiting else None
-        if node is None:
-            return False
-        if node is output and output is not None:
-            return True
-        if operator_of(node).startswith((*_ADDS, "Sum", "Pow", "Mul")):
-            waiting += [each for each, _ in node.next_functions if each is not None]
-    return False
+    output, way = only_operand(product), _arithmetic(below, (*_ADDS, "Sum", "Pow", "Mul"))
+    return any(node is output for node in way)
 
 
 def _is_of_normals(total: Any) -> bool:
     """Is it a sum over samples of ``1 + log_var - mean ** 2 - exp(log_var)``?"""
-    made = total.next_functions[0][0]
+    made = first_operand(total)
     if made is None or len(sizes_of(made) or ()) < 2:
         return False
-    waiting, seen = [made], set()
-    for _ in range(_OF_DIVERGENCE):
-        if not waiting:
-            break
-        node = waiting.pop()
-        name = operator_of(node)
-        seen.add(name)
-        if name.startswith((*_ADDS, *_SCALES)):
-            waiting += [each for each, _ in node.next_functions if each is not None]
-    return "Exp" in seen and "Pow" in seen
+    names = {operator_of(node) for node in _arithmetic(made, (*_ADDS, *_SCALES))}
+    return {"Exp", "Pow"} <= names
+
+
+def _arithmetic(root: Any, through: tuple[str, ...]) -> Iterator[Any]:
+    """The nodes of a formula, none behind those that are of another operator than these."""
+
+    def following(node: Any) -> list[Any]:
+        return operands(node) if operator_of(node).startswith(through) else []
+
+    return walk(root, following=following, most=_OF_DIVERGENCE)

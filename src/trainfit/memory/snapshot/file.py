@@ -108,13 +108,13 @@ class DeviceSnapshot:
     events: tuple[SnapshotEvent, ...]
 
     def blocks(self) -> Iterable[SnapshotBlock]:
-        """Of all segments."""
+        """The blocks of all segments."""
         for segment in self.segments:
             yield from segment.blocks
 
     @property
     def allocated_bytes(self) -> int:
-        """Of tensors, when the snapshot was written."""
+        """Bytes of tensors when the snapshot was written."""
         return sum(block.nbytes for block in self.blocks() if block.state == "allocated")
 
 

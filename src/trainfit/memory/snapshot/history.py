@@ -64,7 +64,7 @@ class HistoryMoment:
 
     @property
     def allocated_bytes(self) -> int:
-        """Of all live blocks."""
+        """Bytes of all live blocks."""
         return sum(block.nbytes for block in self.live)
 
 

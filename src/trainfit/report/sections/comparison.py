@@ -113,7 +113,7 @@ def _effect(change: Change) -> str:
 
 
 def notable(changes: tuple[Change, ...]) -> list[Change]:
-    """Without phases that are no part of a step worth a line, before or after."""
+    """The changes without phases that are no part of a step worth a line, before or after."""
     whole = changes[0].before if changes else None
     return [each for each in changes if _matters(each, whole)]
 

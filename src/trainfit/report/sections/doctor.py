@@ -53,7 +53,7 @@ def doctor_subject(result: DoctorResult) -> Subject:
 
 
 def checks_subject(checks: Sequence[Check]) -> Subject:
-    """The same of some checks alone."""
+    """The subject of some checks alone."""
     parts = _check_sections(checks)
     return Subject(_counted(checks, ""), tuple(each for part in parts for each in part))
 
@@ -182,7 +182,7 @@ def script_subject(report: ScriptReport) -> Subject:
 
 
 def script_sections(report: ScriptReport) -> list[Section]:
-    """The same next to a machine."""
+    """A script's sections next to a machine's."""
     counts = Text(_counts(report), "warn" if report.findings else "plain", 1)
     return section(f"Script {report.script}", counts, *_habits(report))
 

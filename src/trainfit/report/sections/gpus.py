@@ -156,7 +156,7 @@ def _choices(gpus: Sequence[GpuFigures]) -> list[str]:
 
 
 def _meaning(gpu: GpuFigures, sources: dict[str, int]) -> list[Section]:
-    """Of each figure what it means; ``sources`` numbers them in their order."""
+    """What each figure means; ``sources`` numbers them in their order."""
     marks = [("laptop or module", gpu.laptop), ("memory shared with the CPU", gpu.shared_memory)]
     title = f"{gpu.key} ({gpu.name})" + "".join(f", {words}" for words, holds in marks if holds)
     rows = []

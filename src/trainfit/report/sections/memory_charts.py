@@ -328,7 +328,7 @@ def _moment_tip(moment: StepMoment) -> list[list[str]]:
 
 
 def _phase_layers(memory: StepMemory) -> list[Spec]:
-    """Where a phase begins, with its name at the top."""
+    """Lines where a phase begins, with its name at the top."""
     begins: list[dict[str, Any]] = []
     for moment in memory.moments:
         if not begins or begins[-1]["phase"] != moment.phase:

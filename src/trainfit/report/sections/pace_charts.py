@@ -18,7 +18,7 @@ _ROWS: Final = 8
 
 
 def rate_name(hz: float | None) -> str:
-    """Of calls at a rate; ``None``: of those without one."""
+    """The name of calls at a rate; ``None``: of those without one."""
     return "back to back" if hz is None else f"{hz:g} Hz"
 
 
@@ -106,7 +106,7 @@ def latency_curves(
 
 
 def latency_distribution(result: PaceResult) -> Chart | None:
-    """Of all calls, a line for each rate; ``None``: there are too few."""
+    """The latencies of all calls, a line for each rate; ``None``: there are too few."""
     named = [
         (
             rate_name(row.hz),
@@ -152,7 +152,7 @@ def _sketch(result: PaceResult) -> Sketch:
 
 
 def _histogram(result: PaceResult, columns: int) -> Sequence[str]:
-    """Of the slowest rate, compared with calls back to back."""
+    """A histogram of the slowest rate, compared with calls back to back."""
     if not result.rates:
         return []
     worst = max(result.rates, key=lambda row: row.calls.p50)

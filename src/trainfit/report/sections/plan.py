@@ -302,7 +302,7 @@ def _tiles(result: PlanResult) -> tuple[Tile, ...]:
 
 
 def _speed_tiles(result: PlanResult, step: StepSpeed) -> Iterator[Tile]:
-    """Of the launched run, which may be slower than ``step``, the GPU's."""
+    """The speed of the launched run, which may be slower than ``step``, the GPU's."""
     run = run_rate(result)
     if run is None:
         return

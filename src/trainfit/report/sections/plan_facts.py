@@ -142,7 +142,7 @@ def ends_early(result: PlanResult) -> bool:
 
 
 def _subject(result: PlanResult, kind: str) -> str:
-    """Of the finding of a kind; empty where there is none."""
+    """The subject of the finding of a kind; empty where there is none."""
     return next((each.subject for each in result.findings if each.kind == kind), "")
 
 
@@ -233,7 +233,7 @@ def full_after(result: PlanResult) -> str | None:
 
 
 def _steps_of_epoch(result: PlanResult) -> int | None:
-    """Of an epoch that ends before the GPU is full."""
+    """The steps of an epoch that ends before the GPU is full."""
     coverage, pattern = result.coverage, result.pattern
     steps = coverage.steps_per_epoch if coverage is not None else None
     full = pattern.steps_until_full if pattern is not None else None
@@ -331,7 +331,7 @@ def _option(result: PlanResult) -> str:
 
 
 def _option_line(result: PlanResult) -> str:
-    """Where it is written, if not in the command."""
+    """Where the option is written, if not in the command."""
     part = _option_part(result)
     return change_text(part) if part is not None and part.place else ""
 

@@ -12,7 +12,7 @@ from trainfit.results.text import count, duration, percent, rate, size
 
 
 def ranks_title(result: PlanResult) -> str:
-    """With the number of GPUs."""
+    """The title with the number of GPUs."""
     return f"{result.ranks.count} GPUs (predicted)" if result.ranks is not None else ""
 
 
@@ -35,7 +35,7 @@ def ranks_facts(result: PlanResult) -> Facts | None:
 
 
 def gpus_title(result: PlanResult) -> str:
-    """With the number of GPUs that the process uses."""
+    """The title with the number of GPUs that the process uses."""
     return f"{len(result.gpus.shares)} GPUs of one process (predicted)" if result.gpus else ""
 
 

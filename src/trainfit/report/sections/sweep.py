@@ -270,7 +270,7 @@ def _step(cell: SweepCell) -> str:
 
 
 def _many(value: float | None) -> str:
-    """With the letter of thousands and millions."""
+    """A number with the letter of thousands or millions."""
     return "-" if value is None else with_prefix(value, "").strip()
 
 

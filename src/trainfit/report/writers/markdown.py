@@ -116,7 +116,7 @@ def _item(each: Item) -> str:
 
 
 def _plain(text: str) -> str:
-    """On one line, and nothing in it means something to Markdown or HTML."""
+    """The text on one line, with nothing in it that means something to Markdown or HTML."""
     return _SPECIAL.sub(r"\\\1", _text(" ".join(text.split())))
 
 

@@ -115,7 +115,7 @@ def whole(subject: Subject) -> list[Line]:
 
 
 def _titles(subject: Subject) -> list[str]:
-    """Of the groups: the answer and the command have none."""
+    """The groups' titles; the answer and the command have none."""
     return ["", "", *(section.title for section in subject.sections), "Notes", "Machine"]
 
 
@@ -137,7 +137,7 @@ def _rendered(pieces: Sequence[Piece], titles: Sequence[str]) -> list[Line]:
 
 
 def _within(pieces: Sequence[Piece], titles: Sequence[str], most: int) -> list[Piece]:
-    """Without what is most dispensable, the last of it first; then texts are cut."""
+    """The pieces without the most dispensable ones, the last first; then texts are cut."""
     kept = list(pieces)
     while len(_rendered(kept, titles)) > most:
         rank = max(piece.rank for piece in kept)
@@ -386,7 +386,7 @@ class _Form:
 
 
 def _stepped(rank: int, number: int) -> int:
-    """That of one of several; the last one is the most dispensable."""
+    """The rank of one of several pieces; the last one is the most dispensable."""
     return min(rank + _STEP * number, WHOLE - 1) if 0 < rank < WHOLE else rank
 
 

@@ -150,7 +150,7 @@ class Exchanged:
     """A dataclass that one of our processes hands another as JSON, without format and version."""
 
     def to_json(self) -> str:
-        """On one line."""
+        """The document on one line."""
         return as_json(self)
 
     @classmethod

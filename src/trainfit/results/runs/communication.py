@@ -26,7 +26,7 @@ class GradientTimes:
 
     @property
     def exposed_s(self) -> float:
-        """By how much collectives make the step longer."""
+        """How much longer collectives make the step, in seconds."""
         return max(0.0, self.collectives_s - self.hidden_s)
 
 

@@ -318,7 +318,7 @@ class _Continuation:
         return dataclasses.replace(found, alloc_kind=kinds)
 
     def _template(self, call: int) -> tuple[DecodeTemplate, int]:
-        """Of a call, with the number of its first operator among those seen."""
+        """The template of a call, with the number of its first operator among those seen."""
         template = self._templates[(call - 1) % self._period]
         return template, self._seen.ops[template.step]
 

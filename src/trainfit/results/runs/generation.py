@@ -45,12 +45,12 @@ class GeneratedText:
 
     @property
     def new_tokens(self) -> int:
-        """Of a sequence, at the end: one for each call, that of the prompt included."""
+        """A sequence's new tokens at the end: one for each call, that of the prompt included."""
         return 1 + self.decodes + self.calls_left
 
     @property
     def known_tokens(self) -> int:
-        """Of them, those that figures are for."""
+        """The new tokens that figures are for."""
         return self.new_tokens if not self.reason else 1 + self.decodes
 
     @property

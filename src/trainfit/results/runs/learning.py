@@ -128,7 +128,7 @@ class Misuse:
 
 @dataclasses.dataclass(frozen=True)
 class LearningFacts:
-    """Of all optimizer steps that were looked at.
+    """What all optimizer steps that were looked at say of the learning.
 
     Attributes
     ----------

@@ -192,7 +192,7 @@ def stream_on(gpu: int, stream: int) -> int:
 
 
 def _swapped(streams: IntArray, gpu: int) -> IntArray:
-    """Those of the first GPU and of this one, each as the other's."""
+    """Streams with those of the first GPU and of this one exchanged."""
     of = gpu_of(streams)
     found: IntArray = streams + ((of == 0).astype(int) - (of == gpu)) * gpu * _STREAMS_OF_GPU
     return found

@@ -181,7 +181,7 @@ class RunSpec(Exchanged):
     loading: LoaderSpec | None = None
 
     def __hash__(self) -> int:
-        """By what differs between the runs of a plan."""
+        """A hash of what differs between the runs of a plan."""
         differs = (*sorted(self.values.items()), *sorted(self.variables.items()))
         changes = (self.force, self.interventions, self.survey, self.sample, self.cut)
         return hash((differs, changes, self.rank, self.company))

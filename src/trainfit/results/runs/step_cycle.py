@@ -163,7 +163,7 @@ class StepCycle:
         self._running.append((id(optimizer), id(frame)))
 
     def leave(self, optimizer: Any) -> bool:
-        """… and is over; was it one that no other optimizer's ``step`` calls?"""
+        """An optimizer's ``step`` is over; was it one that no other optimizer's ``step`` calls?"""
         if not self._running or self._running[-1][0] != id(optimizer):
             return False
         self._running.pop()

@@ -85,7 +85,7 @@ class SweepResult(ResultFile):
         return any(cell.fits for cell in self.cells)
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`."""
+        """Quantities of :class:`Metered`."""
         fastest = None if self.fastest is None else self.cells[self.fastest]
         return {
             "cells": len(self.cells),

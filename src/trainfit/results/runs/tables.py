@@ -246,7 +246,7 @@ def float32(value: float) -> float:
 
 
 def loss_flag(loss: float) -> int:
-    """That a loss was looked at, and what it was."""
+    """The flag of a loss that was looked at: what it was."""
     return LOSS_FINITE if math.isfinite(loss) else LOSS_NOT_FINITE
 
 

@@ -329,7 +329,7 @@ class ContextSeen:
         return bool(self.longest and self.positions and self.longest > self.positions)
 
     def warning(self) -> str:
-        """That it was, in a sentence; empty where it was not."""
+        """A sentence that the context was seen; empty where it was not."""
         if not self.too_long:
             return ""
         return (

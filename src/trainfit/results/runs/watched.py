@@ -120,7 +120,7 @@ class StackLooks:
     lines: tuple[CodeLine, ...] = ()
 
     def share(self, count: int) -> float:
-        """Of the looks."""
+        """The share of the looks, 0 to 1."""
         return count / self.looks if self.looks else 0.0
 
 
@@ -428,7 +428,7 @@ class RunRecord:
 
     @property
     def header(self) -> RunHeader:
-        """Of the first rank."""
+        """The header of the first rank."""
         return self.ranks[0].header
 
     @property
@@ -443,7 +443,7 @@ class RunRecord:
 
     @property
     def machines(self) -> tuple[RunRecord, ...]:
-        """Of each machine, this one first."""
+        """The records of each machine, this one first."""
         return (self, *self.elsewhere)
 
 

@@ -7,12 +7,12 @@ import itertools
 import mmap
 import statistics
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-import torch
 from torch.utils.data import get_worker_info
 
+from trainfit.hooks.held_objects import tensors_in
 from trainfit.simgpu.cuda.clocks import stopwatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
@@ -188,23 +188,7 @@ class FedBatches:
             return
         self.samples.append(samples)
         if samples == self.samples[0]:
-            parts = itertools.islice(_tensors_of(batch), _PARTS)
-            shapes = tuple(tuple(part.shape) for part in parts)
+            parts = tensors_in(batch, depth=_FED_DEPTH, most=_PARTS, attributes=_PARTS)
+            shapes = tuple(tuple(part.shape) for part in itertools.islice(parts, _PARTS))
             self.varies |= self._first is not None and shapes != self._first
             self._first = shapes
-
-
-def _tensors_of(value: Any, depth: int = _FED_DEPTH) -> Iterator[torch.Tensor]:
-    """The tensors in a batch or a sample, through containers and plain objects."""
-    parts: Iterable[Any] = ()
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, list | tuple):
-        parts = value
-    elif hasattr(value, "__dict__") and not isinstance(value, type):
-        parts = list(vars(value).values())
-    if depth:
-        for part in itertools.islice(parts, _PARTS):
-            yield from _tensors_of(part, depth - 1)

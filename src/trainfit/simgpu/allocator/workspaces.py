@@ -388,7 +388,7 @@ def cublas_workspace(nbytes: int) -> int:
 
 @model
 def cublas_handle(capability_major: int) -> int:
-    """The same in recordings of format version 1, by compute capability."""
+    """cuBLAS's workspace in recordings of format version 1, by compute capability."""
     return 32 << 20 if capability_major in (9, 10) else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
@@ -400,5 +400,5 @@ def contiguous_copy(nbytes: int) -> int:
 
 @model
 def reordered_copy(nbytes: int) -> int:
-    """The same where other elements become neighbours."""
+    """A copy in which other elements become neighbours."""
     return nbytes

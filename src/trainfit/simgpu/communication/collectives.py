@@ -27,8 +27,8 @@ from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, plain
 from trainfit.simgpu.device.values import worth_keeping
 from trainfit.simgpu.operators.kernel_rules import dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
+from trainfit.torch_private.autograd import graph_task_id
 from trainfit.torch_private.operators import no_dispatch, schema
-from trainfit.torch_private.tensors import graph_task_id
 
 #: PyTorch hands out streams 1 to 64 from its pools; groups have theirs behind them.
 _FIRST_STREAM: Final = 65

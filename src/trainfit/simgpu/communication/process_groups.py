@@ -36,14 +36,8 @@ from trainfit.simgpu.device.errors import (
 from trainfit.simgpu.device.recorder import Recorder
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, allocation_of
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.device.values import as_objects
-from trainfit.simgpu.operators.kernel_rules import (
-    Arguments,
-    bytes_of,
-    dtype_of,
-    launched_by,
-    tensors_in,
-)
+from trainfit.simgpu.device.values import as_objects, tensors_in
+from trainfit.simgpu.operators.kernel_rules import Arguments, bytes_of, dtype_of, launched_by
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import modules

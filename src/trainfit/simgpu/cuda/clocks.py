@@ -114,7 +114,7 @@ class CoreWaits(Protocol):
 
 
 class KernelsCount:
-    """As Linux counts it for every thread, to the nanosecond.
+    """How long a thread waited for a core, as Linux counts it, to the nanosecond.
 
     Threads that work for this one (OpenMP's, workers of a DataLoader) may wait for a core, too:
     that this one waits for them is not taken out.
@@ -308,7 +308,7 @@ class ScriptTime:
         self._simulating = False
 
     def leave_out(self, seconds: float) -> None:
-        """Of what passes in the script, so much was the simulator's."""
+        """Count so many seconds of the script's as the simulator's."""
         self._left += seconds
 
     @contextlib.contextmanager

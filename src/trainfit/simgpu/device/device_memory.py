@@ -115,7 +115,7 @@ class DeviceMemory:
 
     @property
     def allocator(self) -> CachingAllocator:
-        """Of the current GPU."""
+        """The allocator of the current GPU."""
         return self.allocators[self._current.gpu]
 
     @property

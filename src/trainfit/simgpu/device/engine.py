@@ -60,6 +60,7 @@ from trainfit.simgpu.device.tensor import (
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import PARTLY_KNOWN, Values
 from trainfit.torch_private import operators as private
+from trainfit.torch_private.autograd import graph_task_id
 from trainfit.torch_private.operators import (
     COMPOSITE,
     KeepKeys,
@@ -68,7 +69,7 @@ from trainfit.torch_private.operators import (
     include_meta,
     no_dispatch,
 )
-from trainfit.torch_private.tensors import NoTorchFunction, graph_task_id, set_data
+from trainfit.torch_private.tensors import NoTorchFunction, set_data
 
 # ---
 # On which GPU of a process an operator runs, and copies from one to another.
@@ -106,7 +107,7 @@ class Placing:
         self.call = _Call()
 
     def of(self, func: Any, args: Any, kwargs: dict[str, Any], current: int) -> Place:
-        """Where ``func`` runs while ``current`` is the current GPU.
+        """The GPU on which ``func`` runs while ``current`` is the current one.
 
         Raises :class:`DeviceMismatch` for operands of different GPUs.
         """

@@ -93,7 +93,7 @@ def install(patches: PatchSet) -> None:
 
 def _writer(base: Any) -> type:
     class Writer(base):  # type: ignore[misc]
-        """Of the archive that ``torch.save`` makes."""
+        """Writes the archive that ``torch.save`` makes."""
 
         def __init__(self, file: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(file, *args, **kwargs)

@@ -41,8 +41,8 @@ from trainfit.simgpu.device.tensor import (
 from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.simgpu.patching import PatchSet, in_child
 from trainfit.torch_private import operators as private
+from trainfit.torch_private.autograd import ENGINE_RUN_BACKWARD, MAKE_GRADS, current_node
 from trainfit.torch_private.operators import NoTorchDispatch, TorchDispatchMode
-from trainfit.torch_private.tensors import ENGINE_RUN_BACKWARD, MAKE_GRADS, current_node
 
 _set_data = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _CHECKS_DATA = {torch.istft, torch.Tensor.istft}

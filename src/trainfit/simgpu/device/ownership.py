@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.recorder import INPUT, Recorder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of, plain
 from trainfit.simgpu.patching import PatchSet
+from trainfit.torch_private.autograd import current_node, node_number, sequence_number
 from trainfit.torch_private.modules import COMPILED, buffers_of, parameters_of
-from trainfit.torch_private.tensors import current_node, local_part, node_number, sequence_number
+from trainfit.torch_private.tensors import local_part
 
 
 class Ownership:
@@ -85,7 +87,7 @@ class Ownership:
         place = number, int(parameter.storage_offset())
         known = self.parameters.get(place)
         if known is None:
-            dtype = str(parameter.dtype).removeprefix("torch.")
+            dtype = dtype_name(parameter.dtype)
             self.parameters[place] = [number, list(parameter.shape), dtype, trained]
         elif trained:
             known[3] = True

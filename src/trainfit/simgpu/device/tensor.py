@@ -60,7 +60,7 @@ _several = False
 
 
 def use_several(now: bool = True) -> None:
-    """From now on it may matter on which GPU a tensor is."""
+    """Keep track of which GPU a tensor is on, as the process has several."""
     global _several
     _several = now
 

@@ -111,7 +111,7 @@ class Uploads:
 
 
 def _digest(source: torch.Tensor) -> int:
-    """Of its numbers; 0 where they are too many."""
+    """A checksum of a tensor's numbers; 0 where they are too many."""
     if source.numel() * source.element_size() > _COMPARED or source.device.type != "cpu":
         return 0
     with contextlib.suppress(Exception), no_dispatch():  # of a type that NumPy has not

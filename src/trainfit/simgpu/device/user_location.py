@@ -31,7 +31,7 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 
 
 def _start_folder() -> str:
-    """Where this process was started, or forked off; empty where that is gone."""
+    """The folder in which this process was started or forked off; empty where that is gone."""
     try:
         return os.path.realpath(os.getcwd())
     except OSError:

@@ -310,7 +310,7 @@ class Values:
                     return
 
     def _compare_with_infinity(self, func: Any, args: Any, out: SimulatedTensor) -> None:
-        """Of one number; of several some may be masked."""
+        """Compare one number with infinity; of several some may be masked."""
         contents = [
             self._content(each) if type(each) is SimulatedTensor else each for each in args[:2]
         ]
@@ -331,7 +331,7 @@ class Values:
         ]
         if info.func in _HARMLESS:
             return
-        lives = {id(t._life): t._life for t in _tensors(written)}
+        lives = {id(t._life): t._life for t in tensors_in(written)}
         if not any(life.value is not None or life.fill is not None for life in lives.values()):
             target: Any = written[0] if written else None
             whole = type(target) is SimulatedTensor and target._spec.nbytes == target._life.nbytes
@@ -420,7 +420,7 @@ class Values:
 
     def _assume(self, info: OperatorInfo, args: Any, out: Any) -> bool:
         """Follow assumed values; false if every operand has a real one."""
-        operands = _tensors(args)
+        operands = tensors_in(args)
         if all(tensor._life.value is not None for tensor in operands):
             return False
         if type(out) is not SimulatedTensor:
@@ -470,16 +470,17 @@ _UNWRITTEN = {
 _OVERWRITES = {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor}
 
 
-def _tensors(value: Any) -> list[SimulatedTensor]:
+def tensors_in(value: Any) -> list[SimulatedTensor]:
+    """The simulated tensors in arguments or results, lists among them included."""
     if type(value) is SimulatedTensor:
         return [value]
     if isinstance(value, (list, tuple)):
-        return [tensor for each in value for tensor in _tensors(each)]
+        return [tensor for each in value for tensor in tensors_in(each)]
     return []
 
 
 def _all_worth_keeping(out: Any, func: Any) -> bool:
-    tensors = _tensors(out)
+    tensors = tensors_in(out)
     return bool(tensors) and all(worth_keeping(t._meta, func) for t in tensors)
 
 

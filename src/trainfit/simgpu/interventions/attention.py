@@ -9,10 +9,10 @@ import torch
 
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.interventions.script_state import Intervention, Scene
-from trainfit.simgpu.operators.kernel_rules import tensors_in
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.tensors import graph_task_id
+from trainfit.torch_private.autograd import graph_task_id
 
 aten = torch.ops.aten
 

@@ -10,8 +10,8 @@ from torch.nn.modules import module as nn_module
 
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.tensor import SimulatedTensor
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.interventions.script_state import Intervention, Scene
-from trainfit.simgpu.operators.kernel_rules import tensors_in
 from trainfit.torch_private.modules import Dropout, children_of
 from trainfit.torch_private.operators import map_leaves
 

@@ -18,13 +18,9 @@ from trainfit.simgpu.device.ownership import has_parameters
 from trainfit.simgpu.device.recorder import SETUP
 from trainfit.simgpu.device.settling import steady_step
 from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.operators.flops import flops_of
-from trainfit.simgpu.operators.kernel_rules import (
-    kind_of_work,
-    least_moved_bytes,
-    makes_kernel,
-    tensors_in,
-)
+from trainfit.simgpu.operators.kernel_rules import kind_of_work, least_moved_bytes, makes_kernel
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.data_loading import LoaderIterator

@@ -88,7 +88,7 @@ class Interventions:
         ]
 
     def install(self, patches: PatchSet) -> None:
-        """From now on, until ``patches`` is restored."""
+        """Apply the interventions until ``patches`` is restored."""
         self._scene.install(patches)
         self._operators.install(patches)
         for each in self._all:

@@ -61,7 +61,7 @@ def _differ_at(parts: list[str], others: list[str]) -> list[int]:
 
 
 def _smaller_by(part: str, other: str, family: str) -> int | None:
-    """By how much the size ``other`` is below ``part``; ``None`` where it is not."""
+    """How much smaller the size ``other`` is than ``part``; ``None`` where it is not."""
     if part in _RANK and other in _RANK:
         steps = _RANK[part] - _RANK[other]
         return steps if steps > 0 else None

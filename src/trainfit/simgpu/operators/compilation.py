@@ -63,7 +63,7 @@ class CompiledModule(torch.nn.Module):
         return self._orig_mod(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As of the module."""
+        """The compiled call of the module."""
         return self._orig_mod(*args, **kwargs)
 
     def dynamo_ctx(self, function: Any) -> Any:

@@ -227,7 +227,7 @@ def bincount(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(aten.histc.default)
 def histc(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """As many floats as bins."""
+    """Counts as floats, one for each bin."""
     result = engine.generic(engine.info(func), args, kwargs)
     if contents_of(engine, args[0]) is None:
         _count_evenly(engine, "histc()", args[0], result)
@@ -455,7 +455,7 @@ def index_fill(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _check_indices(engine: Engine, tensor: Any, indices: Any) -> None:
-    """Of ``tensor[indices]``, which may count from the end."""
+    """Check the indices of ``tensor[indices]``, which may count from the end."""
     for dimension, each in enumerate(indices):
         known = None if each is None else engine.values.read(each)
         if known is not None:

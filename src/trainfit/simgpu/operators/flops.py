@@ -236,7 +236,7 @@ def _matrices(weights: Sequence[Any]) -> list[Any]:
 
 
 def _of_input(call: Mapping[str, Any], matrices: Sequence[Any]) -> list[Any]:
-    """Of the first layer, the matrix of each direction that meets the input."""
+    """The first layer's matrices that meet the input, one for each direction."""
     directions = 2 if call["bidirectional"] else 1
     each = len(matrices) // (call["num_layers"] * directions)
     return [matrices[direction * each] for direction in range(directions)]

@@ -90,7 +90,7 @@ def to_copy(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _from_another(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """From one GPU to another."""
+    """Copy from one GPU to another."""
     source = args[0]
     engine.record(engine.info(func))
     with no_dispatch():

@@ -10,7 +10,9 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.gpus import Kernel
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.tensor import SimulatedTensor, Spec
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.torch_private.operators import short_name
 
 # ---
@@ -53,7 +55,7 @@ def kind_of_work(func: Any, dtype: torch.dtype) -> str:
 def _shown(dtype: torch.dtype, kind: str) -> str:
     if dtype is torch.float32 and may_round(kind):
         return "tfloat32"
-    return str(dtype).removeprefix("torch.")
+    return dtype_name(dtype)
 
 
 def may_round(kind: str) -> bool:
@@ -102,16 +104,6 @@ def _dense_bytes(tensors: Iterable[SimulatedTensor]) -> int:
     return sum(tensor._spec.nbytes for tensor in once if 0 not in tensor._spec.stride)
 
 
-def tensors_in(value: Any) -> list[SimulatedTensor]:
-    """The simulated tensors in arguments or results, lists among them included."""
-    kind = type(value)
-    if kind is SimulatedTensor:
-        return [value]
-    if kind is tuple or kind is list:
-        return [tensor for each in value for tensor in tensors_in(each)]
-    return []
-
-
 Arguments = Mapping[str, Any]
 #: From an operator's arguments by name, its result and its FLOPs.
 Rule = Callable[[Arguments, Any, int], list[Kernel]]
@@ -139,7 +131,7 @@ def stored_bytes(spec: Spec) -> int:
 
 
 def bytes_of(tensors: Iterable[Any]) -> int:
-    """Of simulated tensors, each once."""
+    """Bytes of simulated tensors, each counted once."""
     once = {id(each): each for each in tensors if type(each) is SimulatedTensor}
     return sum(stored_bytes(each._spec) for each in once.values())
 
@@ -150,6 +142,6 @@ def dtype_of(tensor: Any, kind: str = "") -> str:
     if dtype is torch.float32:
         return "tfloat32" if kind and may_round(kind) else "float32"
     if dtype.is_floating_point:
-        name = str(dtype).removeprefix("torch.")
+        name = dtype_name(dtype)
         return "float8" if name.startswith("float8") else name
     return "integer"

@@ -10,6 +10,7 @@ import torch
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.geometry import innermost
 from trainfit.simgpu.device.tensor import current_engine
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.operators.convolution import Geometry
 from trainfit.simgpu.operators.flops import grouped_sizes, packed_sizes
 from trainfit.simgpu.operators.kernel_rules import (
@@ -18,7 +19,6 @@ from trainfit.simgpu.operators.kernel_rules import (
     dtype_of,
     launched_by,
     stored_bytes,
-    tensors_in,
 )
 
 _HALVES: Final = (torch.float16, torch.bfloat16)

@@ -13,6 +13,7 @@ from trainfit.results.gpus import Kernel
 from trainfit.results.runs.steps import PEER_COPY
 from trainfit.simgpu.device.geometry import innermost
 from trainfit.simgpu.device.tensor import SimulatedTensor
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.operators.kernel_rules import (
     Arguments,
     Rule,
@@ -20,7 +21,6 @@ from trainfit.simgpu.operators.kernel_rules import (
     dtype_of,
     launched_by,
     stored_bytes,
-    tensors_in,
 )
 from trainfit.torch_private.operators import schema, short_name
 
@@ -189,7 +189,7 @@ _MOST_TENSORS: Final = (110, 64, 48, 36, 30)
 
 
 def _listed(args: Sequence[Any]) -> tuple[int, int]:
-    """Of an operator over lists of tensors how many these are, and its kernels."""
+    """How many tensors an operator over lists of tensors has, and how many kernels."""
     lists = [tensors_in(each) for each in args if isinstance(each, list | tuple)]
     lists = [each for each in lists if each]
     if not lists:

@@ -14,6 +14,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from trainfit.hardware import GpuSpec
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.tensors import local_part
@@ -77,7 +78,7 @@ def choose_backend(
     """
     tensors = (query, key, value)
     if len({t.dtype for t in tensors}) > 1:  # validate_sdpa_input
-        names = [str(t.dtype).removeprefix("torch.") for t in tensors]
+        names = [dtype_name(t.dtype) for t in tensors]
         raise RuntimeError(
             "Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{names[0]} key.dtype: {names[1]} and value.dtype: {names[2]} instead."

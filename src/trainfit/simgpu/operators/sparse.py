@@ -26,7 +26,7 @@ from trainfit.simgpu.device.tensor import CUDA, SimulatedTensor
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.operators.data_dependent import contents_of
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.tensors import current_node
+from trainfit.torch_private.autograd import current_node
 
 aten = torch.ops.aten
 
@@ -252,7 +252,7 @@ def _joined(one: SparseTensor, other: Any, alpha: Any) -> tuple[Any, Any]:
 
 
 def _vector_norm(engine: Engine, args: Any, kwargs: Any) -> Any:
-    """Of all of it: of the values, once equal indices are summed up."""
+    """The norm of the values, once equal indices are summed up."""
     sparse, *rest = args
     coalesced = sparse if sparse.coalesced else _coalesce(engine, (sparse,), {})
     return aten.linalg_vector_norm.default(coalesced.parts[1], *rest, **kwargs)

@@ -30,6 +30,7 @@ from trainfit.simgpu.device.tensor import (
     spec_of,
     wrap,
 )
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.operators.autocast import Autocast
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.simgpu.operators.kernel_rules import (
@@ -322,14 +323,10 @@ def _column_kernels(passes: int) -> Callable[[Arguments, Any, int], list[Kernel]
         dtype = dtype_of(call["input"])
         made = Kernel("resampling", dtype, 0, read, columns, launches=found.turns)
         added = Kernel("resampling", dtype, 0, read + columns, read, launches=2 * found.turns)
-        filled = Kernel("fill", dtype, 0, 0, columns + 2 * bytes_of(_tensors(result)), launches=3)
+        filled = Kernel("fill", dtype, 0, 0, columns + 2 * bytes_of(tensors_in(result)), launches=3)
         return [filled, made, *([added] if passes > 1 else [])]
 
     return rule
-
-
-def _tensors(result: Any) -> tuple[Any, ...]:
-    return result if isinstance(result, tuple) else (result,)
 
 
 # --- Boxes that are turned --------------------------------------------------------------------

@@ -138,7 +138,7 @@ class _Reader:
 
 
 def _name(call: ast.Call) -> str:
-    """Of the function that is called, without its module."""
+    """The name of the function that is called, without its module."""
     function = call.func
     if isinstance(function, ast.Attribute):
         return function.attr
@@ -167,7 +167,7 @@ class TritonKernels:
         self._products: set[str] = set()
 
     def install(self, patches: PatchSet) -> None:
-        """From when Triton is imported, if it ever is."""
+        """Patch Triton when it is imported, if it ever is."""
         patches.when_imported("triton", functools.partial(self._patch, patches))
 
     def _patch(self, patches: PatchSet, triton: ModuleType) -> None:

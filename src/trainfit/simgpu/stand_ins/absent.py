@@ -162,7 +162,7 @@ class _Distribution(importlib.metadata.Distribution):
 
 
 def _is_installed(name: str) -> bool:
-    """By a finder that comes before ours."""
+    """Does a finder that comes before ours have the module?"""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -19,14 +19,9 @@ from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import FAKES
 from trainfit.simgpu.device.registry import handles_named
+from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.operators.flops import by_name
-from trainfit.simgpu.operators.kernel_rules import (
-    Arguments,
-    bytes_of,
-    dtype_of,
-    launched_by,
-    tensors_in,
-)
+from trainfit.simgpu.operators.kernel_rules import Arguments, bytes_of, dtype_of, launched_by
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.operators import no_dispatch
 
@@ -149,7 +144,7 @@ def int8_vectorwise_quant(engine: Engine, func: Any, args: Any, kwargs: Any) -> 
 
 @handles_named("bitsandbytes::int8_double_quant")
 def int8_double_quant(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """By rows and by columns, as the CUDA backend composes it."""
+    """Quantize by rows and by columns, as the CUDA backend composes it."""
     call = by_name(func, args, kwargs)
     source = call["A"]
     with engine.mode(engine):
@@ -163,7 +158,7 @@ def int8_double_quant(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles_named("bitsandbytes::int8_mixed_scaled_mm")
 def int8_mixed_scaled_mm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """Without outliers it is the product of whole numbers alone."""
+    """A matmul in int8; without outliers it is that of whole numbers alone."""
     call = by_name(func, args, kwargs)
     source = call["A"]
     with engine.mode(engine):
@@ -185,7 +180,7 @@ class BitsAndBytes:
         self._engine = engine
 
     def install(self, patches: PatchSet) -> None:
-        """From when its functions are imported, if they ever are."""
+        """Patch its functions when they are imported, if they ever are."""
         patches.when_imported("bitsandbytes.functional", functools.partial(self._patch, patches))
 
     def _patch(self, patches: PatchSet, functional: ModuleType) -> None:

@@ -59,14 +59,14 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Any = None,
 ) -> Any:
-    """Of shapes (total, heads, size), sequences one after the other."""
+    """Attention of sequences one after the other, of shapes (total, heads, size)."""
     ends, lengths = (cu_seqlens_q, cu_seqlens_k), (int(max_seqlen_q), int(max_seqlen_k))
     out = attend(q, k, v, ends, lengths, dropout_p, softmax_scale, causal, window_size)
     return out if return_attn_probs else out[0]
 
 
 def flash_attn_qkvpacked_func(qkv: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of shape (batch, length, 3, heads, size)."""
+    """Attention of one tensor of shape (batch, length, 3, heads, size)."""
     return flash_attn_func(*qkv.unbind(2), *args, **kwargs)
 
 
@@ -78,7 +78,7 @@ def flash_attn_kvpacked_func(q: Any, kv: Any, *args: Any, **kwargs: Any) -> Any:
 def flash_attn_varlen_qkvpacked_func(
     qkv: Any, cu_seqlens: Any, max_seqlen: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Of shape (total, 3, heads, size)."""
+    """Attention of one tensor of shape (total, 3, heads, size)."""
     q, k, v = qkv.unbind(1)
     ends, length = cu_seqlens, max_seqlen
     return flash_attn_varlen_func(q, k, v, ends, ends, length, length, *args, **kwargs)

@@ -14,13 +14,8 @@ import torch
 from torch.nn import functional as F
 
 from trainfit.results.gpus import Kernel
-from trainfit.simgpu.operators.kernel_rules import (
-    RULES,
-    Arguments,
-    bytes_of,
-    dtype_of,
-    tensors_in,
-)
+from trainfit.simgpu.device.values import tensors_in
+from trainfit.simgpu.operators.kernel_rules import RULES, Arguments, bytes_of, dtype_of
 from trainfit.simgpu.stand_ins.absent import StandIn
 
 # ---
@@ -88,7 +83,7 @@ def causal_conv1d_fn(
     final_states_out: Any = None,
     activation: str | None = None,
 ) -> Any:
-    """Of ``x`` (batch, channels, length) and ``weight`` (channels, width)."""
+    """Causal convolution of ``x`` (batch, channels, length) with ``weight`` (channels, width)."""
     if activation not in (None, *_SILU):
         raise NotImplementedError("activation must be None, silu, or swish")
     out = _Convolution.apply(x, weight, bias, initial_states)  # type: ignore[no-untyped-call]
@@ -371,7 +366,7 @@ class Mamba(torch.nn.Module):
         self.out_proj = torch.nn.Linear(inner, d_model, bias=bias, **made)
 
     def forward(self, hidden_states: Any, inference_params: Any = None) -> Any:
-        """Of shape (batch, length, width)."""
+        """The layer's output for ``hidden_states`` of shape (batch, length, width)."""
         if inference_params is not None:
             raise NotImplementedError("Mamba's stand-in has no states of an inference")
         batch, length, _ = hidden_states.shape

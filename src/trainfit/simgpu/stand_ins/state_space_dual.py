@@ -300,7 +300,7 @@ class Mamba2(torch.nn.Module):
         self.out_proj = torch.nn.Linear(inner, d_model, bias=bias, **made)
 
     def forward(self, u: Any, **_: Any) -> Any:
-        """Of shape (batch, length, width)."""
+        """The layer's output for ``u`` of shape (batch, length, width)."""
         return mamba_split_conv1d_scan_combined(
             self.in_proj(u), self.conv1d.weight.squeeze(1), self.conv1d.bias, self.dt_bias,
             -torch.exp(self.A_log.float()), self.D, self.chunk_size,

@@ -49,7 +49,7 @@ class JITFunction(KernelInterface):
 
 
 class Config:
-    """Of a kernel: its constants, and how it is launched."""
+    """A kernel's configuration: its constants, and how it is launched."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Autotuner(KernelInterface):
         self._prune = prune.get("early_config_prune")
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """With the configuration of this key."""
+        """Run the kernel with the configuration of this key."""
         named = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
         key = tuple(named.get(each) for each in self.keys)
         if key not in self.cache:
@@ -113,7 +113,7 @@ class Heuristics(KernelInterface):
         self.fn, self.arg_names, self.values = fn, arg_names, values
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """With them."""
+        """Run the kernel with the values of the heuristics."""
         for name, heuristic in self.values.items():
             named = dict(zip(self.arg_names, args, strict=False))
             kwargs[name] = heuristic({**named, **kwargs})
@@ -121,7 +121,7 @@ class Heuristics(KernelInterface):
 
 
 class DriverConfig:
-    """Without a GPU there is no active driver."""
+    """The driver's configuration; without a GPU no driver is active."""
 
     def __init__(self) -> None:
         self._active: Any = None
@@ -216,7 +216,7 @@ class _Descriptor:
 
     @classmethod
     def from_tensor(cls, tensor: Any, block_shape: Any, **_: Any) -> Any:
-        """Of all of it."""
+        """A descriptor of the whole tensor."""
         return cls(tensor, tensor.shape, tensor.stride(), block_shape)
 
 

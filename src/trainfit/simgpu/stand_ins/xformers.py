@@ -25,13 +25,13 @@ _ALL: Final = (-1, -1)
 
 
 class AttentionBias:
-    """Of which pairs of a query and a key meet."""
+    """Which pairs of a query and a key meet."""
 
     causal = False
     window: tuple[int, int] = _ALL
 
     def ends(self, device: torch.device) -> tuple[Any, Any] | None:
-        """Of sequences that lie one after the other (``None``: there is one)."""
+        """Where sequences that lie one after the other end (``None``: there is one)."""
         return None
 
 
@@ -80,7 +80,7 @@ class BlockDiagonalMask(AttentionBias):
         return list(tensor.split(self.queries, dim=1))
 
     def make_causal(self) -> BlockDiagonalCausalMask:
-        """The same, causal."""
+        """The causal form of the mask."""
         return BlockDiagonalCausalMask(self.queries, self.keys)
 
     def ends(self, device: torch.device) -> tuple[Any, Any]:
@@ -89,7 +89,7 @@ class BlockDiagonalMask(AttentionBias):
 
 
 class BlockDiagonalCausalMask(BlockDiagonalMask):
-    """Likewise, causal within a sequence."""
+    """A block-diagonal mask that is causal within a sequence."""
 
     causal = True
 

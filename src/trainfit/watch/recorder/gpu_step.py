@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from trainfit.hooks.losses import nodes_of
 from trainfit.hooks.values import steep_in
 from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.autograd import nodes_of
 from trainfit.torch_private.tensors import item
 from trainfit.watch.recorder.job import script_place
 from trainfit.watch.recorder.looks.not_finite import Origins

@@ -14,6 +14,7 @@ import torch
 from trainfit.hardware.machine import cgroup
 from trainfit.hardware.machine.system import System
 from trainfit.results.runs.watched import WatchedGpu
+from trainfit.results.text import dtype_name
 from trainfit.scripts.library_threads import pools
 from trainfit.version import __version__
 from trainfit.watch.recorder.rank_variables import world
@@ -107,14 +108,14 @@ def of_model(module: torch.nn.Module) -> dict[str, Any]:
         "parameters": sum(elements.values()),
         "trained_parameters": sum(each.numel() for each in parameters if each.requires_grad),
         "precision": _precision(most, parameters),
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "default_dtype": dtype_name(torch.get_default_dtype()),
         "distributed": _distributed(module),
     }
 
 
 def _precision(dtype: torch.dtype | None, parameters: list[Any]) -> str:
     if dtype in (torch.float64, torch.float16, torch.bfloat16):
-        return str(dtype).removeprefix("torch.")
+        return dtype_name(dtype)
     if dtype is not torch.float32:
         return "unknown"
     on_gpu = bool(parameters) and parameters[0].is_cuda

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch.nn.parameter import is_lazy
 
-from trainfit.findings.source_code import short_file
+from trainfit.findings.source_code import relative_place
 from trainfit.results.runs.watched import WatchedLoader
 from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.simgpu.device.user_location import user_frame
@@ -148,15 +148,7 @@ class InputSizes:
 
 def script_place() -> str:
     """The line of the script that runs: "train.py:41"; empty: none of it does."""
-    return short_place(user_frame())
-
-
-def short_place(found: str | None) -> str:
-    """``file:line`` relative to the folder that the script runs in, where it lies below that."""
-    if found is None:
-        return ""
-    path, _, line = found.rpartition(":")
-    return f"{short_file(path)}:{line}"
+    return relative_place(user_frame())
 
 
 # ---

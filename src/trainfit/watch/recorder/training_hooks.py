@@ -21,6 +21,7 @@ from torch.optim import optimizer as optim
 
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.step_cycle import NEVER_STEPS
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.torch_private.data_loading import TORCHDATA
@@ -382,7 +383,7 @@ def _autocast(host: Host, enter: Callable[..., Any]) -> Callable[..., Any]:
             with careful(host, "autocast"):
                 if host.live:
                     seen.add(self.fast_dtype)
-                    host.learn(autocast=str(self.fast_dtype).removeprefix("torch."))
+                    host.learn(autocast=dtype_name(self.fast_dtype))
         return enter(self)
 
     return __enter__

@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.findings.source_code import names_in
+from trainfit.findings.source_code import names_in, relative_place
 from trainfit.results.runs.watched import ElementLoop
 from trainfit.scripts.call_sites import Call, locals_in, undisturbed
 from trainfit.simgpu.device.user_location import is_library
-from trainfit.watch.recorder.job import short_place
 from trainfit.watch.recorder.looks.stacks import line_at
 
 #: Where a module's call is, by the end of its file's name.
@@ -57,7 +56,7 @@ class ElementLoops:
                 continue
             loop = loop_at(code, line_at(code, lasti))
             if loop is not None and (rounds := self._rounds_of(thread, code, loop)):
-                key = short_place(f"{code.co_filename}:{loop.line}"), loop.over
+                key = relative_place(f"{code.co_filename}:{loop.line}"), loop.over
                 self._found[key] += 1
                 self._rounds[key] = max(rounds, self._rounds.get(key, 0))
                 return True

@@ -17,11 +17,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trainfit.findings.source_code import function_syntax, names_in
+from trainfit.findings.source_code import function_syntax, names_in, relative_place
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.operators import no_dispatch
-from trainfit.watch.recorder.job import short_place
 from trainfit.watch.recorder.looks.risky_lines import risky, risky_in
 
 #: Functions of the script that are looked at, from the one that computes the loss outwards.
@@ -97,7 +96,7 @@ class Origins:
             if any(finite.is_broken(each) for each in read):
                 return _BROKEN
             if all(finite.is_so(each) for each in read):
-                place = short_place(f"{code.co_filename}:{line}")
+                place = relative_place(f"{code.co_filename}:{line}")
                 if given:
                     return Misuse("batch_not_finite", (name,), place)
                 values = (names.get(each, frame.f_globals.get(each)) for each in read)

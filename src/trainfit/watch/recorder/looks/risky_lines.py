@@ -15,10 +15,9 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.findings.source_code import function_syntax, names_in
+from trainfit.findings.source_code import function_syntax, names_in, relative_place
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
-from trainfit.watch.recorder.job import short_place
 
 #: Functions that a logarithm's border is the same for, and those of a square root's.
 _LOGARITHMS: Final = ("log", "log2", "log10", "rsqrt", "logit")
@@ -76,7 +75,7 @@ def _only(codes: _Codes) -> Misuse | None:
         for node in () if tree is None else _parts(tree, line):
             for at, kind in _risks(node):
                 source = linecache.getline(code.co_filename, at).strip()
-                found.setdefault(short_place(f"{code.co_filename}:{at}"), (kind, source))
+                found.setdefault(relative_place(f"{code.co_filename}:{at}"), (kind, source))
     if not 0 < len(found) <= _TOLD:
         return None
     place, (kind, source) = next(iter(found.items()))

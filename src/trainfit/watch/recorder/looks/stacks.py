@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType, FrameType
 from typing import Final
 
+from trainfit.findings.source_code import relative_place
 from trainfit.results.runs.watched import CodeLine, StackLooks, WaitsFor
 from trainfit.scripts.call_sites import STILL_S, Call, called_in, calls_of, locals_in, undisturbed
 from trainfit.simgpu.device.user_location import is_library
 from trainfit.torch_private.data_loading import NEXT_INDEX
-from trainfit.watch.recorder.job import short_place
 
 #: Frames of a stack that are looked at, and lines that are kept.
 _DEEPEST: Final = 60
@@ -439,7 +439,7 @@ def _opened(code: CodeType, number: int, name: str) -> str:
 def place_of(call: Call) -> str:
     """The line that a call is at: "train.py:41"."""
     code, lasti, _ = call
-    return short_place(f"{code.co_filename}:{line_at(code, lasti)}")
+    return relative_place(f"{code.co_filename}:{line_at(code, lasti)}")
 
 
 def _name(call: Call) -> str:

@@ -26,9 +26,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trainfit.findings.source_code import relative_place
 from trainfit.results.runs.watched import FIGURES, GrowingVariable, Holds
 from trainfit.simgpu.device.user_location import is_library, loaded_modules, locals_of
-from trainfit.watch.recorder.job import short_place
+from trainfit.torch_private.autograd import operands
 
 #: Names that are looked at, in one namespace and in all.
 _MOST_NAMES: Final = 300
@@ -345,7 +346,7 @@ def _additions(value: torch.Tensor) -> int:
         if not node.name().startswith("Add"):
             break
         found += 1
-        node = next((each for each, _ in node.next_functions if each is not None), None)
+        node = next(iter(operands(node)), None)
     return found if found >= _SUMS else 0
 
 
@@ -437,14 +438,14 @@ def _first_of(pattern: re.Pattern[str], file: str) -> str:
     """The first line of a file that has it; empty: none."""
     lines = enumerate(linecache.getlines(file), 1)
     found = next((n for n, text in lines if pattern.search(text.partition("#")[0])), None)
-    return "" if found is None else short_place(f"{file}:{found}")
+    return "" if found is None else relative_place(f"{file}:{found}")
 
 
 def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     """The first line that adds to it, one of the training loop before others; where none does, the
     first one of its function."""
     if course.at:
-        return short_place(course.at)
+        return relative_place(course.at)
     if not file:
         return next(filter(None, (_first_of(_OPENS, each) for each, _, _ in _modules())), "")
     path, lines = course.path, course.lines
@@ -477,4 +478,4 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     if not numbers and lines is None:
         return ""
     found = numbers[0] if numbers else (lines or range(1, 2)).start
-    return short_place(f"{file}:{found}")
+    return relative_place(f"{file}:{found}")
