@@ -318,7 +318,7 @@ def test_a_script_of_garbage(tmp_path: Path) -> None:
         (["simulate", *GPU, "--output", ".", "s.py"], "'.' is a folder; name a file in it"),
         (["show", "nothing.json"], "result file 'nothing.json': there is no such file"),
         (["show", "s.py"], "result file 's.py': damaged, or not a result file"),
-        (["show", "."], "result file '.': Is a directory; check the path"),
+        (["show", "."], "result file '.': it is a folder; name the file in it"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

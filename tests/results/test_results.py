@@ -247,7 +247,7 @@ def without(key: str) -> str:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "damaged, or not a result file"),
+        ("", "it is empty"),
         ("{", "damaged, or not a result file"),
         (PLAN.to_json()[:-20], "damaged, or not a result file"),
         ("[" * 100_000, "damaged, or not a result file"),

@@ -46,6 +46,7 @@ def test_a_run_that_fills_the_ram_is_told_of(monkeypatch: pytest.MonkeyPatch) ->
 
         def trace(self, *_: object, look: Callable[[], None], **__: object) -> None:
             monkeypatch.setattr(runs._gate, "_available", lambda: 1)
+            monkeypatch.setattr(runs._gate, "_taken_by_others", lambda gone: "")
             look()
 
         def stop(self) -> None: ...

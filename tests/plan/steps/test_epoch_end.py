@@ -464,7 +464,7 @@ def test_what_spoils_the_learning_from_a_later_epoch_on_is_told_once() -> None:
         6,
         same_order="/home/me/train.py:5",
         evaluating_at="/home/me/train.py:12",
-        misuses=(own, Misuse("clips_nothing", ("1", "2"), "/home/me/train.py:9")),
+        misuses=(own, Misuse("clips_nothing", (), "/home/me/train.py:9")),
     )
     job: Any = SimpleNamespace(
         first=SimpleNamespace(outcome=TraceOutcome("finished", learning=first))
