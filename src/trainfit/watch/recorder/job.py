@@ -75,7 +75,7 @@ class CalledModels:
             return 1 - usual / self._calls if backwards <= passes else 0.0
         self._usual.append((self._calls, backwards))
         if len(self._usual) >= _LEAST_REMEMBERED:
-            usual = statistics.median(calls for calls, _ in self._usual)
+            usual = statistics.median([calls for calls, _ in self._usual])
             self._many = _TIMES_USUAL * int(usual) + _MORE
         return 0.0
 
