@@ -30,6 +30,14 @@ class Limits:
     def __init__(self):
         self.high = 0.5
 limits = Limits()
+class Tokenizer:
+    ends = [1, 2]
+    @property
+    def end(self):
+        return 1
+    def stop(self):
+        return 1
+tokenizer = Tokenizer()
 """
 
 
@@ -114,6 +122,17 @@ def test_checks_are_noted_once_a_place(sim: trainfit.Simulation, tmp_path: Path)
         ("while not (a.sum() < tolerance):\n    n += 1", ROUNDS),
         ("while a.sum().item() > tolerance:\n    n += 1", ROUNDS),
         ("while True:\n    n += 1\n    if (a < b).all():\n        break", ROUNDS + 1),
+        ("while ids[0].item() != tokenizer.end:\n    n += 1", ROUNDS),
+        ("while ids[0].item() not in tokenizer.ends:\n    n += 1", ROUNDS),
+        ("while ids[0].item() != tokenizer.stop() and n < 9:\n    n += 1", 9),
+        (
+            "for _ in range(50):\n    n += 1\n    if int(ids[0]) in (tokenizer.end, 2):\n        break",
+            50,
+        ),
+        (
+            "for _ in range(50):\n    n += 1\n    if ids[0].item() == tokenizer.stop():\n        break",
+            50,
+        ),
         ("e = 1.0\nwhile e > tolerance:\n    n += 1\n    e = (a - b).norm().item()", ROUNDS + 1),
         ("done = False\nwhile not done:\n    n += 1\n    done = bool((a < b).all())", ROUNDS + 1),
     ],

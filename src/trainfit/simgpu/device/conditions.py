@@ -9,6 +9,7 @@ the answer, are followed.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dis
 import functools
 import math
@@ -361,6 +362,11 @@ def _positions(code: CodeType) -> list[tuple[Any, ...]]:
 
 _FUNCTIONS = {"abs": abs, "float": float, "int": int, "max": max, "min": min, "round": round}
 _ASKED = "_trainfit_asked"
+#: A number of no special token that is known of: those are the first ones (0 to 3), BERT's (100 to
+#: 103), or the last ones of a vocabulary.
+_NO_SPECIAL = 7
+#: Numbers in a list (of tokens that end a text) that are tried.
+_MOST_OF_A_LIST = 64
 
 
 class _NotPlainError(Exception):
@@ -369,7 +375,10 @@ class _NotPlainError(Exception):
 
 def number(found: Condition, usual: float, wanted: bool) -> float:
     """A number for what is asked for with which the test is ``wanted``: the ``usual`` one if that
-    will do, or if the rest of the test is more than numbers and variables that hold some."""
+    will do, or if the rest of the test is more than numbers and variables that hold some.
+
+    Where it is to differ from what is not known (``token != tokenizer.end()``), it is one that no
+    special token has."""
     points: list[float] = []
     try:
         body = _plain(found.test, found.asked, found.frame, points)
@@ -378,8 +387,23 @@ def number(found: Condition, usual: float, wanted: bool) -> float:
             if bool(eval(test, {"__builtins__": {}, **_FUNCTIONS, _ASKED: tried})) is wanted:
                 return tried
     except (_NotPlainError, ArithmeticError, TypeError, ValueError):
-        pass
+        if isinstance(usual, int) and _is_to_differ(found.test, found.asked, wanted):
+            return _NO_SPECIAL
     return usual
+
+
+def _is_to_differ(test: ast.AST, asked: ast.expr, wanted: bool) -> bool:
+    """Is the part that is asked for compared with another that it is not to be equal to?"""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _is_to_differ(operand, asked, not wanted)
+        case ast.BoolOp(values=values):
+            return any(_is_to_differ(each, asked, wanted) for each in values)
+        case ast.Compare(ops=[ast.Eq() | ast.In()]):
+            return not wanted and any(each is asked for each in ast.walk(test))
+        case ast.Compare(ops=[ast.NotEq() | ast.NotIn()]):
+            return wanted and any(each is asked for each in ast.walk(test))
+    return False
 
 
 def _candidates(usual: float, points: list[float]) -> Iterator[float]:
@@ -401,11 +425,17 @@ def _plain(node: ast.AST, asked: ast.expr, frame: FrameType, points: list[float]
         return ast.Name(_ASKED, ast.Load())
     match node:
         case ast.Name() | ast.Attribute() | ast.Constant():
-            held = _held(node, frame)
-            if not isinstance(held, int | float):
+            held = _held(node, frame, computed=True)
+            if isinstance(held, list | tuple | set | frozenset) and len(held) <= _MOST_OF_A_LIST:
+                several = tuple(held)
+            elif isinstance(held, int | float):
+                several = (held,)
+            else:
                 raise _NotPlainError
-            points.append(held)
-            return ast.Constant(held)
+            if not all(isinstance(each, int | float) for each in several):
+                raise _NotPlainError
+            points += several
+            return ast.Constant(held if isinstance(held, int | float) else several)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             plain = [_plain(each, asked, frame, points) for each in args]
             return ast.Call(ast.Name(name, ast.Load()), plain, [])
@@ -426,13 +456,20 @@ def _plain(node: ast.AST, asked: ast.expr, frame: FrameType, points: list[float]
     raise _NotPlainError
 
 
-def _held(node: ast.AST, frame: FrameType) -> Any:
-    """What a variable or an attribute of one holds, where reading it does nothing else."""
+def _held(node: ast.AST, frame: FrameType, *, computed: bool = False) -> Any:
+    """What a variable or an attribute of one holds, where reading it does nothing else; with
+    ``computed`` also what an object gives out as one, which the script is about to read
+    (``tokenizer.eos_token_id``)."""
     match node:
         case ast.Constant(value=value):
             return value
         case ast.Name(id=name):
             return locals_of(frame).get(name, frame.f_globals.get(name))
         case ast.Attribute(value=owner, attr=name):
-            return getattr(_held(owner, frame), "__dict__", {}).get(name)
+            holder = _held(owner, frame, computed=computed)
+            stored = getattr(holder, "__dict__", {})
+            if name in stored or not computed or isinstance(holder, torch.Tensor):
+                return stored.get(name)
+            with contextlib.suppress(Exception):  # of the script's own: it meets it right after
+                return getattr(holder, name)
     return None

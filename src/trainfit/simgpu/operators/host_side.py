@@ -266,8 +266,9 @@ def item(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
             return end
         told = engine.values.told(tensor)
         usual = 1 if told is None else int(told)
-        engine.assume(f"an integer read from GPU data was assumed to be {usual}")
-        return _number(engine, usual)
+        value = _number(engine, usual)
+        engine.assume(f"an integer read from GPU data was assumed to be {value}")
+        return value
     return _number(engine, 1.0)
 
 
