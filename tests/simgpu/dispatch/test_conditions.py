@@ -126,11 +126,11 @@ def test_checks_are_noted_once_a_place(sim: trainfit.Simulation, tmp_path: Path)
         ("while ids[0].item() not in tokenizer.ends:\n    n += 1", ROUNDS),
         ("while ids[0].item() != tokenizer.stop() and n < 9:\n    n += 1", 9),
         (
-            "for _ in range(50):\n    n += 1\n    if int(ids[0]) in (tokenizer.end, 2):\n        break",
+            "for _ in range(50):\n  n += 1\n  if int(ids[0]) in (tokenizer.end, 2):\n    break",
             50,
         ),
         (
-            "for _ in range(50):\n    n += 1\n    if ids[0].item() == tokenizer.stop():\n        break",
+            "for _ in range(50):\n  n += 1\n  if ids[0].item() == tokenizer.stop():\n    break",
             50,
         ),
         ("e = 1.0\nwhile e > tolerance:\n    n += 1\n    e = (a - b).norm().item()", ROUNDS + 1),
