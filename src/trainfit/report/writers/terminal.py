@@ -226,7 +226,11 @@ class _Form:
         if head.limit:
             yield Piece(self.lines(head.limit, "  ", "  ", most=3), 0, 1)
         # A launch line that is the command as it was given names it.
-        named = not self.whole and any(head.subject.startswith(c.text) for c in head.commands)
+        named = not self.whole and any(
+            head.subject.startswith(each.text)
+            or (each.label == "Run" and each.text.startswith(head.subject))
+            for each in head.commands
+        )
         if head.subject and not named:
             yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 47)
         yield Piece((Line(""),), 0, _BLANKS[0])
