@@ -426,16 +426,13 @@ def _plain(node: ast.AST, asked: ast.expr, frame: FrameType, points: list[float]
     match node:
         case ast.Name() | ast.Attribute() | ast.Constant():
             held = _held(node, frame, computed=True)
-            if isinstance(held, list | tuple | set | frozenset) and len(held) <= _MOST_OF_A_LIST:
-                several = tuple(held)
-            elif isinstance(held, int | float):
-                several = (held,)
-            else:
-                raise _NotPlainError
+            is_list = isinstance(held, list | tuple | set | frozenset)
+            several = tuple(held) if is_list and len(held) <= _MOST_OF_A_LIST else (held,)
             if not all(isinstance(each, int | float) for each in several):
                 raise _NotPlainError
             points += several
-            return ast.Constant(held if isinstance(held, int | float) else several)
+            constants: list[ast.expr] = [ast.Constant(each) for each in several]
+            return ast.Tuple(constants, ast.Load()) if is_list else constants[0]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
             plain = [_plain(each, asked, frame, points) for each in args]
             return ast.Call(ast.Name(name, ast.Load()), plain, [])
