@@ -332,10 +332,10 @@ class RamGate:
         warn: Callable[[str], None],
         available: Callable[[], int | None] = available_ram,
         clock: Callable[[], float] = time.monotonic,
-        taken_by_others: Callable[[int], str] | None = None,
+        taken_by_others: Callable[[int], str] = others_with_ram,
     ) -> None:
         self._warn, self._available, self._clock = warn, available, clock
-        self._taken_by_others = taken_by_others or others_with_ram
+        self._taken_by_others = taken_by_others
         self._lock = threading.Lock()
         self._active: list[int] = []
         self._idle = available()
