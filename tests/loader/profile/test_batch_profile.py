@@ -572,9 +572,9 @@ class _Slow(_Data):
 
 
 def test_a_batch_that_does_not_end_is_seen_all_the_same() -> None:
-    (part,) = looked_at(_Slow(), 0.1)
-    assert part.name == "unknown"
-    assert "_Slow.__getitem__ waits (time.sleep)" in part.what[0]
+    # How much of the time is another question: on a busy machine the fetch's own first lines, too,
+    # are met by a look.
+    assert "_Slow.__getitem__ waits (time.sleep)" in parts(_Slow())["unknown"][1]
 
 
 def test_a_stack_is_of_one_moment() -> None:
