@@ -138,12 +138,7 @@ class Tuner:
 
     def tuned(self) -> LoaderResult:
         """Search, confirm, explain."""
-        fitted = self._measured.fitted
-        assert fitted is not None
-        self._progress("simulating settings", PROBE_SHARE)
-        models = {most: each.fitted for most, each in self._held.items() if each.fitted}
-        choice = search(fitted, self._goal(), models)
-        self._progress.keep(self._explained(choice, choice.best(), [], is_last=False))
+        choice = self.predicted()
         confirmation = Confirmation(
             choice,
             self._run,
@@ -155,6 +150,16 @@ class Tuner:
         )
         chosen = confirmation.run()
         return self._explained(confirmation.choice, chosen, confirmation.trials)
+
+    def predicted(self) -> Choice:
+        """What the model says of all settings; kept in case that the next step ends everything."""
+        fitted = self._measured.fitted
+        assert fitted is not None
+        self._progress("simulating settings", PROBE_SHARE)
+        models = {most: each.fitted for most, each in self._held.items() if each.fitted}
+        choice = search(fitted, self._goal(), models)
+        self._progress.keep(self._explained(choice, choice.best(), [], is_last=False))
+        return choice
 
     def _keep(self, confirmation: Confirmation) -> None:
         """What there is so far, in case that the next run ends everything."""

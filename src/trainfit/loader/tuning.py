@@ -62,18 +62,13 @@ def tune(
         result = _blank(workload, machine, consumer, measured, command, loader)
         result = dataclasses.replace(result, ranks=ranks)
         if measured.fitted is not None:
-            held = _held(workload, whole, measured, spec, progress, watch)
-            held = {most: _of_one_rank(each, machine, ranks) for most, each in held.items()}
-            tuner = Tuner(
-                workload,
-                machine,
-                dataclasses.replace(spec, step=consumer),
-                measured,
-                held,
-                progress,
-                result,
-                watch,
-            )
+            told = dataclasses.replace(spec, step=consumer)
+            tuner = Tuner(workload, machine, told, measured, {}, progress, result, watch)
+            if threads.may_be_held(measured.probe) and not measured.stays_busy:
+                tuner.predicted()  # a second probe is long enough for a time limit, or for Ctrl-C
+                held = _held(workload, whole, measured, spec, progress, watch)
+                held = {most: _of_one_rank(each, machine, ranks) for most, each in held.items()}
+                tuner = Tuner(workload, machine, told, measured, held, progress, result, watch)
             result = tuner.tuned()
     return dataclasses.replace(result, seconds=time.monotonic() - began)
 
@@ -95,8 +90,6 @@ def _held(
 ) -> dict[int, Measured]:
     """The same with libraries held to one thread in each worker, where they start more."""
     probe = alone.probe
-    if not threads.may_be_held(probe) or alone.stays_busy:
-        return {}
     progress("one thread per library in a worker", PROBE_SHARE)
     part = PartialProgress(progress, PROBE_SHARE, PROBE_SHARE)
     kinds, seconds = KINDS if spec.thorough else OF_WORKERS, _HELD_TIME * spec.seconds

@@ -27,6 +27,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from trainfit.loader import tuning
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.loop import OtherProcessLoad
 from trainfit.loader.measure.records import CPU, collected
@@ -263,23 +264,46 @@ def test_a_data_set_for_the_main_process_is_called_one() -> None:
     assert result.limit == "main_process" and result.verdict == "change"
 
 
+class Kept:
+    """A progress that holds the results that it is to keep."""
+
+    def __init__(self) -> None:
+        self.kept: list[LoaderResult] = []
+
+    def __call__(self, text: str, share: float | None = None) -> None:
+        assert share is None or 0 <= share <= 1
+
+    def keep(self, result: LoaderResult) -> None:
+        self.kept.append(result)
+
+
 @pytest.mark.slow
 def test_what_was_measured_is_kept_before_each_risk() -> None:
-    class Kept:
-        def __init__(self) -> None:
-            self.kept: list[LoaderResult] = []
-
-        def __call__(self, text: str, share: float | None = None) -> None:
-            assert share is None or 0 <= share <= 1
-
-        def keep(self, result: LoaderResult) -> None:
-            self.kept.append(result)
-
     progress = Kept()
     workload = Workload(DataLoader(Sleeping(), 4))
     result = tune(workload, MACHINE, TuningSpec(seconds=SECONDS, confirm=2), progress=progress)
     assert [len(each.confirmed) for each in progress.kept] == [0, 1, 2][: len(progress.kept)]
     assert len(progress.kept) == 1 + len(result.confirmed)
+
+
+@pytest.mark.slow
+def test_a_first_probe_is_kept_before_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(OtherProcessLoad, "cores", lambda _: 0.0)
+    monkeypatch.setattr(tuning.threads, "may_be_held", lambda _: True)
+    monkeypatch.setattr(tuning, "_held", ended)
+    progress = Kept()
+    with pytest.raises(KeyboardInterrupt):
+        tune(
+            Workload(DataLoader(Sleeping(), 4)),
+            MACHINE,
+            TuningSpec(seconds=SECONDS),
+            progress=progress,
+        )
+    (result,) = progress.kept
+    assert result.recommended.num_workers and result.candidates and not result.confirmed
 
 
 # --- Processes of their own -------------------------------------------------------------------
