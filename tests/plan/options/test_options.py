@@ -280,6 +280,34 @@ def test_a_batch_size_that_shows_in_the_models_calls_alone() -> None:
     assert "the DataLoader has 16" in left(other, "batch_size")
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "is_it"),
+    [
+        ("--sub-batch-size", 64, True),
+        ("--ppo_batch", 64, True),
+        ("--updateBatch", 64, True),
+        ("--sub-batch-size", 32, False),  # a run saw something else
+        ("--num-batches", 64, False),
+        ("--log-every-batches", 64, False),
+        ("--eval-sub-batch", 64, False),
+        ("--batchnorm-groups", 64, False),
+    ],
+)
+def test_a_batch_size_of_a_scripts_own_name(flag: str, value: int, is_it: bool) -> None:
+    seen = ObservedSettings(call_batch=64, call_rows=64, accumulation=1)
+    found = read(argument(flag, type=int, default=value), seen=seen).option("batch_size")
+    assert (found is not None) is is_it
+    if found is not None:
+        assert (found.shown, found.present, found.source) == (flag, "64", "calls")
+
+
+def test_a_batch_size_of_a_known_name_goes_before_one_of_its_own() -> None:
+    parser = argument("--batch-size", type=int, default=8)
+    parser.add_argument("--queue-batch", type=int, default=8)
+    found = read(parser).option("batch_size")
+    assert found is not None and found.shown == "--batch-size"
+
+
 def test_a_batch_size_that_the_script_divides_among_its_ranks() -> None:
     """--batch-size 48 stayed as it was, and the advice was DataLoader(…, batch_size=16)."""
     parser = argument("--batch-size", type=int, default=48)

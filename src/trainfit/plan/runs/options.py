@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trainfit.lint.imports import UnreadableError, read_files
-from trainfit.plan.command.options import candidates, tunable_of
+from trainfit.plan.command.options import candidates, plain_name, tunable_of
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.precision import AmpReading, amp_readings
 from trainfit.plan.command.tunables import (
@@ -112,6 +112,8 @@ def observed_settings(trace: Trace) -> ObservedSettings:
     )
 
 
+#: A name that says the size of one batch: not how many ("num_batches"), nor after how many.
+_BATCH: Final = re.compile(r"batch(?!es|_?norm|_?idx|_?index|_?num)")
 _NO_SUCH: Final = "the script has no such option"
 #: Packages that bring a script no options, and read none from a file.
 _WITHOUT_OPTIONS: Final = sys.stdlib_module_names - {
@@ -208,6 +210,8 @@ def read_options(
         read = _amp(command, all_options, seen) if name == "amp" else None
         if name != "amp":
             read = _option(command, name, _named(all_options, name), seen)
+        if name == "batch_size" and not isinstance(read, FoundOption):
+            read = _option(command, name, _sounding(all_options, seen), seen) or read
         if isinstance(read, FoundOption):
             found.append(read)
         elif read is not None:
@@ -300,6 +304,19 @@ def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
             for spelled in (*each.option.flags, *each.option.off, each.option.name)
         )
     ]
+
+
+def _sounding(options: Sequence[Candidate], seen: ObservedSettings) -> list[Candidate]:
+    """Those with "batch" in a name of their own (``--sub-batch-size``) that have the very value
+    that was seen."""
+    found = []
+    for each in options:
+        names = map(plain_name, (*each.option.flags, each.option.name))
+        if any(_BATCH.search(name) for name in names):
+            value = each.option.value
+            if _agrees("batch_size", value, seen) and _source(value, seen) != "rows":
+                found.append(each)
+    return found
 
 
 def _option(
