@@ -286,6 +286,8 @@ def test_a_batch_size_that_shows_in_the_models_calls_alone() -> None:
         ("--sub-batch-size", 64, True),
         ("--ppo_batch", 64, True),
         ("--updateBatch", 64, True),
+        ("--unroll_bsz", 64, True),
+        ("--jobs", 64, False),
         ("--sub-batch-size", 32, False),  # a run saw something else
         ("--num-batches", 64, False),
         ("--log-every-batches", 64, False),

@@ -39,7 +39,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         *("train_batch_size", "training_batch_size", "batch_size_train", "train_batch"),
         *("per_device_train_batch_size", "per_gpu_train_batch_size", "per_device_batch_size"),
         *("per_gpu_batch_size", "batch_size_per_gpu", "batch_size_per_device", "batch_per_gpu"),
-        *("micro_batch_size", "micro_batch", "microbatch_size", "device_batch_size"),
+        *("micro_batch_size", "micro_batch", "microbatch_size", "micro_bsz", "device_batch_size"),
         *("local_batch_size", "mini_batch_size", "minibatch_size", "loader_batch_size"),
         *("train_micro_batch_size_per_gpu", "micro_train_batch_size", "dataloader_batch_size"),
         *("imgs_per_gpu", "samples_per_gpu", "ims_per_batch", "images_per_batch"),

@@ -113,7 +113,7 @@ def observed_settings(trace: Trace) -> ObservedSettings:
 
 
 #: A name that says the size of one batch: not how many ("num_batches"), nor after how many.
-_BATCH: Final = re.compile(r"batch(?!es|_?norm|_?idx|_?index|_?num)")
+_BATCH: Final = re.compile(r"batch(?!es|_?norm|_?idx|_?index|_?num)|(?:^|_)bsz?(?:_|$)")
 _NO_SUCH: Final = "the script has no such option"
 #: Packages that bring a script no options, and read none from a file.
 _WITHOUT_OPTIONS: Final = sys.stdlib_module_names - {
