@@ -25,7 +25,7 @@ _FAR: Final = 4.0
 
 
 def noise_claim(after: int, noise: Interval | None) -> Claim:
-    """Where the new batch lies compared with the noise scale."""
+    """A claim on where the new batch lies compared with the noise scale."""
     if noise is None:
         text = (
             "not known: below it small batches cost little, above it large ones gain little; "
@@ -119,7 +119,7 @@ def accumulation_claim(before: int, kept: Split | None) -> Claim | None:
 
 
 def accumulating_claim(before: int, then: Split, trade: Trade | None) -> Claim | None:
-    """Of a larger batch by accumulation, which makes no samples/s more."""
+    """A claim on a larger batch by accumulation, which makes no samples/s more."""
     if trade is None or then.batch_size <= before:
         return None
     return Claim(
@@ -232,7 +232,8 @@ def family(name: str) -> Optimizer:
 
 
 def factor(optimizer: Optimizer, before: float, after: float, noise: float) -> float:
-    """Of the learning rate, from ``before`` to ``after`` samples; ``noise`` may be infinite."""
+    """The factor of the learning rate from ``before`` to ``after`` samples; ``noise`` may be
+    infinite."""
     linear = after / before
     if not math.isinf(noise):
         linear = (1 + noise / before) / (1 + noise / after)

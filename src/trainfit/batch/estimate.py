@@ -64,7 +64,7 @@ class Weights:
 
 
 def first_against_all(sizes: Sequence[int], loss: Loss = "mean", ranks: int = 1) -> Weights:
-    """Of the gradient of a step's first micro-batch, and of the sum over all of them.
+    """Weights of the gradient of a step's first micro-batch, and of the sum over all of them.
 
     Args:
         sizes: samples of each micro-batch of a rank, in order.
@@ -79,7 +79,8 @@ def first_against_all(sizes: Sequence[int], loss: Loss = "mean", ranks: int = 1)
 
 
 def mean_against_all(sizes: Sequence[int]) -> Weights:
-    """Of the mean of the parts' squared norms, and of the square of the sum of their gradients.
+    """Weights of the mean of the parts' squared norms, and of the square of the sum of their
+    gradients.
 
     Each part's loss is a mean over its samples.
     """
@@ -97,7 +98,8 @@ class Estimate:
 
 
 def estimate(square: Floats, trace: Floats) -> Estimate | None:
-    """From |G|² and tr Σ of each step, in order; ``None`` for fewer than :data:`LEAST_STEPS`.
+    """The noise scale from |G|² and tr Σ of each step, in order; ``None`` for fewer than
+    :data:`LEAST_STEPS`.
 
     The interval of the ratio is Fieller's (1954): every ratio that the blocks' means do not reject.
     It is exact for normal means, lopsided as a ratio is, and without upper end where |G|² is not
@@ -118,7 +120,7 @@ def estimate(square: Floats, trace: Floats) -> Estimate | None:
 
 
 def _means(values: Floats, blocks: int) -> Floats:
-    """Of blocks of one length; what does not fill them, the oldest, is left out."""
+    """Means of blocks of one length; what does not fill them, the oldest, is left out."""
     length = len(values) // blocks
     found: Floats = values[len(values) - blocks * length :].reshape(blocks, length).mean(axis=1)
     return found
@@ -196,14 +198,14 @@ class Log:
 
     @property
     def usual_accumulation(self) -> int:
-        """That of most records: the last step of an epoch may have fewer micro-batches."""
+        """The accumulation of most records: the last step of an epoch may have fewer micro-batches."""
         if not self.accumulations:
             return max(1, self.accumulation)
         return statistics.mode(self.accumulations.values())
 
     @property
     def slot(self) -> int:
-        """Where the next record goes."""
+        """The slot of the next record."""
         return self.committed % self.window
 
     def commit(self, method: Method, weights: Weights) -> None:

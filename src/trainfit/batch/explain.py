@@ -151,8 +151,8 @@ def _trade(question: Question, critical: Interval, times: Sequence[StepTime]) ->
 
 
 def _fastest(times: Sequence[StepTime], batch: int, question: Question) -> StepTime | None:
-    """On as many GPUs as now; at the current batch size with the present micro-batch, if that is
-    among them."""
+    """The fastest step on as many GPUs as now; at the current batch size with the present
+    micro-batch, if that is among them."""
     found = [each for each in times if (each.batch_size, each.gpus) == (batch, question.gpus)]
     micro = question.present.micro
     is_present = batch == question.before

@@ -20,7 +20,8 @@ CRITICAL_WITHIN: Final = 3.0
 
 
 def critical_batch(noise: Interval) -> Interval:
-    """Where the critical batch lies: the noise scale's interval, :data:`CRITICAL_WITHIN` wider."""
+    """The interval in which the critical batch lies: the noise scale's, :data:`CRITICAL_WITHIN`
+    wider."""
     high = None if noise.high is None else CRITICAL_WITHIN * noise.high
     return Interval(noise.value, noise.low / CRITICAL_WITHIN, high)
 

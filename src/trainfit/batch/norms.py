@@ -90,7 +90,8 @@ class Records:
         return total
 
     def _index(self, groups: tuple[int, ...]) -> Tensor:
-        """On the device; made once, as a copy from pageable memory waits for the device."""
+        """The groups as indices on the device; made once, as a copy from pageable memory waits for
+        the device."""
         if groups not in self._indices:
             self._indices[groups] = torch.tensor(groups, device=self._device)
         return self._indices[groups]
@@ -299,7 +300,7 @@ class Cost:
         return event
 
     def step(self) -> None:
-        """At the end of each optimizer step."""
+        """Note the end of an optimizer step."""
         now = time.perf_counter()
         was_measured, measured_s = self._open_s > 0, self._open_s
         self._open_s = 0.0
@@ -328,7 +329,7 @@ class Cost:
             self.every = min(_MOST_EVERY, max(1, math.ceil(cost / (_ALLOWED * step))))
 
     def _read_events(self) -> None:
-        """Of steps that are done on the device; nothing waits."""
+        """Read the events of steps that are done on the device; nothing waits."""
         while self._events and self._events[0][-1][1].query():
             parts = self._events.popleft()
             self._device_s.append(sum(first.elapsed_time(last) for first, last in parts) / 1e3)

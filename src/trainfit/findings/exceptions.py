@@ -92,7 +92,7 @@ def _nested(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 
 def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
-    at = f" ({short(raised.message, 80)})"
+    at = f" ({short(raised.message, 120)})"
     if "NoneType" in raised.message and _meets_none(raised):
         return _none_in_batch(raised)
     if raised.type == "KeyError" and _is_of(raised, _COLLATE):
@@ -135,8 +135,7 @@ def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
         "collate",
         f"Samples of one batch differ in size and cannot be stacked{at}",
         "resize, crop or pad samples to one size in the data set, or pass a collate_fn "
-        "that pads them or keeps them in a list; "
-        'Image.open(path).convert("RGB") where some are grey or have an alpha',
+        "that pads them or keeps them in a list",
     )
 
 

@@ -227,8 +227,8 @@ class AffineStream:
 
 
 def _to_one_length(first: Recording, second: Recording) -> tuple[Recording, Recording]:
-    """Of texts: with as many simulated calls; raises :class:`OtherCourseError` where their lengths
-    differ, or only one of them goes on."""
+    """Two recordings of texts with as many simulated calls each; raises :class:`OtherCourseError`
+    where their lengths differ, or only one of them goes on."""
     texts = generated_text(first), generated_text(second)
     if first.simulated is None and second.simulated is None:
         return first, second

@@ -256,14 +256,15 @@ class Device:
         return replay(stream, settings=self.settings)
 
     def shown(self, stream: Stream) -> tuple[Replay, bool]:
-        """At the GPU's capacity, or what does not fit as :meth:`needed` has it; does it fit?"""
+        """A replay at the GPU's capacity, or what does not fit as :meth:`needed` has it; does it
+        fit?"""
         limited = self.replay(stream)
         return (limited if limited.fits else self.needed(stream)), limited.fits
 
     def needed(self, stream: Stream) -> Replay:
-        """On a larger GPU, for what does not fit this one: without end, or where most of that would
-        be blocks that PyTorch keeps and does not use (a KV cache of a new size for each token), on
-        the smallest that it fits."""
+        """A replay on a larger GPU, for what does not fit this one: without end, or where most of
+        that would be blocks that PyTorch keeps and does not use (a KV cache of a new size for each
+        token), on the smallest that it fits."""
         free = self.unlimited(stream)
         if free.peak_reserved <= _CACHED * free.peak_allocated:
             return free
@@ -276,7 +277,7 @@ _SELDOM: Final = 8
 
 
 def _after_first(counts: tuple[int, ...]) -> int:
-    """Of counts at the ends of steps: since the first, where there are others."""
+    """The change of a count at the ends of steps: since the first, where there are others."""
     return counts[-1] - counts[0] if len(counts) > 1 else sum(counts)
 
 
@@ -380,7 +381,7 @@ class _Explained:
         return live, grown / (self._high - self._low)
 
     def _moves(self, sizes: list[int]) -> tuple[PeakMove, ...]:
-        """Where the peak moves between neighbours of ``sizes``, found by bisection."""
+        """Places at which the peak moves between neighbours of ``sizes``, found by bisection."""
         moves = []
         for low, high in itertools.pairwise(sizes):
             while self._place(low) != self._place(high):

@@ -101,7 +101,7 @@ class Operators:
         return None if kernel < 0 else _SIZES.get(DTYPES[int(self.recording.kernel_dtype[kernel])])
 
     def counted(self, begin: int, end: int) -> list[CountedOperator]:
-        """Those of the forward pass from operator ``begin`` to before ``end``, in order."""
+        """Operators of the forward pass from ``begin`` to before ``end``, in order."""
         found = [each for op in range(begin, end) if (each := self._counted(op)) is not None]
         scores = self._scores(found)
         return [

@@ -291,8 +291,8 @@ class _Comparison:
         return "uncounted"
 
     def _is_weight_copy(self, alloc: int) -> bool:
-        """As many half-precision numbers as a parameter of the module has, or a third of it: the
-        stacked projections of attention are cast one by one."""
+        """Is an allocation of as many half-precision numbers as a parameter of the module has, or
+        of a third of them: the stacked projections of attention are cast one by one?"""
         module = int(self._recording.alloc_module[alloc])
         half = int(self._recording.alloc_bytes[alloc]) // 2
         return half in self._weights.get(module, ())

@@ -83,8 +83,8 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
 
 
 def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[int]:
-    """Of those alive, what a line made in the step before, and made once more in this one: a
-    variable that keeps it until it gets the next."""
+    """Allocations among those alive that a line made in the step before, and once more in this one:
+    a variable that keeps it until it gets the next."""
     events, peak = outcome.stream.events, outcome.peak_event
     begins, ends = step_around(events, peak)
     if not begins or ends == len(events):

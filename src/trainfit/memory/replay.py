@@ -152,7 +152,7 @@ def of_each_gpu(
     context_bytes: int = 0,
     settings: AllocatorSettings | None = None,
 ) -> tuple[Replay, ...]:
-    """As :func:`replay`, of each GPU that the process uses, by their numbers."""
+    """A replay as :func:`replay` has it of each GPU that the process uses, by their numbers."""
     settings = settings or AllocatorSettings()
     gpus = stream.gpus
     if len(gpus) == 1:

@@ -229,7 +229,8 @@ def facts(
     lines: int = 2,
     noun: str = "",
 ) -> Facts | None:
-    """Those with a text, of their own ``detail`` or that of all; ``None`` without any."""
+    """Facts of those lines that have a text, with a ``detail`` of their own or that of all;
+    ``None`` where no line has one."""
     there = tuple(Row(row[0], row[1], row[2] if len(row) > 2 else detail) for row in rows if row[1])
     return Facts(there, lines, noun) if there else None
 

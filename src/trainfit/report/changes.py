@@ -208,7 +208,8 @@ def _reason(part: LaunchPart) -> str:
 
 
 def _file(part: LaunchPart) -> str:
-    """Where a change by hand is made: a configuration file's line is named, a script is not."""
+    """The name of the file in which a change by hand is made: a configuration file's line is named,
+    a script is not."""
     name = part.place.rpartition(":")[0]
     return "the script" if not name or name.endswith(".py") else name
 
@@ -231,7 +232,7 @@ def change_lines(parts: Sequence[LaunchPart]) -> list[str]:
 
 
 def change_text(part: LaunchPart) -> str:
-    """Where one part is written in the script, and what to write there."""
+    """The place at which one part is written in the script, and what to write there."""
     by_hand = dataclasses.replace(part, status="by hand")
     return ": ".join(changes_by_hand([by_hand])[0])
 
@@ -279,7 +280,8 @@ MOST: Final = 3
 
 
 def remedy_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
-    """Those that suffice; together where none does alone; each that was asked for by name."""
+    """A line for each remedy that suffices, for all together where none does alone, and for each
+    that was asked for by name."""
     won = [each for each in remedies.won if fits_already or each.fits]
     lines = [_line_of(each, grows=grows) for each in won]
     together = remedies.combination

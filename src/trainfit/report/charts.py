@@ -251,7 +251,8 @@ def areas(rows: Sequence[Mapping[str, Any]], across: Spec, up: Spec, hue: Spec, 
 
 
 def thinned(items: Sequence[_T], most: int, keep: Sequence[int] = ()) -> list[_T]:
-    """At most about ``most`` items, evenly spread; the first, the last and those at ``keep``."""
+    """About ``most`` of the items at most, evenly spread: the first, the last and those at ``keep``
+    are among them."""
     if len(items) <= most:
         return list(items)
     places = {round(n * (len(items) - 1) / (most - 1)) for n in range(most)}

@@ -141,7 +141,7 @@ def table_rows(
     indent: str = "  ",
     spare: Sequence[str] = (),
 ) -> list[list[str]]:
-    """The same with the lines of each row, of the head first, by themselves; never two tables."""
+    """The lines of each row of a table, the head's first; rows of two tables never share a line."""
     if not rows:
         return []
     rows, kinds, head = _spared(rows, kinds, head, indent, spare)

@@ -140,7 +140,8 @@ def beyond_text(memory: MemoryFigures, there: int) -> str:
 
 
 def spoilt_text(findings: Iterable[Finding]) -> str:
-    """That a fault of learning was found: who reads the first line alone is not to start it."""
+    """A clause that says that a fault of learning was found: who reads the first line alone is not
+    to start it."""
     spoils = (*LEARNING, *SPOILS)
     wrong = any(each.is_critical and each.kind in spoils for each in findings)
     return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""

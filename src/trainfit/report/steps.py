@@ -284,7 +284,8 @@ def unseen_text(coverage: Coverage | None, pattern: StepPattern | None, steps: i
 
 
 def eager_text(coverage: Coverage | None) -> str:
-    """That a figure is without ``torch.compile``, in the words that follow it."""
+    """A clause that says that a figure is without ``torch.compile``, in the words that follow it;
+    else empty."""
     eager = coverage is not None and coverage.is_eager
     return " in eager mode (torch.compile is left out)" if eager else ""
 
@@ -379,8 +380,8 @@ def _phase_line(phases: Sequence[str]) -> str:
 
 
 def half_text(*both: Configuration) -> str:
-    """Where autocast needs more memory than float32 at one batch size. Its copies of the weights
-    are half as large as these, where they are in float32."""
+    """A sentence for a job of which autocast needs more memory than float32 at one batch size: its
+    copies of the weights are half as large as these, where they are in float32."""
     half, whole = sorted(both, key=lambda each: each.amp == "off")
     bytes_of_half, bytes_of_whole = half.memory.device_bytes, whole.memory.device_bytes
     if half.batch_size != whole.batch_size or bytes_of_half <= (1 + _SAME) * bytes_of_whole:

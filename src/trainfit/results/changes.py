@@ -133,7 +133,7 @@ class Remedies:
 
     @property
     def faster(self) -> tuple[Remedy, ...]:
-        """Those that shorten the step by :data:`LEAST_FASTER` or more, the fastest first."""
+        """Remedies that shorten the step by :data:`LEAST_FASTER` or more, the fastest first."""
         found = [each for each in self.items if (each.step_change or 0.0) <= -LEAST_FASTER]
         return tuple(sorted(found, key=lambda each: each.step_change or 0.0))
 
@@ -189,7 +189,7 @@ class LaunchPart:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptLine:
-    """Where a script has a value that no option of the command says: ``line`` at ``place``
+    """A place of a script with a value that no option of the command says: ``line`` at ``place``
     ("train.py:9") with "{}" for the value, an argument of ``call`` ("fit"; empty: it is a line of
     its own)."""
 

@@ -320,7 +320,7 @@ class AmpChoice:
 
     @property
     def told_hazards(self) -> tuple[Finding, ...]:
-        """Those to tell of: of the chosen dtype, and what keeps others from being chosen that the
+        """Hazards to tell of: of the chosen dtype, and what keeps others from being chosen that the
         command can ask for."""
         asked = {each.dtype for each in self.candidates if each.asked != "by hand"}
         told = {

@@ -154,8 +154,8 @@ class Unknown:
 
 
 def fails_later(title: str, subject: str) -> Finding:
-    """That a script which has begun to train will fail, next to its cause; ``subject`` is when, as
-    a plan's first line has it."""
+    """A finding that a script which has begun to train will fail, next to its cause; ``subject`` is
+    when, as a plan's first line has it."""
     return Finding(FAILS_LATER, "critical", title, (), "", (), subject=subject)
 
 

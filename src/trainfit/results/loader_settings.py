@@ -10,7 +10,8 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 
 @dataclasses.dataclass(frozen=True)
 class LoaderSettings:
-    """Of a DataLoader, by its own names; ``prefetch_factor`` means nothing without workers.
+    """Settings of a DataLoader, by its own names; ``prefetch_factor`` means nothing without
+    workers.
 
     ``start_method`` is its ``multiprocessing_context`` (Linux' default before Python 3.14 is
     "fork"); ``worker_threads`` is what ``torch.get_num_threads()`` is in a worker (1, unless

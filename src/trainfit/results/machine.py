@@ -220,7 +220,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """Where the process runs: what stands between it and the hardware.
+    """What stands between the process and the hardware.
 
     ``container`` is a word such as "docker", "podman", "kubernetes"; ``virtual_machine``
     the hypervisor's; ``wsl`` 1 or 2; ``scheduler`` such as "slurm", with what it granted.

@@ -300,7 +300,7 @@ class BatchPoint:
 
 @dataclasses.dataclass(frozen=True)
 class PeakMove:
-    """At ``batch_size`` the peak is elsewhere than at all smaller ones down to the last move."""
+    """A batch size at which the peak is elsewhere than at all smaller ones down to the last move."""
 
     batch_size: int
     before: str

@@ -295,8 +295,8 @@ class PaceResult(ResultFile):
         return tuple((hz, seconds) for hz, seconds in times if seconds > self.period / hz)
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`; of several rates the worst, of which nothing is known unless all
-        were measured."""
+        """Quantities of :class:`Metered`; of several rates the worst, of which nothing is known
+        unless all were measured."""
         rates = () if self.unmeasured else self.rates
         ratios = [each.ratio.value for each in rates if each.ratio is not None]
         back = self.back_to_back

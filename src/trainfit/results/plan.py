@@ -382,11 +382,11 @@ class PlanResult(ResultFile):
         return bool(self.chosen.recommended_batch) or (self.chosen.fits and self._is_evaluated)
 
     def printed(self) -> str:
-        """The same without the recordings, which are long and for programs of ours alone."""
+        """The document without the recordings, which are long and for programs of ours alone."""
         return dataclasses.replace(self, recordings=()).to_json()
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`: of the command as it is, and as ``launch`` recommends it."""
+        """Quantities of :class:`Metered`: of the command as it is, and as ``launch`` recommends it."""
         speed, best = self.speed, self.chosen.recommended_batch
         then = speed.at(best) if speed is not None and best else None
         loading = self.loading
@@ -448,8 +448,8 @@ def with_run_rate(plan: PlanResult) -> PlanResult:
 
 
 def run_rate(plan: PlanResult) -> RunRate | None:
-    """Of the recommended batch size, else of the current one; ``None`` where the time of a step on
-    the GPU is not known."""
+    """The rate of the recommended batch size, else of the current one; ``None`` where the time of a
+    step on the GPU is not known."""
     batch = plan.chosen.recommended_batch or plan.now.batch_size
     step = plan.speed.at(batch) if plan.speed is not None else None
     if step is None:

@@ -105,7 +105,8 @@ class Verification(ResultFile):
         return all(each.within is not False for each in self.compared.values())
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`; nothing where the run was a rehearsal on the simulated GPU."""
+        """Quantities of :class:`Metered`; nothing where the run was a rehearsal on the simulated
+        GPU."""
         if REHEARSED in self.notes:
             return {}
         found: dict[str, float | None] = {}
@@ -176,7 +177,7 @@ class VersusCpu:
 
     @property
     def waiting_share(self) -> float | None:
-        """Of the CPU's steps, the share in which the script waited for its DataLoader."""
+        """The share of the CPU's steps in which the script waited for its DataLoader (0 to 1)."""
         total = sum(self.step_seconds)
         return min(1.0, sum(self.waited_s) / total) if total > 0 else None
 

@@ -341,7 +341,7 @@ class DataLoading:
 
     @property
     def evidence(self) -> RateFrom:
-        """Where the rate of the launched settings is from."""
+        """The evidence for the rate of the launched settings."""
         found = self.result
         if found is None:
             return ""

@@ -199,7 +199,8 @@ class WatchResult(ResultFile):
     folder: str = ""
 
     def quantities(self) -> Mapping[str, float | None]:
-        """As of :class:`Metered`, of the judged rank; a phase that did not occur has no share."""
+        """Quantities of :class:`Metered`, of the judged rank; a phase that did not occur has no
+        share."""
         shares = {each.name: each.share for each in self.phases}
         ledger, severities = self.ledger, [each.severity for each in self.findings]
         return {

@@ -90,7 +90,7 @@ def _timed(program: Program) -> tuple[float, ...]:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """The same as a CUDA graph; calls before it make what libraries make at first use."""
+    """The call as a CUDA graph; calls before it make what libraries make at first use."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -77,7 +77,7 @@ _FILL: Final = {"NVLink 3": 0.0050, "NVLink 4": 0.0033, "nvlink": 0.0042, "pcie"
 
 
 def collective_seconds(work: Work, gpu: GpuSpec) -> Floats:
-    """Of each kernel, what it takes the links between GPUs; 0 for those that do not use them."""
+    """Seconds of each kernel on the links between GPUs; 0 for those that do not use them."""
     seconds = np.zeros(len(work.table))
     chosen = np.flatnonzero(work.is_kind(*TRANSFERS))
     if not len(chosen):
@@ -126,7 +126,7 @@ def one_collective(kind: str, nbytes: int, ranks: int, link: Link) -> float:
 
 
 def among_machines(kind: str, nbytes: int, ranks: int, machines: int, gpu: GpuSpec) -> float:
-    """Likewise of ranks on several machines.
+    """Seconds of a collective of ranks on several machines.
 
     NCCL's rings go through all network cards of a machine that its ranks have: what passes over
     a GPU's link passes over the cards together as well. The slower of both decides; an all-to-all

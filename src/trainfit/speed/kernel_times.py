@@ -138,8 +138,8 @@ def _l2_bytes_per_s(gpu: GpuSpec, clock: float) -> float:
 
 
 def _instructions(table: IntArray) -> Floats:
-    """Of threads of depthwise convolutions, and of elementwise kernels that have many; 0 of other
-    kernels."""
+    """Instructions of the threads of depthwise convolutions, and of elementwise kernels that have
+    many; 0 of other kernels."""
     kinds, dtype, rows, columns, depth, batches = (
         table[:, COLUMNS.index(name)].astype(np.float64)
         for name in ("kind", "dtype", "rows", "columns", "depth", "batches")
@@ -153,7 +153,7 @@ def _instructions(table: IntArray) -> Floats:
 
 
 def _of_kinds(rates: Mapping[str, float]) -> Floats:
-    """Of each kind the rate of the longest name that it begins with; infinite without one."""
+    """The rate of each kind: that of the longest name that it begins with; infinite without one."""
     found = np.full(len(KINDS), np.inf)
     for code, kind in enumerate(KINDS):
         names = [name for name in rates if kind.startswith(name)]
@@ -393,8 +393,8 @@ class KernelTimes:
         return found
 
     def _tiled_seconds(self, rate: Floats, small_tile: float) -> Floats:
-        """Of matmuls by their tiles, the fastest way; ``rate`` is a multiprocessor's (of every
-        kernel)."""
+        """Seconds of matmuls by their tiles, the fastest way; ``rate`` is a multiprocessor's (of
+        every kernel)."""
         rate, launches = rate[self._tiled], self._column("launches")[self._tiled]
         sizes = self._sizes(self._tiled)
         best = self._fastest(sizes, rate, _TILES, small_tile)
@@ -451,9 +451,9 @@ class KernelTimes:
         return self._is(_GROUPED_NHWC) & (self._group_channels() > _NARROW)
 
     def _narrow_groups(self) -> NDArray[np.bool_]:
-        """Those that the kernels for narrow groups take: whole blocks of channels, as many of the
-        result's as of the input's (as far as the matmul's sides tell: its depth is a multiple of
-        them)."""
+        """Convolutions that the kernels for narrow groups compute: whole blocks of channels, as
+        many of the result's as of the input's (as far as the matmul's sides tell: its depth is a
+        multiple of them)."""
         channels = self._group_channels()
         of_weight, of_input = self._is(_OF_WEIGHT), self._is(_OF_INPUT)
         depth = np.where(of_weight, self._column("columns"), self._column("depth"))
@@ -463,7 +463,8 @@ class KernelTimes:
         return self._is(_GROUPED_NHWC) & taken
 
     def _uneven_groups(self) -> NDArray[np.bool_]:
-        """Those of channels-last tensors that they do not take, and that are not wide."""
+        """Convolutions of channels-last tensors that the kernels for narrow groups do not compute,
+        and that are not wide."""
         known = self._narrow_groups() | self._wide_groups()
         return self._is(_GROUPED_NHWC) & ~known
 

@@ -83,8 +83,8 @@ def loops_on_gpu(recording: Recording) -> Iterator[Finding]:
 
 
 def _in_model(recording: Recording, step: int) -> Iterator[Finding]:
-    """Of layers without parts: what has some calls each of them in turn. A policy that is asked
-    again and again has fewer backward passes."""
+    """Findings on layers without parts of which what has some calls each in turn. A policy that is
+    asked again and again has fewer backward passes."""
     operators, strings = recording.alloc_op, recording.strings
     made_by = np.maximum(operators, 0)
     of_step = (operators >= 0) & (recording.op_step[made_by] == step)

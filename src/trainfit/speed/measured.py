@@ -102,7 +102,7 @@ def product_flops(machine: Machine, dtype: str, side: int) -> float:
 
 
 def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> float:
-    """By how much the peak changes where a square matmul runs at ``measured`` FLOP/s: its
+    """The factor by which the peak changes where a square matmul runs at ``measured`` FLOP/s: its
     arithmetic follows the peak, its launch and its results' passage do not."""
     factor = 1.0
     for _ in range(_ROUNDS):
@@ -123,8 +123,8 @@ def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:
 
 
 def _bandwidth_factor(machine: Machine, measured: float) -> float:
-    """By how much the bandwidth changes where a copy on the device reads and writes ``measured``
-    bytes a second: its passage follows the bandwidth, its launch does not."""
+    """The factor by which the bandwidth changes where a copy on the device reads and writes
+    ``measured`` bytes a second: its passage follows the bandwidth, its launch does not."""
     row = _kernel("pointwise", "integer", read=_COPY_BYTES, written=_COPY_BYTES)
     times = KernelTimes(row, machine.gpu)
     passage = float(times.traffic(machine.efficiency)[0])
@@ -148,7 +148,7 @@ def _value(figure: Figure | None) -> float | None:
 
 
 def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mapping[str, ClassCost]:
-    """Of each class that a program was measured of; ``machine`` has the measured peaks."""
+    """The cost of each class that a program was measured of; ``machine`` has the measured peaks."""
     logs: dict[str, list[float]] = {}
     for program in programs:
         measured = _value(program.seconds)
@@ -171,7 +171,8 @@ def _waits_for_cpu(program: MeasuredProgram, machine: Machine) -> bool:
 
 
 def _cost(logs: Sequence[float]) -> ClassCost:
-    """By what a class's programs take, as logarithms of multiples of the model's seconds."""
+    """A class's cost by its programs' times, given as logarithms of multiples of the model's
+    seconds."""
     if len(logs) == 1:
         return ClassCost(math.exp(_OF_ONE * logs[0]))
     left_out = [
@@ -193,8 +194,8 @@ class Modelled(NamedTuple):
 
 
 def modelled_as(kernels: Sequence[Kernel], machine: Machine) -> Modelled | None:
-    """Of a program's kernels one after the other; ``None`` of no kernels, or where this version
-    knows none such."""
+    """The model's times of a program's kernels one after the other; ``None`` of no kernels, or
+    where this version knows none such."""
     if any(each.kind not in CODES or each.dtype not in DTYPES for each in kernels):
         return None
     work = work_of(*kernels)

@@ -33,8 +33,8 @@ class PipelineStep:
 
 
 def pipeline_step(works: Mapping[int, Work], machine: Machine) -> PipelineStep | None:
-    """Of the steps of all stages, by rank; ``None`` where what is sent and what is received in them
-    do not belong together."""
+    """The step of a pipeline from those of all stages, by rank; ``None`` where what is sent and
+    what is received in them do not belong together."""
     stages = {rank: _Stage(rank, work, machine) for rank, work in works.items()}
     first = _run(stages)
     second = None if first is None else _run(stages)

@@ -186,8 +186,8 @@ class Sizes:
 
 
 def product_seconds(sizes: Sizes, rate: Floats, gpu: GpuSpec, design: Design) -> Products:
-    """Of each matmul; ``rate`` is the whole GPU's FLOP/s in each one's dtype, as far as its power
-    and its kind of cores allow."""
+    """Seconds of each matmul; ``rate`` is the whole GPU's FLOP/s in each one's dtype, as far as its
+    power and its kind of cores allow."""
     traffic, cache = _traffic(sizes, gpu, design)
     best = np.full(len(rate), np.inf)
     arithmetic = np.zeros(len(rate))

@@ -60,8 +60,8 @@ _SHORT: Final = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Of a step: factors on its time between which nine of ten lie, and which classes of kernels
-    make it wide, the widest first."""
+    """How wide a step's time is: factors on it between which nine of ten lie, and which classes of
+    kernels make it wide, the widest first."""
 
     low: float
     high: float
@@ -83,8 +83,8 @@ class ClassCost:
 
 
 def factors_of(work: Work, measured: Mapping[str, ClassCost]) -> Floats:
-    """Of each kernel by its class; 1 where nothing was measured. What computes was measured in half
-    precision, and libraries have other kernels for others."""
+    """The factor of each kernel by its class; 1 where nothing was measured. What computes was
+    measured in half precision, and libraries have other kernels for others."""
     by_class = np.array([measured[name].factor if name in measured else 1.0 for name in CLASSES])
     return np.where(_told(work), by_class[classes_of(work)], 1.0)
 
@@ -111,8 +111,8 @@ def spread_of(
     exposed_s: float = 0.0,
     measured: Mapping[str, ClassCost] | None = None,
 ) -> Spread:
-    """Of a step of ``step_s`` whose kernels take ``seconds`` each and copies from the host
-    ``copies_s``, which the CPU takes ``host_s`` to launch and which goes at its pace for
+    """The spread of a step of ``step_s`` whose kernels take ``seconds`` each and copies from the
+    host ``copies_s``, which the CPU takes ``host_s`` to launch and which goes at its pace for
     ``launching_s``, and which collectives make ``exposed_s`` longer; ``measured`` are classes that
     were measured on the GPU."""
     classes = classes_of(work)

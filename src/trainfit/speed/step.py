@@ -188,8 +188,8 @@ class StepTime:
 
 
 def step_time(work: Work, machine: Machine) -> StepTime:
-    """Of one step whose last kernel ends it: as of a loop that reads its loss, or of steps one
-    after the other whose launches are the limit.
+    """The time of one step whose last kernel ends it: as of a loop that reads its loss, or of steps
+    one after the other whose launches are the limit.
 
     With several streams: of a step after another, which may have copied its data before. Of work
     of several steps it is their mean.
@@ -398,7 +398,7 @@ class StepClock:
 
 
 def step_work(recording: Recording, machine: Machine) -> StepWork | None:
-    """Of the step that stands for all others; ``None`` where no kernel was recorded."""
+    """The work of the step that stands for all others; ``None`` where no kernel was recorded."""
     if not recording.steps:
         return None
     step = steady(recording)
@@ -433,7 +433,8 @@ def _once(recording: Recording, step: int, work: Work) -> NDArray[np.bool_]:
 def _operators(
     recording: Recording, step: int, work: Work, bounds: tuple[Floats, Floats], seconds: Floats
 ) -> tuple[OperatorTime, ...]:
-    """By name, phase and dtype; ``bounds`` are what arithmetic and traffic of each kernel need."""
+    """Times of operators by name, phase and dtype; ``bounds`` are what arithmetic and traffic of
+    each kernel need."""
     arithmetic, traffic = bounds
     names = recording.op_name[recording.op_step == step][work.op]
     columns = (names, work.op_phase[work.op], work.column("dtype"))

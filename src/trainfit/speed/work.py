@@ -122,7 +122,7 @@ class Work:
 
 @functools.cache
 def among(names: tuple[str, ...], known: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Of each name of ``known`` whether it is one of ``names``; to be indexed by a column of codes.
+    """Whether each name of ``known`` is one of ``names``; to be indexed by a column of codes.
 
     A step's time asks dozens of times, in a quarter of the time of ``np.isin``.
     """

@@ -84,7 +84,8 @@ class DriverStack:
 
     @property
     def gpu_count(self) -> int:
-        """By NVML where it answers: a container's bus shows the host's other GPUs, too."""
+        """The number of GPUs, by NVML where it answers: a container's bus shows the host's other
+        GPUs, too."""
         if self.cuda.nvml.is_known and self.gpus:
             return len(self.gpus)
         return max(len(self.gpus), len(self.pci or ()))
@@ -142,12 +143,12 @@ class DriverStack:
 
     @property
     def gpu_nodes(self) -> tuple[DeviceNode, ...]:
-        """Of the GPUs themselves: /dev/nvidia0 and so on."""
+        """Device files of the GPUs themselves: /dev/nvidia0 and so on."""
         return tuple(node for node in self.nodes if re.fullmatch(r"/dev/nvidia\d+", node.path))
 
     @property
     def closed_nodes(self) -> tuple[DeviceNode, ...]:
-        """Those that CUDA needs and that this user may not open.
+        """Device files that CUDA needs and that this user may not open.
 
         Of the GPUs' own files one that opens is enough: schedulers and containers close those
         of others' GPUs.
@@ -208,7 +209,7 @@ class DriverStack:
         ]
 
     def driver_evidence(self) -> list[Evidence]:
-        """From the bus upwards to libcuda."""
+        """What each layer shows, from the bus upwards to libcuda."""
         return [
             evidence("NVIDIA GPUs on the PCI bus", self.cuda.pci_devices, _pci_words),
             evidence("kernel driver", self.cuda.kernel_driver),

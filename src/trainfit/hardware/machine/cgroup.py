@@ -37,7 +37,8 @@ class CgroupLevel:
 
 @dataclasses.dataclass(frozen=True)
 class CgroupLevels:
-    """From the own cgroup upwards; ``missing`` says why the own one is not among them."""
+    """The cgroups of a process, from its own upwards; ``missing`` says why its own is not among
+    them."""
 
     levels: tuple[CgroupLevel, ...]
     missing: str = ""
@@ -206,7 +207,7 @@ def _quota(system: System, level: CgroupLevel) -> Fact[float]:
 
 
 def _quota_of(text: Fact[str]) -> Fact[float]:
-    """Of "200000 100000", both in µs; "max" is no limit."""
+    """CPUs of a quota as the kernel writes it ("200000 100000", both in µs; "max" is no limit)."""
     if text.value is not None and text.value.split(" ")[0] == "max":
         return absent(text.source, "no limit")
     return text.map(_cores, "a quota and a period in µs")

@@ -42,8 +42,8 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class CoreSpeed:
-    """Of a span: the mean speed of the cores that worked, as a share of their full speed, and
-    how many cores were busy on average."""
+    """How fast cores were in a span: the mean speed of those that worked, as a share of their full
+    speed, and how many cores were busy on average."""
 
     speed: float
     busy_cores: float
@@ -63,11 +63,11 @@ class WorkPieces:
     idle: NDArray[np.float64]
 
     def of(self, core: float) -> WorkPieces:
-        """Those of one core."""
+        """Pieces of one core."""
         return self._rows(self.core == core)
 
     def within(self, span: Span) -> WorkPieces:
-        """Those of one span."""
+        """Pieces of one span."""
         first, last = np.searchsorted(self.at, span)
         return self._rows(slice(int(first), int(last)))
 
@@ -152,7 +152,7 @@ def _full_speed(took: NDArray[np.float64], fewer: NDArray[np.float64]) -> float 
 
 
 def _speed(looks: Sequence[tuple[_Look, float]], busy_cores: float) -> CoreSpeed | None:
-    """By the cores' work: one that idles may be as slow as it likes."""
+    """The speed of the cores by their work: one that idles may be as slow as it likes."""
     total = weights = 0.0
     for look, fastest in looks:
         weight = look.worked + 1e-6  # a span without any work has a speed, too

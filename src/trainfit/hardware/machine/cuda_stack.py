@@ -175,7 +175,8 @@ def _sortable(version: str) -> tuple[int, ...]:
 
 
 def _nvrm_version(content: str) -> str | None:
-    """Of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14  Thu Feb 22 …".
+    """The driver's version in a line such as "NVRM version: NVIDIA UNIX x86_64 Kernel Module
+    550.54.14  Thu Feb 22 …".
 
     Also of "… UNIX Open Kernel Module for x86_64  550.54.14  Release Build …".
     """

@@ -34,7 +34,7 @@ class Files(Protocol):
         """The names in a folder."""
 
     def link(self, path: str) -> str:
-        """Where a symbolic link points, as it is written."""
+        """The target of a symbolic link, as it is written."""
 
     def exists(self, path: str) -> bool:
         """Is there such a file, folder, link or device?"""
@@ -65,7 +65,7 @@ class DiskFiles:
         return os.path.lexists(self.place(path))
 
     def place(self, path: str) -> Path:
-        """Where a path really lies."""
+        """The path on the disk at which a path of this tree really lies."""
         return self.root / path.lstrip("/")
 
 

@@ -256,7 +256,7 @@ class _Seen:
 
 
 def _seen(system: System) -> tuple[_Seen, ...]:
-    """By address, as NVML numbers them."""
+    """GPUs in the order of their addresses, as NVML numbers them."""
     buses = {device.address: device for device in read_pci(system).value or ()}
     seen = {address: _Seen(address, device=device) for address, device in buses.items()}
     for address, name, uuid in informed(system):

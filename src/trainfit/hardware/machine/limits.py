@@ -70,7 +70,7 @@ def misread(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def misread_lines(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The same, a line each, with what to do."""
+    """A line for each variable that is misread, with what to do."""
     return tuple(
         f"{name}={environment[name][:_SHOWN]!r} {what}; set a positive integer, or unset it"
         for name, what in misread(environment).items()

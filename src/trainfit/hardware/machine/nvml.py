@@ -171,7 +171,8 @@ def _code(system: System, address: str, name: str) -> int | None:
 
 
 def _generation(speed: str | None) -> int | None:
-    """Of "16.0 GT/s PCIe"; ``None`` of "Unknown", which a link that is down says."""
+    """The PCIe generation of a speed such as "16.0 GT/s PCIe"; ``None`` of "Unknown", which a link
+    that is down says."""
     found = re.match(r"(\d{1,3}(?:\.\d{1,2})?) GT/s", speed or "")
     return _GENERATIONS.get(float(found[1])) if found else None
 
@@ -374,8 +375,8 @@ class NvmlDevice:
         return answer
 
     def _put_memory(self, found: Values) -> None:
-        """By the second version of the query, which tells the driver's reserve from what is used,
-        where the driver has it."""
+        """Add memory by the second version of the query, which tells the driver's reserve from what
+        is used, where the driver has it."""
         version = getattr(self._module, "nvmlMemory_v2", None)
         answer = None
         if version is not None:

@@ -110,7 +110,7 @@ class System:
         return os.access(self._root / path.lstrip("/"), os.R_OK | os.W_OK)
 
     def link(self, path: str) -> Fact[str]:
-        """Where a symbolic link points, as it is written."""
+        """The target of a symbolic link, as it is written."""
         try:
             return known(self._files.link(path), path)
         except OSError as error:
@@ -166,7 +166,7 @@ class System:
         return known((soft, hard), source)
 
     def system_name(self) -> Mapping[str, str]:
-        """As ``uname`` says it: keys "sysname", "release", "version", "machine"."""
+        """What ``uname`` says: keys "sysname", "release", "version", "machine"."""
         name = os.uname()
         return {
             "sysname": name.sysname,

@@ -208,7 +208,8 @@ def _groups(
 
 
 def _intel_hybrid(system: System, everyone: frozenset[int]) -> Fact[_Groups] | None:
-    """By the counters of Intel's hybrid processors (Linux 5.13); ``None`` on others."""
+    """Groups of cores by the counters of Intel's hybrid processors (Linux 5.13); ``None`` on
+    others."""
     performance = cpus_at(system, "/sys/devices/cpu_core/cpus")
     efficient: set[int] = set()
     for name in ("cpu_atom", "cpu_lowpower"):

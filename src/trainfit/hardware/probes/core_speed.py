@@ -29,7 +29,7 @@ def piece() -> int:
 
 
 def idle_ticks() -> dict[str, int]:
-    """Of each core, by its name in /proc/stat: idle, and waiting for a disk."""
+    """Ticks that each core idled or waited for a disk, by its name in /proc/stat."""
     with open("/proc/stat") as file:
         rows = [line.split() for line in file if line.startswith("cpu")]
     return {row[0]: int(row[4]) + int(row[5]) for row in rows}

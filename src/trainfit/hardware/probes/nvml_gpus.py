@@ -144,7 +144,7 @@ def _gpu(nvml: Nvml, module: Any, index: int) -> dict[str, Any]:
 
 
 def _memory(nvml: Nvml, device: Any) -> dict[str, Any]:
-    """By the query's second version where the driver has it: only that tells the reserve."""
+    """Memory by the query's second version where the driver has it: only that tells the reserve."""
 
     def taken(info: Any) -> list[int]:
         return [int(info.total), int(info.used)]

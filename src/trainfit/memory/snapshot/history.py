@@ -240,7 +240,7 @@ _BACKWARD_CALLS: Final = frozenset({"backward", "_engine_run_backward"})
 
 
 class Origin(NamedTuple):
-    """Where memory comes from.
+    """The place in a program that memory comes from.
 
     ``kind`` is one of trainfit's kinds of memory ("activation", "optimizer_state", …) or one of
     this module's. ``operator`` is what allocated it ("": not known), ``line`` the innermost line of

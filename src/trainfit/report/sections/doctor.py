@@ -197,7 +197,8 @@ def _counts(report: ScriptReport) -> str:
 
 
 def _habits(report: ScriptReport) -> list[Block | None]:
-    """By file, in the order in which they were read, and line: what stands there, what to write."""
+    """Blocks that name, by file in the order in which they were read and by line, what stands there
+    and what to write."""
     order = {name: number for number, name in enumerate(report.files)}
     found = sorted(
         report.findings,
@@ -260,7 +261,7 @@ def _processor(cpu: Cpu) -> str:
 
 
 def _allowed(cpu: Cpu) -> str:
-    """On which CPUs this process may run, and which governors there are."""
+    """The CPUs on which this process may run, and the governors that there are."""
     parts = []
     affinity = cpu.affinity.value
     if affinity and len(affinity) < (cpu.logical_cpus.value or 0):

@@ -167,8 +167,8 @@ def peak_facts(
 
 
 def without_prefix(named: Mapping[str, int]) -> dict[str, int]:
-    """The same under names without the parts that all of them begin with; the number of a layer
-    keeps the name before it."""
+    """The same figures under names without the parts that all of them begin with; the number of a
+    layer keeps the name before it."""
     paths = [path.split(".") for path in named]
     common = 0
     while paths and all(
@@ -324,7 +324,8 @@ def _of_what(summary: RecordingSummary) -> str:
 
 
 def _ends_early(findings: Iterable[Finding]) -> str:
-    """That the recorded run did not go on, in the words that end a headline; else empty."""
+    """A clause that says that the recorded run did not go on, in the words that end a headline;
+    else empty."""
     when = next((each.subject for each in findings if each.kind == FAILS_LATER), "")
     return f", but the run ends {when}" if when else ""
 

@@ -543,7 +543,7 @@ def _points(law: BatchLaw) -> Table | None:
 
 
 def _ends(law: BatchLaw) -> Iterator[str]:
-    """Where the linear model ends."""
+    """Sentences on where the linear model ends."""
     for move in law.moves:
         yield (
             f"from batch size {move.batch_size} on the peak is in the {move.after}, below it in "

@@ -197,7 +197,8 @@ def _ratio(row: RateSummary) -> str:
 
 
 def _rates(result: PaceResult) -> Facts | None:
-    """Of rates that were not measured or are not held, of calls without work, of late ones."""
+    """Facts on rates that were not measured or are not held, on calls without work, and on late
+    ones."""
     said: list[tuple[str, str, int]] = []
     if result.period > 1:
         text = (
@@ -456,8 +457,8 @@ def _cannot_hold(result: PaceResult) -> str:
 
 
 def _late(result: PaceResult) -> str:
-    """Of a rate that its usual call leaves time for, calls that end too late all the same; "" where
-    they are few."""
+    """A sentence on calls that end too late at a rate that its usual call leaves time for; empty
+    where they are few."""
     held = [row for row in result.rates if result.is_held(row)]
     worst = max(held, key=lambda row: row.missed_share, default=None)
     if result.period > 1 or worst is None or worst.missed_share < _NOTHING:

@@ -120,7 +120,8 @@ def _without_graph(end: EpochEnd) -> str:
 
 
 def _released(memory: MemoryFigures | None) -> str:
-    """That memory is full of blocks that PyTorch keeps, of which it releases what it needs."""
+    """A sentence that says that memory is full of blocks that PyTorch keeps, of which it releases
+    what it needs; else empty."""
     if memory is None or not memory.retries:
         return ""
     return ", PyTorch releases the blocks it keeps when that is full"
@@ -152,7 +153,8 @@ def _failing_batches(result: PlanResult) -> list[str]:
 
 
 def _last_batch(result: PlanResult) -> str:
-    """That an epoch's last batch fails, at the present batch size or the recommended one."""
+    """A clause that says that an epoch's last batch fails, at the present batch size or the
+    recommended one; else empty."""
     found = _failing_batches(result)
     if not found:
         return ""
@@ -259,7 +261,7 @@ def rate_unit(result: PlanResult) -> str:
 
 
 def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:
-    """With the samples of all processes of a job, and what is to be said of their number."""
+    """The rate with the samples of all processes of a job, and what is to be said of their number."""
     if result.ranks is None:
         return run, ""
     ranks, own, gpu = result.ranks.replicas, run.samples_per_s, run.gpu_samples_per_s
@@ -331,7 +333,8 @@ def _option(result: PlanResult) -> str:
 
 
 def _option_line(result: PlanResult) -> str:
-    """Where the option is written, if not in the command."""
+    """The line of the script at which the option is written, if it is not in the command; else
+    empty."""
     part = _option_part(result)
     return change_text(part) if part is not None and part.place else ""
 
@@ -581,8 +584,8 @@ def fix_lines(result: PlanResult) -> list[str]:
 
 
 def changes_together(result: PlanResult) -> dict[str, tuple[tuple[str, str], ...]]:
-    """By a line of :func:`fix_lines`, the lines to change for each of several remedies that fit
-    only together."""
+    """Lines to change for each of several remedies that fit only together, by the line of
+    :func:`fix_lines` that names them."""
     tried = result.remedies
     together = tried.combination if tried is not None else None
     if tried is None or together is None or together.memory is None or not together.fits:

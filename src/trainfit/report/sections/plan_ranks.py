@@ -109,8 +109,8 @@ def _of_all_ranks(result: PlanResult, ranks: Ranks, step: StepSpeed | None) -> s
 
 
 def _samples(result: PlanResult, step: StepSpeed | None) -> int | None:
-    """Of an optimizer step of one process: of ``step``, whose accumulation may be another than the
-    present one, where its samples are known."""
+    """Samples of an optimizer step of one process: of ``step``, whose accumulation may be another
+    than the present one, where its samples are known."""
     if step is not None and step.samples_per_s:
         return round(step.samples_per_s * step.seconds)
     batch, makeup = result.chosen.recommended_batch or result.now.batch_size, result.step

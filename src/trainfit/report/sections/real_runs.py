@@ -350,7 +350,8 @@ def _rates(profile: Profile) -> Table | None:
 
 
 def _programs(profile: Profile) -> Table | None:
-    """Of each class, measured times as multiples of the model's: `plan` takes the median."""
+    """A table of what was measured for each class, as multiples of the model's times: `plan` takes
+    the median."""
     factors: dict[str, list[float]] = {}
     for each in profile.rates.programs:
         if each.modelled_s and not profile.is_rehearsal:

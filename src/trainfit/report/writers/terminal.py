@@ -90,7 +90,8 @@ class Piece:
 
 
 def screen(subject: Subject) -> list[Line]:
-    """At most :data:`LINES` lines: the answer, what to run, what decides, and what more there is.
+    """A screen of :data:`LINES` lines at most: the answer, what to run, what decides, and what more
+    there is.
 
     On a terminal of less than 80 columns there are as many more as it is narrower.
     """
@@ -310,7 +311,7 @@ class _Form:
         yield from self.rows(block, group, block.detail, "    " if has_caption else "  ")
 
     def rows(self, block: Table, group: int, rank: int, indent: str) -> Iterator[Piece]:
-        """Those of a table; on a screen each gives way by itself, the last one first."""
+        """Pieces of a table's rows; on a screen each gives way by itself, the last one first."""
         cells = [[printable(cell) for cell in row] for row in block.rows]
         kinds = "".join(_kind(block, cells, at) for at in range(len(block.columns)))
         if self.whole:
@@ -401,6 +402,6 @@ def _label_width(rows: Sequence[Row]) -> int:
 
 
 def _kind(table: Table, cells: Sequence[Sequence[str]], at: int) -> str:
-    """That of a column, by its longest cell: numbers to the right, long text wrapped."""
+    """The kind of a column, by its longest cell: numbers to the right, long text wrapped."""
     is_long = max(len(row[at]) for row in cells) > _CELL[at > 0]
     return "w" if is_long else "r" if at in table.numeric else "l"

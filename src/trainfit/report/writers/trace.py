@@ -217,7 +217,8 @@ def _rank(trace: Trace, rank: RankRecord, findings: Iterable[Finding]) -> None:
 
 
 def _begin(ended: dict[str, float], track: str, end_s: float, took: float) -> float:
-    """Of a slice; lengths are of single precision, and slices of a track must not meet."""
+    """The begin of a slice, in seconds; lengths are of single precision, and slices of a track must
+    not meet."""
     begin = end_s - took
     before, ended[track] = ended.get(track, begin), end_s
     return before if abs(before - begin) < _ROUNDING_S else begin
@@ -277,7 +278,8 @@ def _is_known(value: Any) -> bool:
 
 
 def _span(steps: Table, finding: Finding) -> tuple[float, float]:
-    """From the begin of the first step that it is about to the end of the last; else of all."""
+    """Seconds from the begin of the first step that a finding is about to the end of the last; else
+    of the whole run."""
     if not len(steps):
         return 0.0, 0.0
     chosen = steps

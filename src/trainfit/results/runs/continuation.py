@@ -82,7 +82,7 @@ def whole(recording: Recording) -> Recording:
 
 
 def shortened(recording: Recording) -> Recording:
-    """The same with fewer allocations, for many replays (:func:`ended` of a long text); itself
+    """The recording with fewer allocations, for many replays (:func:`ended` of a long text); itself
     where no calls were added."""
     text, law = generated_text(recording), law_of_text(recording)
     if text is None or law is None:
@@ -92,7 +92,8 @@ def shortened(recording: Recording) -> Recording:
 
 
 def ended(recording: Recording) -> Recording:
-    """The same with its last calls alone after those simulated; itself where no calls were added.
+    """The recording with its last calls alone after those simulated; itself where no calls were
+    added.
 
     A GPU that has room for these has it for the text: what the calls between leave behind is given
     back where memory is full.
@@ -115,8 +116,8 @@ def law_of_text(recording: Recording) -> DecodeLaw | None:
 
 
 def last_calls(calls: int, period: int) -> tuple[int, int]:
-    """Of ``calls`` after those simulated, how many at the end stand for all of them, and how many
-    (whole periods) are left out before these."""
+    """How many of the ``calls`` after those simulated stand, at the end, for all of them, and how
+    many (whole periods) are left out before these."""
     leap = max(0, (calls - 1) // period - _LAST_PERIODS) * period
     return calls - leap, leap
 
@@ -183,7 +184,7 @@ class DecodeLaw:
         return last_calls(calls, self.period)
 
     def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[Mask]:
-        """By the place in a period, which allocations of a call that is not whole are replayed."""
+        """Allocations of a call that is not whole which are replayed, by the place in a period."""
         events = sum(len(each.events) for each in self._templates) * calls // self.period
         if events <= most:
             return [np.ones(each.count, dtype=bool) for each in self._templates]
@@ -342,7 +343,7 @@ class _Continuation:
             self._add(name, flat[np.argsort(order, kind="stable")])
 
     def _of_place(self, place: int, calls: IntArray) -> dict[str, IntArray]:
-        """By column, a row for each of ``calls``, which are at one place of the period."""
+        """Columns with a row for each of ``calls``, which are at one place of the period."""
         template, mask, recording = self._templates[place], self._kept[place], self._recording
         own = slice(self._seen.allocs[template.step], self._seen.allocs[template.step + 1])
         found = {"alloc_bytes": template.sizes(self._periods(calls))[:, mask]}

@@ -15,13 +15,13 @@ _THREAD: Final = re.compile(r"^(?=Thread 0x)", re.MULTILINE)
 
 
 def locked_path(stem: Path, pid: int) -> Path:
-    """Where they are left; ``stem`` is of the rank's files."""
+    """The path at which they are left; ``stem`` is of the rank's files."""
     return stem.with_name(f"{stem.name}.locked.{pid}")
 
 
 def stacks_of_locked(text: str) -> str:
-    """Of what was written of all threads, the main one first, and without the recorder's; empty:
-    nothing was written."""
+    """Stacks of all threads in what was written, the main one first, and without the recorder's;
+    empty: nothing was written."""
     threads = [each.rstrip() for each in _THREAD.split(text)]
     own = [each for each in threads if each.startswith("Thread") and not _OUR_THREAD.search(each)]
     own.sort(key=lambda each: each.endswith(" in _bootstrap"))  # as all of threading do

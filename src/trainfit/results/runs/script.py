@@ -82,7 +82,8 @@ class Protection:
 
     @classmethod
     def load(cls, folder: Path) -> Protection | None:
-        """Of the run in ``folder``; ``None`` where none was asked for or nothing was told."""
+        """The protection of the run in ``folder``; ``None`` where none was asked for or nothing was
+        told."""
         try:
             return decode(cls, json.loads((folder / PROTECTION_NAME).read_text()))
         except (OSError, ValueError):

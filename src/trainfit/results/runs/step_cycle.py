@@ -255,7 +255,7 @@ class StepCycle:
         return any(getattr(each, "is_leaf", False) for each in given)
 
     def is_engine_pass(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """… or a call of autograd's engine, for a backward pass or ``torch.autograd.grad``?"""
+        """Is it a call of autograd's engine, for a backward pass or ``torch.autograd.grad``?"""
         if kwargs.get("accumulate_grad"):
             return True
         # Outputs, their gradients, retain_graph, create_graph, inputs.

@@ -87,7 +87,8 @@ class StepMakeup:
     processes: int = 1
 
     def of_all(self, processes: int) -> StepMakeup:
-        """With the samples of all ``processes``, of which this one has as many as the others."""
+        """The makeup with the samples of all ``processes``, of which this one has as many as the
+        others."""
         micro, samples = self.micro_batch, self.effective_batch
         return dataclasses.replace(
             self,
@@ -103,7 +104,7 @@ _OF_GRAPHS: Final = re.compile(r"conv|elu|silu|mish|sigmoid|tanh|pool|softmax|dr
 
 @dataclasses.dataclass(frozen=True)
 class GrowthSource:
-    """Where memory that stays behind comes from: ``bytes_per_step`` on average.
+    """A line or module whose memory stays behind: ``bytes_per_step`` on average.
 
     ``line`` is the user's line that ran the operator, where it is known.
     """

@@ -370,8 +370,8 @@ def plain_uuid(uuid: str) -> str:
 
 
 def gpu_places(headers: Iterable[RunHeader]) -> dict[str, int]:
-    """By UUID, the places of GPUs among those of all ranks, in order. Ranks that each see one GPU
-    alone (CUDA_VISIBLE_DEVICES) call it 0 all."""
+    """Places of GPUs among those of all ranks, in order, by UUID. Ranks that each see one GPU alone
+    (CUDA_VISIBLE_DEVICES) call it 0 all."""
     gpus = (gpu for header in headers for gpu in header.gpus)
     uuids = dict.fromkeys(plain_uuid(gpu.uuid) for gpu in gpus if gpu.uuid)
     return {uuid: place for place, uuid in enumerate(uuids)}
@@ -433,8 +433,8 @@ class RunRecord:
 
     @property
     def gpu_numbers(self) -> dict[str, int]:
-        """By UUID, the numbers that samples of GPUs have (column ``gpu``): what the sampler tells,
-        or else places among the ranks' GPUs."""
+        """Numbers that samples of GPUs have (column ``gpu``), by UUID: what the sampler tells, or
+        else places among the ranks' GPUs."""
         found = gpu_places(rank.header for rank in self.ranks)
         for event in self.sampler_events:
             if event.kind == "gpu" and "gpu" in event.values:
@@ -511,12 +511,14 @@ def _load_rank(path: Path) -> RankRecord:
 
 
 def died_path(stem: Path, pid: int) -> Path:
-    """Where a process leaves the stack that it crashes in; ``stem`` is of its rank's files."""
+    """The path at which a process leaves the stack that it crashes in; ``stem`` is of its rank's
+    files."""
     return stem.with_name(f"{stem.name}.died.{pid}")
 
 
 def _crash(stem: Path, header: RunHeader) -> tuple[Event, ...]:
-    """Of the rank's own process, as :mod:`faulthandler` wrote it; there is none in most runs."""
+    """The crash of the rank's own process, as :mod:`faulthandler` wrote it; there is none in most
+    runs."""
     path = died_path(stem, header.pid)
     try:
         text, at = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
