@@ -198,7 +198,8 @@ class Log:
 
     @property
     def usual_accumulation(self) -> int:
-        """The accumulation of most records: the last step of an epoch may have fewer micro-batches."""
+        """The accumulation of most records: the last step of an epoch may have fewer
+        micro-batches."""
         if not self.accumulations:
             return max(1, self.accumulation)
         return statistics.mode(self.accumulations.values())

@@ -90,7 +90,8 @@ def summarize(
 
 
 def _of_full(recording: Recording, outcome: Replay) -> tuple[Finding, ...]:
-    """Findings of a run that filled the GPU: first what by itself did, then what the memory is of."""
+    """Findings of a run that filled the GPU: first what by itself did, then what the memory is
+    of."""
     told = _told_findings(recording)
     first = tuple(each for each in told if each.is_critical)
     of_memory = of_full_memory(full_memory(recording, outcome))

@@ -300,7 +300,8 @@ class BatchPoint:
 
 @dataclasses.dataclass(frozen=True)
 class PeakMove:
-    """A batch size at which the peak is elsewhere than at all smaller ones down to the last move."""
+    """A batch size at which the peak is elsewhere than at all smaller ones down to the last
+    move."""
 
     batch_size: int
     before: str

@@ -386,7 +386,8 @@ class PlanResult(ResultFile):
         return dataclasses.replace(self, recordings=()).to_json()
 
     def quantities(self) -> Mapping[str, float | None]:
-        """Quantities of :class:`Metered`: of the command as it is, and as ``launch`` recommends it."""
+        """Quantities of :class:`Metered`: of the command as it is, and as ``launch`` recommends
+        it."""
         speed, best = self.speed, self.chosen.recommended_batch
         then = speed.at(best) if speed is not None and best else None
         loading = self.loading

@@ -170,7 +170,8 @@ class Rehearsal(ResultFile):
         return (self.others_cores or 0.0) > DISTURBED_CORES
 
     def quantities(self) -> Mapping[str, float | None]:
-        """Quantities of :class:`Metered`; nothing but the step where it was too short to be steady."""
+        """Quantities of :class:`Metered`; nothing but the step where it was too short to be
+        steady."""
         steady = self.steady
         return {
             "step_ms": self.step_s,

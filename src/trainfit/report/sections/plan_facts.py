@@ -261,7 +261,8 @@ def rate_unit(result: PlanResult) -> str:
 
 
 def of_all_ranks(run: RunRate, result: PlanResult) -> tuple[RunRate, str]:
-    """The rate with the samples of all processes of a job, and what is to be said of their number."""
+    """The rate with the samples of all processes of a job, and what is to be said of their
+    number."""
     if result.ranks is None:
         return run, ""
     ranks, own, gpu = result.ranks.replicas, run.samples_per_s, run.gpu_samples_per_s

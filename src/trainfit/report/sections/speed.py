@@ -209,7 +209,8 @@ def _name(each: OperatorTime) -> str:
 
 
 def _operators(work: StepWork) -> Chart:
-    """A chart of operators, one name and phase a bar; the color says what most of the time goes to."""
+    """A chart of operators, one name and phase a bar; the color says what most of the time goes
+    to."""
     shown = work.operators[:_BARS]
     rows: list[dict[str, Any]] = [
         {
