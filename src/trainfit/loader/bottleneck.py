@@ -83,7 +83,8 @@ def batches(settings: LoaderSettings) -> int:
 
 
 def cheaper(load: Load, wait: float, work: float) -> Load:
-    """The same with these parts of the time that batches wait and work, everywhere."""
+    """The same load with all waits of batches multiplied by ``wait``, and their work and pauses by
+    ``work``."""
 
     def scaled(costs: Sequence[BatchCost]) -> tuple[BatchCost, ...]:
         return tuple(

@@ -88,7 +88,8 @@ class Child:
         ).run()
 
     def _script_limit_s(self) -> float:
-        """Where the script hangs, this process tells where before it is ended."""
+        """The time limit of the script in seconds: if it hangs, this process tells where before it
+        is ended."""
         passed_s = max(0.0, time.time() - float(psutil.Process().create_time()))
         return max(_LEAST_S, _SCRIPT_SHARE * self._spec.time_limit_s - passed_s)
 

@@ -161,8 +161,8 @@ class Confirmation:
             candidates[settings] = dataclasses.replace(each, infeasible=reason)
 
     def _other_threads(self, chosen: LoaderSettings) -> None:
-        """The same with the libraries' threads the other way, if a run is left: what they gain or
-        lose is measured then."""
+        """Measure the chosen settings with the opposite setting of the libraries' threads, if a run
+        is left: what they gain or lose is measured then."""
         for threads in (None, *self.choice.held):
             other = dataclasses.replace(chosen, library_threads=threads)
             if chosen.num_workers and self._trial(other) is None and self._can(other):
@@ -384,7 +384,8 @@ def _likely_gain(
     present: LoaderSettings,
     noise: float,
 ) -> float | None:
-    """By runs and model together; ``None`` where one of them cannot be."""
+    """The likely ratio of the chosen settings' rate to the current ones', by runs and model
+    together; ``None`` where one of them cannot be."""
     likely = estimated_rates(choice, measured_rates(trials), noise)
     ours, theirs = likely.get(chosen), likely.get(present)
     return ours / theirs if ours and theirs and math.isfinite(theirs) else None

@@ -65,13 +65,13 @@ class RehearsalRecord:
 
     @property
     def busy(self) -> Times:
-        """From and to when a step ran, in seconds from the beginning; shape (batches, 2)."""
+        """The begin and end of each step, in seconds from the beginning; shape (batches, 2)."""
         begin = self.handed - self.began
         return np.column_stack((begin, np.minimum(begin + self.steps, self.total_s)))
 
     @property
     def place(self) -> NDArray[np.int64]:
-        """Of each batch: which of its epoch it is, from 0."""
+        """The place of each batch in its epoch, from 0."""
         places: NDArray[np.int64] = np.arange(len(self.epochs))
         if len(places):
             places -= self._first[self.epochs]
@@ -115,12 +115,12 @@ def timeline(observed: RehearsalRecord) -> Timeline:
 
 
 def overall_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | None:
-    """Of the whole rehearsal; ``None`` if it took no time."""
+    """The rates of the whole rehearsal; ``None`` if it took no time."""
     return _rates(observed, 0.0, observed.total_s, 0, batch_size)
 
 
 def steady_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | None:
-    """From when the queues were full for the first time; ``None`` if it was too short.
+    """The rates from when the queues were full for the first time; ``None`` if it was too short.
 
     What passed after the last step until the loader failed does not count.
     """
@@ -268,7 +268,7 @@ def _tail(observed: RehearsalRecord, end: float) -> Dip:
 
 
 def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_Round]:
-    """Of all batches but the first of each epoch."""
+    """The rounds of all batches but the first of each epoch."""
     workers, tokens = observed.settings.num_workers, observed.settings.tokens
     handing = _handing(observed, gaps)
     place, size = observed.place, max(1, workers)
@@ -299,7 +299,8 @@ def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_R
 
 
 def _handing(observed: RehearsalRecord, gaps: Times) -> Times:
-    """Of each gap, what came after the batch was made (as far as it is known)."""
+    """The part of each gap that came after the batch was made, in seconds (as far as it is
+    known)."""
     if not observed.settings.num_workers:
         return np.zeros_like(gaps)  # next makes the batch
     begins, made = observed.handed - gaps, made_at(observed)

@@ -250,7 +250,7 @@ def _own_collate(case: Case) -> bool:
 
 
 def _indexed(case: Case) -> float:
-    """Of a batch's time, that of taking a sample out of tensors in RAM: TensorDataset's."""
+    """The share of a batch's time that goes to indexing tensors in RAM (TensorDataset)."""
     reads = [part for part in case.probe.parts if part.name == "read"]
     return sum(part.share for part in reads if all(map(_of_torch, part.what)))
 

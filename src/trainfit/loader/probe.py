@@ -99,7 +99,8 @@ def probe_of(workload: Workload, readings: Readings, fitted: Fitted | None) -> P
 
 
 def _core_wait_s(runs: Sequence[Run], fetch_s: float) -> float | None:
-    """Of a fetch of so long, what it waited for a core, by what the workers of whole runs did."""
+    """Seconds that a fetch of ``fetch_s`` waited for a core, by what the workers of whole runs
+    did."""
     told = [run for run in runs if run.core_waits_s]
     worked = sum(float(records[:, WALL].sum()) for run in told for records in run.fetches)
     waited = sum(sum(run.core_waits_s) for run in told)
@@ -107,7 +108,7 @@ def _core_wait_s(runs: Sequence[Run], fetch_s: float) -> float | None:
 
 
 def _collecting(runs: Sequence[Run]) -> float | None:
-    """Of the workers' CPU time for batches, what garbage collections take."""
+    """The share of garbage collections in the workers' CPU time for batches."""
     records = [each for run in runs if run.settings.num_workers for each in run.fetches]
     spent = sum(float(collected(each).sum()) for each in records)
     worked = sum(float(each[:, CPU].sum()) for each in records)
@@ -115,7 +116,7 @@ def _collecting(runs: Sequence[Run]) -> float | None:
 
 
 def _mean_told(values: Iterable[float | None]) -> float | None:
-    """Of those that were seen."""
+    """The mean of the values that are known; ``None`` without any."""
     seen = [value for value in values if value is not None]
     return statistics.fmean(seen) if seen else None
 
@@ -303,7 +304,8 @@ def _series(
 def _disturbed(
     readings: Readings, kinds: Sequence[str], failed: Set[str], watch: CoreSpeeds
 ) -> str | None:
-    """Of these kinds, one of which all runs were disturbed: the least often run."""
+    """The least often run of these kinds of which all runs were disturbed; ``None`` where there is
+    none."""
     seen = readings.with_speeds(watch)
     fastest = max(map(cores_speed, seen.of(*seen.runs)), default=1.0)
     found = []
@@ -356,14 +358,14 @@ def _measure(
 
 
 def _length(readings: Readings, name: str, seconds: float) -> float:
-    """Of a slice: its share of the time, and long enough for some batches."""
+    """Seconds of a slice: its share of the time, and long enough for some batches."""
     share, batch_s = LENGTHS.get(name, 1.0), fetch_s(readings.of("one"))
     length = min(_MOST_S, max(_LEAST_S, share * _SLICE * seconds))
     return min(max(length, share * _BATCHES * batch_s), max(length, seconds / 4))
 
 
 def _with_parts(probe: Probe, workload: Workload, seconds: float, machine: LoaderMachine) -> Probe:
-    """With what batches are spent in, cold storage, and threads of libraries."""
+    """The same probe with what batches are spent in, cold storage, and threads of libraries."""
     with same_order(workload):
         parts = split(workload, _SPLIT * seconds)
         storage = measure_storage(workload, _STORAGE * seconds, machine.available_bytes)
@@ -385,8 +387,8 @@ def _is_small(workload: Workload) -> bool:
 
 
 def _with_starts(probe: Probe, workload: Workload, readings: Readings, left_s: float) -> Probe:
-    """With what workers take that are not forked, where the script wants that or it is known
-    to work; a start method that takes longer than there is time is left out."""
+    """The same probe with the start times of workers that are not forked, where the script wants
+    that or it is known to work; a start method that needs more time than is left is left out."""
     starts = dict(probe.start_s)
     small = functools.cache(lambda: _is_small(workload))  # asked at most once, if at all
     for method in ("forkserver", "spawn"):

@@ -374,7 +374,7 @@ def _check(consumer: Consumer, duration_s: float) -> None:
 
 
 def _rows(consumer: Consumer, duration_s: float) -> int:
-    """As many batches as there can be: none takes less than its step (and a microsecond)."""
+    """The most batches there can be: none is faster than half the step (and a microsecond)."""
     return min(_MOST_BATCHES, int(duration_s / max(consumer.step_s * 0.5, 1e-6)) + 2)
 
 

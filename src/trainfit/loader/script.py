@@ -203,7 +203,8 @@ class Script:
 
 
 def workload_of(found: LoaderObservation) -> Workload:
-    """Of the script's loader; raises :class:`LoaderError` where it cannot be measured."""
+    """The workload of the script's loader; raises :class:`LoaderError` where it cannot be
+    measured."""
     loader = found.loader
     if loader is None:
         made = found.trace.loaders
@@ -231,9 +232,8 @@ def workload_of(found: LoaderObservation) -> Workload:
 
 
 def workload_from(place: str, batch_size: int | None) -> Workload:
-    """Of what ``module:callable`` or ``path/to/file.py:callable`` gives, called without
-    arguments; raises :class:`LoaderError`, and what
-    :mod:`trainfit.entrypoint` does."""
+    """The workload that ``module:callable`` or ``path/to/file.py:callable`` gives, called without
+    arguments; raises :class:`LoaderError`, and what :mod:`trainfit.entrypoint` does."""
     value = named(place, "--loader", "data.py:make_loader")
     if callable(value) and not isinstance(value, DataLoader | Dataset):
         value = called(f"--loader {place!r}", value)

@@ -141,7 +141,7 @@ class Choice:
         }
 
     def best_rate(self) -> float:
-        """Of the settings that can be."""
+        """The best rate of the settings that are feasible; 0 without any."""
         return max(self.rates().values(), default=0.0)
 
     def best(self) -> LoaderSettings:
@@ -196,7 +196,7 @@ def keep_workers(
 def beyond_knee(
     choice: Choice, chosen: LoaderSettings, factors: Sequence[int] = (2, 4)
 ) -> tuple[Candidate, ...]:
-    """The same settings with so many times the workers."""
+    """Candidates of the same settings with so many times the workers."""
     counts = [factor * chosen.num_workers for factor in factors if chosen.num_workers]
     return tuple(choice.look(dataclasses.replace(chosen, num_workers=n)) for n in counts)
 

@@ -174,7 +174,7 @@ def _makes_batches(probe: Probe, library: ThreadedLibrary) -> bool:
 
 
 def _functions(probe: Probe) -> list[str]:
-    """Those that a batch's time went to."""
+    """The functions that a batch's time went to."""
     return [name for part in probe.parts for name in part.what]
 
 

@@ -188,7 +188,7 @@ class Tuner:
         )
 
     def _most_workers(self) -> int:
-        """As many as are worth a try, and no more than are asked for."""
+        """The most workers that are worth a try and allowed."""
         busy = self._measured.stays_busy
         most = workers_tried(self._measured.probe, self._machine.usable_cores, is_busy=busy)
         for bound in (self._spec.max_workers, self._measured.bounds.workers):
@@ -255,7 +255,8 @@ class Tuner:
         return self._at_full_speed(run)
 
     def _at_full_speed(self, run: Run) -> Run:
-        """With the cores' speed in it, and the rate that it would have had at full speed."""
+        """The same run with its cores' speed, and with the rate that it would have had at full
+        speed."""
         (run,) = with_speeds([run], self._watch)
         return self._measured.slowing.with_full_speed_rate(run)
 
@@ -348,8 +349,8 @@ class Tuner:
 
     @property
     def _noise(self) -> float:
-        """By how much runs differ; 0, so that they count alone, where the model is from runs that
-        other processes disturbed."""
+        """The noise of runs (:meth:`Readings.run_noise`); 0, so that runs count alone, where the
+        model is from runs that other processes disturbed."""
         disturbed = probe_is_disturbed(self._measured.probe, self._held_probe)
         return 0.0 if disturbed else self._measured.noise
 
@@ -381,7 +382,8 @@ class Tuner:
         return dataclasses.replace(chosen, persistent_workers=persistent)
 
     def _with_needs(self, candidate: Candidate, choice: Choice, *, has_rate: bool) -> Candidate:
-        """With the memory that it takes, and its rate with a consumer that takes no time."""
+        """The same candidate with the memory that it needs, and its rate with a consumer that needs
+        no time."""
         needs = feasible.needs(candidate.settings, self._probe(candidate.settings))
         alone: float | None = candidate.batches_per_s
         if self._consumer.step_s:
@@ -426,7 +428,7 @@ class Tuner:
 
 
 def _fastest(choice: Choice) -> set[LoaderSettings]:
-    """Of each number of workers, the settings with the best predicted rate."""
+    """The settings with the best predicted rate for each number of workers."""
     found: dict[int, Candidate] = {}
     for each in choice.candidates.values():
         workers = each.settings.num_workers

@@ -88,7 +88,8 @@ def _held(
     progress: Progress,
     watch: CoreSpeeds,
 ) -> dict[int, Measured]:
-    """The same with libraries held to one thread in each worker, where they start more."""
+    """A second measurement with libraries held to one thread in each worker, by that number of
+    threads; empty where it has no model."""
     probe = alone.probe
     progress("one thread per library in a worker", PROBE_SHARE)
     part = PartialProgress(progress, PROBE_SHARE, PROBE_SHARE)
@@ -104,8 +105,8 @@ def _held(
 
 
 def _with_transfer(fitted: Fitted, alone: Fitted) -> Fitted:
-    """With how batches are passed on, and made without workers, as in ``alone``: threads of
-    libraries in workers do not matter for that."""
+    """The same model with the transfer of batches, and their making without workers, of ``alone``:
+    threads of libraries in workers do not matter for that."""
     return dataclasses.replace(
         fitted,
         alone=alone.alone,
@@ -116,7 +117,8 @@ def _with_transfer(fitted: Fitted, alone: Fitted) -> Fitted:
 
 
 def _copying(consumer: Consumer, probe: Probe) -> Consumer:
-    """With what copying a batch to the GPU takes if it is not pinned, unless that is known."""
+    """The same consumer with the time to copy a batch to the GPU if it is not pinned, unless that
+    is known."""
     if not consumer.step_s or consumer.pageable_s:
         return consumer
     copy_s = probe.batch_bytes / PAGEABLE_BYTES_PER_S

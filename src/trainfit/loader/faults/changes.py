@@ -70,7 +70,7 @@ def changes(dataset: Any) -> tuple[str, int] | None:
 
 
 def _arrays(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Those of the data set, up to so many bytes of them."""
+    """The arrays of the data set with their paths, up to so many bytes of them."""
     left = _MOST_BYTES
     for path, each in walk(dataset, type(dataset).__name__):
         array = each

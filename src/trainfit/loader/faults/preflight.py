@@ -297,7 +297,7 @@ class _Tried:
         return float(records[0][:, WALL].mean()) if records else None
 
     def compared(self, workload: Workload, alone_s: float | None) -> _Tried:
-        """The same, now that it is known what a batch takes without workers."""
+        """The same run, diagnosed with the time of a batch without workers (``None``: unknown)."""
         seen = dataclasses.replace(self.seen, alone_s=alone_s)
         return _Tried(self.run, seen, diagnose_run(self.run, workload, seen))
 

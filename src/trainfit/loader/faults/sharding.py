@@ -81,8 +81,8 @@ def check_sharding(workload: Workload, limit_s: float = 10.0) -> tuple[Finding, 
 
 
 def judge_shards(many: WorkerSamples) -> Finding | None:
-    """Of the first sample of each worker: the fault of a data set that has fewer shards, and whose
-    number is the finding's subject."""
+    """The fault of a data set that has fewer shards than workers, by the first sample of each
+    worker; the number of shards is the finding's subject."""
     fed, workers = sum(1 for each in many.digests if each), len(many.digests)
     if not fed or not many.empty or fed + len(many.empty) < workers:
         return None  # all have some, or it took too long to tell

@@ -61,7 +61,7 @@ _HELD_UP: Final = 0.5
 
 
 def transfer_of(readings: Readings, costs: Costs) -> Transfer:
-    """Of a main thread that never sleeps."""
+    """The costs of transfer to a main thread that never sleeps."""
     ones, pinned = readings.of("one"), readings.of("pinned")
     receive = mean([run.received[run.warm :, WORKED] for run in ones])
     took = mean([run.next_cpu[run.warm :] for run in ones])
@@ -94,7 +94,7 @@ def transfer_of(readings: Readings, costs: Costs) -> Transfer:
 
 
 def cold_transfer_of(readings: Readings, hot: Transfer) -> Transfer:
-    """Of a main thread whose steps sleep."""
+    """The costs of transfer to a main thread whose steps sleep."""
     paced = readings.of("paced")
     if not paced:
         return hot
@@ -148,14 +148,16 @@ def _pinning(run: Run) -> Any:
 
 
 def _latency(readings: Readings, costs: Costs) -> float:
-    """Of batches that come one at a time; alongside other processes it would be waits for cores."""
+    """The mean latency of batches that come one at a time, in seconds; 0 alongside other processes,
+    where it would be waits for cores."""
     if "turn" in readings.disturbed():
         return 0.0
     return mean([_turn_latency(run, costs) for run in readings.of("turn")])
 
 
 def _turn_latency(run: Run, costs: Costs) -> Any:
-    """Of a run with one batch at a time: what is neither its making nor its passing on."""
+    """The latency in a run with one batch at a time, in seconds: what is neither a batch's making
+    nor its passing on."""
     made, first = run.fetches[0][:, WALL], run.warm
     count = min(len(made), len(run.handed), len(run.received))
     if count < first + 2:
@@ -178,8 +180,8 @@ def _crowded_latency(readings: Readings) -> float:
 
 
 def _under_way(run: Run) -> Any:
-    """From a batch's making to its arrival, of those that the main thread waited for already
-    when they were made."""
+    """Seconds from a batch's making to its arrival, for each that the main thread waited for
+    already when it was made."""
     first, found = max(1, run.warm), []
     for former, receipt in itertools.pairwise(run.received[first - 1 :]):
         made_by = _made_by(run, receipt)
@@ -246,8 +248,8 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
 
 
 def _parallel_share(readings: Readings, costs: Costs) -> float:
-    """Of a batch's work, what PyTorch's threads share: a process without workers has several, a
-    worker one. By Amdahl's law from the cores that the former keeps busy."""
+    """The share of a batch's work that PyTorch's threads divide among them: a process without
+    workers has several, a worker one. By Amdahl's law from the cores that the former keeps busy."""
     records = [run.fetches[0][1:] for run in readings.of("alone") if run.fetches]
     wall = sum(float(each[:, WALL].sum()) for each in records)
     threads = torch.get_num_threads()
@@ -394,7 +396,8 @@ def _more_work(readings: Readings) -> float:
 
 
 def _work_s(runs: Sequence[Run]) -> float | None:
-    """Of a batch, on all cores by whomever; the workers' own where that was not watched."""
+    """Seconds of a batch's work on all cores by whomever; the workers' own where that was not
+    watched, ``None`` where no batch was made."""
     watched = [
         run.core_speed.busy_cores / run.batches_per_s
         for run in runs

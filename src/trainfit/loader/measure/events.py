@@ -127,7 +127,7 @@ class _Queues:
         return len(self._threads) - len(self._idle)
 
     def share(self, process: Process) -> float:
-        """Of the speed of a core, what a process gets, of all its threads together."""
+        """The share of a core's speed that a process gets, of all its threads together."""
         homes = self._homes[process]
         if len(homes) == 1:  # nearly always
             return self._turn(len(self._threads[homes[0]]))
@@ -246,7 +246,8 @@ class Simulation:
         return self._rates[busy]
 
     def _share_out(self) -> None:
-        """Of a core's speed, what each working process gets for each of its threads."""
+        """Set the share of a core's speed that each working process gets for each of its
+        threads."""
         share, widths = self._queues.share, self._widths
         self._shares = [share(process) / widths[process] for process in self._working]
 

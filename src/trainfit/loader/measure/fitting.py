@@ -140,8 +140,8 @@ def ratio(one: Records, other: Records) -> float:
 
 
 def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
-    """As the model takes them, by their places: one that was not seen (while workers settle)
-    costs what those that were seen do on average.
+    """The costs of batches as the model uses them, by their places: one that was not seen (while
+    workers settle) costs what those that were seen do on average.
 
     A batch whose CPU time is above its wall time is work on several cores.
     """
@@ -157,8 +157,8 @@ def batch_costs(costs: Costs) -> tuple[BatchCost, ...]:
 
 
 def alone_costs(runs: Sequence[Run]) -> tuple[BatchCost, ...]:
-    """Of runs without workers; the other work of ``next`` is part of them, and what garbage
-    collections take in the long run."""
+    """The costs of batches in runs without workers; the other work of ``next`` is part of them, and
+    so is the long-run cost of garbage collections."""
     runs = [run for run in runs if run.fetches and len(run.fetches[0]) > 1]
     # One process: what it has made when a run ends counts in the next.
     pause_s = pauses_of([np.concatenate([run.fetches[0] for run in runs])]).mean if runs else 0.0
@@ -257,7 +257,7 @@ class Fitted:
         return outcome.first(batches)
 
     def with_contention(self, contention: float) -> Fitted:
-        """The same on cores that slow one another so."""
+        """The same costs on cores with this contention."""
         return dataclasses.replace(
             self, cores=dataclasses.replace(self.cores, contention=contention)
         )
@@ -311,7 +311,7 @@ def same_rate(fitted: Fitted, run: Run, consumer: Consumer) -> float:
 def fit_contention(
     fitted: Fitted, predicted: Callable[[Fitted], float], rate: float, cpu_ratio: float
 ) -> float:
-    """By how much one more busy core slows all of them.
+    """The contention of the cores: by how much one more busy core slows all of them.
 
     Where cores bound the run it is the contention with which the model gives the rate that was
     measured (``predicted`` gives its rate for that run); elsewhere the rate says nothing of it,
@@ -328,7 +328,8 @@ def fit_contention(
 
 
 def bisect(falling: Callable[[float], float], wanted: float, most: float) -> float:
-    """Where a falling function has a value, from 0 to ``most``; 0 where it never had it."""
+    """The place, from 0 to ``most``, at which a falling function has a value; 0 where it never had
+    it."""
     if falling(0.0) <= wanted:
         return 0.0
     low, high = 0.0, most

@@ -128,8 +128,8 @@ class OtherProcessLoad:
         self._before = self._now()
 
     def cores(self) -> float | None:
-        """That others kept busy since, on average, beyond those that idled: where as many idle,
-        nobody is in the way. ``None`` where unknown."""
+        """The cores that others kept busy since, on average, beyond those that idled: where as many
+        idle, nobody is in the way. ``None`` where unknown."""
         now, before = self._now(), self._before
         if now is None or before is None or now.at <= before.at:
             return None
@@ -362,7 +362,7 @@ def weigh(batch: Any) -> tuple[int, int, int]:
 
 
 def _more(now: Sequence[float], before: Sequence[float]) -> tuple[float, ...]:
-    """By how much each has grown; empty where one of them is not told."""
+    """The growth of each since ``before``; empty where one of them is not told."""
     pairs = zip(now, before, strict=False)
     return tuple(after - then for after, then in pairs) if len(now) == len(before) else ()
 
@@ -389,7 +389,7 @@ def failure_of(error: Exception, batches: Any) -> Failure:
 
 
 def _failure(error: Exception, batches: Any) -> Failure:
-    """As :func:`failure_of`.
+    """One attempt at :func:`failure_of`.
 
     A worker that dies while its batch is taken over is seen as a connection that broke, or by
     PyTorch's handler of signals: it gets a moment to be seen as dead.

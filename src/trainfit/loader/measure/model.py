@@ -60,11 +60,11 @@ class Pauses:
 
     @property
     def mean(self) -> float:
-        """Of a batch, in the long run."""
+        """The pauses' seconds per batch, in the long run."""
         return sum(self.seconds[-self.period :]) / self.period if self.seconds else 0.0
 
     def scaled(self, factor: float) -> Pauses:
-        """The same, so many times as long."""
+        """The same pauses, ``factor`` times as long."""
         return Pauses(tuple(each * factor for each in self.seconds), self.period)
 
 
@@ -116,7 +116,7 @@ class Transfer:
     crowded_latency_s: float = 0.0
 
     def next_of(self, settings: LoaderSettings) -> float:
-        """Of the main thread, for a batch that is there."""
+        """Seconds of the main thread in ``next``, for a batch that is there."""
         if settings.pin_memory and self.pinned_next_s is not None:
             return self.pinned_next_s
         return self.next_s
@@ -209,7 +209,7 @@ class Outcome:
 
     @property
     def waiting_share(self) -> float:
-        """Of the steady state's time, what the user spends waiting for batches."""
+        """The share of the steady state's time that the user spends waiting for batches."""
         seconds, batches = self._steady
         waited = sum(self.waited_s[len(self.waited_s) - batches :])
         return waited / seconds if seconds > 0 else 0.0
@@ -261,7 +261,7 @@ class _Run:
         return Outcome(tuple(self.handed), tuple(self.waited), now, busy, rounds)
 
     def cost(self, index: int) -> BatchCost:
-        """Of a batch of the present epoch."""
+        """The cost of a batch of the current epoch."""
         costs = self._costs()
         return costs[(self.epoch * self.batches + index) % len(costs)]
 

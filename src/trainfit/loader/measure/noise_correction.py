@@ -57,7 +57,7 @@ _COOL: Final = 0.015
 
 
 def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
-    """By which power of the cores' speed these runs' work changes.
+    """The power of the cores' speed by which these runs' work changes.
 
     The runs of a group are of the same settings. The slope is of the logarithms of what batches
     took (CPU time) over those of their cores' speeds, drawn to :data:`SENSITIVITY` as far as
@@ -75,15 +75,16 @@ def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
 
 @dataclass(frozen=True)
 class _Seen:
-    """Of each batch the logarithm of its rate, and two estimates of that of its core's speed;
-    each without the mean of its group."""
+    """The logarithm of each batch's rate, and two estimates of that of its core's speed; each
+    without the mean of its group."""
 
     rate: Values
     speed: Values
     again: Values
 
     def slope(self) -> tuple[float, float]:
-        """Of the rates over the speeds, and its standard error; 0 and 0 where there is no data."""
+        """The slope of the rates over the speeds, and its standard error; 0 and 0 where there is no
+        data."""
         common = float(self.speed @ self.again)
         if len(self.rate) < 2 * _FIRST or common <= 0:
             return 0.0, 0.0
@@ -119,7 +120,7 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 
 def around(fetched: Records, pieces: WorkPieces) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Of one core's batches, the first piece near each, and the one after the last."""
+    """The first piece of work near each of one core's batches, and the one after the last."""
     wider = np.maximum(0.0, _AROUND_S - fetched[:, WALL]) / 2
     first = np.searchsorted(pieces.at, fetched[:, BEGAN] - wider)
     last = np.searchsorted(pieces.at, fetched[:, BEGAN] + fetched[:, WALL] + wider)
@@ -142,7 +143,7 @@ def _of_core(fetched: Records, pieces: WorkPieces) -> Columns:
 
 
 def _means(values: Values, first: NDArray[np.intp], last: NDArray[np.intp]) -> Values:
-    """Of the values that are not nan, from first to before last."""
+    """Means of the values that are not nan, from each of ``first`` to before ``last``."""
     sums = np.concatenate([[0.0], np.nancumsum(values)])
     counts = np.concatenate([[0], np.cumsum(~np.isnan(values))])
     means: Values = (sums[last] - sums[first]) / (counts[last] - counts[first])
@@ -161,7 +162,7 @@ _LEAST_LOCAL: Final = 0.5
 
 
 def span(run: Run) -> Span:
-    """Of the batches that count."""
+    """The time from begin to end of the batches that count."""
     if not run.counted:
         return (run.began, run.began)
     return float(run.handed[run.warm]), float(run.handed[-1])
@@ -176,7 +177,7 @@ def with_speeds(runs: Sequence[Run], watch: CoreSpeeds | WorkPieces) -> list[Run
 
 
 def working_share(runs: Iterable[Run]) -> float:
-    """Of what one worker's batches take, the share in which it works rather than waits."""
+    """The share of the time of one worker's batches in which it works rather than waits."""
     wall = cpu = 0.0
     for run in runs:
         wall += float(run.fetched[:, WALL].sum())
@@ -185,7 +186,7 @@ def working_share(runs: Iterable[Run]) -> float:
 
 
 def quietest(runs: Sequence[Run]) -> list[Run]:
-    """Those with the cores about as fast as in the fastest of them: what is to be brought to full
+    """The runs with cores about as fast as in the fastest of them: what is to be brought to full
     speed by little is known best. Where batches differ so much that chance says more than the
     cores' speed does, more runs count.
 
@@ -206,12 +207,12 @@ def quietest(runs: Sequence[Run]) -> list[Run]:
 
 
 def cores_speed(run: Run) -> float:
-    """Of a run's cores, as a share of their full speed; full where nobody watched."""
+    """The speed of a run's cores, as a share of their full speed; full where nobody watched."""
     return run.core_speed.speed if run.core_speed is not None else 1.0
 
 
 def _chance(run: Run) -> float:
-    """By what share the mean of a run's batches may be off, as they are only so many."""
+    """The share by which the mean of a run's batches may be off, as they are only so many."""
     times = run.fetched[:, CPU] - collected(run.fetched)
     mean = float(times.mean()) if len(times) > 1 else 0.0
     return float(times.std()) / mean / math.sqrt(len(times)) if mean > 0 else 0.0
@@ -246,7 +247,7 @@ class Slowing:
         return factor, 1 - (1 - factor) * bound
 
     def undisturbed(self, run: Run, pieces: WorkPieces | None = None) -> Run:
-        """The same run in the time that it would have taken, all of its times changed alike.
+        """The same run at full speed, all of its times changed alike.
 
         Also those of steps that sleep: it is a run with a shorter step then. By ``pieces`` each
         batch's record also says by how much its core was slower or faster than on average.
@@ -290,7 +291,7 @@ class Slowing:
     def _with_local(
         self, found: Records, as_run: Records, pieces: WorkPieces, mean: float
     ) -> Records:
-        """With what each batch's work is to be multiplied by, as its core's speed was not that of
+        """The same records with a factor for each batch's work, as its core's speed was not that of
         the run's mean (pieces a nanosecond): a heavy batch may have met a slow second."""
         if as_run.ndim < 2 or as_run.shape[1] <= CORE:
             return found
@@ -307,7 +308,7 @@ class Slowing:
         return np.column_stack(columns)
 
     def with_full_speed_rate(self, run: Run) -> Run:
-        """The same with the rate that it would have had at full speed, with the same step.
+        """The same run with the rate that it would have had at full speed, with the same step.
 
         A loader that the consumer never waited for would not have been faster; without workers
         the step and the loader take turns.
@@ -326,7 +327,7 @@ class Slowing:
 
 
 def _collecting(run: Run) -> float:
-    """Of the work for its batches, what garbage collections were."""
+    """The share of garbage collections in the work for a run's batches."""
     worked = float(run.fetched[:, CPU].sum())
     return min(1.0, float(collected(run.fetched).sum()) / worked) if worked > 0 else 0.0
 
@@ -345,8 +346,8 @@ def _scaled(records: Records, factors: Sequence[float]) -> Records:
 
 
 def without_core_waits(run: Run) -> Run:
-    """The same run, its workers' batches without what they waited for a core; as it is where the
-    kernel does not say that.
+    """The same run, its workers' batches without their waits for a core; as it is where the kernel
+    does not tell them.
 
     Each batch has its share by the time for which it had no core.
     """

@@ -272,7 +272,7 @@ class Readings:
         return stays_busy([run.others_cores for run in runs])
 
     def run_noise(self) -> float:
-        """By how much runs of one kind differ: the standard deviation of their rates' logarithm.
+        """The noise of runs of one kind: the standard deviation of their rates' logarithm.
 
         A probe repeats a kind two or three times: what is known of other loaders counts, too.
         """
@@ -285,7 +285,7 @@ class Readings:
         return math.sqrt(squares / deviations)
 
     def with_speeds(self, watch: CoreSpeeds | WorkPieces) -> Readings:
-        """The same with the cores' speed in each run."""
+        """The same readings with the cores' speed in each run."""
         names = [name for name, runs in self.runs.items() for _ in runs]
         found: dict[str, list[Run]] = {}
         for name, run in zip(names, with_speeds(self.of(*self.runs), watch), strict=True):
@@ -329,7 +329,7 @@ class Readings:
         return bounds(self.faults)
 
     def settings(self, name: str) -> LoaderSettings | None:
-        """Of a run of this kind; ``None`` where there can be none."""
+        """The settings of a run of this kind; ``None`` where there can be none."""
         return _FIXED[name] if name in _FIXED else self._over()
 
     def _over(self) -> LoaderSettings | None:
@@ -367,6 +367,6 @@ def start_s(readings: Readings) -> float | None:
 
 
 def mean(parts: Sequence[Any]) -> float:
-    """Of all values; 0 where there are none."""
+    """The mean of all values; 0 where there are none."""
     values = np.concatenate(parts) if parts else np.zeros(0)
     return float(values.mean()) if len(values) else 0.0

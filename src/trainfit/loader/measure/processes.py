@@ -85,8 +85,8 @@ def call(
 
 
 def call_here(function: Callable[[], _T], limit_s: float) -> CallOutcome[_T]:
-    """The same in this process (main thread), where ``function`` needs all threads. What it waits
-    for in other processes counts, whoever has the cores.
+    """Call ``function`` in this process (main thread), for one that needs all threads. What it
+    waits for in other processes counts, whoever has the cores.
 
     At the time limit it is interrupted as soon as Python runs; C code that hangs stays.
     """
@@ -220,7 +220,7 @@ def captured_stderr() -> Iterator[Output]:
 
 
 class Progress(Protocol):
-    """Where a measurement tells of itself."""
+    """A receiver of a measurement's progress and first results."""
 
     def __call__(self, text: str, share: float | None = None) -> None:
         """``text`` begins now ("2 workers"); ``share`` of everything is done (0 to 1)."""

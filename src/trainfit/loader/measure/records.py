@@ -337,7 +337,7 @@ class Run:
 
     @property
     def waiting_share(self) -> float | None:
-        """Of the counted time, what the consumer waited for batches."""
+        """The share of the counted time in which the consumer waited for batches."""
         if self.seconds <= 0:
             return None
         return min(1.0, float(self.waited[self.warm + 1 :].sum()) / self.seconds)

@@ -367,7 +367,8 @@ class SampleCost:
 
 
 def time_samples(workload: Workload) -> SampleCost:
-    """Of the batches of one worker, after its first, which finds cold caches: the median."""
+    """The median cost of a sample in the batches of one worker, after its first, which finds cold
+    caches."""
     start = workload.present.start_method
     settings = LoaderSettings(1, start_method=start)
     run = run_loader(workload, settings, seconds=_RUN_S, limit_s=_LIMIT_S)

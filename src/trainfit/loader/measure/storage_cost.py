@@ -61,7 +61,7 @@ class ObservedFile:
 
 @dataclass(frozen=True)
 class BatchPass:
-    """The same batches made once more: seconds of each, and bytes read meanwhile.
+    """A repeated pass over the same batches: seconds of each, and bytes read meanwhile.
 
     It ends early where time was up.
     """
@@ -295,7 +295,7 @@ class _Session:
             self.files = watch.first_batch
 
     def again(self) -> BatchPass:
-        """The same batches once more, at least one of them."""
+        """A repeated pass over the same batches, at least one of them."""
         fetch, _ = self._fetcher()
         before = data_files.read_counts()
         seconds: list[float] = []

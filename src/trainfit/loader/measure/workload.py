@@ -60,7 +60,8 @@ class Workload:
 
     @classmethod
     def of(cls, source: DataLoader[Any] | Dataset[Any], batch_size: int | None = 1) -> Workload:
-        """Of a DataLoader, or of a data set with PyTorch's defaults and this batch size."""
+        """The workload of a DataLoader, or of a data set with PyTorch's defaults and this batch
+        size."""
         if isinstance(source, DataLoader):
             return cls(source)
         if isinstance(source, type) or not (
@@ -73,7 +74,7 @@ class Workload:
         return cls(DataLoader(source, batch_size))
 
     def held_to(self, library_threads: int) -> Workload:
-        """The same, where libraries in workers have so many threads."""
+        """The same workload, where libraries in workers have so many threads."""
         return Workload(self._loader, library_threads, self._handles)
 
     @property
