@@ -120,7 +120,8 @@ def _parsed(text: str) -> ast.AST | None:
 
 
 def _worked_on(node: ast.AST) -> ast.AST:
-    """Of a loop or "with" the expression that it asks; anything else is itself."""
+    """The expression that a loop or "with" asks, or the value of a statement; anything else is
+    itself."""
     if isinstance(node, ast.For | ast.AsyncFor):
         return node.iter
     if isinstance(node, ast.With | ast.AsyncWith):

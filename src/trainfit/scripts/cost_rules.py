@@ -17,7 +17,7 @@ Kind = Literal["read", "decode", "transform", "collate", "wait"]
 
 @dataclass(frozen=True)
 class Rule:
-    """Of the functions of a module (and of those below it) that match one of ``names``.
+    """A rule for the functions of a module (and of those below it) that match one of ``names``.
 
     ``kind`` ``None`` sends the question on to the caller. A ``general`` rule, of libraries that
     serve everything, stands only where no caller is recognised.
@@ -214,7 +214,7 @@ def _recognised(stack: Sequence[StackFrame]) -> Classification | None:
 
 
 def _by_words(stack: Sequence[StackFrame], general: Classification | None) -> Classification | None:
-    """By the names of functions, where they are no library's; the innermost that says it."""
+    """What the names of functions say, where they are no library's; the innermost that says it."""
     for place in stack:
         # A frame's name says what it does; what it calls is said last by the callee's frame.
         for text in (place.name, place.called):

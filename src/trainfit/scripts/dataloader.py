@@ -232,9 +232,9 @@ class LoaderTracker:
             self._by_first_step = {}
 
     def _least_share(self, latest: MadeLoader, before: Mapping[int, int]) -> MadeLoader:
-        """Of the loaders that gave as many batches as ``latest`` since ``before``, the one whose
-        batch size those of all the others are multiples of (labelled images next to seven times as
-        many others); ``latest`` where there is none."""
+        """The smallest batch of a step: of the loaders that gave as many batches as ``latest``
+        since ``before``, the one whose batch size those of all the others are multiples of
+        (labelled images next to seven times as many others); ``latest`` where there is none."""
         given = latest.batches - before.get(latest.index, 0)
         sizes = {
             made: made.known.batch_size or 0

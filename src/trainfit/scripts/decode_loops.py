@@ -79,7 +79,7 @@ class DecodeLoop:
         self.module, self.signature = module, signature
 
     def called(self, steps: int) -> bool:
-        """That call was step ``steps`` (from 1); is it one for a further token?"""
+        """Note that the call was step ``steps`` (from 1). Is it one for a further token?"""
         if self._follows:
             self.decodes += 1
             self._grown = self._grown + 1 if self._grows else 0

@@ -245,7 +245,7 @@ def _exit_message(code: Any) -> str:
 
 
 def _failure(error: BaseException) -> ScriptOutcome:
-    """Of a script that raised."""
+    """The outcome of a script that raised."""
     if len(error.args) == 1 and isinstance(error.args[0], str):
         error.args = (_META_TYPE.sub(r"torch.cuda.\1Tensor", error.args[0]),)
     failed = ScriptOutcome(

@@ -35,7 +35,7 @@ _OF_FILES: Final = (OSError, MemoryError, RecursionError, SyntaxError)
 
 
 def own_fault(error: BaseException, started: Sequence[str] = ()) -> OwnFault | None:
-    """That ``error``, or what it was raised in answer to, is a fault of trainfit's.
+    """The fault of trainfit's own in ``error``, or in what it was raised in answer to.
 
     ``None`` where it is not. ``started`` are the files whose outermost frames started the script.
     """
@@ -89,7 +89,7 @@ def script_traceback(error: BaseException) -> str:
 
 
 def _of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """From the script's first frame to what it called last. What PyTorch did behind that for a
+    """The frames from the script's first to what it called last. What PyTorch did behind that for a
     frame of ours is left out: how the simulated device works is no matter. A DataLoader behind it
     is real: its frames tell whether it was starting workers, or collating."""
     users = [at for at, each in enumerate(frames) if not is_library(each.filename)]

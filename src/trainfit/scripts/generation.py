@@ -267,7 +267,7 @@ class GenerationWatch:
 
     @property
     def texts(self) -> list[GeneratedText]:
-        """Those that were seen, the last one included."""
+        """The generated texts that were seen, the last one included."""
         every = (*self._earlier, self._kept, self.text)
         return [text for text in every if text is not None]
 
@@ -516,7 +516,7 @@ class GenerationWatch:
         self._inner += 1
 
     def _number(self, tensor: Any) -> int:
-        """Of a tensor's allocation; -1: it has none."""
+        """The number of a tensor's allocation; -1 if it has none."""
         found = None
         if isinstance(tensor, torch.Tensor):
             found = self._simulation.allocation_of(tensor)

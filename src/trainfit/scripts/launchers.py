@@ -227,7 +227,7 @@ def read(launcher: str, words: Sequence[str], gpus: int) -> Launched:
 
 
 def _in_one_line(text: str) -> str:
-    """As parsers of files do not say what is wrong with them."""
+    """The text in one line, as parsers of files do not say what is wrong with them."""
     return " ".join(text.split())
 
 
@@ -305,7 +305,7 @@ class LaunchInPlace:
         self._starts_of_itself = 0
 
     def install(self, patches: PatchSet) -> None:
-        """From now on, until ``patches`` is restored."""
+        """Patch the launchers, until ``patches`` is restored."""
         self._patches = patches
         patches.when_imported(_MODULE, functools.partial(self._patch, patches))
         patches.when_imported(_AGENT, functools.partial(self._patch_agent, patches))

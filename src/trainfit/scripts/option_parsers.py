@@ -309,7 +309,7 @@ def _with_given(option: ScriptOption, words: Sequence[str], known: Iterable[str]
 
 
 def _choices(choices: Any) -> tuple[str, ...]:
-    """As they are typed; none where they are not a short list of plain values."""
+    """The choices as they are typed; none where they are not a short list of plain values."""
     if choices is None:
         return ()
     found = [text_of(each) for each in choices if is_plain(each)]

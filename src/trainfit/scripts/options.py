@@ -67,7 +67,7 @@ class OptionsWatch:
             patches.when_imported(name, functools.partial(patch, patches))
 
     def options(self) -> tuple[ScriptOption, ...]:
-        """Those seen so far."""
+        """The options seen so far."""
         absl = sys.modules.get(_ABSL)
         if absl is not None:
             self._note(_words(), lambda words: of_absl(_parsed_flags(absl), words))

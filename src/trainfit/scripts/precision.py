@@ -133,8 +133,8 @@ class AmpWatch:
 
     @property
     def _forward_at(self) -> str | None:
-        """Where the step calls what is trained: the line that did most often, as a script may call
-        it, or a frozen network, before its loop; of several the first."""
+        """The place at which the step calls what is trained: the line that did most often, as a
+        script may call it, or a frozen network, before its loop; of several the first."""
         return max(self._forwards, key=self._forwards.__getitem__, default=self._frozen_at)
 
     def seen(self) -> AmpSeen:

@@ -155,7 +155,7 @@ class ScriptRun(abc.ABC):
         return watched
 
     def _tell(self, happens: Callable[[], bool]) -> None:
-        """Where no optimizer tells the steps, the loop does."""
+        """Tell the end of a step where no optimizer tells it: the loop does."""
         if not self._cycle.has_optimizer and happens():
             self._step_over()
 

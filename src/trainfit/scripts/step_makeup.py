@@ -26,7 +26,7 @@ _REMEDY: Final = "load batches with a DataLoader"
 
 
 def makeup_of(feeds: Sequence[StepFeed], batch_size: int | None = None) -> StepMakeup | None:
-    """Of the steps that ``feeds`` tells of, first to last; ``None`` where there is none.
+    """The makeup of the steps that ``feeds`` tells of, first to last; ``None`` where there is none.
 
     ``batch_size`` is what the command says, for scripts without a DataLoader.
     """

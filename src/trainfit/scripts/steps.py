@@ -328,7 +328,7 @@ class StepWatch:
         self._stepping = max(0, self._stepping - 1)
 
     def _tell(self, happens: Callable[[], bool]) -> None:
-        """Where no optimizer tells the steps, the loop does."""
+        """Tell the end of a step where no optimizer tells it: the loop does."""
         if self._simulation.cycle.counts_every_pass and happens():
             self._simulation.end_step()
 

@@ -534,7 +534,7 @@ class Runner:
         return self._context.seen()
 
     def _covered(self, status: Status) -> Coverage:
-        """Where the script came to its end, no epoch's end comes later."""
+        """What the run covered; where the script came to its end, no epoch's end comes later."""
         found = self._loaders.epochs.covered(self._coverage.result())
         found = dataclasses.replace(found, is_eager=self._simulation.is_eager)
         if status == "ended":

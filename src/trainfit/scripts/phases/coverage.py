@@ -304,9 +304,9 @@ class CoverageWatch:
         patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
 
     def _dropping(self, drop: Callable[..., Any]) -> Callable[..., Any]:
-        """Of a function that drops values out unless it is told not to. Layers of the model do by
-        their mode, which the script has set: some sample by dropout. One that is none of its parts
-        (made in forward, kept in a list) was told nothing."""
+        """A wrapper of a function that drops values out unless it is told not to. Layers of the
+        model do by their mode, which the script has set: some sample by dropout. One that is none
+        of its parts (made in forward, kept in a list) was told nothing."""
 
         @functools.wraps(drop)
         def wrapper(x: Any, p: float = 0.5, training: bool = True, *more: Any, **kw: Any) -> Any:

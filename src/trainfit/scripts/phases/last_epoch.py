@@ -20,7 +20,7 @@ _Trace = Callable[[FrameType, str, Any], Any]
 
 
 class LastEpoch:
-    """From :meth:`begin` on, the loops around the training's steps end.
+    """A watch that ends the loops around the training's steps, from :meth:`begin` on.
 
     Nothing that goes wrong in it reaches the script.
     """

@@ -96,11 +96,11 @@ class LightningTrainer:
             yield from (each for each in epochs if type(each) is int and now < each < last)
 
     def trained(self, batches: int) -> int:
-        """Of so many batches, those of an epoch."""
+        """The number of an epoch's batches, of ``batches`` in all."""
         return self._of("train", batches)
 
     def evaluated(self, batches: int) -> int:
-        """Of so many batches, those of an evaluation of the kind that goes on."""
+        """The number of batches, of so many, in an evaluation of the kind that goes on."""
         stage = getattr(getattr(self._trainer, "state", None), "fn", None)
         return self._of({"test": "test", "predict": "predict"}.get(str(stage), "val"), batches)
 

@@ -56,7 +56,8 @@ _DRAWS: Final = ("plot_", "draw_", "print_", "log_")
 
 
 def _list(make: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> list[Any]:
-    """Of ranges and lists alone: a DataLoader would give its batches."""
+    """A list of what ``make`` gives for ranges and lists alone: a DataLoader would give its
+    batches."""
     if not all(isinstance(each, _AGAIN) for each in args):
         raise TypeError
     return list(make(*args, **kwargs))
@@ -105,7 +106,7 @@ class Course:
 
 
 def frames_of_user(frame: FrameType | None) -> list[FrameType]:
-    """From ``frame`` outwards, the outermost first."""
+    """The user's frames from ``frame`` outwards, the outermost first."""
     frames: list[FrameType] = []
     while frame is not None:
         if not is_library(frame.f_code.co_filename) and frame.f_code.co_name != "<lambda>":
@@ -359,7 +360,8 @@ def _loop(node: ast.For | ast.While, filename: str, after: tuple[int, ...]) -> L
 
 
 def _counted(test: ast.expr, filename: str) -> tuple[CodeType | None, CodeType | None]:
-    """Of ``while epoch < epochs``: what is yet to be counted, and what sets the number."""
+    """Two codes for ``while epoch < epochs``: what is yet to be counted, and what sets the
+    number."""
     if not isinstance(test, ast.Compare) or not isinstance(test.left, ast.Name | ast.Attribute):
         return None, None
     if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Lt | ast.LtE | ast.NotEq):

@@ -51,7 +51,7 @@ class PeriodicBlock:
 
 
 class PeriodicWork:
-    """From :meth:`begin` on, each periodic block of the running script is entered once.
+    """A watch that enters each periodic block of the running script once, from :meth:`begin` on.
 
     Nothing that goes wrong in it reaches the script.
     """
@@ -191,7 +191,7 @@ def _leaves(node: ast.AST) -> bool:
 
 
 def _leaves_loop(node: ast.AST) -> bool:
-    """… by more than a ``break``?"""
+    """Does it leave the loop by more than a ``break``?"""
     return any(isinstance(each, ast.Return | ast.Raise) for each in ast.walk(node))
 
 

@@ -108,7 +108,8 @@ class FetchTimes:
 
 
 def samples_in(batch: Any, likely: int | None = None) -> int | None:
-    """By the look of a batch: the first dimension of its tensors, the length of its lists.
+    """The number of samples by the look of a batch: the first dimension of its tensors, the length
+    of its lists.
 
     ``likely`` is the batch size asked for; it is taken where any part of the batch has it.
     ``None`` where nothing in it has a length.

@@ -83,7 +83,7 @@ def positions_of(config: Any) -> int | None:
 
 
 def _scaled(config: Any, positions: int) -> int:
-    """As many as a scaling of rotary positions makes of them."""
+    """The number of positions after a scaling of rotary positions."""
     scaling = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not isinstance(scaling, dict):
         return positions

@@ -253,8 +253,8 @@ def _of_stream(loader: DataLoader[Any]) -> SampleScan:
 
 
 def _of_largest_files(loader: DataLoader[Any], keys: Sequence[Any], seconds: float) -> list[Any]:
-    """Those of ``keys`` whose files are far larger than most, a few at most, where the data set has
-    a list of its samples' files: a look at some samples would miss one in thousands."""
+    """The few ``keys`` whose files are far larger than most, where the data set has a list of its
+    samples' files: a look at some samples would miss one in thousands."""
     passed, count = stopwatch(), length_of(loader.dataset)
     for files in vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ():
         if not isinstance(files, list | tuple) or not files or len(files) != count:

@@ -104,7 +104,7 @@ class SampleSizes:
         return dataclasses.replace(found, largest=tuple(found._largest(shapes)))
 
     def _largest(self, shapes: list[Shapes]) -> Iterator[int]:
-        """Of what varies the most first."""
+        """The keys of the largest samples, by what varies the most first."""
         columns = [self.elements[:, place] for place in range(len(self.parts))]
         columns += [
             np.array(dimension)

@@ -68,7 +68,7 @@ class FileCalls:
         shutil._use_fd_functions = False  # type: ignore[attr-defined]
 
     def open(self, file: Any, mode: str = "r", *args: Any, opener: Any = None, **more: Any) -> Any:
-        """As :func:`open`; the file has the name that the script gave."""
+        """Open a file as :func:`open` does; it has the name that the script gave."""
         path = self._view.path(file) if opener is None else None
         if path is None:
             if opener is not None:
@@ -295,7 +295,7 @@ def _named(path: Any) -> Iterator[None]:
 
 
 class _Scan:
-    """As what ``os.scandir`` gives."""
+    """An iterator like that of ``os.scandir``."""
 
     def __init__(self, entries: Iterator[_Entry]) -> None:
         self._entries = entries
@@ -317,7 +317,7 @@ class _Scan:
 
 
 class _Entry:
-    """As :class:`os.DirEntry`."""
+    """An entry like :class:`os.DirEntry`."""
 
     def __init__(self, folder: Any, name: Any) -> None:
         self.name = name

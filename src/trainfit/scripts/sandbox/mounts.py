@@ -42,7 +42,7 @@ class MountPlan:
 
 
 def places(mounts: Sequence[Mount], layers: Sequence[str], *, locked: bool) -> MountPlan:
-    """Of the mounts that this process sees.
+    """A plan of overlays for the mounts that this process sees.
 
     A folder that holds all of ``layers`` is covered by its subfolders, as a layer cannot lie
     in what it covers. So is one with mounts below it where these are ``locked``: in a user
@@ -146,7 +146,7 @@ def _split(
 
 
 def _own_folders() -> list[str]:
-    """Where a user's scripts write, as real paths."""
+    """The folders in which a user's scripts write, as real paths."""
     named = [os.getcwd(), str(Path.home()), "/tmp", "/var/tmp", os.environ.get("TMPDIR", "/tmp")]
     paths = [os.path.realpath(each) for each in named]
     return [each for each in dict.fromkeys(paths) if each != "/" and os.path.isdir(each)]

@@ -383,7 +383,7 @@ class OfflineError(ConnectionRefusedError):
 
 
 def go_offline() -> None:
-    """Of this process and its children, before the script runs."""
+    """Go offline with this process and its children, before the script runs."""
     hosts = {*_HOSTS}
     for name in (*_SERVERS, *_ADDRESSES):
         if (host := _host(os.environ.get(name, ""))) is not None:

@@ -217,7 +217,7 @@ def _mount_memory(layer: Layer) -> None:
 
 
 def _shared_memory_bytes() -> int:
-    """As much as is free of it: its layer is no way to more."""
+    """The bytes of shared memory that are free: its layer is no way to more."""
     try:
         free = os.statvfs(SHARED_MEMORY)
     except OSError:

@@ -87,7 +87,7 @@ def _call(libc: Any, number: int, *args: Any) -> int:
 
 
 def patches(view: LayeredView) -> dict[str, Patch]:
-    """By the module after whose import they are made."""
+    """The patches by the module after whose import they are made."""
     return {
         "torch": functools.partial(_torch, view),
         "sqlite3": functools.partial(_sqlite, view),

@@ -98,7 +98,7 @@ class LayeredView:
         return any(path == each or path.startswith(each + "/") for each in self._untouched)
 
     def _real_folder(self, folder: str) -> str:
-        """Without symbolic links, as far as there are real ones."""
+        """A folder without symbolic links, as far as there are real ones."""
         parts, done, links = folder.split("/")[1:], "", 0
         while parts:
             name = parts.pop(0)
@@ -117,7 +117,7 @@ class LayeredView:
     # -- looking -------------------------------------------------------------------------
 
     def place(self, path: str, *, follow: bool = True) -> str:
-        """Where the file is: in a layer, or the original. Of one that is not there: where it
+        """The place of a file: in a layer, or the original. Of one that is not there: where it
         would be in the layer."""
         if follow:
             path = self._followed(path)
@@ -203,7 +203,7 @@ class LayeredView:
     # -- changing ------------------------------------------------------------------------
 
     def to_write(self, path: str, *, copy: bool) -> str:
-        """Where to write a file: in the layer, with what it holds now if ``copy``."""
+        """The path to write a file at: in the layer, with what it holds now if ``copy``."""
         path = self._followed(path)
         at = self._files[0] + path
         if self._is_untouched(path):
@@ -223,7 +223,7 @@ class LayeredView:
         return at
 
     def own(self, path: str) -> str:
-        """Where a new folder or link is made."""
+        """The path at which a new folder or link is made."""
         return self._files[0] + path
 
     def make_parents(self, path: str) -> None:
