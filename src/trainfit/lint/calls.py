@@ -167,7 +167,8 @@ class Calls:
         return UNKNOWN
 
     def _place(self, index: Index, node: ast.expr | None, reader: Reader) -> Place:
-        """Where `device=` or the argument of `.to()` puts a tensor; empty if it does not say."""
+        """The place where `device=` or the argument of `.to()` puts a tensor; empty if it does not
+        say."""
         if node is None:
             return ""
         if isinstance(node, ast.Constant):

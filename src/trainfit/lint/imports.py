@@ -68,7 +68,8 @@ class Source:
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     def column(self, node: ast.expr | ast.stmt) -> int:
-        """Where a node begins, in characters from 1 (the tree counts bytes of UTF-8)."""
+        """The column at which a node begins, in characters from 1 (the tree counts bytes of
+        UTF-8)."""
         return _characters(self.line(node.lineno), node.col_offset) + 1
 
     def text(self, node: ast.expr | ast.stmt) -> str:
@@ -79,7 +80,8 @@ class Source:
         return line[_characters(line, node.col_offset) : _characters(line, node.end_col_offset)]
 
     def short(self, node: ast.expr | ast.stmt) -> str:
-        """The same for a title: of a long call its function, of a long assignment its target."""
+        """The node's text for a title: of a long call its function, of a long assignment its
+        target."""
         text = self.text(node)
         if len(text) <= _LONG:
             return text
@@ -349,7 +351,8 @@ def _number(
 
 
 def _roots(path: Path) -> list[tuple[Path, str]]:
-    """Where absolute imports of own files are sought, and of what package only ("": of any).
+    """The folders in which absolute imports of own files are sought, and of what package only ("":
+    of any).
 
     Beside the script; and where the script is part of a package, that package.
     """

@@ -100,7 +100,8 @@ def steps_after_loop(project: Project) -> Iterator[Finding]:
 
 
 def _made_each_pass(project: Project, loop: ast.For, name: str) -> ast.Assign | None:
-    """Where each pass of a loop over batches gives ``name`` a value that the next one replaces."""
+    """The assignment by which each pass of a loop over batches gives ``name`` a value that the next
+    one replaces."""
     targets = [each for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
     if not any(project.value(each).kind == "batch" for each in targets):
         return None

@@ -76,7 +76,7 @@ def without_effect(source: Source) -> Iterator[Finding]:
 
 
 def _made(source: Source) -> dict[str, list[str]]:
-    """By variable or attribute, the functions whose results it has."""
+    """The functions whose results a variable or attribute has, by its path."""
     found: dict[str, list[str]] = {}
     for line, call in assigned_calls(source.nodes):
         for target in line.targets:

@@ -312,7 +312,7 @@ class Gradients:
         return "on" if isinstance(scope, ast.Module) else self.of_function(scope)
 
     def inside(self, index: Index, node: ast.AST) -> Recording:
-        """The same by the `with` statements alone that a node stands in."""
+        """Are gradients recorded by the `with` statements alone that a node stands in?"""
         if self._switched:
             return "maybe"
         for parent, child in index.ancestors(node):

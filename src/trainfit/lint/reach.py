@@ -21,8 +21,8 @@ _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def unreached(files: Sequence[File], words: Collection[str] = ()) -> dict[str, list[range]]:
-    """Of each file of a library among those that a script (the first) imports, the lines of its
-    functions and classes that nothing mentions of what may run.
+    """The lines of functions and classes that nothing mentions of what may run, for each file of a
+    library among those that a script (the first) imports.
 
     ``words`` are the command's: by one of them, or by a text in the script, a registry may find a
     function. What runs when a file is imported is all but the bodies of functions and what is for
