@@ -130,7 +130,7 @@ def _argument(kind: str, text: str) -> Condition:
 
 
 def _checked(kind: type[Metered], text: str) -> Condition:
-    """Of an option that argparse could not check."""
+    """The condition of an option that argparse could not check."""
     try:
         return condition(kind, text)
     except argparse.ArgumentTypeError as error:
@@ -188,7 +188,7 @@ def add_format(group: OptionGroup, *others: str) -> None:
 
 
 def formatted(result: Metered, options: argparse.Namespace) -> str | None:
-    """As ``--format`` asks for it; ``None``: it does not.
+    """The result in the form that ``--format`` asks for; ``None``: it does not ask.
 
     Raises :class:`UsageError` for what such a result has not,
     :class:`trainfit.report.writers.launch_script.LaunchScriptError` where the job does not fit.

@@ -68,7 +68,7 @@ def report_aside(fault: OwnFault) -> None:
 
 
 def versions() -> str:
-    """Of trainfit, Python, PyTorch and the system, without importing PyTorch."""
+    """The versions of trainfit, Python, PyTorch and the system, without importing PyTorch."""
     try:
         torch = f"PyTorch {importlib.metadata.version('torch')}"
     except importlib.metadata.PackageNotFoundError:

@@ -146,7 +146,8 @@ def add_protection(parser: argparse.ArgumentParser) -> None:
 
 
 def sandbox_request(options: argparse.Namespace) -> SandboxRequest:
-    """From ``--allow-writes`` and ``--keep-writes``; raises :class:`UsageError`."""
+    """The sandbox that ``--allow-writes`` and ``--keep-writes`` ask for; raises
+    :class:`UsageError`."""
     if options.keep_writes is None:
         return SandboxRequest(allow_writes=options.allow_writes)
     folder = Path(options.keep_writes).absolute()
@@ -209,7 +210,7 @@ def split_command(
 
 
 def options_with_value(parser: argparse.ArgumentParser, nargs: str | None = None) -> frozenset[str]:
-    """Of the parser's options those whose next word is their value (``nargs`` "?": may be)."""
+    """The parser's options whose next word is their value (``nargs`` "?": may be)."""
     return frozenset(
         name
         for action in parser._actions

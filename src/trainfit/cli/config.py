@@ -139,7 +139,7 @@ def _of_verb(
     verbs: Collection[str],
     parser_of: Callable[[str], argparse.ArgumentParser],
 ) -> Iterator[_Given]:
-    """Those of all verbs first, without those that the verb's own table is about."""
+    """The options of all verbs first, without those that the verb's own table is about."""
     common = {key: value for key, value in config.values.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in config.values.items() if key not in common}
     for name in tables:
@@ -171,7 +171,7 @@ def _of_verb(
 
 
 def _options(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """By their long names, without those that begin with "no-" for a switch."""
+    """The options by their long names, without those that begin with "no-" for a switch."""
     return {
         option.removeprefix("--"): action
         for action in parser._actions
@@ -252,6 +252,6 @@ def _unknown(what: str, key: str, known: Collection[str]) -> str:
 
 
 def _shown(path: Path) -> str:
-    """As short as it can be told from here."""
+    """The path as short as it can be told from here."""
     relative = os.path.relpath(path)
     return printable(relative if len(relative) < len(str(path)) else str(path))

@@ -33,8 +33,8 @@ def chosen_device(
     processes: int,
     machines: int,
 ) -> Device:
-    """From ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the job's, which
-    has so many ``processes`` with a GPU each, on so many ``machines``.
+    """The device of ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the
+    job's, which has so many ``processes`` with a GPU each, on so many ``machines``.
 
     Without ``--gpu`` it is this machine's GPU, else the profile's. Raises ``GpuNameError`` for a
     bad name, :class:`UsageError` with no name and no GPU, or too few GPUs.

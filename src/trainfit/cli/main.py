@@ -86,7 +86,7 @@ def _leave() -> None:
 
 
 def _said_of(error: OSError) -> str:
-    """With the file that it is of, as far as that is known."""
+    """The error's text with the file that it is of, as far as that is known."""
     if error.filename is not None:
         return f"{error.filename!r}: {error.strerror or error}"
     try:
@@ -114,7 +114,7 @@ def _open_what_is_closed() -> None:
 
 
 def _screen_columns() -> int:
-    """Of the terminal; of a pipe or a file 80."""
+    """The columns of the terminal; 80 of a pipe or a file."""
     if not sys.stdout.isatty():
         return _PIPE_COLUMNS
     return shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns

@@ -45,7 +45,7 @@ def output_file(text: str, inputs: Iterable[Path] = ()) -> Path:
 
 
 def given_output(text: str | None, inputs: Iterable[Path] = ()) -> Path | None:
-    """The same of an option that may be missing."""
+    """The output file of an option that may be missing (``None``)."""
     return output_file(text, inputs) if text is not None else None
 
 
@@ -92,8 +92,8 @@ def print_subject(
     *,
     explain: bool | None = None,
 ) -> None:
-    """As ``--json`` (``json`` or the result's own) and ``--explain`` ask for it; ``explain`` in the
-    place of the option."""
+    """Print a result as ``--json`` (``json`` or the result's own) and ``--explain`` ask for it;
+    ``explain`` in the place of the option."""
     if options.json:
         print(json or result.to_json(), flush=True)
     else:
@@ -120,7 +120,7 @@ def give(
 
 
 def print_plan(result: PlanResult, options: argparse.Namespace) -> None:
-    """Likewise; the printed document of a plan has no timeline."""
+    """Print a plan as the options ask for it; its printed document has no timeline."""
     json = result.printed() if options.json else ""
     print_subject(result, options, plan_subject, json)
 

@@ -140,7 +140,7 @@ class OptionParser(argparse.ArgumentParser):
         return options, command
 
     def print_help(self, file: Any = None) -> None:
-        """As argparse does, which says nothing where it cannot be written."""
+        """Print the help, with an error where it cannot be written: argparse says nothing then."""
         (sys.stdout if file is None else file).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:

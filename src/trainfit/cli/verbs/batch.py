@@ -71,7 +71,8 @@ def _gpus(measured: NoiseResult | None, times: Sequence[StepTime]) -> int:
 def _accumulation(
     options: argparse.Namespace, before: int, gpus: int, measured: NoiseResult | None
 ) -> int:
-    """Of the current step; that of the measured run, unless another step is asked about."""
+    """The accumulation of the current step; that of the measured run, unless another step is asked
+    about."""
     given: int | None = options.accumulation
     if given is None:
         is_its = measured is not None and (before, gpus) == (measured.batch_size, measured.ranks)

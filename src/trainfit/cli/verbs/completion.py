@@ -47,7 +47,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def gpu_names() -> list[str]:
-    """Of the catalogue, as one word each: a space would end it in the shell."""
+    """The names of the catalogue's GPUs, as one word each: a space would end it in the shell."""
     return sorted(spec.key.lower().replace(" ", "-") for spec in catalogue())
 
 

@@ -80,8 +80,8 @@ def _compare(options: argparse.Namespace, output: Path | None) -> int:
 
 
 def _compared(prices: Prices | None, counts: Sequence[int]) -> Sequence[GpuSpec]:
-    """Where no GPU was named: all; for several in a machine those that are sold so, and have a
-    price where there are prices."""
+    """The GPUs to compare where none was named: all; for several in a machine those that are sold
+    so, and have a price where there are prices."""
     if not counts:
         return catalogue()
     return [
@@ -94,7 +94,7 @@ def _compared(prices: Prices | None, counts: Sequence[int]) -> Sequence[GpuSpec]
 
 
 def _job(files: Sequence[Path], *, on_several: bool) -> Job:
-    """From the file of a plan, or from recordings."""
+    """The job of a plan's file, or of recordings."""
     if len(files) == 1 and not (files[0].is_file() and zipfile.is_zipfile(files[0])):
         return job_of_plan(PlanResult.load(files[0]), files[0], on_several=on_several)
     for file in files:

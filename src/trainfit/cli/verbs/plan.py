@@ -83,7 +83,8 @@ def _settings(options: argparse.Namespace) -> Settings:
 
 
 def _noise_scale(options: argparse.Namespace) -> float | None:
-    """Where the data set no upper bound, the lower one: never a batch larger than they support."""
+    """The noise scale; where the data set no upper bound, the lower one: never a batch larger than
+    they support."""
     noise, _, _ = read_noise(options.noise_scale)
     return None if noise is None else noise.value or noise.low
 

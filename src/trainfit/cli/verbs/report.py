@@ -87,7 +87,8 @@ def _svg(sources: Sequence[Entry]) -> str:
 
 
 def _trace(sources: Sequence[Entry]) -> str:
-    """Of one result: a simulated step, or a watched run, whose tables lie in its folder."""
+    """The trace of one result: a simulated step, or a watched run, whose tables lie in its
+    folder."""
     source, *others = sources
     if others:
         raise UsageError("a trace is of one result; give one")
@@ -164,7 +165,7 @@ def _form(asked: str | None, target: Path | None) -> Form:
 
 
 def _target(given: str | None, results: Sequence[Path]) -> Path:
-    """Where to write: without a name here, under the name of the first result."""
+    """The file to write: without a name here, under the name of the first result."""
     if given is None:
         first = Path(os.path.abspath(results[0]))  # "." has no name
         given = (first.name if first.is_dir() else first.stem) + ".html"

@@ -499,7 +499,7 @@ def run_compare(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _run_of(path: Path) -> RunRecord:
-    """Of a run's folder, or of the folder that a file of `trainfit watch --output` is about."""
+    """The run of a folder, or of the folder that a file of `trainfit watch --output` is about."""
     if not path.is_file():
         return load_run(path)
     header, named = (result := WatchResult.load(path)).header, Path(result.folder)
