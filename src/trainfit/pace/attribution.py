@@ -89,7 +89,7 @@ class PacedSamples:
         return Estimate(1 - taken.value, 1 - taken.high, 1 - taken.low)
 
     def cpu_growth(self, arm: Arm = "sleep") -> float:
-        """Of the excess, the part by which a call's CPU time is longer in this arm than back to
+        """The share of the excess by which a call's CPU time is longer in this arm than back to
         back."""
         paced = median(self.samples[arm].cpu)
         back = median(self.samples["back_to_back"].cpu)
@@ -97,7 +97,8 @@ class PacedSamples:
 
     @property
     def gpu_growth(self) -> float | None:
-        """The same of its kernels' own time."""
+        """The share of the excess by which its kernels' own time is longer; ``None`` where
+        unknown."""
         paced, back = self.kernels.get("sleep"), self.kernels.get("back_to_back")
         if paced is None or back is None or not back.count:
             return None

@@ -132,9 +132,9 @@ def _parameters() -> list[Any]:
 
 
 def function_of(place: str, setup: str | None, rehearse: str | None) -> Function:
-    """Of ``module:callable``. With ``setup``, another such name, that is called once first, and
-    what it returns is the callable's argument; ``rehearse`` names what does the callable's work
-    and changes nothing, and gets the same argument.
+    """The function that ``module:callable`` names. With ``setup``, another such name, that is
+    called once first, and what it returns is the callable's argument; ``rehearse`` names what does
+    the callable's work and changes nothing, and gets the same argument.
 
     Raises :class:`CalleeError` for what is not callable, and what :mod:`trainfit.entrypoint` does
     for a name that leads nowhere and for what the user's code raises.

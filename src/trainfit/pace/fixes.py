@@ -118,7 +118,7 @@ _POWER: Final = "more power and heat, also while idle"
 
 
 def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Fix, ...]:
-    """Of all causes, each once, by tier."""
+    """The fixes of all causes, each once, by tier."""
     if found is None:
         return ()
     made: dict[str, Fix] = {}
@@ -237,7 +237,7 @@ def _cores(machine: Mapping[str, str]) -> Sequence[Fix]:
 
 
 def _preference(machine: Mapping[str, str]) -> Sequence[Fix]:
-    """With EPP a preference alone does, and costs less."""
+    """The fix by EPP, where there is one: a preference alone does, and costs less."""
     if "EPP" not in machine.get("cpufreq", ""):
         return []
     files = "/sys/devices/system/cpu/cpufreq/policy*/energy_performance_preference"
@@ -308,7 +308,8 @@ def prove(
 
 
 def with_skipped(proof: Proof, rehearsals: Sequence[RehearsalCall]) -> Proof:
-    """With a note of the ticks before which a rehearsal call was left out, if these are many."""
+    """The same proof with a note of the ticks before which a rehearsal call was left out, if these
+    are many."""
     skipped = sum(each.skipped for each in rehearsals)
     ticks = skipped + sum(each.made for each in rehearsals)
     if not ticks or skipped / ticks < _SKIPPED:

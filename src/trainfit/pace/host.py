@@ -34,8 +34,8 @@ _WORKS_S, _PAUSES_S = 0.5e-3, 0.5e-3
 
 @dataclasses.dataclass(frozen=True)
 class Clocks:
-    """At one moment: SM clock, performance state (0 is the fastest), and whether something but
-    idleness slows the GPU (heat, power); ``None``: not told."""
+    """The state of the GPU at one moment: SM clock, performance state (0 is the fastest), and
+    whether something but idleness slows it (heat, power); ``None``: not told."""
 
     sm_hz: float | None = None
     pstate: int | None = None
@@ -44,13 +44,14 @@ class Clocks:
 
 @dataclasses.dataclass
 class Kernels:
-    """Those of some calls: how many were launched, and how long the GPU worked at them (s)."""
+    """The kernels of some calls: how many were launched, and how long the GPU worked at them
+    (s)."""
 
     count: int = 0
     busy_s: float = 0.0
 
     def of_one(self, calls: int) -> Kernels:
-        """The same of one call, on average."""
+        """The kernels of one call, on average."""
         return Kernels(round(self.count / max(1, calls)), self.busy_s / max(1, calls))
 
 
@@ -245,8 +246,9 @@ def device_in_use() -> Device:
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """At one moment: monotonic time; of the CPUs that may be used, seconds in each C-state,
-    throttle events and CPU seconds worked; CPU seconds of this process with its children."""
+    """Counters at one moment: monotonic time; of the CPUs that may be used, seconds in each
+    C-state, throttle events and CPU seconds worked; CPU seconds of this process with its children.
+    """
 
     at_s: float
     idle_s: Mapping[str, float]

@@ -246,7 +246,7 @@ def _pausing(plan: Plan) -> Arm:
 
 
 def settling_s(seconds: float) -> float:
-    """Of a block that lasts ``seconds``, the part at its beginning that does not count."""
+    """The seconds at the beginning of a block of ``seconds`` that do not count."""
     return min(SETTLING_S, SETTLING * seconds)
 
 
@@ -268,8 +268,8 @@ _LEAST_CALLS: Final = 3
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Of one rate: how many blocks (0: the time does not hold one), seconds of each, and its
-    calls at least."""
+    """The schedule of one rate: how many blocks (0: the time does not hold one), seconds of each,
+    and its calls at least."""
 
     hz: float
     blocks: int

@@ -179,7 +179,7 @@ class Session:
         self._first_calls = Block("back_to_back", None, "profile", first, none, none, times, none)
 
     def _rhythm(self) -> CallPattern:
-        """Of all calls so far but the very first, which is like no other."""
+        """The pattern of all calls so far but the very first, which is like no other."""
         first = [self._first_calls] if self._first_calls is not None else []
         return rhythm([*first, *self._blocks])
 
@@ -299,7 +299,7 @@ class Session:
         return attribute(evidence)
 
     def result(self, target: str, machine: Mapping[str, str], ended: Ended) -> PaceResult:
-        """Of all blocks that there are."""
+        """The result of all blocks that there are."""
         counted = self._counted()
         back = summary(self._of("back_to_back", None, "baseline"), counted)
         rates = self._summaries(counted)

@@ -25,7 +25,7 @@ class SettingsError(TrainfitError):
 
 
 def state_file(environment: Mapping[str, str]) -> Path:
-    """Where former settings are kept."""
+    """The file in which former settings are kept."""
     return state_folder(environment) / "pace-undo.json"
 
 
@@ -187,8 +187,8 @@ class held_awake:
 
 
 def power_facts(machine: Machine) -> dict[str, str]:
-    """By subject: cpufreq, scaling mode, turbo, idle states, P-cores, virtual machine. What is not
-    visible here is said to be."""
+    """Facts by subject: cpufreq, scaling mode, turbo, idle states, P-cores, virtual machine. What
+    is not visible here is said to be."""
     cpu = machine.cpu
     found = {"cpufreq": _policies(machine)}
     if cpu.scaling_mode.value is not None:

@@ -143,7 +143,7 @@ def _counting(block: Block) -> NDArray[np.bool_]:
 
 
 def median(parts: Sequence[Values]) -> float | None:
-    """Of all values; ``None`` where there are none."""
+    """The median of all values; ``None`` where there are none."""
     return float(np.median(np.concatenate(parts))) if any(map(len, parts)) else None
 
 
@@ -191,7 +191,7 @@ def _drawn_medians(parts: Sequence[Values], chance: np.random.Generator) -> list
 
 
 def ratio(paced: Sequence[Values], other: Sequence[Values]) -> Estimate | None:
-    """Of the medians; ``None`` where the other takes no time."""
+    """The ratio of the medians; ``None`` where the other's is 0."""
     return estimate(lambda m: m[0] / m[1] if m[1] > 0 else math.nan, (paced, other))
 
 
@@ -201,8 +201,8 @@ def taken_away(
     more: Sequence[Sequence[Values]],
     less: Sequence[Sequence[Values]] = (),
 ) -> Estimate | None:
-    """Of what paced calls take more than those back to back, the part that each of ``more`` takes
-    away, summed, less that of ``less``; ``None`` where paced calls take no more."""
+    """The share of the excess of paced calls over those back to back that each of ``more`` removes,
+    summed, less that of ``less``; ``None`` where there is no excess."""
 
     def share(medians: Sequence[float]) -> float:
         excess = medians[0] - medians[1]
@@ -242,8 +242,8 @@ class RateCounts:
 
 
 def summary(blocks: Sequence[Block], counted: RateCounts) -> RateSummary | None:
-    """Of blocks of one arm at one rate; ``None`` where no call of them counts. Too few calls are
-    not compared with those back to back (``ratio`` is ``None``)."""
+    """A summary of blocks of one arm at one rate; ``None`` where no call of them counts. Too few
+    calls are not compared with those back to back (``ratio`` is ``None``)."""
     sample = Sample.of(blocks, counted.rhythm)
     if not sample.count:
         return None
@@ -304,7 +304,7 @@ def _late(blocks: Sequence[Block]) -> Spread | None:
 
 
 def _beyond(block: Block) -> Values:
-    """By how much each call that counts ended after the next was due (s); negative: before."""
+    """Seconds by which each call that counts ended after the next was due; negative: before."""
     if block.hz is None:
         return np.zeros(0)
     ended = np.asarray(block.started_s) + np.asarray(block.wall_s)
@@ -325,7 +325,7 @@ def _misses(blocks: Sequence[Block]) -> NDArray[np.bool_]:
 
 
 def _again(blocks: Sequence[Block]) -> float | None:
-    """Of the calls after a miss, those that miss, too; ``None``: nothing was missed."""
+    """The share of the calls after a miss that miss, too; ``None``: nothing was missed."""
     after = np.concatenate(
         [np.zeros(0, bool), *(found[1:][found[:-1]] for found in map(_missed, blocks))]
     )
@@ -360,8 +360,8 @@ _FIRST: Final = 5.0
 
 
 def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> list[str]:
-    """Of one rate's calls; ``enough_s`` is the ``--duration`` that gives :data:`FEW` of them
-    (``None``: a user's own loop)."""
+    """Warnings on one rate's calls; ``enough_s`` is the ``--duration`` that gives :data:`FEW` of
+    them (``None``: a user's own loop)."""
     if not sample.count:
         return []
     values = np.concatenate(sample.wall)
@@ -393,7 +393,7 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
 def machine_warnings(
     blocks: Sequence[Block], first_call_s: float | None, usual_s: float | None
 ) -> list[str]:
-    """Of the machine meanwhile."""
+    """Warnings on the machine during the measurement."""
     said = []
     if first_call_s is not None and usual_s and first_call_s > _FIRST * usual_s:
         said.append(

@@ -134,7 +134,7 @@ def seen() -> tuple[PaceResult, ...]:
 
 
 def _say() -> None:
-    """At the process' end."""
+    """Print and save the results at the process' end."""
     with contextlib.suppress(Exception):
         output = os.environ.get(OUTPUT, "")
         for number, result in enumerate(seen()):
