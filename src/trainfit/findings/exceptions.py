@@ -454,7 +454,8 @@ _CAST: Final = "can't be cast to the desired output type"
 
 
 def _whole_in_place(raised: ParsedException, _: FailureContext) -> Finding | None:
-    """Of a loss the same words are of its targets."""
+    """The finding on decimals that are written into a tensor of whole numbers; ``None`` for a
+    loss, of whose targets the same words are."""
     if _CAST not in raised.message or any("torch/nn/" in each.path for each in raised.frames):
         return None
     return _fault(

@@ -275,7 +275,7 @@ def _resources(
 
 
 def _bytes(words: re.Match[str]) -> float:
-    """Of "Unable to allocate 37.3 GiB": so many bytes."""
+    """The bytes of "Unable to allocate 37.3 GiB"."""
     power = ("B", "KiB", "MiB", "GiB", "TiB", "PiB").index(words[2])
     return float(words[1]) * float(1024**power)
 

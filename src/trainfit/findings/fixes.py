@@ -201,7 +201,7 @@ def memory(settings: LoaderSettings | None) -> str:
 
 
 def shm(settings: LoaderSettings | None, need_bytes: int | None) -> str:
-    """Where /dev/shm is too small; with the size that is needed, if it is known."""
+    """The fix where /dev/shm is too small; with the size that is needed, if it is known."""
     if need_bytes is None:
         amount = "docker run --shm-size=8g (or more, as needed)"
     else:

@@ -293,7 +293,7 @@ def _named(lines: Sequence[str]) -> str:
 
 
 def _of_uploads(copies: Sequence[HostCopy]) -> Finding:
-    """Of what each step copies to the GPU that could be there, or be made there."""
+    """The finding on what each step copies to the GPU that could be there, or be made there."""
     habits = [MADE_ON_HOST if each.is_made else COPIED_EACH_STEP for each in copies]
     are_made = habits[0] is MADE_ON_HOST
     times, nbytes = sum(each.times for each in copies), sum(each.nbytes for each in copies)

@@ -85,7 +85,7 @@ class FullMemory:
     helpful_settings: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def share(self, nbytes: int) -> float:
-        """Of the allocated memory."""
+        """The share of the allocated memory (0 to 1)."""
         return nbytes / self.allocated_bytes if self.allocated_bytes else 0.0
 
 
@@ -462,7 +462,8 @@ def _most(memory: FullMemory) -> Iterator[Finding]:
 
 
 def of_first_step(by_kind: Mapping[str, int]) -> Finding:
-    """That a GPU is full when an optimizer makes its first step, by what it has of each kind."""
+    """The finding that a GPU is full when an optimizer makes its first step, by what it has of each
+    kind."""
     parameters = by_kind.get("parameter", 0)
     return Finding(
         "optimizer_state_first",

@@ -271,7 +271,8 @@ _PYTHON: Final = Habit(
 
 
 def adds_to(name: str) -> Habit:
-    """Of a line that makes a new tensor or array of all that a variable has, and a little more."""
+    """The habit of a line that makes a new tensor or array of all that a variable has, and a little
+    more."""
     return Habit(
         f"copies all of `{name}` to add to it",
         "append to a Python list and join that once (torch.cat, pd.DataFrame), write into a "
@@ -280,7 +281,8 @@ def adds_to(name: str) -> Habit:
 
 
 def over_all_of(name: str) -> Habit:
-    """Of a line that computes over all of a variable, which becomes longer with each step."""
+    """The habit of a line that computes over all of a variable, which becomes longer with each
+    step."""
     return Habit(
         f"goes over all of the growing `{name}`",
         "keep a running sum or mean, or look at the last 100 entries (collections.deque(maxlen=100)"
@@ -289,7 +291,7 @@ def over_all_of(name: str) -> Habit:
 
 
 def held_at(line: str) -> Habit:
-    """Of a line that waits for a lock, which another thread holds at ``line``."""
+    """The habit of a line that waits for a lock, which another thread holds at ``line``."""
     return Habit(
         f"waits for a lock that a thread holds at {line}",
         "hold it for less there: copy what is needed, and write or compute after it is let go",
@@ -297,7 +299,7 @@ def held_at(line: str) -> Habit:
 
 
 def more_handlers(name: str, place: str) -> Habit:
-    """Of a line that logs, through handlers that become more and more."""
+    """The habit of a line that logs, through handlers that become more and more."""
     at = f" at {place}" if place else ""
     return Habit(
         "logs through more and more handlers",
@@ -307,8 +309,8 @@ def more_handlers(name: str, place: str) -> Habit:
 
 
 def from_memory(name: str, habit: Habit) -> Habit:
-    """… of a line that makes batches of what the training itself has put into a list: there is no
-    data set that a worker could read."""
+    """The habit of a line that makes batches of what the training itself has put into a list: there
+    is no data set that a worker could read."""
     if habit is BATCHES:
         what = f"joins samples of `{name}`, which the training fills"
     elif habit is ALONE:
@@ -368,9 +370,9 @@ def is_queue(names: Sequence[str], waits_for: str) -> bool:
 def habit_of(
     names: Sequence[str], waits_for: str, *, has_loader: bool, over: str = "", bare: bool = False
 ) -> Habit:
-    """Of what is called at a line, from there to the innermost function; ``over`` is what the loop
-    around it goes over. ``bare``: a function that the loop of the training calls has that loop, and
-    computes in it without calling anything."""
+    """The habit in what is called at a line, from there to the innermost function; ``over`` is what
+    the loop around it goes over. ``bare``: a function that the loop of the training calls has that
+    loop, and computes in it without calling anything."""
     text = " ".join(names)
     if is_queue(names, waits_for):
         return _QUEUE

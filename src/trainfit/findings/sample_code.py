@@ -263,7 +263,7 @@ _CONVERTED: Final = Habit(
 
 
 def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
-    """Of what most of a batch's time goes to; ``None``: it is not known by its name."""
+    """The habit that most of a batch's time goes to; ``None``: it is not known by its name."""
     for pattern, habit in _OF_SAMPLES:
         if any(pattern.search(name) for name in names):
             return habit

@@ -63,7 +63,8 @@ def from_here(path: str) -> str | None:
 
 
 def short_file(path: str) -> str:
-    """The same; of a file that is elsewhere its name alone."""
+    """A file's path from the folder that this process runs in; its name alone, if it is
+    elsewhere."""
     return from_here(path) or os.path.basename(path)
 
 

@@ -119,7 +119,7 @@ def call_of(pool: str) -> str:
 
 
 def set_at(threads: int) -> Fix:
-    """Of PyTorch's threads that a line of the script sets: another number there."""
+    """The fix for PyTorch's threads that a line of the script sets: another number there."""
     call = f"torch.set_num_threads({threads})"
     return Fix(f"{call} there: the environment does not change that call", line=call)
 

@@ -195,8 +195,8 @@ def raised_from(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def defined_at(text: str, qualname: str) -> Place | None:
-    """Where the user's files of a traceback define what Python calls so ("Set.__init__.<locals>.
-    <lambda>"); ``None``: not there, or more than once."""
+    """The place at which the user's files of a traceback define what Python calls so
+    ("Set.__init__.<locals>.<lambda>"); ``None``: not there, or more than once."""
     files = dict.fromkeys(frame.path for frame in frames(text) if frame.is_user)
     found = [(path, line) for path in files for line in _definitions(path, qualname)]
     return Frame(*found[0], "").place if len(found) == 1 else None
@@ -258,8 +258,9 @@ def _is_read(index: ast.Subscript) -> bool:
 
 
 def own_fault_in(text: str) -> OwnFault | None:
-    """That what a process of trainfit's printed ends with a traceback of trainfit's own code;
-    ``None`` where it does not. Missing files, packages and memory are no faults of the code."""
+    """The fault of trainfit's own code with whose traceback the output of one of its processes
+    ends; ``None`` where it does not. Missing files, packages and memory are no faults of the code.
+    """
     begin = text.rfind(_HEADING)
     if begin < 0:
         return None

@@ -314,7 +314,8 @@ _NAME_GONE: Final = re.compile(
 
 
 def _other_version(package: str, gone: str, raised: ParsedException) -> Finding:
-    """Of a package that is installed, without a name or a module that the script imports."""
+    """The finding on a package that is installed, without a name or a module that the script
+    imports."""
     if compared := _compared_as_number(raised, package):
         return compared
     if asked := unmet([package], raised.folder):

@@ -64,7 +64,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Unmet(Asked):
-    """…, and the installed version, which it excludes."""
+    """A package that a file asks for, and the installed version, which it excludes."""
 
     installed: str
 
@@ -82,8 +82,8 @@ def unmet(modules: Iterable[str], folder: Path) -> Unmet | None:
 
 
 def unmet_by(asking: str, module: str) -> Unmet | None:
-    """Of what the installed package of the module ``asking`` asks for itself: the version of
-    ``module``, where the installed one is excluded."""
+    """The version of ``module`` that the installed package of the module ``asking`` asks for, where
+    the installed one is excluded."""
     installed = dict(_installed(module))
     for each in wanted_by(asking):
         for name, version in installed.items():
@@ -167,7 +167,7 @@ def is_installed(package: str) -> bool:
 
 
 def installed_version(module: str) -> str:
-    """Of the package that a module is of; empty where it is of none."""
+    """The version of the package that a module is of; empty where it is of none."""
     return next((version for _, version in _installed(module)), "")
 
 

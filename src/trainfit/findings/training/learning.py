@@ -33,7 +33,7 @@ def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
 
 
 def of_later_learning(facts: LearningFacts) -> tuple[Finding, ...]:
-    """Those that an evaluation, a later epoch or the run's end may be the first to show."""
+    """The findings that an evaluation, a later epoch or the run's end may be the first to show."""
     return tuple(each for each in of_learning(facts) if each.kind in BETWEEN_EPOCHS)
 
 

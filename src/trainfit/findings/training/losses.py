@@ -212,7 +212,7 @@ _AT_BORDER: Final = {
 
 
 def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
-    """Of a loss that is not finite: what to add to its title, the cause, the fix."""
+    """What to say of a loss that is not finite: what to add to its title, the cause, the fix."""
     if found is None:
         return None
     if found.kind == "data_not_finite":

@@ -134,7 +134,7 @@ _CUTS: Final[Mapping[str, tuple[str, tuple[Fix, ...]]]] = {
 
 
 def _cut(facts: LearningFacts) -> Misuse | None:
-    """Where all that has no gradient was cut off from the loss, if one line did that."""
+    """The misuse that cut off all that has no gradient from the loss, if one line did that."""
     for each in facts.misuses:
         behind = each.told[1:]
         known = set(behind).issuperset(facts.without_names)

@@ -16,7 +16,8 @@ from trainfit.results.runs.watched import GLOBAL_GENERATORS
 def shared_handle(
     handles: Mapping[str, str], severity: Severity = "critical", confidence: Confidence = "certain"
 ) -> Finding:
-    """Of ``handles``, files and connections that were open before the workers: path → type."""
+    """The finding on ``handles``, files and connections that were open before the workers: path →
+    type."""
     path, kind = next(iter(handles.items()))
     others = len(handles) - 1
     more = f" and {others} more are" if others else " is"
@@ -40,7 +41,8 @@ def generator_copied(
     by_workers: bool,
     by_epochs: bool = False,
 ) -> Finding:
-    """Of generators, by their paths, that workers begin with in one state, or two epochs do."""
+    """The finding on generators, by their paths, that workers begin with in one state, or two
+    epochs do."""
     more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
     is_global = paths[0] in GLOBAL_GENERATORS
     begins = "is seeded alike by worker_init_fn" if is_global else "is copied into the workers"
@@ -62,7 +64,8 @@ def generator_copied(
 def not_sharded(
     cause: str, severity: Severity = "critical", confidence: Confidence = "certain"
 ) -> Finding:
-    """Of an iterable data set that does not ask which worker it is; ``cause``: what was seen."""
+    """The finding on an iterable data set that does not ask which worker it is; ``cause``: what was
+    seen."""
     return Finding(
         "iterable_not_sharded",
         severity,
@@ -81,7 +84,7 @@ def too_few_shards(
     severity: Severity = "critical",
     confidence: Confidence = "certain",
 ) -> Finding:
-    """Of a data set that has samples for ``fed`` of so many workers."""
+    """The finding on a data set that has samples for ``fed`` of so many workers."""
     return Finding(
         kind,
         severity,
