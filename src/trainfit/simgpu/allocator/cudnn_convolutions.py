@@ -66,7 +66,8 @@ class ConvolutionGeometry(Protocol):
 def workspace(
     convolution: ConvolutionGeometry, way: str, precision: Precision, processors: int
 ) -> list[Request]:
-    """Of one pass ("forward", "data gradient", "weight gradient") on so many multiprocessors.
+    """The workspace of one pass ("forward", "data gradient", "weight gradient") on so many
+    multiprocessors.
 
     From 64 channels to more, a strided 1x1 reads its operands as they lie (halves: forward
     only), and TF32 writes forward's result without a copy.
@@ -214,7 +215,8 @@ def _grouped(convolution: ConvolutionGeometry, half: bool, processors: int) -> l
 
 
 def _in_float32(convolution: ConvolutionGeometry, way: str) -> list[Request]:
-    """Without TF32: Winograd's algorithm for 3x3 at stride 1, but not in the forward pass."""
+    """The workspace of a pass without TF32: Winograd's algorithm for 3x3 at stride 1, but not in
+    the forward pass."""
     if way == "forward" or convolution.groups > 1 or convolution.channels_last:
         return []
     if convolution.source.size[1] < _IMAGE:
@@ -261,7 +263,8 @@ def cudnn_nhwc(
     partial_bytes: int,
     bytes_by_places: int = 0,
 ) -> int:
-    """The same from Hopper on: what of a pass is copied into NHWC, and partial sums.
+    """Bytes of cuDNN's workspace from Hopper on: what of a pass is copied into NHWC, and partial
+    sums.
 
     Input and output once each, and the weight where its kernel is larger than 1x1; 0 bytes for
     what is not copied. Measured: exact for nine of ten forward passes and data gradients of

@@ -243,7 +243,8 @@ def _entries(text: str, torch: str) -> Iterator[tuple[str, str]]:
 
 
 def _integer(key: str, value: str) -> int:
-    """As ``std::stoull`` reads it: leading digits count, what follows them is ignored."""
+    """The integer as ``std::stoull`` reads it: leading digits count, what follows them is
+    ignored."""
     match = re.match(r"\+?(\d+)", value)
     if match is None:
         raise ValueError(f"{key}: expected an integer, got {value!r}")

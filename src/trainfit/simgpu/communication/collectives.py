@@ -104,7 +104,7 @@ class Communication:
         return self._kernels.event(stream), stream
 
     def launch_functional(self, kind: str, group: Any, tensors: Sequence[Any]) -> Any:
-        """Likewise of a functional collective; returns what to wait for (``None``: nothing)."""
+        """Launch a functional collective; returns what to wait for (``None``: nothing)."""
         return self._launch(kind, group, tensors, asynchronous=True)
 
     def await_later(self, tensor: Any, done: tuple[int, int] | None) -> None:
@@ -383,7 +383,7 @@ def _all_gather(call: _Call) -> None:
 
 
 def _all_gather_lists(call: _Call) -> None:
-    """Of each rank a list of all tensors that are gathered."""
+    """Give each rank's list all tensors that are gathered."""
     for of_rank in call.args[0]:
         for target, source in _pairs(of_rank, call.args[1]):
             _copies(call.engine, [target], source)

@@ -248,7 +248,8 @@ def normalized(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(aten.batch_norm_backward_reduce.default)
 def sums(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """Of gradients over each channel, and the gradients of weight and bias that are asked for."""
+    """Sums of gradients over each channel, and the gradients of weight and bias that are asked
+    for."""
     engine.record(engine.info(func))
     _, given, _, _, weight, _, of_weight, of_bias = args
     wanted = [weight is not None and each for each in (of_weight, of_bias)]

@@ -58,8 +58,8 @@ class PeerIsGone(RuntimeError):
 
 
 class Peers:
-    """Of one rank: ``rank`` is its number in the job, ``company`` those simulated with it, and
-    ``folder`` where it reads and writes what passes between them.
+    """What one rank does with others: ``rank`` is its number in the job, ``company`` those
+    simulated with it, and ``folder`` where it reads and writes what passes between them.
 
     Attributes: ``meetings`` are what it did with others, in order.
     """

@@ -165,7 +165,8 @@ class _OpenFile:
 
 
 class Remainder:
-    """Where the kernel does not say: what is neither time on a core nor in calls that wait.
+    """Waits for a core where the kernel does not tell them: what is neither time on a core nor in
+    calls that wait.
 
     Those are known by name: sleeping, and waiting for a lock of :mod:`threading`, for another
     process or for what it sends. Reading a slow disk or network is not among them.
@@ -454,7 +455,8 @@ class OwnTime:
 
 
 def stopwatch() -> Callable[[], float]:
-    """Likewise of the calling thread alone, from now on."""
+    """A stopwatch of the calling thread alone, from now on: seconds without its waits for a
+    core."""
     waits, began = core_waits(), time.monotonic()
     mark = waits.mark()
 

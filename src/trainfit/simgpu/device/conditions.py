@@ -161,7 +161,8 @@ class _Source:
         return None if node is None else (node, inverts and name.startswith("CONTAINS"))
 
     def slice_end(self, frame: FrameType) -> int | None:
-        """As of the function of this name."""
+        """The size of the dimension that the script slices up to, by the instruction at which
+        ``frame`` is (see the function :func:`slice_end`)."""
         node: ast.AST | None = self._nodes.get(_positions(frame.f_code)[frame.f_lasti // 2])
         if isinstance(node, ast.Call) and _name_of(node) in ("item", "int"):
             node = self._parents.get(node)  # the slice that it is the end of
@@ -275,7 +276,7 @@ class _Source:
         return None
 
     def _way(self, statement: ast.If, body: list[ast.stmt]) -> tuple[Kind, bool] | None:
-        """Where a branch leads that ends in a jump: a failure, the end of a loop, elsewhere."""
+        """The kind of a branch that ends in a jump: a failure, the end of a loop, elsewhere."""
         last = body[-1] if body else None
         if isinstance(last, ast.Raise) or _exits(last):
             return "check", False

@@ -336,11 +336,12 @@ class Engine(Hooks):
                 self.on_done()
 
     def run_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Likewise where an argument is sparse; the operators on what it consists of come here."""
+        """Run an operator of which an argument is sparse; the operators on what it consists of come
+        here."""
         return self.on_sparse(self, func, args, kwargs)
 
     def run_plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Likewise where an argument is of a class of the user's own (`subclasses`)."""
+        """Run an operator of which an argument is of a class of the user's own (`subclasses`)."""
         given: dict[int, Any] = {}
         plain_args = without_subclasses(args, given)
         plain_kwargs = {name: without_subclasses(each, given) for name, each in kwargs.items()}

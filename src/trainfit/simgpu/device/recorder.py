@@ -99,8 +99,8 @@ class Recorder:
         return len(self._kernel_table)
 
     def launched(self, ops: slice, kernels: slice) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Of these kernels a row each (:data:`KernelRow`), their streams, their operators; and the
-        phases of these operators."""
+        """A row for each of these kernels (:data:`KernelRow`), their streams, their operators; and
+        the phases of these operators."""
         rows = np.array(self._kernel_table[kernels], dtype=np.int64)
         return (
             rows.reshape(-1, len(_KERNEL_ROW)),

@@ -48,7 +48,8 @@ def handles(*overloads: Any) -> Callable[[Handler], Handler]:
 
 
 def handles_named(*names: str) -> Callable[[Handler], Handler]:
-    """Likewise by their whole names ("package::operator"), whatever their overload."""
+    """Register a function for operators by their whole names ("package::operator"), whatever their
+    overload."""
 
     def register(function: Handler) -> Handler:
         NAMED_HANDLERS.update(dict.fromkeys(names, function))

@@ -219,7 +219,7 @@ def _has_graph(leaf: torch.Tensor) -> bool:
 
 
 def _refusing(target: torch.Tensor) -> Callable[[Any], None]:
-    """On a GPU it would be the gradient of a tensor that is on another device by now."""
+    """A hook that refuses a gradient for a tensor that is on another device by now."""
     held, device = weakref.ref(target), target.device
 
     def refuse_gradient(_: Any) -> None:

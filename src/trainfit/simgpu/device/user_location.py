@@ -96,7 +96,8 @@ def files_of_user() -> tuple[str, ...]:
 
 
 def place_of_user() -> tuple[str, int] | None:
-    """Likewise, as file and line; for callers that ask at every allocation, hence unrolled."""
+    """The innermost file and line of the user's; for callers that ask at every allocation, hence
+    unrolled."""
     frame: FrameType | None = sys._getframe(2)
     known = _known
     while frame is not None:
@@ -110,7 +111,7 @@ def place_of_user() -> tuple[str, int] | None:
 
 
 def frame_of_user(frame: FrameType | None) -> str | None:
-    """Likewise, from ``frame`` outwards."""
+    """The innermost file and line of the user's, from ``frame`` outwards."""
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -130,7 +131,7 @@ def calls_of_user(frame: FrameType | None, most: int = 12) -> list[tuple[FrameTy
 
 
 def line_of_user(trace: TracebackType | None) -> str | None:
-    """Likewise, of the frames an exception passed through."""
+    """The innermost file and line of the user's, of the frames an exception passed through."""
     found = None
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename

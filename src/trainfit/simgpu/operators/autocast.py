@@ -47,7 +47,8 @@ class Autocast:
         library.impl("_cudnn_rnn", autocast_kernel(self._cast), "AutocastCUDA")
 
     def in_float32(self, op: Any, *, cast_back: bool) -> Callable[..., Any]:
-        """Of an operator that computes in float32, and may return its first argument's dtype."""
+        """The kernel of an operator that computes in float32, and may return its first argument's
+        dtype."""
         kernel = self._float32(op)
         if not cast_back:
             return kernel

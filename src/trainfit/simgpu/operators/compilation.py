@@ -308,7 +308,8 @@ class _Fused(torch.autograd.Function):
 
 
 class _Unfused(torch.autograd.Function):
-    """As ``FlexAttentionAutogradOp`` runs it eagerly: scores are recomputed for gradients."""
+    """Attention as ``FlexAttentionAutogradOp`` runs it eagerly: scores are recomputed for
+    gradients."""
 
     @staticmethod
     def forward(ctx: Any, setting: Any, query: Any, key: Any, value: Any, *learned: Any) -> Any:
@@ -374,7 +375,8 @@ def _fused_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @launched_by("flex_attention", "flex_attention_backward")
 def _kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """As scaled dot-product attention over the pairs that meet (``operator_flops._attention``)."""
+    """The kernel of scaled dot-product attention over the pairs that meet
+    (``operator_flops._attention``)."""
     query, key, value = call["query"], call["key"], call["value"]
     batch, heads, rows, size = query._spec.size
     backward = "grad_out" in call

@@ -83,7 +83,8 @@ class Geometry:
         output_padding: Any,
         groups: int,
     ) -> None:
-        """From simulated tensors and aten::convolution's arguments from stride to groups."""
+        """Keep the geometry of simulated tensors and aten::convolution's arguments from stride to
+        groups."""
         self.source, self.weight, self.result = source._spec, weight._spec, result._spec
         self.stride, self.padding, self.dilation = map(tuple, (stride, padding, dilation))
         self.transposed, self.groups = transposed, groups

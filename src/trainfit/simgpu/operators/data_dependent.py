@@ -235,7 +235,7 @@ def histc(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _count_evenly(engine: Engine, operation: str, counted: Any, result: Any) -> None:
-    """Of what is counted each bin has as many as the others: of tokens that a router gives to
+    """Give each bin as many of what is counted as the others: of tokens that a router gives to
     experts, whose numbers say what ranks send each other, all are somewhere."""
     bins, number = result.numel(), counted.numel()
     engine.assume(f"{operation} of unknown data was assumed to find as many in each of {bins} bins")

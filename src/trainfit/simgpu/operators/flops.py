@@ -78,8 +78,8 @@ class Groups(NamedTuple):
 
 
 def grouped_sizes(call: Mapping[str, Any]) -> Groups:
-    """Of ``_grouped_mm``: (…, m, k) times (…, k, n), where an operand without a dimension for the
-    groups has them one after the other: in m, in n, or in k where both have none."""
+    """The sizes of ``_grouped_mm``: (…, m, k) times (…, k, n), where an operand without a dimension
+    for the groups has them one after the other: in m, in n, or in k where both have none."""
     left, right = (_shape(call[name]) for name in ("self", "mat2"))
     count = right[0] if len(right) == 3 else left[0] if len(left) == 3 else _numel(call["offs"])
     rows, depth, columns = left[-2], left[-1], right[-1]
@@ -126,8 +126,8 @@ def _one_pass(source: Any, weight: Any, result: Any, transposed: bool) -> int:
 
 
 def _attention(by_query: int, by_value: int) -> Formula:
-    """With so many products by a query's (a key's) size for each pair of a query and a key that
-    meet, and so many by a value's.
+    """A formula of so many matmuls by a query's (a key's) size for each pair of a query and a key
+    that meet, and so many by a value's.
 
     Shapes are (batch, heads, length, size); keys may have fewer heads, which are shared.
     """
@@ -160,8 +160,8 @@ class Packed(NamedTuple):
 
 
 def packed_sizes(call: Mapping[str, Any]) -> Packed:
-    """Of ``_flash_attention_forward`` and ``_backward``: (batch, length, heads, size), or with
-    ``cum_seq_q`` (total, heads, size), whose sequences are taken to be of one length."""
+    """The sizes of ``_flash_attention_forward`` and ``_backward``: (batch, length, heads, size), or
+    with ``cum_seq_q`` (total, heads, size), whose sequences are taken to be of one length."""
     query, key = _shape(call["query"]), _shape(call["key"])
     if len(query) == 4:
         return Packed(query[0], query[2], query[1], key[1], query[3])
@@ -170,7 +170,8 @@ def packed_sizes(call: Mapping[str, Any]) -> Packed:
 
 
 def _flash(products: int) -> Formula:
-    """With so many products by a head's size for each pair of a query and a key that meet."""
+    """A formula of so many matmuls by a head's size for each pair of a query and a key that
+    meet."""
 
     def formula(call: Mapping[str, Any], result: Any) -> int:
         sizes = packed_sizes(call)

@@ -294,7 +294,7 @@ def _truth(engine: Engine, usual: bool, text: str) -> bool:
 
 
 def _number(engine: Engine, usual: float) -> float:
-    """Likewise a number."""
+    """An unknown number: one with which the statement that asks goes on, else the usual one."""
     engine.assumed_number = True
     found = condition(of_number=True)
     if found is None:

@@ -90,9 +90,8 @@ def least_moved_bytes(func: Any, args: tuple[Any, ...], result: Any, l2_bytes: i
 
 
 def _written(name: str, args: tuple[Any, ...], result: Any) -> Any:
-    """Of operators over lists of tensors, those that they write for certain: parameters, and an
-    optimizer's states (gradients only with a scaler; ``_fused_adam_(self, grads, exp_avgs, …)``).
-    """
+    """What an operator over lists of tensors writes for certain: parameters, and an optimizer's
+    states (gradients only with a scaler; ``_fused_adam_(self, grads, exp_avgs, …)``)."""
     if name.startswith("_foreach_"):
         return args[:1] if name.endswith("_") else result
     return (*args[:1], *args[2 : 4 if "adam" in name else 3])

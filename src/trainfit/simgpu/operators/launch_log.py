@@ -169,7 +169,8 @@ class KernelLog:
 
 
 def _copy(model: str, nbytes: int) -> Kernel:
-    """Of an operand into the order that the operator's kernels take; only its bytes matter."""
+    """The copy of an operand into the order that the operator's kernels need; only its bytes
+    matter."""
     return Kernel(COPIES[model], "float32", 0, nbytes, nbytes)
 
 

@@ -150,8 +150,8 @@ class _Convolution:
         return self.geometry.channels_last or bool(self.layouts(summed))
 
     def _layout(self, spec: Any) -> Kernel:
-        """Of tiles of 32 places and 32 channels (cuDNN's nchwToNhwcKernel), which few channels do
-        not fill."""
+        """The layout kernel with tiles of 32 places and 32 channels (cuDNN's nchwToNhwcKernel),
+        which few channels do not fill."""
         channels, size = spec.size[1], stored_bytes(spec)
         filled = spec.numel // max(1, channels) * math.ceil(channels / _LAYOUT_TILE) * _LAYOUT_TILE
         return Kernel("layout", self.dtype, 0, size, size, filled)
@@ -243,7 +243,8 @@ for _backend in ("flash", "efficient", "cudnn"):
 
 @launched_by("_flash_attention_forward", "_flash_attention_backward")
 def _packed_attention(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-    """As above, with heads after the length, and maybe sequences one after the other."""
+    """The kernel of attention with heads after the length, and maybe sequences one after the
+    other."""
     query, sizes = call["query"], packed_sizes(call)
     kind = "attention_gradient" if "grad_out" in call else "attention"
     reads, written = bytes_of(tensors_in(list(call.values()))), bytes_of(tensors_in(result))

@@ -31,8 +31,8 @@ _SHARED_SINCE = (2, 12)
 
 
 def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of ``_grouped_mm``, whose fake kernel refuses what CUDA's takes: float32 and float16, group
-    by group (ATen/native/cuda/GroupedBlas.cpp)."""
+    """The result of ``_grouped_mm``, whose fake kernel refuses what CUDA's allows: float32 and
+    float16, group by group (ATen/native/cuda/GroupedBlas.cpp)."""
     left, right, *others = args
     given = left.dtype
     with no_dispatch():

@@ -401,7 +401,7 @@ def _batch_norm_gradient(call: Arguments, result: Any, flops: int) -> list[Kerne
 
 
 def _by_channel(kernels: list[Kernel], call: Arguments) -> list[Kernel]:
-    """Where channels are not next to each other a block goes over each
+    """The kernels where channels are not next to each other: a block goes over each
     (batch_norm_collect_statistics_kernel and batch_norm_backward_kernel in
     ATen/native/cuda/Normalization.cuh; cuDNN's bn_fw_tr_1C11 and bn_bw_1C11)."""
     spec = call["input"]._spec

@@ -160,7 +160,7 @@ def _of_dtensors(op: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_autograd(kernel: Callable[..., Any]) -> Handler:
-    """The same kernel where the autograd key is off, as in inference mode."""
+    """A handler of the same kernel where the autograd key is off, as in inference mode."""
 
     def handler(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         with engine.mode(engine):

@@ -77,7 +77,8 @@ def masked_scatter(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 
 @allocates(aten.multinomial.default)
 def multinomial(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    """Without replacement: exponential numbers like the weights; else sums of them, twice."""
+    """Allocate scratch memory: without replacement exponential numbers like the weights, else sums
+    of them, twice."""
     with_replacement = len(args) > 2 and args[2] and args[1] > 1
     engine.workspace(("temporary", (args[0]._spec.nbytes * (1 + bool(with_replacement)),)))
 

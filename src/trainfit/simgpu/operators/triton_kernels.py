@@ -46,7 +46,8 @@ class Access:
 
 
 def access_of(function: Callable[..., Any]) -> Access | None:
-    """Of the Python function under a kernel; ``None`` where its source is not to be had.
+    """The access of a kernel's Python function to its pointers; ``None`` where its source is not to
+    be had.
 
     A pointer that is handed to another function counts as read and written.
     """

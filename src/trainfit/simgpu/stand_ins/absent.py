@@ -80,7 +80,8 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
             sys.modules.pop(name, None)
 
     def missed(self, called: Collection[str]) -> tuple[str, ...]:
-        """Those of ``imported`` that the run did without, by the modules whose layers it called.
+        """The packages of ``imported`` that the run did without, by the modules whose layers it
+        called.
 
         A library may import the files of all its models: what a file with layers asks for matters
         where one of them runs.
@@ -96,7 +97,8 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
     def find_spec(
         self, name: str, path: Any = None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Of a stand-in's module; ``None`` for all others, as where the package is not there."""
+        """The specification of a stand-in's module; ``None`` for all others, as where the package
+        is not there."""
         top = name.partition(".")[0]
         if top not in self._known:
             return None

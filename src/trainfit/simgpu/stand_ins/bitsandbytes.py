@@ -117,7 +117,8 @@ def _scales(call: Mapping[str, Any]) -> Any:
 
 
 def _quantized_rows(func: Any, args: Any, kwargs: Any) -> Any:
-    """Of ``int8_vectorwise_quant``: no column has an outlier, of which the list is empty then."""
+    """The result of ``int8_vectorwise_quant``: no column has an outlier, of which the list is empty
+    then."""
     call = by_name(func, args, kwargs)
     source, threshold = call["A"], call["threshold"]
     with no_dispatch():
@@ -131,7 +132,8 @@ FAKES["bitsandbytes::int8_vectorwise_quant"] = _quantized_rows
 
 @handles_named("bitsandbytes::int8_vectorwise_quant")
 def int8_vectorwise_quant(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """With a threshold the magnitudes are compared first, and the host waits for the answer."""
+    """Quantize rows; with a threshold the magnitudes are compared first, and the host waits for the
+    answer."""
     call = by_name(func, args, kwargs)
     if call["threshold"]:
         with engine.mode(engine):

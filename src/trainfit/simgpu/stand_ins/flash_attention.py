@@ -35,7 +35,8 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """Of shapes (batch, length, heads, size); keys may have fewer heads, which are shared."""
+    """Attention of shapes (batch, length, heads, size); keys may have fewer heads, which are
+    shared."""
     lengths = q.shape[1], k.shape[1]
     out = attend(q, k, v, None, lengths, dropout_p, softmax_scale, causal, window_size)
     return out if return_attn_probs else out[0]
@@ -206,7 +207,8 @@ def index_put_first_axis(values: Any, indices: Any, rows: int) -> Any:
 def apply_rotary_emb(
     x: Any, cos: Any, sin: Any, interleaved: bool = False, inplace: bool = False, **_: Any
 ) -> Any:
-    """Of shape (batch, length, heads, size), by one kernel that saves ``cos`` and ``sin``."""
+    """A rotary embedding of shape (batch, length, heads, size), by one kernel that saves ``cos``
+    and ``sin``."""
     return _Rotary.apply(x, cos, sin, inplace)  # type: ignore[no-untyped-call]
 
 

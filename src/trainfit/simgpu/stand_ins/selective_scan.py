@@ -163,8 +163,8 @@ def selective_scan_fn(
     delta_softplus: bool = False,
     return_last_state: bool = False,
 ) -> Any:
-    """Of ``u`` (batch, channels, length), ``A`` (channels, state), ``B`` and ``C`` (batch, state,
-    length) or with groups."""
+    """A selective scan of ``u`` (batch, channels, length), ``A`` (channels, state), ``B`` and ``C``
+    (batch, state, length) or with groups."""
     scanned = _Scan.apply(u, delta, A, B, C, D, z, delta_bias)  # type: ignore[no-untyped-call]
     if not return_last_state:
         return scanned
@@ -252,8 +252,8 @@ def mamba_inner_fn(
     delta_bias: Any = None, B_proj_bias: Any = None, C_proj_bias: Any = None,
     delta_softplus: bool = True, checkpoint_lvl: int = 1, *_: Any, **__: Any,
 ) -> Any:  # fmt: skip
-    """Of ``xz`` (batch, 2 · channels, length), ``B`` and ``C`` of the input: (batch, length,
-    width)."""
+    """A Mamba block of ``xz`` (batch, 2 · channels, length), ``B`` and ``C`` of the input: (batch,
+    length, width)."""
     if B is not None or C is not None:
         raise NotImplementedError("mamba_inner_fn's stand-in computes B and C from the input alone")
     given = xz, conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight

@@ -32,8 +32,8 @@ def mamba_chunk_scan_combined(
     dt_softplus: bool = False, dt_limit: Any = (0.0, float("inf")),
     return_final_states: bool = False, return_varlen_states: bool = False, state_dtype: Any = None,
 ) -> Any:  # fmt: skip
-    """Of ``x`` (batch, length, heads, size), ``dt`` (batch, length, heads), ``A`` (heads), ``B``
-    and ``C`` (batch, length, groups, state)."""
+    """A chunked scan of ``x`` (batch, length, heads, size), ``dt`` (batch, length, heads), ``A``
+    (heads), ``B`` and ``C`` (batch, length, groups, state)."""
     given = x, dt, A, B, C, D, z, dt_bias, initial_states
     out, final = _ChunkScan.apply(chunk_size, *given)  # type: ignore[no-untyped-call]
     return (out, final) if return_final_states else out
@@ -179,7 +179,7 @@ def mamba_split_conv1d_scan_combined(
     outproj_weight: Any = None, outproj_bias: Any = None, headdim: int | None = None,
     ngroups: int = 1, norm_before_gate: bool = True, state_dtype: Any = None,
 ) -> Any:  # fmt: skip
-    """Of ``zxbcdt`` (batch, length, gate + inputs + B + C + heads)."""
+    """A Mamba-2 block of ``zxbcdt`` (batch, length, gate + inputs + B + C + heads)."""
     heads, size = (D.shape[0], headdim) if D.dim() == 1 else D.shape
     width = heads * size
     state = (conv1d_weight.shape[0] - width) // ngroups // 2

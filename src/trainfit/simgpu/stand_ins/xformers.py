@@ -31,7 +31,7 @@ class AttentionBias:
     window: tuple[int, int] = _ALL
 
     def ends(self, device: torch.device) -> tuple[Any, Any] | None:
-        """Where sequences that lie one after the other end (``None``: there is one)."""
+        """The ends of sequences that lie one after the other (``None``: there is one)."""
         return None
 
 
@@ -66,7 +66,8 @@ class BlockDiagonalMask(AttentionBias):
     def from_seqlens(
         cls, q_seqlen: Sequence[int], kv_seqlen: Sequence[int] | None = None, **_: Any
     ) -> Any:
-        """Of sequences' lengths; keys have the queries' if they have none of their own."""
+        """The mask of sequences of these lengths; keys have the queries' if they have none of their
+        own."""
         return cls(list(q_seqlen), list(q_seqlen if kv_seqlen is None else kv_seqlen))
 
     @classmethod
@@ -110,7 +111,8 @@ def memory_efficient_attention(
     op: Any = None,
     output_dtype: Any = None,
 ) -> Any:
-    """Of shapes (batch, length, heads, size), or without heads, or with groups before them."""
+    """Attention of shapes (batch, length, heads, size), or without heads, or with groups before
+    them."""
     shape = query.shape
     if query.dim() == 3:
         query, key, value = (each.unsqueeze(2) for each in (query, key, value))
