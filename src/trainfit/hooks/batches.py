@@ -82,7 +82,7 @@ def is_own(module: Any, state: Mapping[str, Any]) -> bool:
 
 
 def terms_of(root: Any) -> int:
-    """Of how many terms is this node a sum? Those of numbers alone have no node."""
+    """The number of terms of which this node is a sum; those of numbers alone have no node."""
     waiting, terms, seen = [root], 0, 0
     while waiting and seen < _MOST_TERMS:
         node = waiting.pop()
@@ -424,7 +424,7 @@ def _is_image(tensor: torch.Tensor) -> bool:
 
 
 def _has_colours(tensor: torch.Tensor) -> bool:
-    """… with three colours, whatever their numbers are."""
+    """Is it a batch of images with three colours, whatever their numbers are?"""
     if tensor.dim() != 4 or tensor.device.type != "cpu" or tensor.dtype == torch.bool:
         return False
     # A view of (N, H, W, 3) is as its numbers lie in memory; permuted ones are not.

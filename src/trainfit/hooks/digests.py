@@ -12,7 +12,8 @@ import torch
 
 
 def digest(sample: Any) -> str | None:
-    """Of a sample's content; ``None`` where it holds what has no content that we know."""
+    """The digest of a sample's content; ``None`` where it holds what has no content that we
+    know."""
     state = hashlib.blake2b(digest_size=16)
     return state.hexdigest() if _add(state, sample) else None
 

@@ -105,7 +105,7 @@ class Graphs:
             yield self._kept.found
 
     def look(self, nodes: Sequence[Any]) -> None:
-        """At the nodes of a loss."""
+        """Look at the nodes of a loss."""
         parameters = parameters_of(nodes)
         weights = [each for each in parameters if each.dim() > 1]
         if weights and all(each.dtype == torch.float64 for each in parameters):
@@ -296,7 +296,7 @@ class ScaledLosses(FirstOfKind):
         self._at: str | None = None
 
     def in_vain(self) -> Iterator[Misuse]:
-        """Of a model that computes in float32 only: that its loss is scaled."""
+        """The misuse that the loss of a model that computes in float32 only is scaled."""
         if self._at is not None:
             yield Misuse.of("scaler_in_vain", place=self._at)
 
@@ -394,11 +394,11 @@ class Profiling:
             yield Misuse("tracing_on", told, only_line(file, _SWITCHES))
 
     def ends(self) -> None:
-        """… and ends."""
+        """The profiler ends."""
         self._began = None
 
     def look(self, steps: int) -> None:
-        """At a step: does it record?"""
+        """Note at a step whether the profiler records."""
         self._followed = follower()
         self._looks_followed = self._looks_followed + 1 if self._followed is not None else 0
         profiler = self._began[0]() if self._began is not None else None

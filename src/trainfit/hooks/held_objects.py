@@ -94,7 +94,7 @@ def held(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _attributes(value: Any, path: str) -> list[tuple[str, Any]]:
-    """As they are stored, without running the object's own code."""
+    """The attributes as they are stored, without running the object's own code."""
     names: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):
         names |= object.__getattribute__(value, "__dict__")
@@ -161,7 +161,8 @@ def is_generator(value: Any) -> bool:
 
 
 def generators(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Those that a data set holds, or that its functions name: path and object, each once."""
+    """The generators that a data set holds, or that its functions name: path and object, each
+    once."""
     seen: set[int] = set()
     for path, value in _places(dataset):
         if is_generator(value) and id(value) not in seen and len(seen) < _MOST:

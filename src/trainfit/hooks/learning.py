@@ -180,7 +180,7 @@ class LearningObserver:
         self.misuse.loading(module, state)
 
     def loaded(self, keys: Any) -> None:
-        """… and gave what names are missing and left over."""
+        """``load_state_dict`` returned ``keys``: what names are missing and left over."""
         known, self._loading = self._loading, None
         if (module := known() if known is not None else None) is not None:
             lacks, other = getattr(keys, "missing_keys", ()), getattr(keys, "unexpected_keys", ())
@@ -418,7 +418,7 @@ class LearningObserver:
                 self._modes.look(optimizer)
 
     def _look_at_numbers(self, optimizer: Any) -> None:
-        """Where does what is not finite come from: a slope, or the data?"""
+        """Find where what is not finite comes from: a slope, or the data."""
         root = self._root() if self._root is not None else None
         if self._not_finite is None and root is not None:
             nodes = () if self._trained_before else nodes_of(root.grad_fn) or ()

@@ -189,7 +189,7 @@ class _Code:
         return isinstance(node, ast.AugAssign) and self._is(node.target)
 
     def _length(self, node: ast.expr) -> tuple[bool, ast.expr] | None:
-        """Of ``len(list) > limit``: is it so from a length on, and the limit."""
+        """What ``len(list) > limit`` says: is it so from a length on, and the limit."""
         if not isinstance(node, ast.Compare) or len(node.ops) != 1:
             return None
         left, right, op = node.left, node.comparators[0], type(node.ops[0])
@@ -250,7 +250,7 @@ class _Code:
 
 
 def _conditions(test: ast.expr) -> list[ast.expr]:
-    """Those that hold together."""
+    """The conditions that hold together."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return test.values
     return [test]

@@ -334,7 +334,7 @@ def _read(kind: type) -> list[str]:
 
 
 def _methods(kind: type) -> list[FunctionType]:
-    """Those of the script's own code that make a sample, or a transform of one."""
+    """The methods of the script's own code that make a sample, or a transform of one."""
     functions = dict(inspect.getmembers(kind, inspect.isfunction))
     waiting = [functions[name] for name in _OF_WORKERS if name in functions]
     known: dict[FunctionType, None] = {}

@@ -164,8 +164,8 @@ def gives_layer(output: torch.Tensor) -> bool:
 
 
 def product_of(node: Any) -> Any | None:
-    """Of the sum of a matmul and a parameter, as a layer of several dimensions may compute it, the
-    matmul; ``None`` of all else."""
+    """The matmul in the sum of a matmul and a parameter, as a layer of several dimensions may
+    compute it; ``None`` of all else."""
     if node is None or not node.name().startswith("Add"):
         return None
     terms = operands(node)

@@ -399,7 +399,7 @@ class MisuseObserver:
         self._asks_without = not with_graph and torch.is_grad_enabled()
 
     def answered(self, gradients: Any) -> None:
-        """… and given."""
+        """Gradients of chosen tensors are given."""
         if not self._asks_without or not isinstance(gradients, tuple):
             return
         cut = Cut(WITHOUT_GRAPH, self._place(), False)
@@ -522,7 +522,7 @@ class MisuseObserver:
             self._note("mask_misused", found.how, found.where, by, place=found.place)
 
     def attended(self, result: Any) -> None:
-        """… and gave its output and its weights."""
+        """An attention layer gave its output and its weights."""
         self.weights.gave(result, self._place())
 
     def recurring(self, module: Any, x: Any) -> None:

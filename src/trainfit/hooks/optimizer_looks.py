@@ -90,8 +90,8 @@ class ObservedOptimizer:
         self.zeroed, self._before = False, (passes, changes)
 
     def look(self, optimizer: Any, *, kept: bool, again: str | None) -> None:
-        """At the gradients that the step is about to use; ``again``: the line, if the step before
-        has used them."""
+        """Look at the gradients that the step is about to use; ``again``: the line, if the step
+        before has used them."""
         self.looks += 1
         self.kept += kept
         self.again += again is not None
@@ -211,14 +211,14 @@ def where_most(looked: Sequence[ObservedOptimizer]) -> str:
 
 
 def _first_version(optimizer: Any) -> tuple[int, int] | None:
-    """Of the first gradient that there is: its identity and its version."""
+    """The identity and the version of the first gradient that there is."""
     found = (each.grad for each in tensors_of(optimizer) if each.grad is not None)
     first = next(found, None)
     return None if first is None else (id(first), version(first))
 
 
 def _versions(tensors: Sequence[Any]) -> dict[int, int]:
-    """Of each tensor's gradient, by the tensor's identity."""
+    """The version of each tensor's gradient, by the tensor's identity."""
     return {id(each): version(each.grad) for each in tensors if each.grad is not None}
 
 
@@ -271,7 +271,7 @@ class Accumulated:
         self._entered = id(optimizer), passes, _first_version(optimizer)
 
     def leave(self, optimizer: Any, passes: int) -> bool:
-        """… and is over: did it make gradients itself, by a closure? Those of several passes that
+        """A step is over: did it make gradients itself, by a closure? Those of several passes that
         nothing has set to zero are a sum."""
         entered, self._entered = self._entered, None
         if entered is None or entered[0] != id(optimizer) or passes <= entered[1]:
@@ -314,7 +314,7 @@ class Accumulated:
         self._lost, self.is_new_pass = 0, False
 
     def step(self, micro_batches: int, optimizer: Any) -> None:
-        """… which had so many batches of its own."""
+        """A step is made that had so many batches of its own."""
         self._micro_batches[micro_batches] += 1
         if len(self._first) < FIRST_LOOKS:
             self._first.append((micro_batches, id(optimizer), self._place()))
@@ -351,8 +351,8 @@ class Accumulated:
             yield Misuse("clipped_in_parts", (str(self.micro_batches()),), self._clipped_at)
 
     def micro_batches(self) -> int:
-        """Those of most steps; of as many that differ the fewest: a GradScaler's first steps, whose
-        gradients overflow, are left out, and their batches count in the next one."""
+        """The micro-batches of most steps; of as many that differ the fewest: a GradScaler's first
+        steps, whose gradients overflow, are left out, and their batches count in the next one."""
         found = max(self._micro_batches.items(), key=lambda each: (each[1], -each[0]), default=None)
         return found[0] if found is not None else 1
 
@@ -367,5 +367,5 @@ class Accumulated:
         return max(self._remainders, default=0) if is_seldom else 0
 
     def remainder_share(self) -> float:
-        """Of all backward passes."""
+        """The remainders' share of all backward passes."""
         return sum(self._remainders) / max(1, self._passes)

@@ -21,7 +21,7 @@ _SIDE: Final = 0.1
 
 
 def in_modules(tensors: Collection[int]) -> set[int]:
-    """Those parameters, given by identity, that a module has which lives."""
+    """The parameters among ``tensors``, given by identity, that a module has which lives."""
     return {
         id(parameter)
         for each in gc.get_objects()
@@ -47,13 +47,13 @@ def own_name(name: str) -> str:
 
 
 def names_of(model: Any) -> dict[int, str]:
-    """Of parameters, by identity, as the script's own module calls them."""
+    """The names of parameters, by identity, as the script's own module calls them."""
     return {id(tensor): own_name(name) for name, tensor in model.named_parameters()}
 
 
 class Gradients(NamedTuple):
-    """Of models: the bytes of those that no optimizer uses, by their parameter's identity, and of
-    all."""
+    """The gradients of models: the bytes of those that no optimizer uses, by their parameter's
+    identity, and of all."""
 
     unused: Mapping[int, int]
     nbytes: int

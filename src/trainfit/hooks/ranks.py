@@ -109,8 +109,8 @@ class Gathered(NamedTuple):
 
 
 def gathered_at_once(models: Iterable[Any]) -> Gathered | None:
-    """Of the first model that FSDP puts together as a whole, in parts that it could have gone
-    through one after another; ``None``: there is none."""
+    """The first model that FSDP puts together as a whole, in parts that it could have gone through
+    one after another; ``None``: there is none."""
     for model in models if ranks() > 1 else ():
         sharded = sharded_parameters(model)
         every = sum(each.nbytes for each in sharded)
@@ -127,8 +127,8 @@ def gathered_at_once(models: Iterable[Any]) -> Gathered | None:
 
 
 def _alike(unit: Any, held: Mapping[int, int]) -> tuple[str, int, int] | None:
-    """Of layers of one class that stand side by side in ``unit``, those with the most bytes: their
-    class, number and bytes. ``held`` are the unit's own, by the module that has them."""
+    """The class, number and bytes of the layers of one class that stand side by side in ``unit``,
+    those with the most bytes. ``held`` are the unit's own, by the module that has them."""
     found: list[tuple[str, int, int]] = []
     for part in unit.modules():
         by_class: dict[str, list[int]] = {}

@@ -88,7 +88,7 @@ class Grown:
         self._added = weakref.ref(optimizer), len(optimizer.param_groups), place
 
     def _look(self) -> None:
-        """At the group that was added last."""
+        """Look at the group that was added last."""
         optimizer = self._added[0]() if self._added is not None else None
         if optimizer is None or self._added is None:
             return
@@ -131,7 +131,7 @@ class Moved:
             self._moving = module, _is_on_gpu(module)
 
     def moved(self) -> None:
-        """… and was."""
+        """The module was moved."""
         moving, self._moving = self._moving, None
         if moving is None or moving[1] or not _is_on_gpu(moving[0]):
             return
@@ -234,8 +234,8 @@ def keeps_state(optimizer: Any) -> bool:
 def schedule_left_behind(
     schedules: Sequence[Schedule], optimizers: Collection[Any]
 ) -> tuple[str, str, str | None] | None:
-    """Of a schedule whose optimizer nobody can step any more, while another one (of ``optimizers``,
-    which made steps) has its parameters: the schedule's class, the other's, and the schedule's
+    """The class of a schedule whose optimizer nobody can step any more, while another one (of
+    ``optimizers``, which made steps) has its parameters; the other's class, and the schedule's
     line."""
     for schedule in schedules:
         optimizer = _optimizer_of(schedule)
@@ -318,7 +318,7 @@ class Restored:
         self._loading = weakref.ref(optimizer)
 
     def loaded(self) -> None:
-        """… and is over."""
+        """The optimizer's state is loaded."""
         optimizer = self._loading() if self._loading is not None else None
         if optimizer is None:
             return

@@ -46,7 +46,8 @@ def repeated(layers: Any, place: Callable[[], str | None]) -> Repeated | None:
 
 
 class Repeats:
-    """Those that were made, until one is seen in a graph, one after another."""
+    """The containers of repeated layers that were made, until one is seen in a graph, one after
+    another."""
 
     def __init__(self) -> None:
         self._made: list[Repeated] = []

@@ -186,7 +186,7 @@ def schedule_fades(
 def rate_as_factor(
     schedules: Sequence[Schedule], optimizers: Collection[Any]
 ) -> tuple[float, float, str | None] | None:
-    """Of the first LambdaLR whose function gives a rate and no factor: its largest factor, the rate
+    """The largest factor of the first LambdaLR whose function gives a rate and no factor, the rate
     that it multiplies, and its line."""
     for each in schedules:
         scheduler = each.alive
@@ -232,8 +232,8 @@ def _made_for_more(scheduler: Any, calls: int, steps: int, ahead: int) -> int | 
 
 
 def _still_rising(scheduler: Any, calls: int, steps: int, ahead: int) -> float | None:
-    """Of a warm-up that is stepped with each of the optimizer's steps and is not over when the run
-    is, the share of its rate that it has got to; ``None``: there is none."""
+    """The share of its rate that a warm-up has got to which is stepped with each of the optimizer's
+    steps and is not over when the run is; ``None``: there is none."""
     groups = scheduler.optimizer.param_groups
     full = max((float(group.get("initial_lr", 0)) for group in groups), default=0.0)
     is_low = 0 <= _rate(groups) <= _WARM * full

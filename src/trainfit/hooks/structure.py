@@ -148,7 +148,7 @@ class Ties:
             self._moved_at = (self._place() or "") if self._moving else ""
 
     def moved(self) -> None:
-        """… and was."""
+        """The module was moved."""
         for (one, first), (other, second) in self._moving:
             if memory_of(first) != memory_of(second):
                 self._lost = Misuse.of("tie_lost", one, other, "moved", place=self._moved_at)
@@ -177,12 +177,12 @@ def _tied(
 
 
 def memory_of(parameter: Any) -> _Place | None:
-    """Where the numbers of a matrix of a model are; ``None``: it is none, or has none."""
+    """The place of a matrix of a model in memory; ``None``: it is none, or has none."""
     return place_in_memory(parameter) if isinstance(parameter, torch.nn.Parameter) else None
 
 
 def place_in_memory(tensor: Any) -> _Place | None:
-    """… of a matrix."""
+    """The place of a matrix in memory; ``None``: it is none, or has none."""
     if is_lazy(tensor) or tensor.dim() < 2 or not tensor.numel() or tensor.device.type == "meta":
         return None
     key = storage_key(tensor.untyped_storage())
@@ -233,7 +233,7 @@ class Freezing:
             self.begins_pass(models)
 
     def look(self, optimizer: Any, names: Callable[[], Names]) -> None:
-        """At a step that an optimizer is about to make: it steps every tensor with a gradient.
+        """Look at a step that an optimizer is about to make: it steps every tensor with a gradient.
         ``names`` are asked for where one is told."""
         groups = filter(_moves, optimizer.param_groups)
         stale = [each for group in groups for each in _stale(group) if id(each) in self.ever]

@@ -58,8 +58,8 @@ def loss_of(known: weakref.ref[Any] | None) -> float:
 
 
 def denormals(optimizer: Any) -> dict[str, float]:
-    """By "weights", "gradients" and "averages" of an optimizer on the CPU: of a sample of their
-    numbers, the share that is denormal. Where the core counts them as 0 there are none."""
+    """The share of denormal numbers in a sample of an optimizer's "weights", "gradients" and
+    "averages" on the CPU. Where the core counts them as 0 there are none."""
     found: dict[str, float] = {}
     with contextlib.suppress(Exception):  # a tensor of another kind is not looked at
         for kind, tensors in _kinds(optimizer):
@@ -150,8 +150,8 @@ class Stalled:
         *,
         is_only: bool,
     ) -> None:
-        """At the gradients that an optimizer, which a line made, is about to use for ``models``,
-        and which maybe are those of a ``loss``."""
+        """Look at the gradients that an optimizer, which a line made, is about to use for
+        ``models``, and which maybe are those of a ``loss``."""
         trained = [each for each in tensors_of(optimizer) if each.grad is not None]
         weights = [each for each in trained if each.dim() > 1]
         if not weights or not all(_is_plain(each) and _is_plain(each.grad) for each in weights):
@@ -271,8 +271,8 @@ _MOST_NUMBERS: Final = 1 << 25
 
 
 def steep(optimizer: Any, loss: float, nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
-    """Of a finite loss that gave gradients which are not: the functions in its graph that may be
-    why, and a pattern of how a script writes each."""
+    """The functions in the graph of a finite loss that may be why its gradients are not, and a
+    pattern of how a script writes each."""
     trained = [each for each in tensors_of(optimizer) if each.grad is not None]
     if not np.isfinite(loss) or not any(_is_broken(each.grad) for each in trained[:_LAYERS]):
         return
@@ -316,8 +316,8 @@ _ROOT: Final = r"\brequires_grad(?:_\(\s*(?:True\s*)?\)|\s*=\s*True\b)"
 
 
 def rooted_at(backward: str) -> str:
-    """Of a loss that nothing was computed for, whose backward pass is called at this line: the line
-    that asks for its gradient all the same, where the file has one."""
+    """The line that asks for the gradient of a loss that nothing was computed for, where the file
+    has one; else that of its backward pass."""
     return only_line(backward.rpartition(":")[0], [_ROOT]) or backward
 
 
@@ -356,8 +356,9 @@ def _numbers(part: Any) -> NDArray[Any] | None:
 def where_not_finite(
     optimizer: Any, loss: float, nodes: Sequence[Any], data: Any, place: str
 ) -> Misuse | None:
-    """Where numbers that are not finite come from, that an optimizer is about to use: the data of a
-    ``loss`` that is not, or a function among the ``nodes`` of one that is; no kind: not known."""
+    """The misuse behind numbers that are not finite and that an optimizer is about to use: the data
+    of a ``loss`` that is not, or a function among the ``nodes`` of one that is; no kind: not known.
+    """
     if not math.isfinite(loss):
         gap = gap_in(data)
         told = () if gap is None else (gap[0], str(gap[1]), str(gap[2]))

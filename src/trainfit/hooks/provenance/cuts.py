@@ -37,8 +37,8 @@ _T = TypeVar("_T")
 
 
 class Cut(NamedTuple):
-    """Where a graph was cut, by which operator, and whether that was asked for: detach() of a
-    single number, such as a term of a loss."""
+    """The line at which a graph was cut, by which operator, and whether that was asked for:
+    detach() of a single number, such as a term of a loss."""
 
     operator: str
     place: str | None
@@ -163,7 +163,8 @@ class Lost:
             self._shapes[id(parameter)] = shape_of(parameter)
 
     def found(self, names: Mapping[int, str]) -> Iterator[Misuse]:
-        """Of each line what cuts, and the names of all parameters behind it, if they are few."""
+        """A misuse for each line: what cuts, and the names of all parameters behind it, if they are
+        few."""
         for place, (operator, behind) in self._behind.items():
             if behind and len(behind) <= _BEHIND:
                 known = (names.get(each, "") for each in behind)
@@ -206,7 +207,7 @@ def tensors_among(args: Any) -> list[torch.Tensor]:
 
 
 def name_of(func: Any) -> str:
-    """Of a function of PyTorch, or of a property of tensors."""
+    """The name of a function of PyTorch, or of a property of tensors."""
     name: str = getattr(func, "__name__", "")
     if name == "__get__":  # of a property of tensors
         name = getattr(getattr(func, "__self__", None), "__name__", "")

@@ -43,7 +43,7 @@ class HostCopies:
         self._is_copying = is_asked and source.is_cuda and called_by_user()
 
     def copied(self, copy: Any) -> None:
-        """… and gave a copy."""
+        """``source.cpu()`` gave a copy."""
         is_copied, self._is_copying = self._is_copying, False
         if not is_copied or not isinstance(copy, torch.Tensor):
             return

@@ -106,8 +106,8 @@ class Inputs(FirstOfKind):
             self._of_raw.put(result, self._place() or "")
 
     def _look_at_weights(self, weights: torch.Tensor) -> None:
-        """Of a product of weights and values: do the weights add up to one over the dimension that
-        the product goes over?"""
+        """Look at the weights of a matmul of weights and values: do they add up to one over the
+        dimension that it goes over?"""
         node = behind(weights.grad_fn, _BETWEEN)
         if node is None or not node.name().startswith("Softmax"):
             return
@@ -127,7 +127,7 @@ class Inputs(FirstOfKind):
             self._note("dropout_of_one_layer", type(module).__name__, f"{module.dropout:g}")
 
     def recurred(self, result: Any) -> None:
-        """… and gave its outputs and states."""
+        """A recurrent layer gave its outputs and states."""
         output = result[0] if isinstance(result, tuple) and result else None
         if self._steps_at is None or not isinstance(output, torch.Tensor):
             return  # packed steps have no last one in common

@@ -24,7 +24,7 @@ _DIMENSIONS: Final = 2
 
 
 class _Tokens(NamedTuple):
-    """Of a tensor of a batch: how often each token fills its rows or columns up, and numbers of
+    """The tokens of a batch's tensor: how often each fills its rows or columns up, and numbers of
     tokens without the first of each row or column, which have no label."""
 
     filled: tuple[Counter[int], Counter[int]]

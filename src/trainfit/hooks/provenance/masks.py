@@ -47,7 +47,7 @@ _MOST: Final = 4096
 
 
 class Mask(NamedTuple):
-    """Where a mask is True, or what it adds hides; the line that made it."""
+    """A mask: where it is True, or what it adds hides; the line that made it."""
 
     where: str
     adds: bool

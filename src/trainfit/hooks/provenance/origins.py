@@ -308,7 +308,7 @@ def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """As it is stored: no property of the script's own runs."""
+    """The attribute as it is stored: no property of the script's own runs."""
     if not isinstance(owner, torch.nn.Module):
         return None
     held = vars(owner).get(name)

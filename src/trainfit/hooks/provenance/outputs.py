@@ -172,7 +172,8 @@ class Weights:
         self._heads = heads if wanted and torch.is_grad_enabled() else 0
 
     def gave(self, result: Any, place: str | None) -> None:
-        """… and gave an output and its weights, those of all heads or their average."""
+        """An attention layer gave an output and its weights, those of all heads or their
+        average."""
         heads, self._heads = self._heads, 0
         weights = result[1] if isinstance(result, tuple) and len(result) == 2 else None
         if not heads or not isinstance(weights, torch.Tensor) or weights.grad_fn is None:

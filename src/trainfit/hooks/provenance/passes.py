@@ -217,7 +217,7 @@ def reaches_inputs(root: Any, optimizers: Iterable[Any]) -> bool:
 
 
 def _owners_below(root: Any, owners: Mapping[int, int]) -> dict[Any, int]:
-    """Of each node of a graph, which optimizers have parameters at its ends."""
+    """The optimizers that have parameters at the ends of a graph, for each node."""
     below: dict[Any, int] = {}
     waiting: list[tuple[Any, bool]] = [(root, False)]
     while waiting:

@@ -74,7 +74,7 @@ class Sequences(FirstOfKind):
             self._padded = *found[:2], steps
 
     def recurred(self, result: Any) -> None:
-        """… and gave its outputs and last states."""
+        """A recurrent layer gave its outputs and last states."""
         padded, self._padded = self._padded, None
         if padded is None or not isinstance(result, tuple) or len(result) != 2:
             return

@@ -282,7 +282,7 @@ def _last_activation(output: torch.Tensor) -> str:
 
 
 def _numbers_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Those of a tensor of the host, or of a simulated one where they are known."""
+    """The numbers of a tensor of the host, or of a simulated one where they are known."""
     if tensor.device.type == "cpu":
         return tensor
     content: Callable[[], torch.Tensor | None] | None = getattr(tensor, "_content", None)

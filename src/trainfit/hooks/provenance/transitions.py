@@ -31,7 +31,7 @@ def with_transitions(facts: LearningFacts) -> LearningFacts:
 
 
 def _aliased() -> Iterator[Misuse]:
-    """Of the first container whose transitions have one array as two of their parts."""
+    """The misuse of the first container whose transitions have one array as two of their parts."""
     for each in gc.get_objects():
         if type(each) not in (list, deque) or len(each) < _LEAST:
             continue

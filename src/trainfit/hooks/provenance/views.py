@@ -72,13 +72,14 @@ def _without_ones(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _merged(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """With the last two as one, of three or more."""
+    """The sizes with the last two as one, of three or more."""
     return (*sizes[:-2], sizes[-2] * sizes[-1]) if len(sizes) > 2 else sizes
 
 
 def lies_by_pixels(images: torch.Tensor) -> tuple[float, float] | None:
-    """Of a batch of images (N, 3, H, W) on the CPU whose memory has the three colours of a pixel
-    next to each other: by how much neighbouring numbers differ on average, and every third ones.
+    """The differences of neighbouring numbers and of every third ones, on average, in a batch of
+    images (N, 3, H, W) on the CPU whose memory has the three colours of a pixel next to each other;
+    else ``None``.
 
     ``view`` and ``reshape`` make such of (N, H, W, 3). In images that are as their shape says, a
     number is as like the next one (and that of the next row) as the third; in those of noise or
