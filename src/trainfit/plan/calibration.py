@@ -73,7 +73,7 @@ class NoGpuError(CalibrationError):
 
 
 class Laboratory(Protocol):
-    """Where measuring processes run; tests bring one of their own."""
+    """A place in which measuring processes run; tests bring one of their own."""
 
     stand_in: StandIn | None
 
@@ -271,7 +271,8 @@ def of_this_model(rates: Rates, gpu: GpuSpec, laboratory: Laboratory | None = No
 
 @cache
 def model_name() -> str:
-    """Of what the kernels of a program follow from, and their times: the text of these modules."""
+    """The name of what a program's kernels and their times follow from: the text of these
+    modules."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     for path in sorted(each for name in _MODEL for each in (root / name).rglob("*.py")):
@@ -280,7 +281,8 @@ def model_name() -> str:
 
 
 def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
-    """With the kernels that the simulated GPU has of the programs, and what the model says."""
+    """The same rates with the kernels that the simulated GPU has of the programs, and what the
+    model says."""
     from trainfit.speed.efficiency import FITTED
     from trainfit.speed.measured import modelled_as, with_rates
     from trainfit.speed.step import Machine

@@ -443,7 +443,8 @@ def _seen_until(trace: Trace) -> str:
 
 
 def _fails_when_cut(trace: Trace, cut: LoaderCut) -> str:
-    """That a script fails in an evaluation of which it got a part; empty where it does not."""
+    """A clause on a script that fails in an evaluation of which it got a part; empty where it does
+    not."""
     outcome, coverage = trace.outcome, trace.outcome.coverage
     is_short = cut.others < _WHOLE[0] and is_longer(coverage, cut)
     if outcome.status != "failed" or not is_short:
@@ -485,8 +486,8 @@ def _shortfall(traces: Sequence[Trace]) -> str:
 
 
 def _of_number(traces: Sequence[Trace], why: str) -> str:
-    """…, where the last epoch came right after the first: what the script kept of those between
-    lacks, which is no fault of its own."""
+    """Why a run did not come to its end, where the last epoch came right after the first: what the
+    script kept of those between lacks, which is no fault of its own."""
     if traces[-1].outcome.status != "failed":
         return why
     return f"the script cannot run its last epoch right after its first ({why})"
@@ -559,7 +560,8 @@ def _measured(
 def _short_runs(
     job: PlannedJob, traces: Sequence[Trace], lengths: Sequence[int], length: int | None
 ) -> list[ShortRun]:
-    """Those of different lengths: a short evaluation is over before it is cut."""
+    """The runs of different lengths, each length once: a short evaluation is over before it is
+    cut."""
     found: dict[int, ShortRun] = {}
     for trace, at in zip(traces, lengths, strict=True):
         batches = min(at, length or at)
@@ -574,8 +576,8 @@ _NOT_LEFT: Final = [KINDS.index("input"), KINDS.index("workspace")]
 
 
 def _next_peak(run: ShortRun) -> int:
-    """Of the steps of the next epoch: what was made since the last step and is still there, a copy
-    of the model for one, comes on top of the steps' own peak."""
+    """The peak of the steps of the next epoch: what was made since the last step and is still
+    there, a copy of the model for one, comes on top of the steps' own peak."""
     recording, end = run.recording, run.outcome
     marks = step_ends(end.stream.events)
     if not len(marks):
@@ -587,7 +589,7 @@ def _next_peak(run: ShortRun) -> int:
 
 
 def _later_peak(run: ShortRun) -> int:
-    """Of the steps after the first epoch's, where that is more."""
+    """The peak of the steps after the first epoch's, where that is more; else 0."""
     peaks = _peaks(run.outcome)
     highest = max(peaks, default=0)
     return highest if highest > (1 + ALIKE) * max(peaks[:_STEPS], default=0) else 0

@@ -74,8 +74,8 @@ def is_in_proportion(runs: Sequence[ShortRun]) -> bool:
 
 
 def carried_peak(runs: Sequence[ShortRun], length: int | None) -> CarriedPeak:
-    """From ``runs``, the shortest evaluation first, to one of ``length`` batches (``None``: as
-    many as the longest has).
+    """The peak, carried from ``runs``, the shortest evaluation first, to one of ``length`` batches
+    (``None``: as many as the longest has).
 
     By a line through two lengths, by a parabola through three.
     """
@@ -129,7 +129,8 @@ def _after_steps(run: ShortRun) -> tuple[int, Sequence[tuple[int, _Maker]]]:
 
 
 def _highest(run: ShortRun) -> Mapping[_Maker, tuple[int, int]]:
-    """As it was asked for: what blocks are larger has no law."""
+    """The most memory in use, and its event, for each maker, in bytes as they were asked for: what
+    blocks are larger has no law."""
     first, made = _after_steps(run)
     stream = run.outcome.stream
     after = in_use(stream.events, stream.alloc_bytes)
@@ -191,8 +192,8 @@ def what_grows(runs: Sequence[ShortRun], peak: CarriedPeak, memory: FullMemory) 
 def _power(
     held: HeldMemory, before: Mapping[_Maker, int], short: ShortRun, long: ShortRun
 ) -> float:
-    """Of the number of batches, with which these bytes grow: 1 what is kept of each, 2 what is
-    between all and all, 0 what does not grow."""
+    """The power of the number of batches with which these bytes grow: 1 what is kept of each, 2
+    what is between all and all, 0 what does not grow."""
     if held.kept:
         return 1.0
     ratio = held.nbytes / max(1, before.get(_origin(held), held.nbytes))
@@ -202,7 +203,7 @@ def _power(
 
 
 def _memory(run: ShortRun, at: int | _Maker) -> FullMemory:
-    """At an event, or where the maker's is at its highest."""
+    """The memory at an event, or where the maker's is at its highest."""
     event = at if isinstance(at, int) else run.highest.get(at, run.highest[_ANY])[1]
     outcome = dataclasses.replace(
         run.outcome, peak_event=event, peak_allocated=int(run.outcome.allocated_after[event])

@@ -75,7 +75,8 @@ def _fits_anyway(device_bytes: int, best: int, largest: int, capacity_bytes: int
 
 
 def _largest(one: EpochEnd, two: EpochEnd, within_bytes: int) -> int | None:
-    """As :func:`largest_by_line`; ``None`` also where one of them is not known."""
+    """The largest batch size (:func:`largest_by_line`); ``None`` also where one of the ends is
+    not known."""
     if None in (one.device_bytes, two.device_bytes, one.batch_size, two.batch_size):
         return None
     points = [(end.batch_size or 0, end.device_bytes or 0) for end in (one, two)]
@@ -140,7 +141,7 @@ def _with(
 def _peak(
     job: PlannedJob, chosen: AmpSetting, best: int | None
 ) -> tuple[Replay | None, BatchCheck | None]:
-    """Of training at another batch size."""
+    """The peak of training at another batch size, and how it was checked."""
     if best is None:
         return None, None
     try:

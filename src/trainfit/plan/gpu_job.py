@@ -64,7 +64,7 @@ class AfterSteps:
         return self.batch * free_bytes // self.reserved_bytes
 
     def with_less(self, saved_bytes: int) -> AfterSteps:
-        """The same with so much less in memory throughout."""
+        """The same memory with so much less throughout."""
         second = self.second and (self.second[0], self.second[1] - saved_bytes)
         left = self.reserved_bytes - saved_bytes
         return dataclasses.replace(self, reserved_bytes=left, second=second)
@@ -125,7 +125,7 @@ class CapacitySearch:
         return self._within(self._about(memory_model), memory_model)
 
     def _within(self, trained: int, memory_model: MemoryModel) -> int | None:
-        """As much of the batch size that training allows as what comes after it does, too."""
+        """The largest batch size up to ``trained`` that what comes after training allows, too."""
         if self._after is None:
             return trained
         allowed = self._after.largest(memory_model.capacity_bytes - memory_model.context_bytes)
@@ -353,7 +353,7 @@ def _unseen(end: EpochEnd | None) -> str:
 
 
 def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bool = False) -> Job:
-    """From one recording, or from two of the same command at different batch sizes."""
+    """The job of one recording, or of two of the same command at different batch sizes."""
     for path, recording in found:
         _require_step(recording, path, on_several=on_several)
     if len(found) > 2:

@@ -96,7 +96,7 @@ def memory_model_of(job: Job, gpu: GpuSpec) -> MemoryModel:
 
 
 def runnable(work: Work, gpu: GpuSpec) -> Work:
-    """The same in float16 where the GPU has no bfloat16."""
+    """The same work in float16 where the GPU has no bfloat16."""
     if gpu.supports_bf16 or not (work.column("dtype") == _BF16).any():
         return work
     table = work.table.copy()
@@ -114,7 +114,8 @@ def step_on(job: Job, machine: Machine, batch: int | None, factor: float = 1.0) 
 
 
 def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
-    """As a measurement elsewhere has it: all of its times, so many times."""
+    """The same step with all of its times multiplied by ``factor``, as a measurement elsewhere has
+    it."""
     if factor == 1.0:
         return step
     low, high = step.range_s
@@ -141,7 +142,8 @@ def _with_speed(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) ->
 
 
 def _at_its_batch(estimate: GpuEstimate, job: Job, gpu: GpuSpec, factor: float) -> GpuEstimate:
-    """With the step at the job's batch size, or where that is too large, at the largest."""
+    """The same estimate with the step at the job's batch size, or where that is too large, at the
+    largest."""
     machine, grows = machine_of(gpu), grows_on(job, estimate)
     now = step_on(job, machine, job.batch, factor) if estimate.fits else None
     largest = None
@@ -295,7 +297,8 @@ def compare_gpus(
 
 
 def _against_one(estimate: GpuEstimate, one: Job, factor: float, gpu: GpuSpec) -> GpuEstimate:
-    """With the throughput of each GPU against that of one alone, whether it fits one or not."""
+    """The same estimate with the throughput of each GPU against that of one alone, whether it fits
+    one or not."""
     step = estimate.now or estimate.at_largest
     if step is None or step.seconds <= 0:
         return estimate

@@ -61,8 +61,8 @@ _DETACHED = Fix("`.detach()` of what one call gives to the next, where gradients
 
 
 def told_once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Without growth by epochs where the model is made in each of them, and without the line that
-    keeps a model of each where its growth was simulated."""
+    """The findings without growth by epochs where the model is made in each of them, and without
+    the line that keeps a model of each where its growth was simulated."""
     found = tuple(findings)
     is_remade = any(each.kind == _REMADE for each in found)
     grows_at = {str(each.at) for each in found if each.kind == EPOCH_GROWTH}
@@ -130,7 +130,7 @@ def with_growth(summary: RecordingSummary) -> RecordingSummary:
 
 
 def _buffer(said: str, pattern: StepPattern, more: int) -> Finding:
-    """Of what keeps tensors up to a number of them."""
+    """The finding on what keeps tensors up to a number of them."""
     fits = pattern.steps_until_full is None
     found = _finding(
         TENSORS_KEPT,

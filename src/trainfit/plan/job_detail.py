@@ -146,7 +146,8 @@ def explained(result: object, name: str) -> tuple[object, JobDetail | None]:
 
 
 def with_generation(summary: RecordingSummary, recording: Recording) -> RecordingSummary:
-    """With what is known of the text that the script generates, and whether all of it fits."""
+    """The same summary with what is known of the text that the script generates, and whether all of
+    it fits."""
     gpu = _found(summary.gpu)
     if gpu is None:
         return summary
@@ -162,8 +163,8 @@ def with_generation(summary: RecordingSummary, recording: Recording) -> Recordin
 
 
 def detail_of_plan(result: PlanResult, path: Path) -> JobDetail:
-    """Of the job as it is; empty where the result holds no recordings (its printed form, an early
-    version). Raises :class:`ResultFileError` for ``path`` where one is damaged."""
+    """The detail of the job as it is; empty where the result holds no recordings (its printed form,
+    an early version). Raises :class:`ResultFileError` for ``path`` where one is damaged."""
     if not result.recordings:
         return JobDetail()
     kept = [(each.batch_size, each.recording(path)) for each in result.recordings]
@@ -197,7 +198,7 @@ def _timeline(recording: Recording, name: str, cpu: HostCpu | None = None) -> St
 
 
 def _of_recording(recording: Recording, outcome: Replay) -> JobDetail:
-    """Of one recorded run, which was replayed."""
+    """The detail of one recorded run, which was replayed."""
     header = recording.header
     batch, gpu = header.get("batch_size"), header["gpu"]
     return JobDetail(

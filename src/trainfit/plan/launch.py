@@ -83,14 +83,15 @@ def _reason(choice: AmpChoice) -> str:
 
 
 def _place(result: PlanResult, command: Command) -> PartPlace:
-    """Where the precision is, or would be, asked for."""
+    """The place where the precision is, or would be, asked for."""
     if "amp" in command.present:
         return "argument"
     return "environment" if _asks_environment(result, command) else "script"
 
 
 def _present(result: PlanResult, command: Command) -> str:
-    """As it is written; of a script that says it itself, what autocast computes in."""
+    """The precision as it is written; of a script that says it itself, what autocast computes
+    in."""
     written = command.present.get("amp")
     if written is not None:
         return written
@@ -353,7 +354,7 @@ def _workers_here(plan: PlanResult) -> int:
 
 
 def _settings(found: LoaderResult) -> Iterator[str]:
-    """Those that every DataLoader's user looks for, and what else is to be changed."""
+    """The settings that every DataLoader's user looks for, and what else is to be changed."""
     for field in dataclasses.fields(LoaderSettings):
         name = field.name
         if name == "library_threads":  # variables before the command

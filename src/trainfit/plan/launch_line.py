@@ -213,8 +213,8 @@ def _bare_env(command: Command, words: Sequence[str], gone: Collection[int]) -> 
 
 
 def _behind_assignments(command: Command) -> int:
-    """Where a program may be put before the user's: behind what the shell itself assigns, and
-    behind srun, whose tasks do not have the cores of srun itself."""
+    """The place at which a program may be put before the user's: behind what the shell itself
+    assigns, and behind srun, whose tasks do not have the cores of srun itself."""
     at = 0
     for begin, end in command.prefix.wrappers_at:
         if Path(command.words[begin]).name == "srun":

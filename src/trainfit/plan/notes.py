@@ -65,7 +65,7 @@ def note_absent(notes: Notes, first: Trace) -> None:
 
 
 def note_steps(job: PlannedJob, asked: int | None) -> None:
-    """That the first run made fewer steps than were ``asked`` for, and why."""
+    """Note that the first run made fewer steps than were ``asked`` for, and why."""
     first = job.first
     what = shortfall(first, job.command)
     if what is not None:
@@ -90,8 +90,8 @@ _OF_RANKS: Final = re.compile(r"\b(?:LOCAL_RANK|WORLD_SIZE|init_process_group)\b
 
 
 def note_unused_gpus(job: PlannedJob) -> None:
-    """That one process uses fewer GPUs than are named, and how to start one for each; or that there
-    is one for each, and they have nothing to do with one another."""
+    """Note that one process uses fewer GPUs than are named, and how to start one for each; or that
+    there is one for each, and they have nothing to do with one another."""
     count_of, used = job.gpu.count, Stream.of(job.recording).gpus
     if job.recording.ranks > 1:
         return
@@ -151,8 +151,9 @@ def note_batches(job: PlannedJob, found: Batches) -> None:
 
 
 def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
-    """That memory is full of blocks that nothing uses any more, which a cache that grows by copies
-    leaves; or that far larger batch sizes fit than leave the margin, as steps need such blocks."""
+    """Note that memory is full of blocks that nothing uses any more, which a cache that grows by
+    copies leaves; or that far larger batch sizes fit than leave the margin, as steps need such
+    blocks."""
     largest, law, model = found.largest, found.law, job.memory_model
     here = found.recommended_peak
     if here is not None and here.retries:
@@ -187,7 +188,7 @@ def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
 
 
 def _not_chosen_by_noise(step: EffectiveBatch, noise_scale: float) -> str:
-    """Of a command whose accumulation keeps the samples of a step."""
+    """A sentence on a command whose accumulation keeps the samples of a step."""
     now, other = step.samples_at(step.present or 1), max(1, round(noise_scale))
     if other == now:
         return f"{step.keeper} keeps the {now} samples of a step, as many as the noise scale"
@@ -233,7 +234,8 @@ def note_accumulation(notes: Notes, kept: Accumulation) -> None:
 
 
 def note_learning(job: PlannedJob, found: Batches) -> None:
-    """That the recommended batch size changes the samples of a step, and what explains that."""
+    """Note that the recommended batch size changes the samples of a step, and what explains
+    that."""
     best = found.recommended
     if job.infers or not best or not job.batch or best == job.batch:
         return
@@ -257,7 +259,7 @@ def note_learning(job: PlannedJob, found: Batches) -> None:
 
 
 def note_context(notes: Notes, context: ContextSeen) -> None:
-    """That sequences are longer than the model is made for."""
+    """Note that sequences are longer than the model is made for."""
     if context.too_long:
         notes.add(context.warning(), CHANGES, first=True)
 

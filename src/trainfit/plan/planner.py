@@ -227,7 +227,8 @@ def simulated(
 
 
 def _from_runs(first_run: FirstRun, settings: Settings, constants: DeviceConstants) -> Simulated:
-    """From the first run to what is recommended; the plan is built once, at the end."""
+    """What the runs give, from the first one to what is recommended; the plan is built once, at
+    the end."""
     job, options = first_run.job()
     job = within_epochs(job)
     tunable = tunable_to_size(options.command, job.first.outcome.options, settings.solve)
@@ -313,9 +314,9 @@ def _larger_rank(job: PlannedJob, present: AmpSetting, others: Agreement) -> Amp
 def _remedies(
     job: PlannedJob, present: AmpSetting, flipped: RunSpec, names: Sequence[str] | None
 ) -> Remedies | None:
-    """Of the job, with what its options can make of it in addition: sequences of another length,
-    adapters, weights of 4 bits, a paged optimizer. ``None``: there is nothing to try, which
-    needs no run."""
+    """The remedies of the job, with what its options can make of it in addition: sequences of
+    another length, adapters, weights of 4 bits, a paged optimizer. ``None``: there is nothing to
+    try, which needs no run."""
     if not names and (names is not None or present.configuration.fits):
         return None
     options = job.first.outcome.options
@@ -472,7 +473,7 @@ def _built(
 
 
 def _generation(job: PlannedJob, chosen: AmpSetting) -> Generation | None:
-    """Of the text that the script generates."""
+    """The generation of the text that the script makes; ``None`` where it makes none."""
     batches = chosen.batches
     most = batches.largest or 0
     sizes = {1 << power for power in range(most.bit_length())}
@@ -488,7 +489,7 @@ def _generation(job: PlannedJob, chosen: AmpSetting) -> Generation | None:
 
 
 def _script_lines(job: PlannedJob, command: Command) -> dict[str, ScriptLine]:
-    """Where the script has what the command does not say."""
+    """The lines at which the script has what the command does not say."""
     loader = job.first.outcome.loader
     found = script_lines(command, job.batch, loader.sites if loader is not None else ())
     constant = batch_constant(command, job.batch) if loader is None else None

@@ -44,7 +44,8 @@ class Prices:
 
 
 def given_prices(source: Path | None) -> Prices | None:
-    """Of ``--price``: a file's, or those of the market; raises :class:`PriceFileError`."""
+    """The prices of ``--price``: a file's, or those of the market; raises
+    :class:`PriceFileError`."""
     if source is None:
         return None
     return market_prices() if str(source) == MARKET else load_prices(source)

@@ -64,7 +64,7 @@ class Prediction:
 
 
 def read_prediction(path: Path, *, recommended: bool = False) -> Prediction:
-    """From a plan (its present configuration or the recommended one) or a recording.
+    """The prediction of a plan (its present configuration or the recommended one) or a recording.
 
     Raises :class:`~trainfit.results.files.errors.ResultFileError` and :class:`VerificationError`.
     """
@@ -107,7 +107,7 @@ def _of_recording(path: Path, recommended: bool) -> Prediction:
 
 
 class RealGpu(Protocol):
-    """Where the command runs; tests bring one of their own.
+    """A GPU that the command runs on; tests bring one of their own.
 
     ``stand_in`` is the simulated GPU of a rehearsal.
     """

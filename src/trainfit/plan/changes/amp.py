@@ -104,7 +104,7 @@ def choose_amp(
 
 
 def _with_gpu(setting: AmpSetting, gpu: GpuSpec) -> AmpSetting:
-    """With what the GPU does with its dtype."""
+    """The same setting with what the GPU does with its dtype."""
     return dataclasses.replace(setting, hazards=(*of_gpu(setting.dtype, gpu), *setting.hazards))
 
 
@@ -176,8 +176,8 @@ class _Choosing:
         return best, f"{text}{self._where} (predicted): {self._written(best, chosen)}"
 
     def line(self, setting: AmpSetting, chosen: AmpSetting) -> tuple[str, str]:
-        """Where to write what for a setting that the command alone cannot give; it may need another
-        value than that of ``chosen``, too."""
+        """The place to write a setting that the command alone cannot give, and what to write; it
+        may need another value than that of ``chosen``, too."""
         outcomes = [
             each.trace.outcome
             for each in (self._present, *self._others)
@@ -206,7 +206,8 @@ class _Choosing:
         return not blocks
 
     def _rank(self, setting: AmpSetting) -> tuple[float, bool, bool]:
-        """By samples/s; of two that are alike bfloat16, which needs no scaler."""
+        """The order of a setting, by samples/s; of two that are alike bfloat16, which needs no
+        scaler."""
         rate = self.rates.get(setting.dtype, 0.0)
         return rate, setting.dtype == "bfloat16", not setting.as_of
 

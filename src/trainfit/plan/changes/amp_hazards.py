@@ -217,7 +217,8 @@ def _most_at(recording: Recording, allocations: IntArray, sizes: IntArray) -> st
 
 
 def _computes_in_float32(recording: Recording) -> Mask:
-    """Of each operator, by its kernels; an entry more, so that -1 is none."""
+    """A mask of the operators that compute in float32, by their kernels; an entry more, so that -1
+    is none."""
     codes = [DTYPES.index(name) for name in ("float32", "tfloat32")]
     wide = np.isin(recording.kernel_dtype, codes) & (recording.kernel_op >= 0)
     found = np.zeros(len(recording.op_name) + 1, dtype=np.bool_)
@@ -230,7 +231,7 @@ def _codes(*names: str) -> list[int]:
 
 
 def _is(recording: Recording, wanted: Callable[[str], bool]) -> Mask:
-    """Of each operator: is its plain name one of those? An entry more, so that -1 is none."""
+    """A mask of the operators whose plain name is ``wanted``; an entry more, so that -1 is none."""
     names = np.array([wanted(plain_name(name)) for name in recording.strings], dtype=np.bool_)
     return np.append(names[recording.op_name], False)
 

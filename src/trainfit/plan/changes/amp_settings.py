@@ -230,8 +230,8 @@ def _chosen(
 
 
 def of_users_lines(choice: AmpChoice, command: Command, framework: Framework = "") -> AmpChoice:
-    """With a change by hand in the settings file that holds the precision, where one does; without
-    that of an installed package, where what it would gain is a reason."""
+    """The same choice with a change by hand in the settings file that holds the precision, where
+    one does; without that of an installed package, where what it would gain is a reason."""
     if not choice.by_hand:
         return choice
     present = next((each.dtype for each in choice.candidates if each.asked == "present"), "off")
@@ -251,7 +251,8 @@ def of_users_lines(choice: AmpChoice, command: Command, framework: Framework = "
 
 
 def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSetting]) -> AmpChoice:
-    """With what AMP saves: in the chosen half precision, else in one that the GPU computes in."""
+    """The same choice with what AMP saves: in the chosen half precision, else in one that the GPU
+    computes in."""
     halves = [each for each in settings if each.dtype in _HALVES and not each.as_of]
     halves.sort(key=lambda each: (each.dtype != choice.dtype, not is_native(each.dtype, job.gpu)))
     off = next((each.trace for each in settings if each.dtype == "off"), None)
@@ -293,7 +294,7 @@ def _said(job: PlannedJob, dtype: str) -> RunSpec | None:
 
 
 def _with_value(value: str | None) -> RunSpec:
-    """With this in the command's place for AMP (``None``: as it is written)."""
+    """The run with this in the command's place for AMP (``None``: as it is written)."""
     return AS_WRITTEN if value is None else RunSpec(values={"amp": value})
 
 
@@ -327,7 +328,7 @@ def _best_half(job: PlannedJob) -> str:
 
 
 def _word(dtype: str) -> str:
-    """Of Accelerate's."""
+    """Accelerate's word for a dtype."""
     return PRECISIONS.get(dtype, "no")
 
 
@@ -398,7 +399,8 @@ def is_beaten(without: Configuration, present: AmpSetting, gpu: GpuSpec) -> bool
 
 
 def _samples_per_s(job: PlannedJob, spec: RunSpec, batch: int | None) -> float | None:
-    """Those of ``spec`` at a batch size, by a run there; ``None`` where nothing tells them."""
+    """The samples/s of ``spec`` at a batch size, by a run there; ``None`` where nothing tells
+    them."""
     if not batch or not has_rates(job.gpu):
         return None
     spec = spec if job.shapes is None else job.shapes.timed(spec)

@@ -261,14 +261,14 @@ class Trials:
         return told_trainer(name, finding) if makeup.loop == "Transformers" else ()
 
     def _smaller_model(self, trial: Trial) -> Trial:
-        """Where the command has the model's name, that is what to change."""
+        """The same trial by the model's name, where the command has it: that is what to change."""
         name, smaller = trial.finding.targets
         if renamed(self._job.command, name, smaller) == self._job.command:
             return trial
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
     def _shorter(self, kind: RemedyKind) -> Trial:
-        """By half, where an option of the command says how long sequences are."""
+        """A trial of sequences half as long, where an option of the command says their length."""
         present = self._job.command.present.get("seq_len")
         if present is None:
             raise NotApplicable("no option of the command says how long sequences are")
@@ -280,7 +280,7 @@ class Trials:
         return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
 
     def _by_option(self, kind: RemedyKind) -> Trial:
-        """Where an option of the command switches it on."""
+        """A trial of a remedy that an option of the command switches on."""
         values = switched_on(self._job.command, kind.name)
         if values is None:
             found = self._findings.get(kind.name)
@@ -293,7 +293,7 @@ class Trials:
         return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
 
     def _with_needs(self, kind: RemedyKind, found: Applicability) -> Trial:
-        """With what it needs in addition, where the script has none of that."""
+        """A trial of a remedy with what it needs in addition, where the script has none of that."""
         wanted = [(BY_NAME[name], self._findings[name]) for name in NEEDS.get(kind.name, ())]
         all_ = [(kind, found), *(pair for pair in wanted if pair[1].applies)]
         requests = tuple(InterventionRequest(k.name, f.targets) for k, f in all_)
@@ -355,7 +355,7 @@ class Trials:
         return unset and "amp" not in self._job.command.present
 
     def accumulation(self, kind: RemedyKind, finding: Applicability, skip: int) -> Trial:
-        """With the fewest micro-batches that look as if they fit, but for ``skip``."""
+        """A trial with the fewest micro-batches that look as if they fit, but for ``skip``."""
         batch, law = self._job.batch, self._law
         if batch is None:
             raise NotApplicable("the batch size is not known; write {batch_size:N} into it")

@@ -31,7 +31,7 @@ _VERSION: Final = re.compile(r"(?:cpython@?|python)?(?P<version>3(?:\.\d+){0,2})
 
 @dataclasses.dataclass(frozen=True)
 class ManagedEnvironment:
-    """Where a manager's environment is, and what the command gets from it.
+    """The folder of a manager's environment, and what the command gets from it.
 
     ``begins`` is the place of the first word behind the manager's own; ``program`` that word as
     the manager reads it (Hatch's ``test:python`` is ``python``); ``runs`` what it is where no

@@ -143,7 +143,7 @@ def _only_line(command: Command, changed: Callable[[str, str], str | None]) -> C
 
 
 def _files(command: Command) -> Iterator[list[Path]]:
-    """Those that count, the nearest first."""
+    """The settings files that count, the nearest first."""
     yield _of_command(command)
     yield _of_script(command)
     yield _of_hydra(command)

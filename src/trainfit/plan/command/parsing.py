@@ -157,11 +157,12 @@ class Command:
 
     @property
     def machines(self) -> int:
-        """On how many machines they are."""
+        """The number of machines that they are on."""
         return 1 if self.launcher is None else self.launcher.launched.machines
 
     def on(self, gpus: int) -> Command:
-        """The same in a machine of so many GPUs: a launcher may start a process for each."""
+        """The same command in a machine of so many GPUs: a launcher may start a process for
+        each."""
         launcher = None if self.launcher is None else self.launcher.on(gpus, self.fill())
         return dataclasses.replace(self, launcher=launcher, gpus=gpus)
 

@@ -51,7 +51,7 @@ class Prefix:
     tasks: tuple[int, str] = (1, "")
 
     def variables(self, words: Sequence[str]) -> dict[str, str]:
-        """Those that are set before the program; ``words`` are the command's."""
+        """The variables that are set before the program; ``words`` are the command's."""
         found: dict[str, str] = {}
         for at in sorted({*self.assignments_at, *self.managed}):
             if at in self.managed:

@@ -85,8 +85,8 @@ class _Search:
     sites: Sequence[CallSite]
 
     def settings(self) -> dict[str, ScriptLine]:
-        """Of the DataLoader, but for the batch size; where the user makes it, those that a
-        dictionary gives it (``**kwargs``): Python refuses an argument that comes twice."""
+        """The settings of the DataLoader, but for the batch size; where the user makes it, those
+        that a dictionary gives it (``**kwargs``): Python refuses an argument that comes twice."""
         found: dict[str, ScriptLine] = {}
         for site, source, call in self._calls():
             name = _name(call.func)
@@ -99,7 +99,7 @@ class _Search:
         return found
 
     def batch(self, batch: int) -> ScriptLine | None:
-        """Where the batch size is written; ``None``: nowhere, or in several places."""
+        """The line at which the batch size is written; ``None``: nowhere, or in several places."""
         wanted: set[str] = set()
         for _, source, call in self._calls():
             found = list(self._arguments(source, call, batch, set()))

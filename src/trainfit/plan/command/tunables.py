@@ -53,7 +53,8 @@ _IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*")
 
 @functools.cache
 def _placeholder(also: frozenset[str] = frozenset()) -> re.Pattern[str]:
-    """Of the names that are always tunables, and of those that a user has made some (``also``)."""
+    """A pattern of the names that are always tunables, and of those that a user has made some
+    (``also``)."""
     names = sorted({*_NAMES, *also}, key=len, reverse=True)
     tunable = rf"({'|'.join(map(re.escape, names))})(?::([^{{}}]*))?"
     return re.compile(rf"\{{\{{{tunable}\}}\}}|\{{{tunable}\}}")

@@ -120,7 +120,7 @@ def write_switch(
 def _write_said_boolean(
     command: Command, candidate: Candidate, on_at: Mapping[str, bool]
 ) -> Writing | None:
-    """Where the command says it with a value ("--amp true")."""
+    """The writing of a switch that the command says with a value ("--amp true")."""
     place = candidate.place
     assert place is not None and place.value_at is not None
     word = command.words[place.value_at]

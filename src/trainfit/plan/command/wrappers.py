@@ -315,7 +315,7 @@ class Launcher:
         return _ask(self.python, self.name, (*words, plain[self.ends]), self.gpus).variables
 
     def on(self, gpus: int, plain: Sequence[str]) -> Launcher:
-        """The same in a machine of so many GPUs; ``plain`` is the whole command."""
+        """The same launcher in a machine of so many GPUs; ``plain`` is the whole command."""
         if not self.launched.per_gpu or gpus == self.gpus:
             return self
         launched = _ask(self.python, self.name, tuple(plain[self.begins :]), gpus)
@@ -358,7 +358,8 @@ def launcher_of(plain: Sequence[str], at: int, python: Interpreter) -> Launcher 
 def launcher_of_module(
     plain: Sequence[str], name: str, at: int, python: Interpreter
 ) -> Launcher | None:
-    """Likewise of ``python -m name``, whose arguments begin at ``plain[at]``."""
+    """The launcher of ``python -m name``, whose arguments begin at ``plain[at]``; ``None`` for any
+    other module."""
     launcher = LAUNCHER_MODULES.get(name)
     return None if launcher is None else _launcher(launcher, python, plain, at)
 

@@ -37,7 +37,8 @@ class CoreHere:
 
     @classmethod
     def measured(cls, system: System | None = None) -> CoreHere:
-        """Of this process: 0.15 s of work (:mod:`trainfit.hardware.machine.core_speed`)."""
+        """The core of this process: 0.15 s of work
+        (:mod:`trainfit.hardware.machine.core_speed`)."""
         system = system or System()
         kind = processor.cpu_kind_here(system)
         hz = core_speed.core_clock_hz()

@@ -424,7 +424,7 @@ def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
 
 
 def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]:
-    """Where the loader was not tuned at the recommended batch size: why not."""
+    """A note on why the loader was not tuned at the recommended batch size; empty where it was."""
     best, tuned = plan.chosen.recommended_batch, found.probe.batch_size
     if not best or tuned is None or tuned == best:
         return []

@@ -71,7 +71,8 @@ class Rewriting:
         return self._place(int(np.searchsorted(self._op_of_made, op, "left")))
 
     def after(self, op: int) -> int:
-        """Likewise behind it, and behind what is freed then."""
+        """The place among the events behind what operator ``op`` allocates, and behind what is
+        freed then."""
         return self._place(int(np.searchsorted(self._op_of_made, op, "right")))
 
     def _place(self, number: int) -> int:
@@ -88,9 +89,9 @@ class Rewriting:
         stream: int = 0,
         ranks: tuple[int, int] = (3, 0),
     ) -> None:
-        """From before event ``begins`` to before event ``ends`` (``None``: it stays); ``like`` are
-        the operator and the module that it is of. Of what comes to one place, the lower of
-        ``ranks`` (of its begin, and of its end) is first."""
+        """Add an allocation from before event ``begins`` to before event ``ends`` (``None``: it
+        stays); ``like`` are the operator and the module that it is of. Of what comes to one place,
+        the lower of ``ranks`` (of its begin, and of its end) is first."""
         op, module = like
         self._added.append(
             _Allocation(nbytes, KINDS.index(kind), op, module, stream, begins, ends, ranks)
@@ -112,7 +113,7 @@ class Rewriting:
         return int(np.searchsorted(self.recording.kernel_op, op, "left"))
 
     def launched_after(self, op: int) -> int:
-        """Likewise behind them."""
+        """The place among the kernels behind those of operator ``op``."""
         return int(np.searchsorted(self.recording.kernel_op, op, "right"))
 
     def launch(self, place: int, op: int, kind: str, stream: int = 0, **columns: int) -> None:
@@ -223,8 +224,8 @@ class Rewriting:
         }
 
     def _added_kernels(self, number: IntArray) -> list[tuple[int, dict[str, int]]]:
-        """Those that are added, each of a dispatched operator where there is one, else of the one
-        that it was added to."""
+        """The kernels that are added, each of a dispatched operator where there is one, else of the
+        one that it was added to."""
         counts, used = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for place, count, op in self._dispatched:
             counts[op, place] += count

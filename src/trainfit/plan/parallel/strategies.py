@@ -82,7 +82,8 @@ def among(recording: Recording, ranks: int) -> Recording:
 
 
 def alone(recording: Recording) -> Recording:
-    """Without the buckets and collectives of DDP; the copies into the buckets stay."""
+    """The recording without the buckets and collectives of DDP; the copies into the buckets
+    stay."""
     op = recording.alloc_op
     in_backward = (op >= 0) & (recording.op_phase[np.maximum(op, 0)] == _BACKWARD)
     buckets = (recording.alloc_kind == _GRADIENT) & ~in_backward
@@ -202,7 +203,8 @@ class _Job:
     def collective(
         self, at: int, op: int, kind: str, nbytes: int, stream: int, after: tuple[int, int] | None
     ) -> tuple[int, int]:
-        """On ``stream``, when the event ``after`` has come; what to wait for."""
+        """Launch a collective on ``stream``, when the event ``after`` has come; returns what to
+        wait for."""
         if after is not None:
             self.rewriting.wait(at, op, after, stream)
         self.rewriting.launch(at, op, kind, stream, read=nbytes, rows=self.ranks)
@@ -345,7 +347,7 @@ def _ready(job: _Job, backward: IntArray) -> dict[int, int]:
 
 
 def _buckets(order: Sequence[Sharded]) -> list[list[Sharded]]:
-    """As ``_compute_bucket_assignment_by_size`` fills them."""
+    """The buckets as ``_compute_bucket_assignment_by_size`` fills them."""
     found, current, nbytes = list[list[Sharded]](), list[Sharded](), 0
     for each in order:
         current.append(each)

@@ -89,7 +89,7 @@ def uses_of(recording: Recording, parameters: Sequence[Sharded]) -> list[Use]:
 
 
 def micro_batches(recording: Recording) -> IntArray:
-    """Of each operator, the number of its forward and backward pass; -1: it is of none."""
+    """The number of each operator's forward and backward pass; -1: it is of none."""
     phases = recording.op_phase
     passes = np.flatnonzero(np.isin(phases, (_FORWARD, _BACKWARD)))
     found = np.full(len(phases), -1, dtype=np.int64)

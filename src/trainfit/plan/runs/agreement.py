@@ -57,8 +57,8 @@ def agreement(
     end: tuple[RunSpec, Trace] | None,
     machines: int,
 ) -> Agreement:
-    """Of the job's other ranks, on so many machines; raises :class:`ScriptError` where one
-    disagrees with rank 0, or uses its GPU.
+    """The agreement of the job's other ranks, on so many machines; raises :class:`ScriptError`
+    where one disagrees with rank 0, or uses its GPU.
 
     ``end`` is rank 0's run to the end of an epoch: where it does something with others there, they
     are compared there, too.

@@ -58,7 +58,7 @@ def drops_last(trace: Trace) -> bool:
 
 
 def samples_used(trace: Trace, batch: int | None) -> int | None:
-    """Of an epoch, the samples that its batches have; ``None``: not known."""
+    """The samples of an epoch that its batches have; ``None``: not known."""
     loader = trace.outcome.loader
     samples = (loader.epoch_samples or 0) * joined_by(trace) if loader is not None else None
     if not samples or not batch or not drops_last(trace) or samples < batch:
@@ -187,12 +187,13 @@ class VaryingShapes:
         return dataclasses.replace(spec, sample=self.typical)
 
     def without(self, reason: str) -> VaryingShapes:
-        """The same, where the largest batch cannot be simulated for this ``reason``."""
+        """The same shapes, where the largest batch cannot be simulated for this ``reason``."""
         return dataclasses.replace(self, longest=None, typical=None, reason=reason)
 
 
 def varying_shapes(first: Trace) -> VaryingShapes | None:
-    """Of a run as the command is written; ``None`` where all full batches have one shape."""
+    """The shapes of a run as the command is written; ``None`` where all full batches have one
+    shape."""
     loader = first.outcome.loader
     if loader is None:
         return None
@@ -272,7 +273,8 @@ def remainder_of(first: Trace, present: int | None, batch: int | None) -> int:
 
 
 def last_batch_fails(first: Trace, batch: int, failed: Trace) -> Finding:
-    """Of a run with such a last batch, which ``failed``, as it did not with full ones."""
+    """The finding on a run with such a last batch, which ``failed``, as it did not with full
+    ones."""
     loader, outcome = first.outcome.loader, failed.outcome
     samples = (loader.samples if loader is not None else None) or 0
     left = samples % batch

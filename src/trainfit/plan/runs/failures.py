@@ -104,7 +104,7 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
 
 
 def _not_moved(outcome: TraceOutcome) -> str:
-    """That a script did all of its work on the CPU, and what to change."""
+    """A clause that says that a script did all of its work on the CPU, and what to change."""
     return f'no tensor was moved to "cuda"; {_to_gpu(outcome.options)}'
 
 
@@ -151,7 +151,7 @@ def _wanted(outcome: TraceOutcome, output: str) -> tuple[str, ...]:
 
 
 def _letters(text: str) -> str:
-    """As "flash_attn", "flash-attn" and "FlashAttention 2" have in common."""
+    """The letters that "flash_attn", "flash-attn" and "FlashAttention 2" have in common."""
     return re.sub(r"[^a-z]", "", text.lower().replace("attention", "attn"))
 
 
@@ -307,7 +307,8 @@ def script_output(trace: Trace) -> str:
 
 
 def absent_kernels(outcome: TraceOutcome) -> str:
-    """That a run went on without packages of kernels, and what to add; empty where it did not."""
+    """A sentence that says that a run went on without packages of kernels, and what to add; empty
+    where it did not."""
     # PyTorch itself looks for Triton.
     names = [each for each in outcome.imported if each != "triton"]
     if not names:
@@ -325,7 +326,7 @@ def last_lines(output: str) -> str:
 
 
 def _printed_exception(outcome: TraceOutcome, printed: str) -> tuple[str, str] | None:
-    """Of a script that ended by itself, the exception that it handled and printed, as a logger's
+    """The exception that a script which ended by itself handled and printed, as a logger's
     ``catch`` does around ``main()``."""
     if outcome.status != "ended":
         return None
@@ -373,7 +374,8 @@ _OF_NO_BATCH: Final = re.compile(
 
 
 def without_batches(outcome: TraceOutcome, command: Command) -> str:
-    """That the data set has less than one batch, and what to type; empty where that is not so."""
+    """A sentence that says that the data set has less than one batch, and what to type; empty where
+    that is not so."""
     loader = outcome.loader
     if outcome.status not in ("ended", "failed") or loader is None or loader.batches:
         return ""
@@ -520,7 +522,7 @@ def remedy(outcome: TraceOutcome, output: str) -> str:
 
 
 def exit_hint(outcome: TraceOutcome, output: str, command: Command | None = None) -> str:
-    """Where to look after a script that exited by itself: in ``output`` that is shown."""
+    """A hint on where to look after a script that exited by itself: in ``output`` that is shown."""
     present = command.present if command is not None else {}
     marked = [name for name in present if command is None or name not in command.supposed]
     names = ", ".join(f"{{{name}}}" for name in marked)

@@ -163,7 +163,7 @@ class CommandOptions:
     left: tuple[LeftOption, ...] = ()
 
     def without(self, refused: Mapping[str, str]) -> CommandOptions:
-        """Likewise without some tunables, each with the reason."""
+        """The same options without some tunables, each with the reason."""
         found = tuple(each for each in self.found if each.name not in refused)
         left = [
             LeftOption(each.name, each.shown, refused[each.name])
@@ -173,7 +173,7 @@ class CommandOptions:
         return CommandOptions(self.base, with_options(self.base, found), found, (*self.left, *left))
 
     def of_loader(self) -> CommandOptions:
-        """Likewise with those alone that set the DataLoader."""
+        """The same options with those alone that set the DataLoader."""
         found = tuple(each for each in self.found if each.name in LOADER_TUNABLES)
         left = tuple(each for each in self.left if each.name in LOADER_TUNABLES)
         return CommandOptions(self.base, with_options(self.base, found), found, left)
@@ -184,7 +184,7 @@ class CommandOptions:
         return with_options(self.base, [each for each in self.found if each.is_proven])
 
     def proven(self, names: Collection[str]) -> CommandOptions:
-        """Likewise, with these as proven."""
+        """The same options, with these as proven."""
         found = tuple(
             dataclasses.replace(each, is_proven=each.is_proven or each.name in names)
             for each in self.found
@@ -307,8 +307,8 @@ def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
 
 
 def _sounding(options: Sequence[Candidate], seen: ObservedSettings) -> list[Candidate]:
-    """Those with "batch" in a name of their own (``--sub-batch-size``) that have the very value
-    that was seen."""
+    """The options with "batch" in a name of their own (``--sub-batch-size``) that have the very
+    value that was seen."""
     found = []
     for each in options:
         names = map(plain_name, (*each.option.flags, each.option.name))
@@ -370,7 +370,7 @@ def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
 
 
 def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
-    """Where a run showed the batch size ``value``; ``None``: nowhere.
+    """The place where a run showed the batch size ``value``; ``None``: nowhere.
 
     A DataLoader that gives one ready-made batch at a time leaves it to the input of the model.
     """

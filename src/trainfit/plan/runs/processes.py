@@ -179,7 +179,7 @@ class WarmProcesses:
         return Path(tempfile.mkdtemp(dir=self._scratch.name))
 
     def of(self, command: Command, environment: Mapping[str, str]) -> WarmProcess:
-        """That of the command's interpreter in this environment."""
+        """The warm process of the command's interpreter in this environment."""
         variables = (f"{name}={value}" for name, value in sorted(environment.items()))
         key = (*_python(command, ""), "", *variables)
         with self._lock:

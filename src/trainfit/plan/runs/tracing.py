@@ -82,7 +82,8 @@ class Trace:
 
 
 def recording_of(trace: Trace) -> Recording:
-    """Of a run that made a step, as :func:`trainfit.plan.runs.failures.require_step` made sure."""
+    """The recording of a run that made a step, as :func:`trainfit.plan.runs.failures.require_step`
+    made sure."""
     assert trace.recording is not None
     return trace.recording
 

@@ -220,7 +220,8 @@ def _next(
 
 
 def _secant(trials: dict[int, SimulatedBatch], free: int, low: int, high: int | None) -> int:
-    """Where the line through the two trials nearest to the limit meets the free memory."""
+    """The batch size at which the line through the two trials nearest to the limit meets the free
+    memory."""
     ordered = sorted(trials)
     if len(ordered) < 2:
         return 2 * low if high is None else (low + high) // 2
@@ -364,7 +365,8 @@ class Attempts:
         return timed(recording_of(trace), size, self._machine, full)
 
     def is_same_path(self, batch: int, present: Trace, size: int, trace: Trace) -> bool:
-        """As far as it can be told: a first step lacks what the script does after a step."""
+        """Do both runs go the same path, as far as it can be told? A first step lacks what the
+        script does after a step."""
         one, other = full_part(present), full_part(trace)
         if other.steps < 2 <= one.steps:
             return True

@@ -235,7 +235,7 @@ class BatchSizes:
     def _by_trial(
         self, known: dict[int, Trace], batch: int, spec: RunSpec, timing: RunSpec, why: str
     ) -> Batches:
-        """By simulating one batch size after the other."""
+        """The batch sizes by simulating one after the other."""
         if not self._thorough:
             few = self._by_few_trials(known, batch, spec, timing, why)
             if few is not None:
@@ -288,8 +288,9 @@ class BatchSizes:
     def _by_few_trials(
         self, known: dict[int, Trace], batch: int, spec: RunSpec, timing: RunSpec, why: str
     ) -> Batches | None:
-        """By simulating what the recommended batch size follows from, and it itself; ``None`` where
-        memory may be what limits it, or steps run other code at other batch sizes."""
+        """The batch sizes by simulating what the recommended one follows from, and it itself;
+        ``None`` where memory may be what limits it, or steps run other code at other batch sizes.
+        """
         present, data_set = known[batch], data_set_of(known[batch], batch)
         made = {size: trace for size, trace in known.items() if is_full(trace, size)}
         free = self._memory_model.usable_bytes - self._memory_model.context_bytes

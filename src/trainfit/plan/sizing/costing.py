@@ -80,7 +80,7 @@ def step_seconds(recording: Recording, machine: Machine) -> float | None:
 
 
 def constants_of(machine: Machine) -> str:
-    """Where the model's constants are from."""
+    """A sentence on where the model's constants are from."""
     source = f"{machine.efficiency.source}; "
     if machine.profile:
         classes = len(machine.classes)
@@ -140,7 +140,8 @@ def speed_of(took: StepTime, batch: int | None, per_batch: float | None) -> Step
 
 
 def of_whole_step(step: StepSpeed, recording: Recording) -> StepSpeed:
-    """With the rate, too, of a script whose batch size has no name but whose samples were seen."""
+    """The same step with the rate, too, of a script whose batch size has no name but whose samples
+    were seen."""
     makeup = recording.makeup
     if step.batch_size or makeup is None or not makeup.effective_batch or step.seconds <= 0:
         return step

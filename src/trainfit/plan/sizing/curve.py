@@ -295,7 +295,8 @@ def _promising(
     noise_scale: float | None,
     tried: Sequence[int],
 ) -> int | None:
-    """Where more samples a second than any that were seen may still be; ``None``: nowhere.
+    """The batch size at which more samples a second than any that were seen may still be; ``None``:
+    nowhere.
 
     A step's time is convex in the batch size (launches first, then work in proportion to it, or to
     its square): between two trials it is no less than the lines through two on either side say.
@@ -303,7 +304,7 @@ def _promising(
     sizes = _apart(sorted(known), grid)
 
     def rate(size: int, seconds: float) -> float:
-        """Of a micro-batch, of which a step may have several."""
+        """The rate of a micro-batch, of which a step may have several."""
         nearest = min(sizes, key=lambda each: abs(each - size))
         samples = size * parts_of(known[nearest])
         return size / seconds / (1 + samples / noise_scale if noise_scale else 1)
@@ -356,7 +357,7 @@ def _inside(low: int, high: int, grid: Sequence[int]) -> int | None:
 
 
 def _between(trials: Mapping[int, StepSpeed], size: int) -> StepSpeed:
-    """On the line through the two neighbours that were simulated."""
+    """The step on the line through the two neighbours that were simulated."""
     known = sorted(trials)
     if len(known) == 1:
         return _mixed(trials[known[0]], trials[known[0]], 0.0, size)

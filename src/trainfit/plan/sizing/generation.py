@@ -47,8 +47,8 @@ def generation(
     law: AffineStream | None = None,
     sizes: Iterable[int] = (),
 ) -> Generation | None:
-    """Of a recording that was continued to its text's end (as far as that is known); ``None`` where
-    it is of none. ``sizes`` are batch sizes of the frontier, which ``law`` gives."""
+    """The generation of a recording that was continued to its text's end (as far as that is known);
+    ``None`` where it is of none. ``sizes`` are batch sizes of the frontier, which ``law`` gives."""
     text = generated_text(recording)
     if text is None:
         return None
@@ -88,7 +88,7 @@ def _spread(sizes: Iterable[int]) -> list[int]:
 
 
 def _cache_bytes(recording: Recording) -> int | None:
-    """At the end of the text."""
+    """Bytes of the cache at the end of the text; ``None`` where it has none."""
     stream = Stream.of(recording)
     live = live_at(stream, len(stream.events) - 1)
     of_cache = live[recording.alloc_kind[live] == _KV_CACHE]
@@ -133,7 +133,7 @@ def decode_seconds(
     period, last = (1 if law is None else law.period), text.decodes
 
     def seconds(call: int) -> float:
-        """Of a call after the prompt's, from 1."""
+        """Seconds of a call after the prompt's, from 1."""
         if call <= text.decodes or law is None:
             work = Work.of_step(seen, text.prefill + call)
         else:
@@ -226,8 +226,8 @@ class _Contexts:
         return self._point(batch, calls, by_model=True, is_estimate=is_estimate)
 
     def _estimate(self, stream: _TextStream, batch: int | None, limit: int) -> ContextPoint | None:
-        """By calls from further on: what those in between leave in the allocator's cache is given
-        back to the GPU once memory is full, and does not bound a text."""
+        """A point by calls from further on: what those in between leave in the allocator's cache is
+        given back to the GPU once memory is full, and does not bound a text."""
         period = self._law.period
         calls = 2 * period + 1
         top = max(1, (limit - calls) // period + 1)
@@ -267,8 +267,8 @@ class OtherLengths:
 
     @classmethod
     def of(cls, recording: Recording, value: int) -> OtherLengths | None:
-        """Of the run at ``value``; ``None`` where its text's length is not that, alone or with the
-        prompt, or memory does not grow with it."""
+        """The other lengths of the run at ``value``; ``None`` where its text's length is not that,
+        alone or with the prompt, or memory does not grow with it."""
         text, law = generated_text(recording), law_of_text(recording)
         if text is None or law is None or not _grows_with_text(law, text):
             return None
@@ -291,7 +291,7 @@ class OtherLengths:
         return Stream.of(self._law.to(calls, leap=leap))
 
     def stream_at(self, law: AffineStream, batch: int, value: int) -> Stream:
-        """At another batch size, too: ``law`` is that of the run's own value."""
+        """The events at another batch size, too: ``law`` is that of the run's own value."""
         text, calls_law = generated_text(law.template), law_of_text(law.template)
         if text is None or calls_law is None:
             return law.at(batch)

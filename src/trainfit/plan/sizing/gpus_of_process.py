@@ -33,7 +33,7 @@ _ALIKE: Final = 0.1
 def gpus_of_process(
     recording: Recording, machine: Machine, memory_model: MemoryModel
 ) -> GpusOfProcess | None:
-    """Of a job of one process that uses several GPUs; ``None`` for another."""
+    """The GPUs of a job of one process that uses several; ``None`` for another."""
     stream = Stream.of(recording)
     if len(stream.gpus) < 2:
         return None
@@ -183,7 +183,8 @@ def _evidence(shares: Sequence[GpuShare], step_s: float | None) -> tuple[Evidenc
 def strays(
     other: Recording | None, rank: int, first: Recording, memory_model: MemoryModel, now: int
 ) -> tuple[Finding, ...]:
-    """That rank ``rank`` has tensors on the GPU of rank 0, which needs ``now`` bytes by itself.
+    """The finding that rank ``rank`` has tensors on the GPU of rank 0, which needs ``now`` bytes by
+    itself.
 
     Each process that uses a GPU has a context there. The ranks between are taken to do the same.
     """

@@ -101,7 +101,8 @@ class HostRam:
         return low // step * step
 
     def _need(self, value: int) -> int:
-        """At a larger value than those known: no less than in proportion to the last growth."""
+        """Bytes at a larger value than those known: no less than in proportion to the last
+        growth."""
         known = sorted(self._peaks.items())[-_CURVE:]
         last, peak = known[-1]
         if len(known) == 1:
@@ -367,7 +368,7 @@ class _Search:
         )
 
     def _reason(self) -> str:
-        """Of values at which the script fails."""
+        """A sentence on the first value at which the script fails; empty without one."""
         if not self._failed:
             return ""
         value, why = next(iter(self._failed.items()))
@@ -453,7 +454,7 @@ class _Search:
                 self.look(value)
 
     def told(self, found: TunableSizes) -> TunableSizes:
-        """With the table, and what the memory's growth is made of."""
+        """The same sizes with the table, and what the memory's growth is made of."""
         growth, share, module = self._growth()
         self._is_linear = growth == "linear"
         kept = [each for each in (self._present, found.largest, found.too_large) if each]
@@ -587,7 +588,8 @@ def _is_near(value: int, other: int) -> bool:
 
 
 def _few(values: Sequence[int], kept: Collection[int]) -> list[int]:
-    """Those that are ``kept``, and others up to five: the smallest, the largest, some between."""
+    """The values that are ``kept``, and others up to five: the smallest, the largest, some
+    between."""
     ends = [values[0], values[-1], *values]
     wanted = dict.fromkeys(value for value in (*kept, *ends) if value in values)
     return sorted(list(wanted)[: max(5, len(kept))])

@@ -80,7 +80,7 @@ class MemoryModel:
         return Device(self.capacity_bytes, self.context_bytes, self.settings)
 
     def limited(self, stream: Stream) -> Replay:
-        """At the GPU's capacity."""
+        """A replay at the GPU's capacity."""
         return self.device.replay(stream)
 
     def leaves_margin(self, stream: Stream) -> bool:
@@ -88,12 +88,12 @@ class MemoryModel:
         return dataclasses.replace(self.device, capacity_bytes=self.usable_bytes).has_room(stream)
 
     def unlimited(self, stream: Stream) -> Replay:
-        """As if memory had no end."""
+        """A replay as if memory had no end."""
         return self.device.unlimited(stream)
 
     def shown(self, stream: Stream) -> tuple[Replay, bool]:
-        """At the capacity, or as a larger GPU would have it where that is too small; does it
-        fit?"""
+        """A replay at the capacity, or as a larger GPU would have it where that is too small;
+        does it fit?"""
         return self.device.shown(stream)
 
     def figures(
@@ -113,7 +113,7 @@ class MemoryModel:
         )
 
     def with_settings(self, settings: AllocatorSettings) -> MemoryModel:
-        """The same with another allocator."""
+        """The same model with another allocator."""
         return dataclasses.replace(self, settings=settings)
 
 
@@ -146,7 +146,7 @@ class Growth:
 
     @classmethod
     def on(cls, pattern: StepPattern, free_bytes: int) -> Growth:
-        """On another GPU, of which the job as it was simulated leaves ``free_bytes``."""
+        """The growth on another GPU, of which the job as it was simulated leaves ``free_bytes``."""
         if pattern.course != "growing" or pattern.unit == "model call" or pattern.freed_every:
             return cls()
         return cls(pattern.growth_bytes_per_step or 0, max(free_bytes, 0), pattern.grows_by_bytes)
@@ -162,7 +162,8 @@ class Growth:
         return self._reason(self.bytes_per_step)
 
     def unfit_at(self, replay: Replay) -> str:
-        """The same at another batch size, from its ``replay``: what stays behind may be larger."""
+        """Why a batch size is not to be recommended, from its ``replay``: what stays behind may be
+        larger."""
         if not self.bytes_per_step:
             return ""
         peaks = [allocated for allocated, _ in replay.step_peaks[-2:]]
@@ -213,7 +214,7 @@ class Batches:
 
     @property
     def by_noise(self) -> int | None:
-        """As of :attr:`BatchLimits.by_noise`."""
+        """The batch size of :attr:`BatchLimits.by_noise`; ``None`` without limits."""
         return self.limits.by_noise if self.limits is not None else None
 
     @property

@@ -43,8 +43,8 @@ def next_value(
 
 
 def predicted(needs: Mapping[int, int], budget: int, near: int) -> int:
-    """Where memory is about ``budget``: on the parabola through the three values of ``needs`` that
-    come next to it (a line through two, in proportion from one)."""
+    """The value at which memory is about ``budget``: on the parabola through the three values of
+    ``needs`` that come next to it (a line through two, in proportion from one)."""
     values = around(needs, budget)
     if len(values) == 1:
         return 2 * values[0] if needs[values[0]] <= budget else max(values[0] // 2, 1)

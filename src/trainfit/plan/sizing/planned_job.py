@@ -62,17 +62,17 @@ class PlannedJob:
 
     @property
     def recording(self) -> Recording:
-        """Of the first run."""
+        """The recording of the first run."""
         return recording_of(self.first)
 
     @property
     def makeup(self) -> StepMakeup | None:
-        """Of a step, with what runs at other batch sizes say of it."""
+        """The makeup of a step, with what runs at other batch sizes say of it."""
         return self.runs.with_evidence(self.batch, self.recording.makeup)
 
     @property
     def samples(self) -> int | None:
-        """Of an epoch; ``None`` where they are not known."""
+        """The samples of an epoch; ``None`` where they are not known."""
         loader = self.first.outcome.loader
         return loader.epoch_samples if loader is not None else None
 

@@ -73,7 +73,8 @@ class EffectiveBatch:
         return self.infers or "batch_size" in marked
 
     def samples_at(self, batch: int) -> int:
-        """With the launch command at ``batch``, its placeholder for accumulation filled in."""
+        """The samples of a step of the launch command at ``batch``, its placeholder for
+        accumulation filled in."""
         makeup = self.makeup
         if makeup is None or not self.present:
             return batch
@@ -199,8 +200,8 @@ def accumulation_for(
 def _without_placeholder(
     makeup: StepMakeup, samples: int, seen: int, present: int, chosen: int, replicas: int
 ) -> str:
-    """Of a command that sets the micro-batch alone; nothing where a larger one is what was asked
-    for, without accumulation."""
+    """A sentence on a command that sets the micro-batch alone; empty where a larger one is what was
+    asked for, without accumulation."""
     becomes = round(samples * chosen / present)
     if becomes == samples or (seen == 1 and chosen > present):
         return ""

@@ -43,7 +43,7 @@ def speed(
     *,
     calls: bool = False,
 ) -> Speed | None:
-    """Of the typical step of ``recording``; ``None`` where nothing can be said.
+    """The speed of the typical step of ``recording``; ``None`` where nothing can be said.
 
     ``curve`` has its steps at other batch sizes; ``samples`` is how many an epoch has; ``calls``
     says that a step is a call of the model, which may come at a fixed rate.
@@ -179,7 +179,8 @@ _STAGES: Final = (
 
 
 def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Ranks | None:
-    """Of a job of several processes; ``None`` for one. ``compared`` says which other rank was."""
+    """The ranks of a job of several processes; ``None`` for one. ``compared`` says which other rank
+    was."""
     count = recording.ranks
     if count < 2:
         return None

@@ -45,7 +45,7 @@ class Pipeline:
     collectives: tuple[CollectiveTime, ...] = ()
 
     def ranks(self, found: Ranks | None) -> Ranks | None:
-        """With what is known of the stages."""
+        """The same ranks with what is known of the stages."""
         if found is None or not self.stages:
             return found
         return dataclasses.replace(
@@ -152,7 +152,7 @@ def _longer(step: StepSpeed, longer: float) -> StepSpeed:
 
 
 def pipeline(traces: Mapping[int, Trace], machine: Machine, memory_model: MemoryModel) -> Pipeline:
-    """Of the ranks that were simulated side by side; nothing where there are none."""
+    """The pipeline of the ranks that were simulated side by side; empty where there are none."""
     recordings = {
         rank: each.recording
         for rank, each in traces.items()

@@ -56,8 +56,8 @@ _FINDING: Final = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "TRAINFI
 
 
 def own_variables() -> dict[str, str]:
-    """Those of this process that a cell is to have wherever it runs; others are no business of
-    another machine's."""
+    """The variables of this process that a cell is to have wherever it runs; others are no business
+    of another machine's."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -82,7 +82,7 @@ class CellJob:
     variables: Mapping[str, str]
 
     def environment(self) -> dict[str, str]:
-        """Of its process; Ray's for its own workers do not count."""
+        """The variables of its process; Ray's for its own workers do not count."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(VARIABLES)}
         return {**kept, **self.variables}
 
@@ -208,8 +208,8 @@ def _digest(path: Path, length: int, changed_ns: int) -> str:
 
 @functools.cache
 def _packages(interpreter: Interpreter) -> list[str]:
-    """Of the command's Python: its path, its version, PyTorch's, and what is installed next to it,
-    as far as its folder tells."""
+    """The packages of the command's Python: its path, its version, PyTorch's, and what is installed
+    next to it, as far as its folder tells."""
     if interpreter.is_own:
         # Not those that a library has put on the path since.
         folders = [*site.getsitepackages(), site.getusersitepackages()]
@@ -240,7 +240,7 @@ class RayError(TrainfitError):
 
 
 def cells_at_once() -> int:
-    """As many as this machine's cores and RAM allow, at least one."""
+    """The most cells that this machine's cores and RAM allow, at least one."""
     cores = read_cpu(System()).usable_cores.value or 1
     ram = available_ram()
     by_ram = cores if ram is None else ram // _RAM_OF_CELL

@@ -57,7 +57,7 @@ def read_row(
 
 
 def _planned(row: SweepCell, plan: PlanResult) -> SweepCell:
-    """At the recommended batch size; at the command's where the sweep sets that, or none is
+    """The row at the recommended batch size; at the command's where the sweep sets that, or none is
     recommended."""
     ranks = plan.ranks.count if plan.ranks is not None else 1
     best = None if "batch_size" in row.values else plan.chosen.recommended_batch
@@ -77,7 +77,7 @@ def _planned(row: SweepCell, plan: PlanResult) -> SweepCell:
 
 
 def _simulated(row: SweepCell, cell: Cell, recording: Recording) -> SweepCell:
-    """As the command is written."""
+    """The row of the command as it is written."""
     batch = recording.header.get("batch_size")
     row = dataclasses.replace(row, batch_size=batch, launch=cell.command.line())
     if recording.header.get("out_of_memory"):
@@ -125,7 +125,7 @@ def _order(row: SweepCell) -> tuple[object, ...]:
 
 
 def _time(row: SweepCell) -> float | None:
-    """Of the run, or of a sample where its length is not known."""
+    """Seconds of the run, or of a sample where its length is not known."""
     return row.run_s or (1 / row.samples_per_s if row.samples_per_s else None)
 
 
@@ -160,7 +160,7 @@ def _with_front(rows: Sequence[SweepCell]) -> list[SweepCell]:
 
 
 def _is_better(one: Sequence[float], other: Sequence[float]) -> bool:
-    """At least as good in all (less is better), and better in one."""
+    """Is it at least as good in all (less is better), and better in one?"""
     pairs = list(zip(one, other, strict=True))
     return all(a <= b * (1 + _ALIKE) for a, b in pairs) and any(
         a < b * (1 - _ALIKE) for a, b in pairs
