@@ -34,19 +34,21 @@ def are_few(rank: RankView) -> bool:
 
 
 def too_few_samples(kind: str, what: str) -> Unknown:
-    """Of ``what`` there are too few samples, or it is not known how many cores are usable."""
+    """The answer that there are too few samples of ``what``, or that it is not known how many cores
+    are usable."""
     reason = f"fewer than {thresholds.LEAST_SAMPLES} samples of {what}"
     return Unknown(kind, reason, "the sampler, and a run of a few seconds")
 
 
 def are_enough_samples(rows: Table) -> bool:
-    """Of the machine, of what the kernel adds up from one sample to the next."""
+    """Are these rows of the machine enough, of what the kernel adds up from one sample to the
+    next?"""
     covered = float(np.nansum(rows["interval_s"], dtype=np.float64))
     return len(rows) >= thresholds.LEAST_SAMPLES or covered >= thresholds.LEAST_COVERED_S
 
 
 def share_of(rank: RankView, lost: NDArray[np.float64]) -> float:
-    """Of the steady steps' time, what is lost; 0 to 1."""
+    """The share of the steady steps' time that is lost, 0 to 1."""
     return min(1.0, float(np.nansum(lost)) / rank.seconds) if rank.seconds else 0.0
 
 
@@ -69,7 +71,7 @@ def training_loader(header: RunHeader) -> WatchedLoader | None:
 
 
 def loader_place(header: RunHeader) -> Place | None:
-    """Where the script makes the DataLoader that it trains from; ``None``: not known."""
+    """The place where the script makes the DataLoader that it trains from; ``None``: not known."""
     loader = training_loader(header)
     return None if loader is None else Place.parse(loader.place)
 
@@ -103,7 +105,7 @@ class Cores:
 
 
 def usable_cores(header: RunHeader) -> float | None:
-    """By affinity and quota; ``None``: not known."""
+    """The cores that are usable by affinity and quota; ``None``: not known."""
     limits = [each for each in (header.usable_cores, header.quota_cores) if each and each > 0]
     return min(limits) if limits else None
 
@@ -275,7 +277,7 @@ def gap(rank: RankView) -> Seconds:
 
 
 def _between_phases(rank: RankView) -> Seconds:
-    """Of steps with several batches, seconds in ``gpu_s`` outside its phases; else 0."""
+    """Seconds in ``gpu_s`` outside its phases, in steps with several batches; else 0."""
     names = ("gpu_copy_s", "gpu_forward_s", "gpu_backward_s", "gpu_optimizer_s")
     phases = np.sum([np.nan_to_num(column(rank, name)) for name in names], axis=0)
     rest = np.maximum(0.0, column(rank, "gpu_s") - phases)
@@ -349,7 +351,8 @@ def step_without_input(rank: RankView) -> float | None:
 
 
 def epoch_start_lost(rank: RankView) -> Seconds:
-    """Of :func:`input_lost`, what the first batch of an epoch costs more than another one does."""
+    """Seconds by which an epoch's first batch costs more than another one (:func:`input_lost`), by
+    step; else 0."""
     lost = np.nan_to_num(input_lost(rank))
     starts = (rank.steps["flags"] & EPOCH_START) != 0
     usual = float(np.median(lost[~starts])) if (~starts).any() else 0.0

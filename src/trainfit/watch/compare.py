@@ -101,7 +101,7 @@ def gpus(header: RunHeader) -> str:
 
 
 def batch_size(header: RunHeader) -> int | None:
-    """Of the training's DataLoader; ``None``: not known."""
+    """The batch size of the training's DataLoader; ``None``: not known."""
     loader = next(iter(_of_training(header.loaders)), None)
     return None if loader is None else loader.batch_size
 
@@ -241,7 +241,7 @@ def compare_groups(
 
 
 def _held_up(looks: Sequence[Sequence[RunView]]) -> tuple[float, float] | None:
-    """Of the time of each side, that in which its main thread was ready and other programs had the
+    """The shares of each side's time in which its main thread was ready and other programs had the
     cores, where these differ; ``None``: they do not, or were not measured."""
     found = []
     for views in looks:
@@ -391,12 +391,13 @@ def _most(look: Callable[[RunView], int | None], views: Sequence[RunView]) -> in
 
 
 def _logarithm(value: Callable[[Rows], Rows]) -> Effect:
-    """Of the ratio after to before, whose interval is as wide upwards as downwards."""
+    """An effect: the logarithm of the ratio after to before, whose interval is as wide upwards as
+    downwards."""
     return lambda before, after: np.log(value(after) / value(before))
 
 
 def _ratio(change: Change, found: Estimate) -> Change:
-    """From an estimate of a ratio's logarithm."""
+    """The same change judged by an estimate of a ratio's logarithm."""
     effect, low, high = (math.expm1(each) for each in (found.effect, found.low, found.high))
     return _judged(change, Estimate(effect, low, high), math.expm1(found.detectable))
 

@@ -69,7 +69,7 @@ def _automatic(values: Rows) -> int:
 
 
 def _autocovariances(around: Rows, most: int) -> Rows:
-    """At lags 0 to ``most``, by a Fourier transform."""
+    """The autocovariances at lags 0 to ``most``, by a Fourier transform."""
     count = len(around)
     transformed = np.fft.rfft(around, 2 * count)
     found: Rows = np.fft.irfft(np.abs(transformed) ** 2)[: most + 1] / count
@@ -288,7 +288,7 @@ class Measured:
 
 
 def measured(view: RunView) -> Measured:
-    """Of a run; without a step that has no length."""
+    """The measured columns of a run; without a step that has no length."""
     steps = view.judged.steps
     steps = steps[np.isfinite(steps["step_s"]) & (steps["step_s"] > 0)]
     light, steps = is_light(steps), completed(steps)
@@ -324,7 +324,7 @@ def _busy(steps: Table, whole: Rows) -> tuple[Rows, Rows]:
 
 
 def peak_gpu_bytes(view: RunView) -> int | None:
-    """Of tensors, on the rank that had most; ``None``: not measured."""
+    """Peak bytes of tensors, on the rank that had most; ``None``: not measured."""
     found = [int(each.steps["peak_allocated_bytes"].max(initial=-1)) for each in view.ranks]
     return max((each for each in found if each >= 0), default=None)
 

@@ -93,7 +93,7 @@ _OF_ALL: Final = ("communication", "gpu")
 
 
 def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
-    """Of one rank, with what was found."""
+    """The limit of one rank, with what was found."""
     if checks.are_few(rank):
         return "unknown"
     costly = [
@@ -112,7 +112,7 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
 
 
 def _longest(rank: RankView) -> Limit:
-    """Without a GPU: what most of the time goes to."""
+    """The limit without a GPU: what most of the time goes to."""
     if rank.share("forward") is None:
         return "unknown"
     shares = {name: rank.share(name) or 0.0 for name in PHASES}
@@ -126,7 +126,7 @@ def _longest(rank: RankView) -> Limit:
 
 
 def _computes(rank: RankView) -> float:
-    """Without a GPU: the share of the time in which the CPU computes steps, or evaluates."""
+    """The share of the time in which the CPU computes steps, or evaluates; 0 with a GPU."""
     if checks.has_gpu(rank):
         return 0.0
     phases = ("forward", "backward", "optimizer", "evaluation")
@@ -218,7 +218,7 @@ _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Without those that another finding explains by at least half."""
+    """The findings without those that another finding explains by at least half."""
     shares = {each.kind: each.share or 0.0 for each in findings}
     # Looks at the main thread found that line because of them.
     of_others = (*growth.FILES.kinds, *ranking.STANDSTILL)

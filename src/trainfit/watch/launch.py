@@ -154,7 +154,7 @@ class WatchedCommand:
         return code if code >= 0 else 128 - code
 
     def _ended_at_once(self) -> RunHeader:
-        """Of a command that ended before it trained."""
+        """The header of a command that ended before it trained."""
         return RunHeader(
             command=self._command,
             rank=0,
@@ -218,7 +218,8 @@ def _ending(code: int) -> Ending:
 
 
 def with_peak_rate(gpu: WatchedGpu) -> WatchedGpu:
-    """With the rate of matmuls in 16 bits that the catalogue has for its name, if any."""
+    """The same GPU with the rate of matmuls in 16 bits that the catalogue has for its name, if
+    any."""
     if gpu.tensor_flops_per_s is not None:
         return gpu
     try:

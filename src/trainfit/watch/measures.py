@@ -59,7 +59,7 @@ def _waits_in_copies(rank: RankView) -> float:
 
 
 def samples_per_s(view: RunView) -> float | None:
-    """Of all recorded ranks; ``None`` where one of them does not tell."""
+    """The samples/s of all recorded ranks; ``None`` where one of them does not tell."""
     rates = [_rate(rank) for rank in view.ranks]
     told = [rate for rate in rates if rate is not None]
     return sum(told) if told and len(told) == len(rates) else None
@@ -83,7 +83,7 @@ def mfu(rank: RankView) -> float | None:
 
 
 def input_share(rank: RankView) -> float | None:
-    """Of the time, what is lost by waiting for batches."""
+    """The share of the time that is lost by waiting for batches; ``None``: not measured."""
     lost = checks.input_lost(rank)
     return checks.share_of(rank, lost) if np.isfinite(lost).any() else None
 
@@ -112,7 +112,7 @@ def exposed_s(rank: RankView) -> float | None:
 
 
 def exposed_share(rank: RankView) -> float | None:
-    """The same as a share of the median step."""
+    """The exposed seconds (:func:`exposed_s`) as a share of the median step."""
     seconds, step_s = exposed_s(rank), median(rank.steps["step_s"])
     return min(1.0, seconds / step_s) if seconds is not None and step_s else None
 
@@ -205,7 +205,8 @@ _Z: Final = 1.645
 
 
 def ledger(view: RankView) -> MemoryLedger | None:
-    """Of the GPU that a rank computes on; ``None`` where nothing of it was measured."""
+    """The memory ledger of the GPU that a rank computes on; ``None`` where nothing of it was
+    measured."""
     steps, gpu = view.record.steps, view.every_gpu_sample
     seen = steps[steps["reserved_bytes"] >= 0]
     if view.header.gpu is None or not len(seen):
@@ -338,7 +339,7 @@ def _full_at(
 
 
 def peak_share(view: RankView) -> float | None:
-    """Of the GPU's memory, what the process reserves at its peak."""
+    """The share of the GPU's memory that the process reserves at its peak."""
     gpu, reserved = view.header.gpu, peak_reserved(view)
     if gpu is None or gpu >= len(view.header.gpus) or reserved is None:
         return None

@@ -182,7 +182,7 @@ def join(folder: Path | None, script: str, started: tuple[float, float]) -> Rank
 
 
 def lowest_rank(folder: Path) -> int:
-    """Of those that record into ``folder``, or did; 0 where none has told."""
+    """The lowest rank that records into ``folder``, or did; 0 where none has told."""
     found = [int(path.stem[4:]) for path in folder.glob("rank*.json") if path.stem[4:].isdigit()]
     return min([*found, *_read(folder)[1]], default=0)
 
@@ -241,7 +241,8 @@ def _used(folder: Path) -> Iterable[Path]:
 
 
 def _read(folder: Path) -> tuple[_Beginning | None, dict[int, RankProcess]]:
-    """Of a folder's file; nothing where there is none. A line that is damaged is left out."""
+    """The beginning and the ranks of a folder's file; nothing where there is none. A line that is
+    damaged is left out."""
     beginning, ranks = None, {}
     with contextlib.suppress(OSError):
         for line in (folder / _RANKS).read_text(encoding="utf-8", errors="replace").splitlines():

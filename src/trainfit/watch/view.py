@@ -124,7 +124,7 @@ class RankView:
 
     @functools.cached_property
     def after_warm_up(self) -> Table:
-        """The same with those that were compiled in."""
+        """The steady steps, with those that were compiled in."""
         every = judged_steps(self.record)
         later: Table = every[min(_WARM_UP, len(every) // 3) :]
         return later
@@ -140,7 +140,7 @@ class RankView:
 
     @property
     def seconds(self) -> float:
-        """That the steady steps took, their sum."""
+        """The seconds that the steady steps spent, their sum."""
         return float(np.nansum(self.steps["step_s"]))
 
     @functools.cached_property
@@ -149,7 +149,8 @@ class RankView:
 
     @functools.cached_property
     def every_gpu_sample(self) -> Table:
-        """Of the GPU that this rank computes on, over the whole run; none where it is not known."""
+        """The samples of the GPU that this rank computes on, over the whole run; none where it is
+        not known."""
         header, every = self.header, self.run.gpus
         number = header.gpu
         if number is not None and number < len(header.gpus):
@@ -159,7 +160,7 @@ class RankView:
 
     @functools.cached_property
     def gpu(self) -> Table:
-        """The same within the steady steps."""
+        """The samples of that GPU within the steady steps."""
         return self._sampled(self.every_gpu_sample)
 
     @functools.cached_property
@@ -179,7 +180,7 @@ class RankView:
 
     @functools.cached_property
     def memory(self) -> Table:
-        """By kind, of the rank's processes."""
+        """The memory by kind, of the rank's processes."""
         every = self._sampled(self.run.memory)
         return _where(every, every["rank"] == self.header.rank)
 
@@ -207,7 +208,7 @@ class RankView:
         return float(np.nansum(values)) if np.isfinite(values).any() else None
 
     def share(self, phase: str) -> float | None:
-        """Of the steady steps' time."""
+        """The share of the steady steps' time that a phase spends."""
         spent = self.seconds_in(phase)
         return None if spent is None or not self.seconds else spent / self.seconds
 
@@ -255,13 +256,13 @@ def known(values: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def median(values: NDArray[np.generic]) -> float | None:
-    """Of the measured ones; ``None`` where there are none."""
+    """The median of the measured values; ``None`` where there are none."""
     found = known(values)
     return float(np.median(found)) if len(found) else None
 
 
 def percentile(values: NDArray[np.generic], percent: float) -> float | None:
-    """Of the measured ones; ``None`` where there are none."""
+    """A percentile of the measured values; ``None`` where there are none."""
     found = known(values)
     return float(np.percentile(found, percent)) if len(found) else None
 
@@ -431,7 +432,7 @@ def _rank(path: Path, seconds: float) -> RankRecord:
 
 
 def _last_events(path: Path, since: float) -> tuple[Event, ...]:
-    """Those of the last bytes of a rank's events."""
+    """The events in the last bytes of a rank's file."""
     events = path.parent / f"{path.stem}.events.jsonl"
     try:
         with events.open("rb") as file:

@@ -69,7 +69,7 @@ class CommunicationLooks:
             self._gradients = _times_of(ddp) or self._gradients
 
     def facts(self, called: ph.CollectiveTime) -> RankCommunication:
-        """With what the hooks have counted; asks nobody."""
+        """The facts that the hooks have counted; asks nobody."""
         return RankCommunication(called.mean_s, called.calls, self._gradients)
 
 

@@ -75,12 +75,13 @@ class Budget:
         self.spent_s += min(cost_s, self._usual)
 
     def share(self, seconds: float) -> float | None:
-        """Of the training's ``seconds``, what recording has cost; ``None``: there was none."""
+        """The share of the training's ``seconds`` that recording has cost; ``None``: there was
+        none."""
         return self.spent_s / seconds if seconds > 0 else None
 
     def _random(self) -> float:
-        """From 0.5 to 1.5, so that what a script does every tenth step is not always, or never,
-        seen. Python's own generator is the script's."""
+        """A random factor from 0.5 to 1.5, so that what a script does every tenth step is not
+        always, or never, seen. Python's own generator is the script's."""
         self._draw = self._draw * 1103515245 + 12345 & 0x7FFFFFFF
         return 0.5 + self._draw / 0x7FFFFFFF
 
@@ -158,7 +159,7 @@ class CurrentStep:
 
     @property
     def seconds(self) -> float:
-        """From the beginning of the first step to the end of the last."""
+        """Seconds from the beginning of the first step to the end of the last."""
         return 0.0 if self._first is None or self._started is None else self._started - self._first
 
     def use(self, device: Device) -> None:
@@ -228,8 +229,9 @@ class CurrentStep:
         self._counts.add(loader.samples(batch))
 
     def _note_loss_lightly(self, roots: Any) -> None:
-        """Of a backward pass in a light step, now and then: a loss that is not finite mostly stays
-        so. On a GPU it comes with the step's row, once the stream is behind its copy."""
+        """Note the loss of a backward pass in a light step, now and then: a loss that is not finite
+        mostly stays so. On a GPU it comes with the step's row, once the stream is behind its copy.
+        """
         now = self.phases.clock()
         if now < self._loss_due:
             return

@@ -24,9 +24,10 @@ _MOST_BYTES: Final = 4 << 20
 
 @dataclasses.dataclass(frozen=True)
 class FirstBatches:
-    """Of a worker: ``handles`` were open when it began (path → type); ``generators`` were drawn
-    from by its first batch, with digests of the states that they began in; ``batches`` are digests
-    of its first ones, where it iterates the data set; ``is_empty``: it came to its end without."""
+    """The first batches of a worker: ``handles`` were open when it began (path → type);
+    ``generators`` were drawn from by its first batch, with digests of the states that they began
+    in; ``batches`` are digests of its first ones, where it iterates the data set; ``is_empty``: it
+    came to its end without."""
 
     worker: int
     handles: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -36,7 +37,7 @@ class FirstBatches:
 
 
 class FirstLook:
-    """Of one worker, before and after each of its first batches.
+    """A look at one worker, before and after each of its first batches.
 
     ``inherited``: what is open before the first one was before the worker began.
     """

@@ -77,7 +77,7 @@ class Device(Protocol):
         """The number, after a mark behind it was reached; frees its room."""
 
     def memory(self) -> Memory:
-        """Of the current device, now."""
+        """The memory of the current device, now."""
 
 
 class CudaDevice:
@@ -217,7 +217,7 @@ class GpuStep:
         return following
 
     def close_alone(self) -> None:
-        """The same, where no phase is open and the next step has no events."""
+        """The step is over, where no phase is open and the next step has no events."""
         self.end = self._device.mark()
         self._is_last = True
 
@@ -296,7 +296,8 @@ class StepNumbers:
         self.loss_is_scaled = False
 
     def note_loss(self, roots: Any, device: Device | None, gpu: GpuStep | None) -> None:
-        """Of a backward pass from ``roots``. A loss that is not finite stays, whatever follows."""
+        """Note the loss of a backward pass from ``roots``. A loss that is not finite stays,
+        whatever follows."""
         root = roots if isinstance(roots, torch.Tensor) else next(iter(roots), None)
         if root is None or root.numel() != 1 or root.is_complex():
             return
@@ -315,7 +316,7 @@ class StepNumbers:
             self._finite += 1
 
     def _by_slope(self, root: torch.Tensor) -> Misuse | None:
-        """Of weights that are not finite after losses that were, and did not grow: no step was too
+        """What made weights not finite after losses that were, and did not grow: no step was too
         large, a gradient was infinite."""
         if not self._origins.of_weights or self._finite < _LEAST_LOSSES:
             return None

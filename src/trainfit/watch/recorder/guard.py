@@ -65,7 +65,7 @@ class FlopCount:
         self._add(_of_module, module, args, result)
 
     def per_sample(self, samples: int) -> float | None:
-        """Of what was counted; ``None`` where nothing was, or not all."""
+        """The FLOPs of a sample, by what was counted; ``None`` where nothing was, or not all."""
         known = samples > 0 and math.isfinite(self.flops) and self.flops > 0
         return self.flops / samples if known else None
 

@@ -56,7 +56,8 @@ def of_process() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """Of the first processor only: the kernel asks each of them for what it writes."""
+    """The model name of the first processor only: the kernel asks each of them for what it
+    writes."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             first = file.read(2048)
@@ -67,7 +68,7 @@ def _cpu() -> str:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those that set threads, the allocator or GPUs."""
+    """The variables that set threads, the allocator or GPUs."""
     return {
         name: value[:_LONGEST]
         for name, value in sorted(environment.items())
@@ -98,7 +99,8 @@ def of_gpus() -> dict[str, Any]:
 
 
 def of_model(module: torch.nn.Module) -> dict[str, Any]:
-    """Of the module that is trained: parameters, precision, and how it is spread over GPUs."""
+    """Facts of the module that is trained: parameters, precision, and how it is spread over
+    GPUs."""
     parameters = list(module.parameters())
     elements: dict[torch.dtype, int] = {}
     for each in parameters:

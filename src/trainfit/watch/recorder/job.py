@@ -68,7 +68,7 @@ class CalledModels:
         return True
 
     def extra(self, backwards: int) -> float:
-        """At the end of a step with so many backward passes: of its calls, the share that is more
+        """The share of the calls of a step with so many backward passes, at its end, that is more
         than usual and that none of these follows."""
         if self._calls >= self._many:
             usual, passes = (statistics.median(each) for each in zip(*self._usual, strict=True))
@@ -176,11 +176,12 @@ class LoaderRecord:
 
     @property
     def key(self) -> Hashable:
-        """The same for loaders that are made at one place with the same settings."""
+        """The key that is the same for loaders that are made at one place with the same
+        settings."""
         return self.place, *self._told.values()
 
     def samples(self, batch: Any) -> int:
-        """Of a batch; -1 where it does not tell."""
+        """The number of samples of a batch; -1 where it does not tell."""
         likely = self._batch_size
         # What most loaders give: the first tensor has the batch size, but for the last batch.
         first = batch[0] if type(batch) is list and batch else None

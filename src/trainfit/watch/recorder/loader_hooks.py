@@ -48,7 +48,7 @@ class LoaderHooks:
         self._known: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
 
     def install(self, patches: PatchSet) -> None:
-        """From now on, until ``patches`` is restored."""
+        """Patch the DataLoader, until ``patches`` is restored."""
         patches.hook(DataLoader, "__init__", self._constructing)
         patches.hook(DataLoader, "__iter__", self._iterating)
         patches.hook(*private.GET_ITERATOR, self._making)

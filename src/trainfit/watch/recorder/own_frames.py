@@ -47,7 +47,7 @@ def _links(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _kept(links: list[TracebackType]) -> list[TracebackType]:
-    """Those of the user. Python hides the import system's frames unless ours follow them."""
+    """The links of the user. Python hides the import system's frames unless ours follow them."""
     kept: list[TracebackType] = []
     for link in links:
         if not _is_ours(link):

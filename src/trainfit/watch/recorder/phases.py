@@ -57,7 +57,7 @@ class PhaseClock:
         del self._stack[token:]
 
     def carve(self, phase: int, seconds: float) -> None:
-        """Of the time of the current phase, the last ``seconds`` were ``phase``'s."""
+        """Move the last ``seconds`` of the current phase to ``phase``."""
         if self.current < CHECKPOINT:
             self.update()
             self.seconds[self.current] -= seconds
@@ -92,7 +92,7 @@ class CollectiveTime:
 
     @property
     def mean_s(self) -> float | None:
-        """Of a step; ``None`` before there was one."""
+        """Mean seconds of a step in collectives; ``None`` before there was one."""
         return self._seconds / self._steps if self._steps else None
 
 
@@ -131,7 +131,7 @@ class Counts:
         self.batches += 1
 
     def copy(self) -> Counts:
-        """The same numbers, to come back to."""
+        """A copy of these numbers, to come back to."""
         other = Counts(self.given)
         other.batches, other.queued = self.batches, self.queued
         other.syncs, other.copied, other.unpinned = self.syncs, self.copied, self.unpinned
@@ -159,7 +159,7 @@ class UsedBatches:
 
 
 def total(samples: Sequence[int]) -> int:
-    """Of several batches; -1 where one of them is not known."""
+    """The samples of several batches; -1 where one of them is not known."""
     if len(samples) == 1:
         return samples[0]
     return -1 if min(samples) < 0 else sum(samples)

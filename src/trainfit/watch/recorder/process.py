@@ -81,7 +81,7 @@ def from_environment() -> None:
 
 
 def place(folder: str) -> Place:
-    """Of the run in ``folder`` that the environment tells of."""
+    """The place of the run in ``folder`` that the environment tells of."""
     from trainfit.watch.recorder.recorder import Place
 
     unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")

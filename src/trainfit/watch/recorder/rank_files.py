@@ -269,12 +269,12 @@ class RankFiles:
 
     @property
     def refused(self) -> int:
-        """Of them, those that the disk refused."""
+        """The lost rows that the disk refused."""
         return self.steps.refused + self.fetches.refused
 
     @property
     def first_lost_step(self) -> int | None:
-        """From which on rows of steps are missing; ``None``: none is."""
+        """The step from which on rows of steps are missing; ``None``: none is."""
         return self.steps.first_lost
 
     def close(self) -> None:
@@ -326,8 +326,8 @@ class RankFiles:
             raise
 
     def _rewrite_header(self) -> None:
-        """On a full disk: where the old header is, if it has that much room, so that what is
-        missing is told."""
+        """Write the header on a full disk: where the old one is, if it has that much room, so that
+        what is missing is told."""
         path, text = self._file("json"), self._header(self._worker_threads()).to_json().encode()
         room = -(-path.stat().st_size // _BLOCK) * _BLOCK
         if len(text) <= room:

@@ -77,7 +77,7 @@ _WORDS: Final = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of a GPU or of the host."""
+    """Is a GPU or the host out of memory?"""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
@@ -96,7 +96,7 @@ _LONGEST_TRACEBACK: Final = 20_000
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a run is recorded, and the moment that its times count from, on two clocks.
+    """The place where a run is recorded, and the moment that its times count from, on two clocks.
 
     ``measures_noise``: the gradient noise scale is measured, too, ``keeps_memory_history``: GPU
     memory's history is recorded.
@@ -455,7 +455,7 @@ class Recorder:
                 self._save_memory(error)
 
     def _save_memory(self, error: BaseException) -> None:
-        """Of the first failure, which may be one of several tries."""
+        """Save the memory history of the first failure, which may be one of several tries."""
         if self._memory is None or not isinstance(error, torch.OutOfMemoryError):
             return
         if self._files is None:
@@ -573,7 +573,7 @@ class Recorder:
 
 
 def _made_optimizers() -> list[torch.optim.Optimizer]:
-    """Those that the script has made before it was recorded."""
+    """The optimizers that the script has made before it was recorded."""
     return [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
 
 

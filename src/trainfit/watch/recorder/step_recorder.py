@@ -148,7 +148,7 @@ class StepRecorder(CurrentStep):
         return ph.FORWARD, self.enter(ph.FORWARD)
 
     def leave_root(self, entered: tuple[int, int]) -> None:
-        """… and is done."""
+        """The call of an outermost module is done."""
         phase, token = entered
         self.leave(token)
         if phase == ph.EVALUATION and not self.phases.depth:
@@ -173,7 +173,7 @@ class StepRecorder(CurrentStep):
         return self.enter(ph.BACKWARD)
 
     def leave_backward(self, token: int) -> None:
-        """… and is over."""
+        """The backward pass is over."""
         if token == LIGHT_BACKWARD:
             self.phases.current = ph.OTHER
         else:
@@ -209,7 +209,7 @@ class StepRecorder(CurrentStep):
         self._stepping.append(self.enter(ph.OPTIMIZER))
 
     def leave_optimizer(self, optimizer: Any) -> None:
-        """… and is over."""
+        """The optimizer's ``step`` is over."""
         outermost = self.cycle.leave(optimizer)
         self.optimizer_steps += 1
         if self.optimizer_steps == 1:

@@ -102,7 +102,7 @@ class Rows(Protocol):
 
 
 class Home(Protocol):
-    """Where the rows of this process go."""
+    """The destination of the rows of this process."""
 
     origin: float
 
@@ -110,7 +110,7 @@ class Home(Protocol):
         """Path of the rank's files without their endings; ``None``: nobody records."""
 
     def main_fetches(self) -> Rows | None:
-        """Where the training process itself puts batches that it makes."""
+        """The rows in which the training process itself puts batches that it makes."""
 
     def failed(self, where: str, error: Exception) -> None: ...
 
@@ -153,7 +153,7 @@ class CostShares:
         return self._callees[place]
 
     def shares(self) -> tuple[float, ...]:
-        """Of reading, decoding and transforms; NaN after too few looks."""
+        """The shares of reading, decoding and transforms; NaN after too few looks."""
         looks = sum(self._seconds.values())
         if looks < _LEAST_LOOKS:
             return _UNKNOWN
@@ -306,7 +306,7 @@ class FetchCode:
         self._growth_due = 0.0
 
     def look_for_growth(self, now: float) -> None:
-        """At what the data set keeps, where that has come to its turn."""
+        """Look at what the data set keeps, where that has come to its turn."""
         if self.dataset is None or now < self._growth_due:
             return
         began = time.thread_time()
@@ -381,7 +381,7 @@ def told_by_workers(stem: Path) -> list[WorkerCode]:
 
 
 def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
-    """Of all workers' variables that grow, the largest of each name."""
+    """The growing variables of all workers, the largest of each name."""
     found: dict[str, GrowingVariable] = {}
     for each in (each for part in parts for each in part.growing):
         known = found.get(each.name)
@@ -396,7 +396,7 @@ def threads_set_at(parts: Iterable[WorkerCode]) -> str:
 
 
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
-    """Of all workers' slow samples, those that took longest."""
+    """The slowest samples of all workers."""
     seconds: collections.Counter[str] = collections.Counter()
     for part in parts:
         seconds.update(part.slow_samples)
@@ -416,7 +416,7 @@ class FetchHooks:
         self._threads_at = ""
 
     def install(self, patches: PatchSet) -> None:
-        """From now on, until ``patches`` is restored."""
+        """Patch the fetchers of batches, until ``patches`` is restored."""
         self._known = fetchers()
         patches.hook(torch, "set_num_threads", self._set_threads)
         for kind in FETCHERS:
@@ -561,7 +561,7 @@ _SINGLE: Final = (int, float, bool, str, bytes, type(None))
 
 
 def bytes_of(batch: Any, depth: int = 2) -> int:
-    """Of the tensors and arrays in a batch that are found in ``depth`` levels of lists,
+    """Bytes of the tensors and arrays in a batch that are found in ``depth`` levels of lists,
     dictionaries and objects, and of long lists of numbers."""
     kind = type(batch)
     if issubclass(kind, torch.Tensor | np.ndarray):

@@ -186,7 +186,7 @@ def _of_step(looks: StackLooks) -> frozenset[Place]:
 
 
 def _functions(lines: Sequence[CodeLine], depth: int) -> dict[Place, str]:
-    """Of lines so far inwards, the function that they are of, where it is known."""
+    """The functions of lines so far inwards, by their place, where they are known."""
     found = {_at(each, depth): each.function for each in lines if len(_chain(each)) == depth + 1}
     return {place: name for place, name in found.items() if place is not None and name}
 
@@ -259,5 +259,5 @@ def _at(line: CodeLine, depth: int) -> Place | None:
 
 
 def _chain(line: CodeLine) -> tuple[str, ...]:
-    """From the training loop inwards."""
+    """The chain of calls from the training loop inwards."""
     return (*reversed(line.callers), line.place)

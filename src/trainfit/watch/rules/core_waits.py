@@ -22,14 +22,14 @@ _TRAINING, _WORKER, _OTHER = 0, 1, 2
 
 @dataclass(frozen=True)
 class CoreWaits:
-    """Of one rank's steady part; ``None`` is not measured."""
+    """The waits for a core in one rank's steady part; ``None`` is not measured."""
 
     rank: RankView
 
     @functools.cached_property
     def by_others(self) -> float | None:
-        """Of the cores that are busy, the share that processes outside the run have: of the time
-        without a core, the part that is theirs."""
+        """The share of the busy cores that processes outside the run have: of the time without a
+        core, the part that is theirs."""
         rows = self.rank.machine
         rows = rows[np.isfinite(rows["cores_busy"]) & np.isfinite(rows["cores_ours"])]
         if not checks.are_enough_samples(rows):
@@ -49,8 +49,8 @@ class CoreWaits:
 
     @property
     def lost_to_programs(self) -> float | None:
-        """Of the time, that in which the training has no core while these have it; ``None``: not
-        measured. Where several threads compute, each operator waits for all of them."""
+        """The share of the time in which the training has no core while these have it; ``None``:
+        not measured. Where several threads compute, each operator waits for all of them."""
         busy, main = known(self.rank.machine["cores_busy"]), self.main_thread
         if main is None or not len(busy) or not busy.mean() > 0:
             return None
@@ -61,25 +61,26 @@ class CoreWaits:
 
     @functools.cached_property
     def main_thread(self) -> float | None:
-        """Of the time, that in which the training's main thread was ready and had no core."""
+        """The share of the time in which the training's main thread was ready and had no core."""
         return self._mean(self._of(_TRAINING), "main_thread")
 
     @property
     def threads(self) -> float | None:
-        """Of the time, that in which threads of the training process were ready and had no core,
-        all of them together: more than 1 where several were."""
+        """The share of the time in which threads of the training process were ready and had no
+        core, all of them together: more than 1 where several were."""
         return self._mean(self._of(_TRAINING), "threads")
 
     @property
     def held_up_by_others(self) -> float | None:
-        """Of the time, that in which the main thread was ready and other programs had the cores."""
+        """The share of the time in which the main thread was ready and other programs had the
+        cores."""
         if self.main_thread is None or self.by_others is None:
             return None
         return self.main_thread * self.by_others
 
     def alone(self, ends_s: Seconds, seconds: Seconds) -> Seconds:
-        """Of spans of the main thread that end then, how long they would be without other programs,
-        by how it was held up around that time; as they are where that was not counted."""
+        """The length of spans of the main thread that end then, without other programs, by how it
+        was held up around that time; as they are where that was not counted."""
         rows = self._of(_TRAINING)
         rows = rows[np.isfinite(rows["main_thread"])]
         if self.held_up_by_others is None:
@@ -90,12 +91,12 @@ class CoreWaits:
 
     @functools.cached_property
     def training_stretch(self) -> float | None:
-        """By how many times other programs make the training's work on cores last longer."""
+        """The factor by which other programs make the training's work on cores last longer."""
         return self._stretch(self._of(_TRAINING))
 
     @functools.cached_property
     def workers_stretch(self) -> float | None:
-        """The same of the workers'."""
+        """The factor by which other programs make the workers' work on cores last longer."""
         return self._stretch(self._of(_WORKER))
 
     def _of(self, role: int) -> Table:
@@ -175,8 +176,9 @@ class CoreWaits:
         return (least - every_s + handed) / (least + handed)
 
     def input_share_in_turn(self, every_s: float, waited_s: float) -> float | None:
-        """The same where the training makes its batches itself, which take ``waited_s`` each: its
-        thread waits for a core there as it does elsewhere, by its time off the cores."""
+        """Share of the time that waiting would cost (:meth:`input_share`) where the training makes
+        its batches itself, ``waited_s`` each: its thread waits for a core there as it does
+        elsewhere, by its time off the cores."""
         training, waits = self.training_stretch, self.main_thread
         off_s = self.rank.seconds - float(np.nansum(self.rank.steps["cpu_s"], dtype=np.float64))
         cpu_s = known(self.rank.fetches["cpu_s"])
@@ -198,7 +200,7 @@ class CoreWaits:
         return cores * self.rank.seconds / max(1, len(self.rank.steps))
 
     def _waited_for_ready(self, waited_s: Seconds) -> float:
-        """On average, of waiting for batches that were ready."""
+        """Mean seconds of waits for batches that were ready."""
         queued = self.rank.steps["queued"]
         told = queued >= 0
         return float(np.mean(np.where(queued >= 1, waited_s, 0.0)[told])) if told.any() else 0.0

@@ -146,13 +146,14 @@ def _killed(rank: RankView, *, is_alone: bool) -> Finding | None:
 
 
 def _signal_said(text: str) -> int:
-    """Of what the first line of a crash says; 0: none that nobody sends."""
+    """The signal that the first line of a crash says, of those that nobody sends; 0: none of
+    them."""
     said = text.partition("\n")[0]
     return next((int(number) for name, number in _SAID.items() if said.endswith(name)), 0)
 
 
 def _at_stack(found: Finding, text: str) -> Finding:
-    """With the line that a process crashed at, where its stack tells one."""
+    """The finding with the line that a process crashed at, where its stack tells one."""
     stack = next(iter(parse_stacks(text)), None)
     frame = None if stack is None else stack.where
     if stack is None or frame is None or frame.place is None:

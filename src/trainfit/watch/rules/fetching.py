@@ -196,13 +196,14 @@ class Fetching:
 
     @functools.cached_property
     def cores_per_worker(self) -> float:
-        """That a worker at work keeps busy; one where it is not measured."""
+        """The cores that a busy worker keeps busy; one where it is not measured."""
         cpu_s = self.most_cpu_s if self.waits else self.cpu_s
         return 1.0 if not self.fetch_s or cpu_s is None else max(0.05, cpu_s / self.fetch_s)
 
     @functools.cached_property
     def cores_needed(self) -> float | None:
-        """That the batches of all ranks of the machine keep busy at the training's pace."""
+        """The cores that the batches of all ranks of the machine keep busy at the training's
+        pace."""
         if not self.cpu_s or not self.batch_every_s:
             return None
         return max(1, checks.local_ranks(self.rank)) * self.cpu_s / self.batch_every_s
@@ -540,7 +541,8 @@ class Fetching:
 
     @functools.cached_property
     def library_sampler(self) -> tuple[CodeLine | None, float]:
-        """The same where PyTorch's own sampler does, of which no line is the script's."""
+        """The line and the share of the time of PyTorch's own sampler, of which no line is the
+        script's."""
         looks = self.rank.header.sampler_code
         lines = [each for each in looks.lines if not each.place]
         share = sum(each.count for each in lines) / max(1, looks.looks)
@@ -557,7 +559,8 @@ class Fetching:
 
     @functools.cached_property
     def lost(self) -> checks.Seconds:
-        """Of :attr:`waited`, what the input is to blame for: without what other programs add."""
+        """The part of :attr:`waited` that the input is to blame for: without what other programs
+        add."""
         share, own = checks.share_of(self.rank, self.waited), self.share_alone
         return self.waited if own is None or not share else self.waited * min(1.0, own / share)
 
@@ -584,7 +587,7 @@ class Fetching:
 
     @property
     def lost_in_turns(self) -> checks.Seconds:
-        """Of :attr:`lost`, the part that one slow worker is to blame for."""
+        """The part of :attr:`lost` that one slow worker is to blame for."""
         return self.lost * self._of_slow_worker
 
     @property

@@ -28,7 +28,7 @@ _KINDS: Final = ("thermal_throttling", "power_throttling", "clocks_set")
 
 
 def _find_low_clocks(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of each rank's GPU."""
+    """Findings on the clocks of each rank's GPU."""
     for view in run.ranks:
         if view.header.gpu is None:
             continue
@@ -71,7 +71,7 @@ def _judged(view: RankView, busy: Table) -> Iterator[Finding]:
 
 
 def _loss(busy: Table, slowed: Table) -> float | None:
-    """Of the clock, in the samples that show the reason: against those that do not, or the
+    """The loss of clock, in the samples that show the reason: against those that do not, or the
     GPU's largest clock where all do; weighted by how many they are."""
     ours = known(slowed["sm_hz"])
     free = known(busy[~np.isin(busy["time_s"], slowed["time_s"])]["sm_hz"])
@@ -140,7 +140,7 @@ _BFLOAT16: Final = (8, 0)
 
 
 def _find_amp_off(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the judged rank."""
+    """Findings on the precision of the judged rank."""
     view = run.judged
     gpu = view.header.gpu
     if gpu is None or gpu >= len(view.header.gpus) or not len(view.steps):
@@ -186,7 +186,8 @@ PRECISION: Final = Rule(("amp_off",), _find_amp_off, each_rank=True)
 
 
 def _find_shared_gpu(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of each rank's GPU; silent where NVML does not tell processes apart."""
+    """Findings on other processes on each rank's GPU; silent where NVML does not tell processes
+    apart."""
     for view in run.ranks:
         gpu = view.header.gpu
         if gpu is None or gpu >= len(view.header.gpus):
@@ -221,7 +222,7 @@ SHARING: Final = Rule(("gpu_shared",), _find_shared_gpu)
 
 
 def _find_low_utilization(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the judged rank."""
+    """Findings on the FLOPs of the judged rank."""
     view = run.judged
     if view.header.gpu is None or not len(view.steps):
         return

@@ -128,7 +128,8 @@ _OUTPUTS: Final = 1 << 16
 
 
 def _kept_graphs(view: RankView) -> Iterator[Finding]:
-    """Of a run that is too short for its RAM to tell, or whose graphs are small."""
+    """The finding on kept graphs of a run that is too short for its RAM to tell, or whose graphs
+    are small."""
     variable = kept_tensors(view)
     if variable is None or variable.holds != "graphs":
         return
@@ -159,7 +160,7 @@ _MOST_FIGURES: Final = 20
 
 
 def _open_figures(view: RankView) -> Iterator[Finding]:
-    """… or whose figures are small yet."""
+    """The finding on figures that are still small."""
     for each in view.header.growing:
         if each.kind == FIGURES and each.last_size > _MOST_FIGURES:
             yield _kept(each)
@@ -241,7 +242,8 @@ _CYCLES: Final = (
 
 
 def _what_a_data_set_keeps(variable: GrowingVariable, role: int) -> str:
-    """Of a worker, or of the process that makes the batches itself."""
+    """A clause on the growth of a worker's variable, or of one of the process that makes the
+    batches itself."""
     many, name = f"{variable.first_size} to {variable.last_size} entries", f"`{variable.name}`"
     if role:
         return (
@@ -487,7 +489,7 @@ def _all_new_files(view: RankView, folder: int) -> list[Event]:
 
 
 def _new_files(view: RankView, folder: int) -> Event | None:
-    """… last."""
+    """The last thing the sampler said of new files there; ``None``: nothing."""
     return next(reversed(_all_new_files(view, folder)), None)
 
 

@@ -78,8 +78,9 @@ def _find_cgroup_throttling(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _lost(rows: np.ndarray, share: float) -> float:
-    """At most the part of the time in which any thread was stopped: the counter of seconds adds up
-    CPUs, and a period counts though it was throttled at its end only."""
+    """The share of the time that throttling costs: at most that in which any thread was stopped, as
+    the counter of seconds adds up CPUs, and a period counts though it was throttled at its end
+    only."""
     both = rows[np.isfinite(rows["cgroup_throttled_s"]) & (rows["interval_s"] > 0)]
     if not len(both):
         return share
@@ -394,8 +395,8 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _where_threads_compute(header: RunHeader, set_at: str) -> Place | None:
-    """Of a worker: the line that raised the number, or else the one that workers were found at
-    most, or else the loader."""
+    """The line of a worker that raised the number, or else the one that workers were found at most,
+    or else the loader."""
     if set_at:
         return Place.parse(set_at)
     line = costliest(header.fetch_code)
@@ -497,7 +498,7 @@ THREAD_OVERSUBSCRIPTION: Final = Rule(
 
 
 def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
-    """Of the judged rank's machine, at the worst moment."""
+    """Findings on the RAM of the judged rank's machine, at the worst moment."""
     view = run.judged
     if not len(view.steps):
         return
@@ -528,7 +529,8 @@ _OWN_RAM: Final = 0.25
 
 
 def _short_of_ram(view: RankView, left: float, ram: int) -> Finding:
-    """… ``left`` bytes of ``ram``, by the run or by other programs."""
+    """The finding on a machine with ``left`` bytes of ``ram`` free, by the run or by other
+    programs."""
     held = host_memory(view)
     own = sum(each.private_bytes + each.shared_bytes for each in held)
     evidence = (Evidence("least available", left / GIB, "GiB"), Evidence("of", ram / GIB, "GiB"))

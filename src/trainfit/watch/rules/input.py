@@ -328,7 +328,7 @@ def _without_cores(fetching: Fetching, cause: str) -> _Why:
 
 
 def _threads_of_main(fetching: Fetching) -> int:
-    """That libraries have in the process that makes the batches itself; 1 where workers do."""
+    """The threads of libraries in the process that makes the batches itself; 1 where workers do."""
     return 1 if fetching.workers else max(fetching.rank.header.threads.values(), default=1)
 
 
@@ -389,7 +389,7 @@ def _uneven(fetching: Fetching) -> _Why:
 
 
 def _slow_samples(fetching: Fetching) -> str:
-    """Of which samples the recorder saw that they held batches up, in words."""
+    """A clause on the samples that the recorder saw hold batches up."""
     slow = fetching.rank.header.slow_samples
     most = sorted(slow, key=lambda each: -slow[each])[:_SHOWN]
     if not most:

@@ -179,7 +179,8 @@ def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], lon
 
 
 def _own_growth(view: RankView, steps: Table) -> float:
-    """By how much of their median steps become longer, without what other programs add to them."""
+    """The growth of these steps, as a share of their median, without what other programs add to
+    them."""
     ends, lengths = (np.asarray(steps[name], dtype=np.float64) for name in ("end_s", "step_s"))
     own = CoreWaits(view).alone(ends, lengths)
     numbers = np.asarray(steps["step"], dtype=np.float64)

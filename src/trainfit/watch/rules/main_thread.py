@@ -307,7 +307,8 @@ def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _share(rank: RankView) -> float:
-    """Of the time; on a GPU only while that is idle for no other reason."""
+    """The share of the time in which the main thread waits for nothing that has a name; on a GPU
+    only while that is idle for no other reason."""
     share = checks.share_of(rank, _waits(rank))
     if not checks.has_gpu(rank):
         return share
@@ -334,7 +335,8 @@ def _waits(rank: RankView) -> NDArray[np.float64]:
 
 
 def _computes_batches(rank: RankView) -> float:
-    """Of the time in the DataLoader, what is CPU time of the main thread; 0 with workers."""
+    """The share of the time in the DataLoader that is CPU time of the main thread; 0 with
+    workers."""
     loader = checks.training_loader(rank.header)
     rows = rank.fetches
     if loader is None or loader.num_workers or not len(rows):
@@ -468,7 +470,8 @@ ONE_HOT_THREAD: Final = Rule((_ONE_HOT_THREAD_KIND,), _find_one_hot_thread, each
 
 
 def _unpinned_share(rank: RankView) -> float | None:
-    """Of the copied bytes; ``None``: not measured, or none were copied."""
+    """The share of the copied bytes that are not pinned; ``None``: not measured, or none were
+    copied."""
     every, unpinned = rank.steps["copied_bytes"], rank.steps["unpinned_bytes"]
     measured = (every >= 0) & (unpinned >= 0)
     total = float(np.sum(every[measured], dtype=np.float64))

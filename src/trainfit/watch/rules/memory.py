@@ -21,7 +21,8 @@ from trainfit.watch.view import RankView, RunView, known
 
 
 def _find_gpu_growth(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of each rank: surely upwards (the whole interval), and by an amount that matters."""
+    """Findings on the GPU memory of each rank that grows surely (the whole interval), and by an
+    amount that matters."""
     for view in run.ranks:
         held = known(view.steps["allocated_bytes"])
         if view.header.gpu is None or not len(view.steps):
@@ -77,7 +78,8 @@ GPU_GROWTH: Final = Rule(("memory_growth",), _find_gpu_growth)
 
 
 def _find_gpu_near_limit(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of each rank's GPU, by what the driver says is used, at the worst moment of the run."""
+    """Findings on each rank's GPU, by what the driver says is used, at the worst moment of the
+    run."""
     for view in run.ranks:
         if view.header.gpu is None or not len(view.record.steps):
             continue
@@ -142,7 +144,7 @@ GPU_LIMIT: Final = Rule(("memory_near_limit",), _find_gpu_near_limit)
 
 
 def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the judged rank, at the peaks of both."""
+    """Findings on the reserved memory of the judged rank, at the peaks of both."""
     steps = run.judged.record.steps
     reserved, peak = known(steps["reserved_bytes"]), known(steps["peak_allocated_bytes"])
     if not len(reserved) or not len(peak) or not peak.max():

@@ -37,8 +37,8 @@ KIND: Final = "other_code"
 
 
 def share_of_line(rank: RankView, line: CostlyLine) -> float:
-    """Of the steady steps' time: what phases leave, divided as the looks tell; on a GPU only while
-    that is idle for no other reason."""
+    """The share of the steady steps' time that a line costs: what phases leave, divided as the
+    looks tell; on a GPU only while that is idle for no other reason."""
     main = MainThread(rank)
     every = sum(each.count for each in rank.header.other_code.lines)
     share = (main.other or 0.0) * line.count / max(1, every)
@@ -348,7 +348,8 @@ _BLOCKS: Final = re.compile(
 
 
 def _at_work(looks: StackLooks) -> StackLooks:
-    """Without the lines at which a thread waits: who takes the interpreter's lock computes."""
+    """The looks without the lines at which a thread waits: who holds the interpreter's lock
+    computes."""
     lines = tuple(each for each in looks.lines if not _waits(each))
     return dataclasses.replace(looks, lines=lines)
 
@@ -513,7 +514,8 @@ def _find_in_passes(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _share_of_passes(rank: RankView, part: float) -> float:
-    """Of the time, ``part`` of forward and backward passes; on a GPU only while that is idle."""
+    """The share of the time in ``part`` of forward and backward passes; on a GPU only while that is
+    idle."""
     main = MainThread(rank)
     passes = (main.phases["forward"] or 0.0) + (main.phases["backward"] or 0.0)
     share = passes * part

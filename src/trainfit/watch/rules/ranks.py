@@ -131,8 +131,8 @@ def _computing_backward(ranks: list[RankView]) -> list[float]:
 
 
 def _more_on_core(ranks: list[RankView], slowest: int) -> float:
-    """By how many times the slowest is on a core more than the others: who computes more waits more
-    often for a core that other programs use, too."""
+    """The factor by which the slowest is on a core more than the others: who computes more waits
+    more often for a core that other programs use, too."""
     usual = float(np.median([_on_core(each) for n, each in enumerate(ranks) if n != slowest]))
     return max(1.0, _on_core(ranks[slowest]) / usual) if usual > 0 else 1.0
 
@@ -204,7 +204,8 @@ def _why(
 
 
 def _input_elements(view: RankView) -> float:
-    """Of the largest tensor that a model is given in a step, the median; 0: not looked at."""
+    """The median number of elements of the largest tensor that a model is given in a step; 0: not
+    looked at."""
     sizes = [elements for _, elements in view.header.input_sizes]
     return float(np.median(sizes)) if sizes else 0.0
 
@@ -248,10 +249,10 @@ def _lasting(own: NDArray[np.float64], slowest: int, least: float) -> bool:
 
 
 def _seconds(steps: Table, part: str, called_s: float, backward_s: float) -> NDArray[np.float64]:
-    """Of a part in each of the steps; those of the GPU where they are longer. "other" is what no
-    phase covers, waiting for the GPU or in the backward pass included among the phases, without
-    the ``called_s`` that the rank spends in collectives, where it waits for others; "backward" the
-    ``backward_s`` that it computes."""
+    """Seconds of a part in each of the steps; those of the GPU where they are longer. "other" is
+    what no phase covers, waiting for the GPU or in the backward pass included among the phases,
+    without the ``called_s`` that the rank spends in collectives, where it waits for others;
+    "backward" the ``backward_s`` that it computes."""
     if part == "backward":
         return np.full(len(steps), backward_s)
     if part == "other":
@@ -338,8 +339,8 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _held_up(view: RankView, *, all_threads: bool) -> float:
-    """Of the time, that in which a rank's main thread, or any of its threads, was ready and other
-    programs had the cores; at most 1."""
+    """The share of the time in which a rank's main thread, or any of its threads, was ready and
+    other programs had the cores; at most 1."""
     waits = CoreWaits(view)
     if not all_threads:
         return waits.held_up_by_others or 0.0
@@ -347,7 +348,7 @@ def _held_up(view: RankView, *, all_threads: bool) -> float:
 
 
 def _of_calls(line: CostlyLine, seconds: float, share: float) -> Finding:
-    """Of what the script calls itself, and not DDP in its backward pass."""
+    """The finding on what the script calls itself, and not DDP in its backward pass."""
     name = line.most.calls
     is_of_objects = name.endswith(("_object", "_object_list"))
     return Finding(

@@ -32,7 +32,7 @@ class Rule:
 
 
 def severity(share: float) -> Severity:
-    """Of a finding that loses this share of the run's time."""
+    """The severity of a finding that loses this share of the run's time."""
     if share >= thresholds.CRITICAL_SHARE:
         return "critical"
     return "warning" if share >= thresholds.WARNING_SHARE else "info"

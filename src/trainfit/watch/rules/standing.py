@@ -55,8 +55,8 @@ class _Still:
 
     @property
     def locked_out(self) -> ThreadStack | None:
-        """Where the main thread waits for a lock, a thread of the script that waits for one, too:
-        each may have what the other wants."""
+        """The thread of the script that waits for a lock, too, where the main thread does: each may
+        have what the other wants."""
         own = [each for each in self.threads if each.role != "worker"]
         if not own or not _waits_for_lock(own[0]):
             return None
@@ -64,8 +64,8 @@ class _Still:
 
     @property
     def unfed_by(self) -> ThreadStack | None:
-        """Where the main thread waits for a queue, a thread of the script that waits for something
-        else: it may be the one that fills it."""
+        """The thread of the script that waits for something else where the main thread waits for a
+        queue: it may be the one that fills it."""
         own = [each for each in self.threads if each.role != "worker"]
         if not own or own[0].where is None or not _GETS.search(own[0].where.code):
             return None
@@ -216,8 +216,9 @@ def uneven_batches(run: RunView) -> tuple[Evidence, ...]:
 
 
 def _apart(run: RunView, found: Sequence[_Still]) -> list[_Still]:
-    """Where all ranks wait for the others, and not all at one line: one of each line, that with the
-    fewest ranks first, and a call of the script's own before a backward pass. Else nothing."""
+    """The different places at which ranks stand where all of them wait for the others, and not all
+    at one line: one of each line, that with the fewest ranks first, and a call of the script's own
+    before a backward pass. Else nothing."""
     every = len(found) == found[0].view.header.world_size == len(run.ranks)
     if not every or not all(each.waits_for_ranks for each in found):
         return []
@@ -230,7 +231,7 @@ def _apart(run: RunView, found: Sequence[_Still]) -> list[_Still]:
 
 
 def _of_calls(apart: Sequence[_Still]) -> tuple[str, str, Fix, Place | None]:
-    """…, of ranks that wait for each other in different calls."""
+    """The title, cause, fix and place of ranks that wait for each other in different calls."""
     told = []
     for each in apart[:2]:
         _, where, function = _where(each)
@@ -260,7 +261,7 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
 
 
 def _of_end(still: _Still) -> tuple[str, str, Fix, Place | None]:
-    """…, of a script that is over, and whose process does not end."""
+    """The title, cause, fix and place of a script that is over, and whose process does not end."""
     title = f"The script is over, and its process did not end for {duration(still.seconds)}"
     where, kept = None, still.kept_by
     if kept is not None and (frame := kept.where) is not None:
@@ -281,7 +282,7 @@ _END_PROCESS: Final = (
 
 
 def _of_queue(view: RankView) -> Finding | None:
-    """Of a script that is over, and whose process waits until its queues are read."""
+    """The finding on a script that is over, and whose process waits until its queues are read."""
     told = next((each for each in view.record.events if each.kind == "awaits_queue"), None)
     seconds = 0.0 if told is None else end_of(view) - told.time_s
     if told is None or seconds < max(_WAITS_S, NOTICEABLE * end_of(view)):
@@ -306,7 +307,8 @@ def _of_queue(view: RankView) -> Finding | None:
 
 
 def _of_children(view: RankView) -> Finding | None:
-    """Of a script that is over, and whose process waits for others that it has started."""
+    """The finding on a script that is over, and whose process waits for others that it has
+    started."""
     awaited = [each for each in view.record.events if each.kind == "awaits"]
     if not awaited:
         return _of_queue(view)

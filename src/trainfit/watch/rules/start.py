@@ -173,8 +173,8 @@ _STEP_PARTS: Final = (
 
 
 def failed_part(files: Sequence[str]) -> str:
-    """Where a run failed whose first step was not over, by the files of its traceback, outermost
-    first: "before the first step was over, in the forward pass"."""
+    """A clause on where a run failed whose first step was not over, by the files of its traceback,
+    outermost first: "before the first step was over, in the forward pass"."""
     parts = (said for each in files for path, said in _STEP_PARTS if path in each)
     last = next(reversed(list(parts)), "in the script's own code")
     return f"before the first step was over, {last}"

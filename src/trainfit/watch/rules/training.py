@@ -116,7 +116,7 @@ def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _learning(run: RunView) -> Iterator[Finding | Unknown]:
-    """Of the first rank that looked: all have the same model."""
+    """Findings of the first rank that looked: all have the same model."""
     for view in run.ranks:
         if view.header.learning.steps:
             yield from (_costs(view, each) for each in of_learning(view.header.learning))
@@ -341,7 +341,8 @@ _NEAR_SAVING: Final = 12
 
 
 def _next_to_saving(rank: RankView, at: Place | None) -> tuple[float, str | None]:
-    """Of the time, what a function that saves does else, and the line where most of that is."""
+    """The share of the time that a function that saves spends otherwise, and the line where most of
+    that is."""
     looks, main = rank.header.other_code, MainThread(rank)
     near = [
         each

@@ -112,13 +112,15 @@ def _find_uneven_memory(run: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _held(view: RankView) -> float | None:
-    """Of the rank's GPU, what the run holds at most: by NVML, else PyTorch's reserved memory."""
+    """The most bytes that the run holds of the rank's GPU: by NVML, else PyTorch's reserved
+    memory."""
     ours = known(view.every_gpu_sample["ours_bytes"])
     return float(ours.max()) if len(ours) else peak_reserved(view)
 
 
 def _outside(view: RankView) -> float | None:
-    """Of that, what is not the rank's own PyTorch's: contexts, also of other ranks."""
+    """The bytes of :func:`_held` that are not the rank's own PyTorch's: contexts, also of other
+    ranks."""
     held, reserved = _held(view), peak_reserved(view)
     return None if held is None or reserved is None else held - reserved
 

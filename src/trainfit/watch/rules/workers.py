@@ -288,7 +288,7 @@ def _find_too_many_workers(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _workers_enough(fetching: Fetching, usable: float) -> int:
-    """As many as are needed and have cores, next to the process that trains."""
+    """The number of workers that are needed and have cores, next to the process that trains."""
     ranks = max(1, checks.local_ranks(fetching.rank))
     most = max(1, int(usable / ranks) - 1)
     needed = fetching.needed_workers

@@ -163,7 +163,7 @@ class MachineCounters:
         }
 
     def _other_counts(self) -> Counts:
-        """Those that change slowly."""
+        """The counts that change slowly."""
         swap = self._read("vmstat")
         disk = proc_files.disk_bytes(self._read("diskstats"), self._disks)
         network = proc_files.network_bytes(self._read("net/dev"), self._interfaces)
@@ -186,8 +186,8 @@ class MachineCounters:
         return frozenset(name.encode() for name in names if not _NO_DISKS.match(name))
 
     def _find_interfaces(self) -> frozenset[bytes]:
-        """Those with hardware: bridges and tunnels pass on what these count. In a container none
-        has, and all but the loopback count."""
+        """The interfaces with hardware: bridges and tunnels pass on what these count. In a
+        container none has, and all but the loopback count."""
         folder = "/sys/class/net"
         names = [name for name in self._files.names(folder) if name != "lo"]
         real = [name for name in names if self._files.exists(f"{folder}/{name}/device")]
@@ -361,7 +361,8 @@ def _joined(rows: list[Table]) -> Table:
 
 
 def temporary_folder(environment: Mapping[str, str]) -> str:
-    """Where a process of this environment makes temporary files (tempfile.gettempdir())."""
+    """The folder in which a process of this environment makes temporary files
+    (tempfile.gettempdir())."""
     for name in ("TMPDIR", "TEMP", "TMP"):
         path = environment.get(name, "")
         if os.path.isabs(path) and Path(path).is_dir():

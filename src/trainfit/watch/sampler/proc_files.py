@@ -32,7 +32,7 @@ class ProcessStat:
 
 
 def process_stat(content: bytes) -> ProcessStat | None:
-    """Of a line as proc(5) has it. The name may hold blanks and brackets itself."""
+    """The fields of a line as proc(5) has it. The name may hold blanks and brackets itself."""
     opened, closed = content.find(b"("), content.rfind(b")")
     fields = content[closed + 1 :].split()
     if not 0 <= opened < closed or len(fields) < 22:
@@ -64,8 +64,8 @@ class CpuTicks:
 
 
 def cpu_ticks(content: bytes) -> CpuTicks | None:
-    """Of /proc/stat: its first line. A guest's time is part of the user's; stolen time is spent
-    by others than this machine."""
+    """The ticks in the first line of /proc/stat. A guest's time is part of the user's; stolen time
+    is spent by others than this machine."""
     fields = content.partition(b"\n")[0].split()
     numbers = [_whole(field) for field in fields[1:8]]
     if fields[:1] != [b"cpu"] or len(numbers) < 7:
@@ -78,8 +78,8 @@ def cpu_ticks(content: bytes) -> CpuTicks | None:
 
 
 def run_queue(content: bytes) -> tuple[int, int] | None:
-    """Of /proc/loadavg: threads that run or wait for a core, and the number (PID) that was given
-    out last."""
+    """The numbers of /proc/loadavg: threads that run or wait for a core, and the number (PID) that
+    was given out last."""
     fields = content.split()
     if len(fields) < 5:
         return None
@@ -88,7 +88,7 @@ def run_queue(content: bytes) -> tuple[int, int] | None:
 
 
 def schedstat_ns(content: bytes) -> tuple[int, int] | None:
-    """Of /proc/PID/schedstat: nanoseconds on a CPU, and ready to run but without one
+    """The numbers of /proc/PID/schedstat: nanoseconds on a CPU, and ready to run but without one
     (Documentation/scheduler/sched-stats.rst). A kernel without these statistics writes zeros."""
     fields = content.split()
     if len(fields) < 3 or fields == [b"0", b"0", b"0"]:
@@ -98,7 +98,7 @@ def schedstat_ns(content: bytes) -> tuple[int, int] | None:
 
 
 def switches(content: bytes) -> tuple[int, int] | None:
-    """Of /proc/PID/task/TID/status: voluntary and involuntary context switches of the thread."""
+    """Voluntary and involuntary context switches of the thread in /proc/PID/task/TID/status."""
     voluntary = keyed(content, b"voluntary_ctxt_switches:")
     involuntary = keyed(content, b"nonvoluntary_ctxt_switches:")
     return None if voluntary is None or involuntary is None else (voluntary, involuntary)
@@ -114,7 +114,7 @@ def keyed(content: bytes, key: bytes) -> int | None:
 
 
 def pressure_s(content: bytes) -> float | None:
-    """Of a PSI file (Documentation/accounting/psi.rst): seconds in which some task waited."""
+    """Seconds of a PSI file (Documentation/accounting/psi.rst) in which some task waited."""
     for line in content.split(b"\n"):
         if line.startswith(b"some "):
             micro = _whole(line.rpartition(b"total=")[2].strip())
@@ -133,7 +133,7 @@ class Throttling:
 
 
 def throttling(content: bytes) -> Throttling | None:
-    """Of cpu.stat: version 1 counts nanoseconds, version 2 microseconds."""
+    """The throttling of cpu.stat: version 1 counts nanoseconds, version 2 microseconds."""
     periods, throttled = keyed(content, b"nr_periods "), keyed(content, b"nr_throttled ")
     nano, micro = keyed(content, b"throttled_time "), keyed(content, b"throttled_usec ")
     if periods is None or throttled is None or (nano is None and micro is None):
@@ -143,12 +143,12 @@ def throttling(content: bytes) -> Throttling | None:
 
 
 def disk_bytes(content: bytes, disks: Container[bytes]) -> tuple[int, int] | None:
-    """Of /proc/diskstats: bytes that these disks read and wrote."""
+    """Bytes that these disks read and wrote, by /proc/diskstats."""
     return _summed(content, disks, 2, (5, 9), _SECTOR)
 
 
 def network_bytes(content: bytes, interfaces: Container[bytes]) -> tuple[int, int] | None:
-    """Of /proc/net/dev: bytes that these interfaces received and sent."""
+    """Bytes that these interfaces received and sent, by /proc/net/dev."""
     # Large counters follow the colon without a blank.
     return _summed(content.replace(b":", b": "), interfaces, 0, (1, 9), 1)
 

@@ -102,7 +102,7 @@ class _Process:
         return proc_files.keyed(content, b"read_bytes:") if content is not None else None
 
     def children(self) -> set[int] | None:
-        """That its first thread has started; ``None``: not told."""
+        """The processes that its first thread has started; ``None``: not told."""
         content = self._children.read()
         return None if content is None else {int(each) for each in content.split()}
 
@@ -201,7 +201,7 @@ class ProcessTree:
         return list(dict.fromkeys(p.stat.cpu for p in chosen if p.stat.cpu >= 0))
 
     def environment(self) -> bytes:
-        """Of the watched process, as it was started."""
+        """The environment of the watched process, as it was started."""
         return self._files.content(f"/proc/{self._pid}/environ") or b""
 
     def written(self) -> int | None:
@@ -303,7 +303,7 @@ class ProcessTree:
         return _Spent(max(0.0, cpu_s - before), now - since)
 
     def _chosen(self) -> list[_Process]:
-        """Those that get a row: ranks, workers, others, up to the limit."""
+        """The processes that get a row: ranks, workers, others, up to the limit."""
         every = list(self._processes.values())
         self.left_out = max(0, len(every) - self._most)
         if self.left_out:
@@ -313,7 +313,7 @@ class ProcessTree:
     def _threads_of(
         self, chosen: list[_Process], cores: dict[int, float], now: float, switches: bool
     ) -> list[ThreadTimes]:
-        """Of those whose turn it is; ranks' turns come more often."""
+        """The times of threads, of those whose turn it is; ranks' turns come more often."""
         found = {each.pid: ThreadTimes() for each in chosen}
         self._credit = min(self._credit + _THREADS_A_SAMPLE, _THREADS_A_SAMPLE)
         turns = sorted(
@@ -355,7 +355,8 @@ class ProcessTree:
         self._add({int(name) for name in self._files.names("/proc") if name.isdigit()}, now)
 
     def _children(self) -> set[int] | None:
-        """Of the known processes' first threads; ``None``: this kernel does not tell."""
+        """The children of the known processes' first threads; ``None``: this kernel does not
+        tell."""
         found = set()
         for process in self._processes.values():
             children = process.children()
@@ -365,7 +366,8 @@ class ProcessTree:
         return found
 
     def _add(self, numbers: set[int], now: float) -> bool:
-        """Of these processes, those below the known ones; are there any that were not known?"""
+        """Add those of these processes that are below the known ones. Are there any that were not
+        known?"""
         self._strangers &= numbers
         stats = {}
         for pid in numbers - self._strangers - self._processes.keys():
@@ -480,7 +482,8 @@ class MemoryByKind:
         return rows
 
     def _kinds(self, pid: int) -> dict[str, int] | None:
-        """By column; ``None``: it has ended, or the kernel does not tell (before 4.5)."""
+        """Bytes of a process by column; ``None``: it has ended, or the kernel does not tell (before
+        4.5)."""
         status = self._files.content(f"/proc/{pid}/status") or b""
         found = {column: proc_files.keyed(status, key) for column, key in _KINDS.items()}
         told = {column: value * 1024 for column, value in found.items() if value is not None}

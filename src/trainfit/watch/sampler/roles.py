@@ -67,7 +67,7 @@ class RunFolder:
 
     @property
     def headers(self) -> list[RunHeader]:
-        """Of this run's ranks, in order."""
+        """The headers of this run's ranks, in order."""
         found = [header for _, header in self._headers.values() if header is not None]
         return sorted(found, key=lambda header: header.rank)
 
@@ -223,8 +223,8 @@ def _role(
 
 
 def _is_worker(known: Known, processes: Mapping[int, Known], mains: Mapping[int, int]) -> bool:
-    """By its name, or by how multiprocessing starts children: forked ones have the command line of
-    whom they were forked from."""
+    """Is it a worker, by its name, or by how multiprocessing starts children? Forked ones have the
+    command line of whom they were forked from."""
     if known.name == _WORKER_NAME:
         return True
     above = processes.get(known.parent)

@@ -189,7 +189,7 @@ class Sampler:
         return True
 
     def _has_ended(self) -> bool:
-        """Of the run, of who started this process, or of the folder."""
+        """Has the run ended, or who started this process, or the folder?"""
         if self._parent is not None and os.getppid() != self._parent:
             return True
         return not self._tree.is_alive or self._folder.is_gone

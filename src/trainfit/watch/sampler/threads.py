@@ -60,7 +60,7 @@ class Threads:
         self._read_at = self._switches_at = math.nan
 
     def read(self, now: float, count: int, cores: float, switches: bool = True) -> ThreadTimes:
-        """At ``now``, in seconds of ``time.monotonic()``.
+        """The times of the threads at ``now``, in seconds of ``time.monotonic()``.
 
         Args:
             count: threads that the process has; a single one need not be read.
@@ -87,7 +87,7 @@ class Threads:
         return found
 
     def _of_one(self, now: float, cores: float, switches: bool) -> ThreadTimes:
-        """Of a process with one thread, whose number is the process'."""
+        """The times of a process with one thread, whose number is the process'."""
         found = ThreadTimes(cores)
         self._forget({self._first})
         if self._with_schedstat and (rates := self._rates(self._first, now)) is not None:

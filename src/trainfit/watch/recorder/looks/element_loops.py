@@ -44,8 +44,8 @@ class ElementLoops:
         self._tries: collections.Counter[tuple[CodeType, int]] = collections.Counter()
 
     def look(self, thread: int, stack: Sequence[Call]) -> bool:
-        """At a thread's stack, innermost first; was it in such a loop? No look where no module is
-        called."""
+        """Look at a thread's stack, innermost first. Was it in such a loop? No look where no module
+        is called."""
         modules = [n for n, each in enumerate(stack) if each[0].co_filename.endswith(_MODULES)]
         if not modules:
             return False
@@ -136,7 +136,7 @@ _GIVES: Final = ("unbind", "enumerate", "zip", "reversed", "list", "tuple")
 
 
 def rounds_of(loop: Loop, names: Mapping[str, Any]) -> int:
-    """Of a loop over elements of a tensor among ``names``, how many there are; else 0."""
+    """The number of elements of a tensor among ``names`` that a loop goes over; else 0."""
     if _calls_each(loop):
         return 0  # layers, or experts: a tensor that is indexed has a weight for each
     return _gone_over(loop.iterates, names) or _indexed(loop, names)

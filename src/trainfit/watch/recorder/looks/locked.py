@@ -35,7 +35,7 @@ _armed: LockedStack | None = None
 
 
 def install(patches: PatchSet) -> None:
-    """From now on the script's own use of the timer is seen, and ours gives way to it. To be called
+    """See the script's own use of the timer from now on, and let ours give way to it. To be called
     before the script runs: a timer that it has set already cannot be seen."""
     global _wanted_by_script
     _wanted_by_script = False
@@ -76,7 +76,8 @@ def _at_forks() -> None:
 
 
 class LockedStack:
-    """From :meth:`put_off` on, until :meth:`close`; ``path`` is there while it may be needed.
+    """The stacks of a process that is locked, from :meth:`put_off` on, until :meth:`close`;
+    ``path`` is there while it may be needed.
 
     ``tell`` is given the stacks where the process has gone on, or ends, and the seconds after which
     they were written.

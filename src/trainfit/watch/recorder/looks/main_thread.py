@@ -153,7 +153,8 @@ class MainThreadLooks:
                 self.look_around(time.monotonic())
 
     def _pause(self) -> float:
-        """From half to one and a half times the usual one, so that nothing regular is missed."""
+        """Seconds from half to one and a half times the usual pause, so that nothing regular is
+        missed."""
         self._draw = self._draw * 1103515245 + 12345 & 0x7FFFFFFF
         useful = self._looks < _WHILE_USEFUL and self._found >= _USEFUL * self._looks
         usual = _OFTEN_S if useful or self._looks < _AT_FIRST else _SELDOM_S
@@ -165,7 +166,7 @@ class MainThreadLooks:
         self._look_for_growth(now)
 
     def look_around(self, now: float) -> None:
-        """At what reads files, and needs no moment of its own."""
+        """Look at what reads files, and needs no moment of its own."""
         training = self._training
         if self._looks and training.thread is not None:
             self.threads.look(training.thread, now, training.count)
@@ -220,8 +221,8 @@ class MainThreadLooks:
                 self._look_at_holders(thread)
 
     def _look_at_holders(self, thread: int) -> None:
-        """Where other threads of the script are that hold a lock, while the training waits for
-        one."""
+        """Look at the places of other threads of the script that hold a lock, while the training
+        waits for one."""
         self.holders.look(self._training.count)
         for each in itertools.islice(sys._current_frames(), _MOST_THREADS):
             if each != thread and holds_lock(stack := users_stack(each)):

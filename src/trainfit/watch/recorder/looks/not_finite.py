@@ -44,7 +44,7 @@ _BROKEN: Final = Misuse("weights_not_finite")
 
 
 class Origins:
-    """Where numbers that are not finite come from. Masks of -inf and missing labels are so in steps
+    """The origins of numbers that are not finite. Masks of -inf and missing labels are so in steps
     whose loss is finite, too: they are looked at once in such a step."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Origins:
                 )
 
     def made_by(self) -> Misuse | None:
-        """… of a loss that is not: the variable and the line that were the first
+        """The origin of a loss that is not finite: the variable and the line that were the first
         ("made_not_finite"), or the batch that had it already ("batch_not_finite"); ``None``: it is
         not known, as where weights are not finite any more."""
         found: Misuse | None = None
@@ -80,7 +80,8 @@ class Origins:
         return found
 
     def may_be_made_by(self) -> Misuse | None:
-        """… of weights that are not finite: the line that may have made them so, by its source."""
+        """The origin of weights that are not finite: the line that may have made them so, by its
+        source."""
         return risky(_frames())
 
     def _in_function(self, frame: FrameType) -> Misuse | None:
@@ -107,7 +108,7 @@ class Origins:
 
 
 def _frames() -> list[FrameType]:
-    """Of the script's functions that are called, the innermost first."""
+    """The frames of the script's functions that are called, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
     found: list[FrameType] = []
     while frame is not None and len(found) < _FRAMES:
@@ -161,7 +162,7 @@ class _Finite:
 
 
 def _tensors(value: Any, depth: int = 3) -> Iterator[Any]:
-    """Of a batch, and of an object that has one."""
+    """The tensors of a batch, and of an object that has one."""
     kind = type(value)
     if issubclass(kind, torch.Tensor | np.ndarray):
         yield value
@@ -193,7 +194,7 @@ def _by_line(each: _Made) -> int:
 
 
 def _last_made(tree: ast.AST, line: int) -> list[_Made]:
-    """Of each variable, the last assignment up to a line: the line, the name, the names that it
+    """The last assignment of each variable up to a line: the line, the name, the names that it
     reads, and whether it is a round of a loop. One that hands on what it had does not count."""
     every = sorted(
         (each for node in _own_nodes(tree) for each in _made(node) if each[0] <= line),
@@ -213,7 +214,7 @@ def _line(found: Mapping[str, _Made], name: str) -> int:
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Without those of functions within."""
+    """The nodes without those of functions within."""
     waiting = list(ast.iter_child_nodes(tree))
     while waiting:
         node = waiting.pop()
@@ -255,7 +256,7 @@ def _made(node: ast.AST) -> Iterator[_Made]:
 
 
 def _stored(target: ast.AST) -> list[str]:
-    """Of a target that is no attribute and no entry."""
+    """The names of a target that is no attribute and no entry."""
     parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
     found = [each.id for each in parts if isinstance(each, ast.Name)]
     return found + [name for each in parts if hasattr(each, "elts") for name in _stored(each)]

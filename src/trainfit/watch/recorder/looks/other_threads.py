@@ -48,7 +48,7 @@ class OtherThreadLooks:
         self._open_cpu_s.clear()
 
     def look(self, training: int, now: float, step: int) -> None:
-        """At all but the thread ``training``, at ``now`` in seconds, in this step."""
+        """Look at all but the thread ``training``, at ``now`` in seconds, in this step."""
         others = [each for each in threading.enumerate() if each.ident != training]
         if len(others) > _OF or not others:
             return

@@ -40,9 +40,9 @@ _TOLD: Final = 2
 
 
 def risky(frames: Sequence[FrameType]) -> Misuse | None:
-    """Of the script's functions that compute a loss, the innermost first, and of what they call:
-    the kind of the risk, the source and the place of one such line or two; ``None``: there is none,
-    or there are more."""
+    """The kind of the risk, the source and the place of a risky line or two in the script's
+    functions that compute a loss, the innermost first, and in what they call; ``None``: there is
+    none, or there are more."""
     with contextlib.suppress(Exception):  # sources and objects may be of any kind
         own = {frame.f_code: (frame.f_lineno, frame.f_globals) for frame in frames}
         values = [
@@ -55,7 +55,7 @@ def risky(frames: Sequence[FrameType]) -> Misuse | None:
 
 
 def risky_in(called: Iterable[Any]) -> Misuse | None:
-    """The same of modules and functions of the script that one line calls."""
+    """The same as :func:`risky`, of modules and functions of the script that one line calls."""
     with contextlib.suppress(Exception):
         values = list(called)
         own = {e.__code__: (0, e.__globals__) for e in values if isinstance(e, FunctionType)}

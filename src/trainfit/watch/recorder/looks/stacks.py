@@ -124,7 +124,7 @@ class StackCounts:
 
 
 def merged(parts: Iterable[StackLooks]) -> StackLooks:
-    """Of several processes."""
+    """The looks of several processes, merged."""
     lines: collections.Counter[Key] = collections.Counter()
     looks = 0
     for part in parts:
@@ -277,7 +277,8 @@ def is_in_phase(stack: Sequence[Call]) -> bool:
 
 
 def _is_of_phase(code: CodeType) -> bool:
-    """… of torch.serialization only what saves: to load a file is the script's own affair."""
+    """Is it of a phase? Of torch.serialization only what saves is: to load a file is the script's
+    own affair."""
     name = code.co_filename
     if name.endswith(_SAVES):
         return "save" in code.co_name
@@ -356,7 +357,7 @@ def fetched_index(thread: int, stack: Sequence[Call]) -> str:
 
 
 def stack_text(stack: Sequence[Call]) -> str:
-    """As :mod:`faulthandler` writes it."""
+    """The stack as :mod:`faulthandler` writes it."""
     lines = ["Thread 0x0000000000000000 (most recent call first):"]
     for code, lasti, _ in stack:
         lines.append(f'  File "{code.co_filename}", line {line_at(code, lasti)} in {code.co_name}')
@@ -451,7 +452,8 @@ def _innermost(stack: Sequence[Call]) -> str:
 
 
 def _waits_for(stack: Sequence[Call], source: str) -> WaitsFor:
-    """By what functions are called that are not the script's own: its ``dump()`` may compute."""
+    """What a stack waits for, by what functions are called that are not the script's own: its
+    ``dump()`` may compute."""
     names = [*_called(stack), *(_name(e) for e in stack if is_library(_file(e)))]
     if any(name.startswith(_PIPE) for name in names):
         return "process"
@@ -469,6 +471,6 @@ def _called(stack: Sequence[Call]) -> Iterator[str]:
 
 
 def _names(stack: Sequence[Call]) -> Iterator[str]:
-    """Of functions, the innermost first."""
+    """The names of functions, the innermost first."""
     yield from _called(stack)
     yield from map(_name, stack)

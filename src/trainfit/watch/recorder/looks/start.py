@@ -136,14 +136,15 @@ class StartLooks:
 
 
 def _cpu_s() -> float:
-    """Of the main thread, whose number is the process's; infinite where the kernel does not tell:
-    then nothing is known to stand still."""
+    """CPU seconds of the main thread, whose number is the process's; infinite where the kernel does
+    not tell: then nothing is known to stand still."""
     spent = cpu_s_of(os.getpid())
     return math.inf if spent is None else spent
 
 
 def _key(stack: Sequence[Call]) -> Key:
-    """Where a stack is, with one name for all that an import or a DataLoader does in it."""
+    """The key of a stack: its place, with one name for all that an import or a DataLoader does in
+    it."""
     place, callers, calls, inner, waits_for, over, function = key_of(stack)
     files = [code.co_filename for code, _, _ in stack]
     for ends, what in _WITHIN:
@@ -153,7 +154,7 @@ def _key(stack: Sequence[Call]) -> Key:
 
 
 def _inside(files: Sequence[str], place: str) -> Sequence[str]:
-    """Of files of a stack, those further in than the script's own line."""
+    """The files of a stack further in than the script's own line."""
     name = place.rpartition(":")[0]
     own = next((n for n, each in enumerate(files) if each.endswith(name)), len(files))
     return files[:own]

@@ -107,13 +107,14 @@ class VariableLooks:
         self._loop: frozenset[CodeType] = frozenset()
 
     def look(self, step: int, frame: FrameType | None, loop: frozenset[CodeType]) -> None:
-        """At those of the script's modules, and of the functions from ``frame`` outwards that are
-        in ``loop``; ``step`` is how many there were."""
+        """Look at the variables of the script's modules, and of the functions from ``frame``
+        outwards that are in ``loop``; ``step`` is how many there were."""
         self._loop = loop
         self._look(step, itertools.chain(_modules(), _functions(frame, loop), _figures()))
 
     def look_at(self, step: int, objects: Iterable[object]) -> None:
-        """At those of the script's modules, and of objects (a data set): ``self.cache``."""
+        """Look at the variables of the script's modules, and of objects (a data set):
+        ``self.cache``."""
         self._look(step, itertools.chain(_modules(), _objects(objects)))
 
     def _look(self, step: int, places: Iterable[_Names]) -> None:
@@ -146,7 +147,7 @@ class VariableLooks:
         return tuple(each.path for each in dict(self._courses).values() if each.is_memory)[:_TOLD]
 
     def found(self) -> tuple[GrowingVariable, ...]:
-        """Those that grow; what keeps tensors first, then the largest."""
+        """The variables that grow; what keeps tensors first, then the largest."""
         growing = [
             _told(file, course, _runs(self._loop, file))
             for (file, _), course in dict(self._courses).items()
@@ -206,7 +207,7 @@ def _find_modules() -> Iterator[_Names]:
 
 
 def _objects(objects: Iterable[object]) -> Iterator[_Names]:
-    """… and of objects whose classes the script's files define."""
+    """The names of objects whose classes the script's files define."""
     for each in objects:
         if _is_of_script(type(each)):
             yield str(sys.modules[type(each).__module__].__file__), {"self": each}, None
@@ -237,7 +238,7 @@ def _code_of(cache: Any) -> CodeType | None:
 
 
 def _functions(frame: FrameType | None, loop: frozenset[CodeType]) -> Iterator[_Names]:
-    """… and of its functions that are called."""
+    """The names in the script's functions that are called."""
     while frame is not None:
         code = frame.f_code
         if code in loop and code.co_flags & inspect.CO_OPTIMIZED and frame.f_trace is None:
@@ -340,7 +341,7 @@ def _saved(value: Any) -> Any:
 
 
 def _additions(value: torch.Tensor) -> int:
-    """Of a sum that keeps the graphs of all its terms; 0: it is none."""
+    """The number of terms of a sum that keeps the graphs of them all; 0: it is none."""
     found, node = 0, value.grad_fn if value.numel() == 1 else None
     while node is not None and found < 1 << 14:
         if not node.name().startswith("Add"):
