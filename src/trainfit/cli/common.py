@@ -227,7 +227,8 @@ def progress(text: str) -> None:
 
 
 def discard_output() -> None:
-    """After the reader (head, less) has closed the pipe: nothing may be flushed to it at exit."""
+    """Discard output after the reader (head, less) has closed the pipe: nothing may be flushed to
+    it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -103,7 +103,8 @@ def _found(folder: Path) -> _Config | None:
 
 
 def _is_planted(path: Path) -> bool:
-    """Another user's file where everyone may put one, as in /tmp: it is left alone."""
+    """Is it another user's file where everyone may put one, as in /tmp? It is left alone, with a
+    line on stderr."""
     owner, open_to_all = path.stat().st_uid, path.parent.stat().st_mode & stat.S_IWOTH
     if not open_to_all or owner in (0, os.getuid()):
         return False

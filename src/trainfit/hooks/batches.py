@@ -457,8 +457,8 @@ def _padding_labelled(batch: Mapping[Any, Any]) -> tuple[int, tuple[int, ...]] |
 
 
 def _positions_used(tokens: torch.Tensor) -> int:
-    """Up to the last position at which one of the rows has another token than all have at the
-    end."""
+    """The number of positions up to the last at which one of the rows has another token than all
+    have at the end."""
     rows = tokens.numpy()
     differs = np.flatnonzero((rows != rows[0, -1]).any(axis=0))
     return int(differs[-1]) + 1 if len(differs) else 0

@@ -66,7 +66,7 @@ class Samples:
             node.metadata.pop(_SAMPLED, None)
 
     def compared(self, *distributions: Any) -> None:
-        """Their divergence is computed."""
+        """The divergence of these distributions is computed."""
         for each in distributions:
             known = self._sampled.get(id(each))
             if known is not None and known.distribution() is each and torch.is_grad_enabled():

@@ -86,7 +86,7 @@ class ObservedOptimizer:
         return not self.zeroed and since[0] > 0 and added == sum(since)
 
     def over(self, passes: int, changes: int) -> None:
-        """Its step is over."""
+        """The optimizer's step is over."""
         self.zeroed, self._before = False, (passes, changes)
 
     def look(self, optimizer: Any, *, kept: bool, again: str | None) -> None:
@@ -205,7 +205,7 @@ def kept_of(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> st
 
 
 def where_most(looked: Sequence[ObservedOptimizer]) -> str:
-    """In what the largest share of denormal numbers was found."""
+    """The name of what the largest share of denormal numbers was found in."""
     every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
     return max(every, default=(0.0, ""))[1]
 

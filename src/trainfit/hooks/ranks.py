@@ -140,7 +140,8 @@ def _alike(unit: Any, held: Mapping[int, int]) -> tuple[str, int, int] | None:
 
 
 def _class_of(layer: Any) -> str:
-    """Also of one in PyTorch's wrapper that computes it again in the backward pass."""
+    """The name of a layer's class, also of one in PyTorch's wrapper that computes it once more in
+    the backward pass."""
     return type(within_checkpoint(layer)).__name__
 
 

@@ -76,7 +76,7 @@ class Repeats:
 
 
 def _users(nodes: Iterable[Any]) -> Mapping[Any, list[Any]]:
-    """Which nodes of a graph use each of them."""
+    """The nodes of a graph that use each of them."""
     found: dict[Any, list[Any]] = defaultdict(list)
     for node in nodes:
         for each in operands(node):

@@ -209,7 +209,8 @@ class Freezing:
         self._untrained: tuple[int, str] | None = None
 
     def found(self) -> Iterator[Misuse]:
-        """Both of them."""
+        """The misuses of both kinds: frozen parameters that move, and unfrozen ones that are not
+        trained."""
         if self._moves is not None:
             yield Misuse.of("frozen_moves", *self._moves)
         if self._untrained is not None:

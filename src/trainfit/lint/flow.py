@@ -451,7 +451,7 @@ class _Body(Expressions):
         self.records = outer
 
     def replace(self, env: Env) -> None:
-        """Another environment in place: the module's own is shared."""
+        """Put another environment in place: the module's own is shared."""
         self.env.clear()
         self.env.update(env)
 

@@ -152,7 +152,7 @@ class Confirmation:
         return estimated_rates(self.choice, measured_rates(self.trials), self.noise)
 
     def _bar(self, failed: LoaderSettings) -> None:
-        """Not what failed, nor what its fault leaves no more."""
+        """Rule out what failed, and what its fault leaves no more."""
         candidates = self.choice.candidates
         for settings, each in candidates.items():
             reason = each.infeasible or self.choice.goal.infeasible(settings)
@@ -370,7 +370,8 @@ def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:
 def _rates(
     choice: Choice, trials: Sequence[ConfirmingRun], chosen: LoaderSettings, present: LoaderSettings
 ) -> tuple[float, float]:
-    """Both measured, or both predicted: one of each compares the model with the machine."""
+    """The chosen and the current settings' rates, both measured or both predicted: one of each
+    compares the model with the machine."""
     ours, theirs = measured_rate(trials, chosen), measured_rate(trials, present)
     if ours is not None and theirs is not None:
         return ours, theirs
@@ -482,7 +483,7 @@ def _slowed(probe: Probe, held: Probe | None, trials: Sequence[ConfirmingRun]) -
 
 
 def _named(runs: Sequence[str]) -> str:
-    """Their number, and the names of some."""
+    """The number of runs, and the names of some."""
     more = [f"and {len(runs) - _NAMED} more"] if len(runs) > _NAMED else []
     return f"{count(len(runs), 'run')} ({'; '.join([*runs[:_NAMED], *more])})"
 

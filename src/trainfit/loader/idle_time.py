@@ -106,7 +106,7 @@ def busy_shares(busy: Times, total_s: float, window_s: float) -> Times:
 
 
 def timeline(observed: RehearsalRecord) -> Timeline:
-    """In the windows of nvidia-smi, or longer ones if those were too many."""
+    """The busy shares in the windows of nvidia-smi, or longer ones if those were too many."""
     total = observed.total_s
     fitting = (period for period in PERIODS_S if total / period <= _MOST_WINDOWS)
     window = next(fitting, total / _MOST_WINDOWS)

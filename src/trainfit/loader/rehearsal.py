@@ -100,7 +100,7 @@ class Journal:
         self._batches[self.count - 1, _STEP] = seconds
 
     def busy_share(self) -> float:
-        """Since the beginning."""
+        """The share of the time in which steps ran, since the beginning."""
         total = time.monotonic() - self._head[0]
         steps = self._batches[: self.count, _STEP]
         return float(np.sum(steps[np.isfinite(steps)])) / total if total > 0 else 0.0

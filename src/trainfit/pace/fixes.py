@@ -343,7 +343,7 @@ def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float
 
 
 def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate | None:
-    """Which part of the excess over calls back to back is gone; ``None``: there was none."""
+    """The share of the excess over calls back to back that is gone; ``None``: there was none."""
     if counted.reference is None or not before.count or not after.count:
         return None
     return taken_away(before.wall, counted.reference.wall, (after.wall,))

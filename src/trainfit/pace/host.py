@@ -66,7 +66,7 @@ class Device(Protocol):
         """A moment on the GPU's clock."""
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Between two marks, both past; the GPU is waited for."""
+        """Seconds between two marks, both past; the GPU is waited for."""
 
     def why_not_awake(self) -> str:
         """Why the GPU cannot be kept busy; "" if it can."""
@@ -275,7 +275,7 @@ class Observer:
         )
 
     def readings(self, before: Counters, clocks: Clocks) -> Readings:
-        """Since ``before``."""
+        """The readings since ``before``."""
         hertz = clock_here(self._system)
         now = self.counters()
         seconds = max(1e-9, now.at_s - before.at_s)
@@ -312,7 +312,7 @@ class Host(Protocol):
 
     @property
     def device(self) -> Device:
-        """Its GPU, as far as calls use it."""
+        """The host's GPU, as far as calls use it."""
 
     def look_for_device(self) -> None:
         """A first call was made: does it use a GPU?"""

@@ -127,7 +127,7 @@ class Pacer:
         return self._rehearsal.skipped if self._rehearsal is not None else 0
 
     def wait(self) -> float:
-        """Until the next tick; by how many seconds it was missed (0: it was not).
+        """Wait until the next tick; returns the seconds by which it was missed (0: it was not).
 
         Ticks that have passed already are left out but the last one, which is met at once.
         """

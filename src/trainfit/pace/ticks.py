@@ -62,7 +62,7 @@ class Loop:
         self._first += _MOST
 
     def result(self) -> PaceResult | None:
-        """So far; ``None`` where there were too few turns to say anything."""
+        """The result so far; ``None`` where there were too few turns to say anything."""
         count = len(self._wall)
         if count <= _SETTLING + 1:
             return None

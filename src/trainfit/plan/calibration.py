@@ -299,7 +299,7 @@ def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
 
 
 def _bare_constants() -> DeviceConstants:
-    """For simulated workspaces, on which the context has no influence."""
+    """Constants for simulated workspaces, on which the context has no influence."""
     from trainfit.hardware.gpu.context_memory import assumed_parts
 
     return DeviceConstants(assumed_parts(1))

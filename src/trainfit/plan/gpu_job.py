@@ -207,7 +207,7 @@ class Job:
 
     @functools.cached_property
     def capacity(self) -> CapacitySearch:
-        """Its memory on GPUs of any capacity."""
+        """The capacity search of the job, for GPUs of any capacity."""
         return CapacitySearch(self.recording, self.memory, self.settings, self.after)
 
     @functools.cached_property

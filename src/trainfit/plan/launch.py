@@ -75,7 +75,7 @@ def _part(
 
 
 def _reason(choice: AmpChoice) -> str:
-    """In one line, with why AMP saves no time where it is off."""
+    """The reason in one line, with why AMP saves no time where it is off."""
     reason = choice.reason
     if choice.dtype == "off" and choice.time_reason:
         reason += f"; {choice.time_reason}"
@@ -133,7 +133,8 @@ _OF_WORKERS: Final = (
 
 
 def launch_parts(plan: PlanResult, line: LaunchCommand) -> tuple[LaunchPart, ...]:
-    """In the order of the line: environment, cores, arguments; then what the script has to say."""
+    """The parts in the order of the line: environment, cores, arguments; then what the script has
+    to say."""
     parts = [
         *_variables(plan, line),
         *_cores(line),
@@ -229,7 +230,7 @@ def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
 
 
 def _cores(line: LaunchCommand) -> Iterator[LaunchPart]:
-    """Which cores the job runs on."""
+    """The cores that the job runs on."""
     found = line.found
     advised = found.cores.prefix if found is not None and found.cores is not None else ""
     own = line.own_cores

@@ -47,7 +47,7 @@ class LaunchCommand:
 
     @property
     def line(self) -> str:
-        """For bash."""
+        """The line for bash."""
         return line_of(self.words)
 
 

@@ -294,7 +294,7 @@ def is_mapped(value: Any) -> bool:
 
 
 def _base(node: ast.expr) -> ast.AST | None:
-    """Whose method is called."""
+    """The object whose method is called."""
     return node.value if isinstance(node, ast.Attribute) else None
 
 

@@ -252,7 +252,7 @@ def _kind_of_words(text: str) -> Kind | None:
 
 
 def _whose(stack: Sequence[StackFrame]) -> str:
-    """Whose function it is that was not recognised: the innermost that is the user's."""
+    """The name of the function that was not recognised: the innermost that is the user's."""
     for place in stack:
         if (
             place.module

@@ -489,7 +489,7 @@ class GenerationWatch:
             self._simulation.mark_cache(tensor)
 
     def _note_window(self, layer: Any) -> None:
-        """Its cache grows up to a window, if it has one."""
+        """Note the window up to which a layer's cache grows, if it has one."""
         window = getattr(layer, "sliding_window", None)
         if window and "Dynamic" in type(layer).__name__ and id(layer) not in self._layers:
             self._layers.add(id(layer))

@@ -338,7 +338,7 @@ class LaunchInPlace:
         return __init__
 
     def _number(self, target: Target, environment: Mapping[str, str]) -> int | None:
-        """Which rank of a job ``target`` would be; ``None``: it is none.
+        """The rank of a job that ``target`` would be; ``None``: it is none.
 
         A launcher is the simulated one's, whatever that is: its agent starts it.
         """

@@ -333,7 +333,7 @@ class StepWatch:
             self._simulation.end_step()
 
     def _look_around(self) -> None:
-        """Whose loop makes the step, and where is it called?"""
+        """Note whose loop makes the step, and where it is called."""
         frame = sys._getframe(1)
         self.where = frame_of_user(frame)
         self.loop = loop_of(frame)

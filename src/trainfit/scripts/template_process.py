@@ -99,11 +99,11 @@ class ForkableRun(Protocol):
         """Stop its own threads; why it cannot be forked, empty if it can."""
 
     def become(self, folder: str) -> list[str]:
-        """In a child: be the run that ``folder`` asks for; its ``sys.argv``."""
+        """Be the run that ``folder`` asks for, in a child; returns its ``sys.argv``."""
 
 
 class Stem:
-    """In the process that grows: decides at the arguments whether it can be forked.
+    """A stem: the process that grows, which decides at the arguments whether it can be forked.
 
     ``serve`` waits for runs; it returns in each child with its folder, and in the stem at the
     end with ``None``. ``status`` is the descriptor that the server of runs listens to.

@@ -224,8 +224,8 @@ class Runner:
         return ""
 
     def become(self, folder: str) -> list[str]:
-        """In a process that was forked when the script looked at its arguments: be the run that
-        ``folder`` asks for. It has no interventions, which would have to be made before."""
+        """Be the run that ``folder`` asks for, in a process that was forked when the script looked
+        at its arguments. It has no interventions, which would have to be made before."""
         sandbox.begin(Path(folder))
         become_run(folder, self._printed)
         self._spec = spec = _spec_in(folder)

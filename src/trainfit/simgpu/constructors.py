@@ -24,8 +24,8 @@ _OWN: Final[dict[str, Callable[..., Any]]] = {
 
 @contextlib.contextmanager
 def pytorchs_own() -> Iterator[None]:
-    """Within it they are ``torch``'s: PyTorch's shape functions call them by these names
-    where on a GPU C++ makes the result."""
+    """Make these names ``torch``'s own meanwhile: PyTorch's shape functions call them where on a
+    GPU C++ makes the result."""
     replaced = {
         name: present for name, own in _OWN.items() if (present := getattr(torch, name)) is not own
     }

@@ -70,8 +70,8 @@ def only_operand(node: Any) -> Any | None:
 def walk(
     *roots: Any, following: Callable[[Any], Iterable[Any]] = operands, most: int = _NODES
 ) -> Iterator[Any]:
-    """At most so many nodes of a graph, depth first, the last operand's first. ``following``: the
-    nodes to go on to."""
+    """The nodes of a graph, at most so many, depth first, the last operand's first. ``following``:
+    the nodes to go on to."""
     known: set[Any] = set()
     waiting = list(roots)
     while waiting and len(known) < most:

@@ -27,8 +27,8 @@ def import_compiler() -> None:
 
 
 def class_of_compiled() -> type | None:
-    """That of what ``torch.compile`` gives for a module; ``None``: nobody can have asked for it
-    yet."""
+    """The class of what ``torch.compile`` gives for a module; ``None``: nobody can have asked for
+    it yet."""
     kind: type | None = getattr(sys.modules.get(_FRAMES), "OptimizedModule", None)
     return kind
 
@@ -74,7 +74,7 @@ def flex_attention() -> ModuleType:
 
 
 def gives_maxima(module: ModuleType) -> bool:
-    """Of :func:`flex_attention`: does it return each row's greatest score, too?
+    """Does the module of :func:`flex_attention` return each row's greatest score, too?
 
     That came after PyTorch 2.8, with a backward pass that takes ``None`` for a gradient of zeros.
     """
@@ -83,5 +83,6 @@ def gives_maxima(module: ModuleType) -> bool:
 
 
 def permute_strides(module: ModuleType) -> Callable[..., Any]:
-    """Of :func:`flex_attention`: a tensor whose dimensions lie in the order of the strides."""
+    """A function of the module of :func:`flex_attention`: a tensor whose dimensions lie in the
+    order of the strides."""
     return module._permute_strides  # type: ignore[no-any-return]

@@ -82,7 +82,8 @@ CUDNN_INIT = place(torch.backends.cudnn.m, "_init")  # type: ignore[attr-defined
 
 
 def c_function(name: str) -> PrivateName:
-    """Where a function that the simulated device supplies stands, or would in a build with CUDA."""
+    """The place of a function that the simulated device supplies, or that a build with CUDA would
+    have."""
     assert name in _C_FUNCTIONS, name
     return PrivateName(torch._C, f"_{name}")
 

@@ -98,7 +98,7 @@ def default_start() -> StartMethod:
 
 
 def queues_of(batches: Any) -> set[Any]:
-    """Where batches of workers lie that are not taken yet."""
+    """The queues of batches that workers have made and that are not used yet."""
     return {_pinned_queue(batches), _result_queue(batches)}
 
 

@@ -135,8 +135,8 @@ def shapes_of_dtensors() -> PrivateName:
 
 
 def shape_of_written(called: Any) -> Any:
-    """Of an operator that works in place, as DTensor was called with it, the shape of what it
-    writes and returns; ``None`` for others."""
+    """The shape of what an operator that works in place, as DTensor was called with it, writes and
+    returns; ``None`` for others."""
     if not called.op._schema.name.endswith("_") or not called.args_schema:
         return None
     return getattr(called.args_schema[0], "tensor_meta", None)
@@ -161,7 +161,8 @@ _FOR_SHAPES: Final = (
 
 
 def passes_for_shapes(stages: ModuleType) -> list[tuple[type, str]]:
-    """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    """The methods of :data:`PIPELINE_STAGES`' classes that call the stage's module for shapes, as
+    owner and name."""
     return _methods(stages, _FOR_SHAPES)
 
 
@@ -171,7 +172,8 @@ _LETS_GO: Final = ("_output_slot_is_releasable",)
 
 
 def releases_of_outputs(stages: ModuleType) -> list[tuple[type, str]]:
-    """Those methods of the classes of :data:`PIPELINE_STAGES`, as owner and name."""
+    """The methods of :data:`PIPELINE_STAGES`' classes that tell whether an output is let go, as
+    owner and name."""
     return _methods(stages, _LETS_GO)
 
 

@@ -67,7 +67,8 @@ def uncompiled(model: Any) -> Any:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """By ``torch.compile`` or its own ``compile``: the calls of its layers are not seen."""
+    """Is it compiled, by ``torch.compile`` or its own ``compile``? Then the calls of its layers are
+    not seen."""
     return is_wrapper_of_compiled(module) or _compiled_call(module) is not None
 
 
@@ -195,8 +196,8 @@ def nothing_wrong(check: Callable[..., Any]) -> Any:
 def keys_of_other_ranks(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """Of a call of the function of :data:`KEYS_OF_STATES`, the keys of parameters that have all
-    their elements on other ranks; none where each rank has the flat parameter."""
+    """The keys of parameters that have all their elements on other ranks, in a call of the function
+    of :data:`KEYS_OF_STATES`; none where each rank has the flat parameter."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     if not given.get("merge_keys"):
         return
@@ -263,8 +264,8 @@ class _ShardedParameter(NamedTuple):
 
 
 def sharded_parameters(model: Any) -> list[_ShardedParameter]:
-    """Those of ``model``, by both kinds of FSDP; none of an FSDP1 that does not free them after
-    the forward pass."""
+    """The sharded parameters of ``model``, by both kinds of FSDP; none of an FSDP1 that does not
+    free them after the forward pass."""
     module: Any = sys.modules.get(_OF_FSDP)
     if module is None:
         return []

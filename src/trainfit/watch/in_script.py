@@ -170,8 +170,8 @@ def _ranks(
 
 
 def _sampler(path: Path, ranks: RankFolder | None) -> SamplerHandle | None:
-    """Next to this process, until it ends; ``None``: not here (the run goes on without). Of several
-    ranks the first has it, for all that their launcher has started."""
+    """Start the sampler next to this process, until it ends; ``None``: not here (the run goes on
+    without). Of several ranks the first has it, for all that their launcher has started."""
     if ranks is not None and not ranks.is_first:
         return None
     launcher = ranks.launcher if ranks is not None else None

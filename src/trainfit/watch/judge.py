@@ -267,7 +267,7 @@ def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterat
 
 
 def _trainings(view: RunView) -> Iterator[str]:
-    """Which of several trainings is judged. ``view`` is of rows that were cleaned."""
+    """A note on which of several trainings is judged. ``view`` is of rows that were cleaned."""
     every = trainings.trainings(view.judged.record)
     chosen = trainings.judged(every)
     if chosen is None:

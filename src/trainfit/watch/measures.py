@@ -296,7 +296,7 @@ def _total(view: RankView) -> int | None:
 
 
 def _spread(table: Table, most: int) -> Table:
-    """So many rows at most, evenly, the last among them."""
+    """The rows, thinned to so many at most, evenly, the last among them."""
     chosen = np.unique(np.linspace(0, len(table) - 1, most).astype(int))
     rows: Table = table[chosen]
     return rows

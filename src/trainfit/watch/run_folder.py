@@ -68,7 +68,7 @@ def unused_folder(first: Path) -> Path:
 
 
 def _has_run(folder: Path) -> bool:
-    """Also one that has just begun."""
+    """Is there a run in it, also one that has just begun?"""
     found = (path for pattern in ("rank*.json", "ranks.jsonl") for path in folder.glob(pattern))
     return any(path.stat().st_size for path in found)
 
@@ -91,7 +91,7 @@ def why_unwritable(folder: Path) -> str:
 
 
 def seconds_without_step(folder: Path) -> float:
-    """Since rows of steps were last written; 0 where there are none yet."""
+    """Seconds since rows of steps were last written; 0 where there are none yet."""
     last = 0.0
     with contextlib.suppress(OSError):
         last = max((path.stat().st_mtime for path in folder.glob("rank*.steps.bin")), default=0.0)

@@ -257,7 +257,7 @@ class FillableCommand(Protocol):
         """``value`` as the command spells values of this placeholder ("true" for "True")."""
 
     def fill(self, values: Mapping[str, str]) -> Sequence[str]:
-        """Its words with these values, and current ones otherwise."""
+        """The command's words with these values, and current ones otherwise."""
 
 
 #: Runs words with these variables added to the environment until enough steps are recorded.

@@ -112,7 +112,7 @@ class RankView:
 
     @property
     def rank(self) -> int | None:
-        """Its number, where there are several."""
+        """The rank's number, where there are several."""
         return self.header.rank if self.header.world_size > 1 else None
 
     @functools.cached_property
@@ -287,7 +287,7 @@ _ALIKE_COLUMNS: Final = ("syncs", "copied_bytes", "unpinned_bytes")
 
 
 def is_light(steps: Table) -> NDArray[np.bool_]:
-    """Which rows are of steps that were recorded lightly."""
+    """A mask of the rows of steps that were recorded lightly."""
     found: NDArray[np.bool_] = (steps["flags"] & LIGHT) != 0
     return found
 

@@ -109,7 +109,7 @@ def _real_runs(options: argparse.Namespace) -> RealRuns:
 
 
 def _rented(options: argparse.Namespace) -> str:
-    """Which machine ``--gpu`` names, in words; empty where it names a GPU."""
+    """The machine that ``--gpu`` names, in words; empty where it names a GPU."""
     found = find_rented(options.gpu) if options.gpu is not None else None
     if found is None:
         return ""

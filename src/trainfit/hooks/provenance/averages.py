@@ -65,7 +65,7 @@ class Averages(FirstOfKind):
             self._equal[model] = True
 
     def evaluates(self, model: Any) -> None:
-        """Such an average is about to be called: with statistics that are the model's?"""
+        """An average is about to be called: with statistics that are the model's?"""
         if model.training:
             self.renewed(model)
         elif "norm_of_average" not in self._found and self._equal.get(model, True) is False:

@@ -221,8 +221,9 @@ def name_of(func: Any) -> str:
 def steps_back(
     made: Marks[tuple[int, int]], given: Sequence[torch.Tensor], result: torch.Tensor, now: int
 ) -> int:
-    """Through how many steps the graph of a result goes back, which is made in step ``now``: 1 for
-    what is computed of a tensor of an earlier step, 2 if that was, in turn, and so on."""
+    """The number of steps through which the graph of a result goes back, which is made in step
+    ``now``: 1 for what is computed of a tensor of an earlier step, 2 if that was, in turn, and so
+    on."""
     if result.grad_fn is None:
         return 0
     back = 0

@@ -185,7 +185,7 @@ class Origins:
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its shape; -1 for the dimension of a nested tensor that has many sizes."""
+    """The tensor's shape; -1 for the dimension of a nested tensor that has many sizes."""
     return tuple(each if isinstance(each, int) else -1 for each in tensor.shape)
 
 

@@ -222,7 +222,7 @@ class Simulation:
             queue.items.append(item)
 
     def run(self) -> None:
-        """Until every process has ended or waits for what never comes."""
+        """Run until every process has ended or waits for what never comes."""
         timed, working = self._timed, self._working
         while timed or working:
             worked, rate = inf, 0.0

@@ -157,7 +157,8 @@ class OtherProcessLoad:
 
 
 class OtherProcesses:
-    """Which processes are busy, from when it is made: all but this one and what it has started."""
+    """A watch of the processes that are busy, from when it is made: all but this one and what it
+    has started."""
 
     def __init__(self) -> None:
         self._began, self._before = time.monotonic(), _worked_by_process()

@@ -50,7 +50,7 @@ class Pauses:
             raise ValueError("expected a period from 1 to the number of pauses")
 
     def of(self, number: int) -> float:
-        """In a worker's batch ``number``; its first is number 0."""
+        """The seconds of pauses in a worker's batch ``number``; its first is number 0."""
         if not self.seconds:
             return 0.0
         if number >= len(self.seconds):
@@ -203,7 +203,7 @@ class Outcome:
 
     @property
     def batches_per_s(self) -> float:
-        """In the steady state, of the user's loop; infinite if nothing takes time."""
+        """The rate of the user's loop in the steady state; infinite if nothing needs time."""
         seconds, batches = self._steady
         return batches / seconds if seconds > 0 else math.inf
 
@@ -410,7 +410,7 @@ class _Pool:
         self._is_paused[worker] = False
 
     def _make(self, cost: BatchCost, times: float) -> Process:
-        """So many times the cost, by samples: each waits for storage and then works."""
+        """A process of ``times`` the cost, by samples: each waits for storage and then works."""
         wait_s, work_s = cost.wait_s * times, cost.work_s * times
         mixed = min(wait_s, work_s) > _MIXED * (wait_s + work_s)
         slices = _SLICES if mixed else 1

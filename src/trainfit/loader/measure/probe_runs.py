@@ -89,7 +89,8 @@ class SettingConstraints:
     reasons: tuple[str, ...] = ()
 
     def merge(self, other: SettingConstraints) -> SettingConstraints:
-        """Both at once; where workers are needed and none is left, nothing works."""
+        """The constraints of both at once; where workers are needed and none is left, nothing
+        works."""
         both = SettingConstraints(
             _least(self.most_workers, other.most_workers),
             max(self.least_workers, other.least_workers),
@@ -357,7 +358,7 @@ def fetch_s(runs: Sequence[Run]) -> float:
 
 
 def start_s(readings: Readings) -> float | None:
-    """Until one worker runs; workers are started one after the other."""
+    """The median seconds until one worker runs; workers are started one after the other."""
     times = []
     for run in readings.of(*KINDS):
         last = max((at for at in run.started if at > 0), default=0.0)

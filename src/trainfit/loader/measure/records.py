@@ -327,12 +327,12 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """In which the counted batches were returned."""
+        """The seconds in which the counted batches were returned."""
         return float(self.handed[-1] - self.handed[self.warm]) if self.counted else 0.0
 
     @property
     def batches_per_s(self) -> float | None:
-        """In the steady state; ``None`` where too few batches came."""
+        """The rate in the steady state; ``None`` where too few batches came."""
         return self.counted / self.seconds if self.seconds > 0 else None
 
     @property

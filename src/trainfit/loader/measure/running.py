@@ -311,7 +311,7 @@ def others(
 
 
 def _await_first(receivers: list[Any], limit_s: float) -> None:
-    """Until each rank has told of its first batch, or has ended."""
+    """Wait until each rank has told of its first batch, or has ended."""
     left, deadline = list(receivers), time.monotonic() + limit_s
     while left and (remaining := deadline - time.monotonic()) > 0:
         for receiver in multiprocessing.connection.wait(left, remaining):

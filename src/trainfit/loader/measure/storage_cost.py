@@ -328,7 +328,7 @@ class _Session:
 
 
 def _measured(workload: Workload, seconds: float) -> Readings:
-    """In the forked process."""
+    """Measure in the forked process."""
     session = _Session(workload)
     ended = processes.call_here(lambda: session.run(seconds), 2 * seconds)
     failure = ""

@@ -324,7 +324,7 @@ def _after_a_batch(workload: Workload, only: str = "") -> WorkerThreads:
 
 
 def _used(workload: Workload, seen: WorkerThreads, left_s: float) -> tuple[str, ...] | None:
-    """Which pools start threads for a batch when all others have one; ``None``: no time."""
+    """The pools that start threads for a batch when all others have one; ``None``: no time."""
     if seen.started is None:
         return None
     if not seen.started:

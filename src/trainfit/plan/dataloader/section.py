@@ -381,7 +381,7 @@ def predicted_step(plan: PlanResult) -> Consumer | None:
 
 
 def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
-    """Which part makes the other wait with the recommended settings, and by how much."""
+    """The part that makes the other wait with the recommended settings, and by how much."""
     rate = found.rate(found.recommended)
     if found.step_s <= 0 or not rate:
         return "unknown", None

@@ -50,7 +50,7 @@ class Effect:
 
 
 def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[Effect, ...]:
-    """Which of ``values`` have their effect, by one simulated run of ``command`` with all of them.
+    """The effects of ``values``, by one simulated run of ``command`` with all of them.
 
     ``tracer`` is one of ``command``. A run that comes to no optimizer step tells nothing of any.
     """

@@ -56,7 +56,7 @@ class Process(Protocol):
     """A running child."""
 
     def poll(self) -> int | None:
-        """Its exit code (negative: the signal that ended it); ``None`` while it runs."""
+        """The process's exit code (negative: the signal that ended it); ``None`` while it runs."""
 
     def end(self) -> None:
         """End it and what it left running (loader workers, its own children)."""
@@ -345,7 +345,8 @@ class RamGate:
 
     @contextlib.contextmanager
     def turn(self, run: int, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Until the run may begin, and as long as it goes on; ``stopped``: it need not wait."""
+        """Wait until the run may begin, and hold its turn as long as it goes on; ``stopped``: it
+        need not wait."""
         while not self._begins(run, stopped):
             time.sleep(_TICK_S)
         try:
@@ -362,8 +363,8 @@ class RamGate:
             return True
 
     def look(self, run: int) -> None:
-        """To be called while a run goes on; raises :class:`GaveWay`, or alone :class:`RamShort`,
-        where it has to end."""
+        """Look while a run goes on; raises :class:`GaveWay`, or alone :class:`RamShort`, where it
+        has to end."""
         with self._lock:
             now = self._clock()
             if self._active[-1:] != [run] or now < self._next_look:

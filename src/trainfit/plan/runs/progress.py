@@ -35,7 +35,7 @@ class Progress:
         """``text`` begins now."""
 
     def expect(self, runs: int) -> None:
-        """So many simulated runs will be made in all, as far as is known by now."""
+        """Expect so many simulated runs in all, as far as is known by now."""
 
     def begin(self, run: int, title: str) -> None:
         """The ``run``-th run (from 1) begins."""

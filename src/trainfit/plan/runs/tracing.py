@@ -446,7 +446,7 @@ def _wait(
     stopped: threading.Event,
     look: Callable[[], None],
 ) -> int | None:
-    """Until the process ends; not for long once the outcome is written. One that is stopped is
+    """Wait until the process ends; not for long once the outcome is written. One that is stopped is
     asked for what it has where something of it was told already, else it raises."""
     outcome = folder / OUTCOME_FILE
     deadline = time.monotonic() + limit_s + _OVERTIME_S

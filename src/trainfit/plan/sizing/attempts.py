@@ -69,7 +69,7 @@ def _is_other(batch: int, present: int, size: int, operators: int) -> bool:
 
 
 def _operators(recording: Recording) -> int:
-    """For each micro-batch of the typical step, without the optimizer's.
+    """The number of operators of each micro-batch of the typical step, without the optimizer's.
 
     A script that keeps its effective batch size accumulates over more of the smaller batches.
     """

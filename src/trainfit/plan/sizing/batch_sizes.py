@@ -451,7 +451,7 @@ class BatchSizes:
 
 
 def _tried(found: Found) -> str:
-    """In words, how far a search by trial came."""
+    """A clause on how far a search by trial came."""
     batches = ", ".join(map(str, found.tried))
     text = f"simulated one by one: {batches}"
     if found.largest and found.too_large:

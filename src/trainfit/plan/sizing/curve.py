@@ -25,7 +25,7 @@ _TILE: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class Grain:
-    """Which batch sizes are chosen.
+    """The grain of the batch sizes that are chosen.
 
     Attributes:
         tile: samples that a process's batch is best a multiple of.
@@ -367,7 +367,7 @@ def _between(trials: Mapping[int, StepSpeed], size: int) -> StepSpeed:
 
 
 def _mixed(low: StepSpeed, high: StepSpeed, share: float, size: int) -> StepSpeed:
-    """Between two steps, micro-batch by micro-batch: a script may have fewer of the larger."""
+    """A step between two, micro-batch by micro-batch: a script may have fewer of the larger."""
     near = low if share < 0.5 else high
     parts, of_low, of_high = map(parts_of, (near, low, high))
 

@@ -182,9 +182,9 @@ class _Contexts:
         return Stream.of(resized(self._recording, sizes, arguments, calls, leap))
 
     def longest(self, stream: _TextStream, batch: int | None) -> ContextPoint | None:
-        """Until memory is full, or the model's own end; ``None`` where memory does not grow, a
-        cache has its full length from the first call on (a longer text has another one), or the
-        model's end is not known and memory is not full before any that there is.
+        """The longest text until memory is full, or the model's own end; ``None`` where memory does
+        not grow, a cache has its full length from the first call on (a longer text has another
+        one), or the model's end is not known and memory is not full before any that there is.
 
         ``stream`` gives the allocations of so many calls after those simulated, and after as many
         that are left out.

@@ -444,7 +444,7 @@ class _Search:
     # -- the table ------------------------------------------------------------------------------
 
     def spread(self) -> None:
-        """Also the half and the double, for the table."""
+        """Try the half and the double, too, for the table."""
         wanted = [self._present // 2, 2 * self._present]
         if self._most is not None:
             wanted = [min(each, self._most) for each in wanted]

@@ -68,7 +68,8 @@ def bracket(needs: Mapping[int, int], budget: int) -> tuple[int, int]:
 
 
 def around(needs: Mapping[int, int], budget: int) -> list[int]:
-    """Up to three values, in order: one on either side of the budget, and the next one."""
+    """The values next to the budget, up to three, in order: one on either side of it, and the next
+    one."""
     below = [each for each in sorted(needs) if needs[each] <= budget]
     above = [each for each in sorted(needs) if needs[each] > budget]
     pair = [*below[-1:], *above[:1]]

@@ -190,7 +190,7 @@ def _stage(
 
 
 def _sends(work: Work) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which rows are sends: they write nothing here."""
+    """A mask of the rows that are sends: they write nothing here."""
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
         work.is_kind("send_receive") & (work.column("depth") > 0) & (work.column("written") == 0)
     )

@@ -144,7 +144,7 @@ def run_cell(
 
 
 def _failure(code: int, said: Path) -> str:
-    """In one line: what the verb said was wrong, or how its process ended."""
+    """What was wrong, in one line: what the verb said, or how its process ended."""
     text = said.read_text(encoding="utf-8", errors="replace")
     found = _ERROR.findall(text)
     return printable(found[-1]) if found else ending(code)

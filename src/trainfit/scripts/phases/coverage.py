@@ -284,7 +284,7 @@ class CoverageWatch:
         return done / steps, steps
 
     def _batches_of_epoch(self, loader: LoaderInfo | None) -> int | None:
-        """So many batches of the training's loader are an epoch; ``None``: not known."""
+        """The batches of an epoch of the training's loader; ``None``: not known."""
         if loader is None or not loader.epoch_samples or not loader.batch_size:
             return None
         return self.of_epoch(math.ceil(loader.epoch_samples / loader.batch_size))

@@ -37,9 +37,9 @@ class LastEpoch:
         self._is_on = False
 
     def begin(self, *, by_number: bool) -> None:
-        """Within the script's call that ends a step; nothing where its calls are traced by others
-        already. With ``by_number``, the loops around the one over the data have their last round
-        before they end."""
+        """Begin within the script's call that ends a step; nothing where its calls are traced by
+        others already. With ``by_number``, the loops around the one over the data have their last
+        round before they end."""
         self._by_number = by_number
         if not self._is_on and sys.gettrace() is not None:
             return

@@ -40,7 +40,7 @@ class LightningTrainer:
         """The line that began the training, once it was taken to a later epoch."""
 
     def install(self, patches: PatchSet) -> None:
-        """Until ``patches`` is restored."""
+        """Patch Lightning's trainer, until ``patches`` is restored."""
 
         def hook(module: Any) -> None:
             for name in _ENTRIES:
@@ -66,8 +66,8 @@ class LightningTrainer:
         return self._place if any(True for _ in self._awaited()) else None
 
     def goes_on(self) -> bool:
-        """Within a step: the next epoch is the first that a callback waits for; whether there is
-        one. What goes wrong in it does not reach the script."""
+        """Make the next epoch the first that a callback waits for, within a step; is there one?
+        What goes wrong in it does not reach the script."""
         try:
             epoch = min(self._awaited(), default=None)
             if epoch is None:

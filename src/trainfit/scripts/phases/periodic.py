@@ -66,7 +66,8 @@ class PeriodicWork:
         self._is_on = False
 
     def begin(self) -> None:
-        """Within the script's call that ends a step; nothing where its calls are traced already."""
+        """Begin within the script's call that ends a step; nothing where its calls are traced
+        already."""
         if self._is_on or sys.gettrace() is not None:
             return
         self._is_on = True

@@ -122,7 +122,7 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
 def _of_sizes(
     loader: DataLoader[Any], scan: SampleScan, sizes: SampleSizes, batches: list[list[int]]
 ) -> SampleScan:
-    """Which samples stand for all, where they differ in size."""
+    """The samples that stand for all, where they differ in size."""
     row = {key: at for at, key in enumerate(sizes.keys)}
     typical, longest = sizes.typical, row[sizes.largest[0]]
     scan = dataclasses.replace(

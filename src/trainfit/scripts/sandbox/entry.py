@@ -97,7 +97,7 @@ class Attempt:
         os.close(self._say)
 
     def wait(self) -> None:
-        """Until the keeper is ready; the process then is what it was before the fork."""
+        """Wait until the keeper is ready; the process then is what it was before the fork."""
         os.read(self._go, 1)
         os.close(self._go)
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
@@ -144,7 +144,7 @@ class Keeper:
         self._kill_at = float("inf")
 
     def keep(self) -> int:
-        """Until the run has ended; its wait status."""
+        """Wait until the run has ended; its wait status."""
         self._protection.save(self._folder)
         while True:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
@@ -292,7 +292,7 @@ def _protect(
     before: state.State | None,
     request: SandboxRequest,
 ) -> None:
-    """In the child; it ends where the protection is not available."""
+    """Protect this process, the child; it ends where the protection is not available."""
     earlier = before.entered if before is not None and before.kind == kind else None
     told: dict[str, Any] = {}
     entered: Any = None
@@ -335,7 +335,7 @@ def _keep(
     request: SandboxRequest,
     parent: int,
 ) -> None:
-    """In the parent, until the child has ended; does not return."""
+    """Keep the protection, in the parent, until the child has ended; does not return."""
     uppers = [(path, upper) for path, upper in heard.get("earlier", [])]
     for path, descriptor in heard["covers"]:
         # The child's descriptor: its folder may lie in a file system that only the child sees.

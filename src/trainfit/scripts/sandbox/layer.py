@@ -330,7 +330,7 @@ _REFUSED = (
 
 
 def hint(error: BaseException) -> str:
-    """To be put behind the error's message; empty where the sandbox has no part in it."""
+    """A hint to put behind the error's message; empty where the sandbox has no part in it."""
     state, text = current(), str(error)
     if isinstance(error, EOFError) and "reading a line" in text:
         return _QUESTION

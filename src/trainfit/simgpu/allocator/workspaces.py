@@ -234,7 +234,8 @@ def embedding_sort(indices: int, index_size: int) -> int:
 
 @model
 def embedding_segments(indices: int, rows: int, index_size: int) -> int:
-    """After it: sorted indices and their places, and where each row's segments of ten begin."""
+    """Bytes after :func:`embedding_sort`: sorted indices and their places, and where each row's
+    segments of ten begin."""
     if indices <= _FEW_INDICES:
         return 0
     segments = min(indices, rows)

@@ -549,7 +549,7 @@ def _meet(
 
 
 def _known(engine: Engine, tensor: Any) -> torch.Tensor | None:
-    """Its content, where it is small enough to be followed on the device."""
+    """The tensor's content, where it is small enough to be followed on the device."""
     return content_of(engine, tensor) if worth_keeping(_geometry(tensor)) else None
 
 

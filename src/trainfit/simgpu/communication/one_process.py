@@ -168,7 +168,7 @@ _PATIENCE: Final = 60.0
 
 
 class Turns:
-    """Whose turn it is, of the threads that take part."""
+    """The turns of the threads that take part."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -180,7 +180,8 @@ class Turns:
             self._threads.append(thread)
 
     def wait(self, thread: threading.Thread) -> None:
-        """Until it is the turn of ``thread``; one that has waited too long takes part no more."""
+        """Wait until it is the turn of ``thread``; one that has waited too long takes part no
+        more."""
         with self._change:
             self._change.wait_for(lambda: self._threads[0] is thread, _PATIENCE)
             if self._threads[0] is not thread:

@@ -219,7 +219,7 @@ def watch_buckets(patches: PatchSet, recorder: Recorder) -> None:
 
 
 def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
-    """In lists, dictionaries, and what a bucket holds as its ``buffer``."""
+    """The tensors in lists, dictionaries, and what a bucket holds as its ``buffer``."""
     if isinstance(value, DeviceTensor):
         yield value
     elif isinstance(value, dict | list | tuple):

@@ -136,7 +136,7 @@ class DeviceMemory:
 
     @stream.setter
     def stream(self, number: int) -> None:
-        """Its GPU becomes the current one, too, as in ``torch.cuda.set_stream``."""
+        """Set the stream; its GPU becomes the current one, too, as in ``torch.cuda.set_stream``."""
         gpu = gpu_of(number)
         if gpu != self._current.gpu:
             self.gpu = gpu

@@ -101,8 +101,8 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
 
 
 def made_pinned(tensor: torch.Tensor) -> None:
-    """Its memory was made pinned: nothing is copied into it, as a script's own ``pin_memory()``
-    does, which hooks watch.
+    """Note that a tensor's memory was made pinned: nothing is copied into it, as a script's own
+    ``pin_memory()`` does, which hooks watch.
 
     Raises:
         RuntimeError: PyTorch's, if it is on the device.

@@ -310,7 +310,7 @@ def _is_whole(tensor: Any) -> bool:
 
 
 def pin(tensor: torch.Tensor) -> None:
-    """Its memory is pinned from now on; the simulated copies work with any."""
+    """Mark a tensor's memory as pinned from now on; the simulated copies work with any."""
     memory_of(tensor)._trainfit_pinned = True
 
 

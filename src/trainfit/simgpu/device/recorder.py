@@ -254,7 +254,7 @@ class Recorder:
 
     @staticmethod
     def _next_backward(op_phase: IntArray) -> IntArray:
-        """For each operator the first one from there on that is of a backward pass."""
+        """The first operator of a backward pass from each operator on."""
         count = len(op_phase)
         if count == 0:
             return np.zeros(1, dtype=np.int64)

@@ -479,7 +479,7 @@ class SimulatedTensor(DeviceTensor):
         return current_engine().run(func, args, kwargs or {})
 
     def _content(self) -> torch.Tensor | None:
-        """Its numbers, as a tensor of the host; ``None``: not known."""
+        """The tensor's numbers, as a tensor of the host; ``None``: not known."""
         value, spec = self._life.value, self._spec
         if value is None or value.dtype != spec.dtype:
             return None

@@ -128,7 +128,7 @@ class Checkpointing(Intervention):
         scene.on_call.append(self._wrap)
 
     def _wrap(self, module: torch.nn.Module) -> None:
-        """Before a forward pass: by now the model's parts are what they stay."""
+        """Wrap before a forward pass: by now the model's parts are what they stay."""
         if self.changed:
             return
         own = [target for target in self.targets if _method(target) in _OWN]
@@ -148,7 +148,7 @@ class Checkpointing(Intervention):
 
 
 def _prefix(path: str | None) -> str:
-    """Before the name of a method of the module at ``path``; empty where it has none."""
+    """The text before the name of a method of the module at ``path``; empty where it has none."""
     if path is None:
         return ""
     return path if path.endswith(":") else f"{path}."
@@ -231,7 +231,7 @@ def repeated_blocks(model: torch.nn.Module, called: set[int]) -> list[list[torch
 
 
 def _kind(module: torch.nn.Module) -> tuple[type, ...]:
-    """Its class; of a plain ``Sequential`` also those of its layers."""
+    """The module's class; of a plain ``Sequential`` also those of its layers."""
     if type(module) is torch.nn.Sequential:
         return (torch.nn.Sequential, *map(type, module))
     return (type(module),)

@@ -83,7 +83,7 @@ class OptimizerInBackward(Intervention):
         scene.on_call.append(self._register)
 
     def _register(self, module: torch.nn.Module) -> None:
-        """Before a forward pass: by now the parameters are what they stay."""
+        """Register before a forward pass: by now the parameters are what they stay."""
         for made in self.scene.optimizers:
             for group in made.optimizer.param_groups:
                 for parameter in group["params"]:

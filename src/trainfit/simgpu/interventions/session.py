@@ -126,7 +126,8 @@ class Interventions:
 
 
 def _finding(intervention: Intervention) -> Applicability:
-    """Its finding; a script too odd to be examined costs one remedy, not the survey."""
+    """The intervention's finding; a script too odd to be examined costs one remedy, not the
+    survey."""
     try:
         return intervention.finding()
     except Exception as error:

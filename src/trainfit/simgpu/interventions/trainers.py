@@ -145,7 +145,8 @@ class FourBits(_OfTrainer):
         return ""
 
     def _look_in_loop(self, model: torch.nn.Module) -> None:
-        """Before the first optimizer of a model: in a loop of the script's own it has adapters."""
+        """Look at a model before its first optimizer: in a loop of the script's own it has
+        adapters."""
         if self._places or self._refusal(model, None):
             return
         if any(hasattr(each, "peft_config") for each in model.modules()):
@@ -222,7 +223,8 @@ class ChunkedLoss(_OfTrainer):
         return super()._look(trainer, model, args)
 
     def _note(self, model: torch.nn.Module) -> None:
-        """Before the first optimizer of a model: with a trainer, that has said all."""
+        """Note, before a model's first optimizer, why its loss cannot be chunked, or what to write:
+        with a trainer, that has said all."""
         heads = [] if self._is_trainers else _with_heads(model)
         if not heads:
             return

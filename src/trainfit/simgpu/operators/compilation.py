@@ -361,7 +361,7 @@ def _fused(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(_backward_op)
 def _fused_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """Besides the gradients the sums of out × gradient, one for each query."""
+    """The gradients, and the sums of out × gradient, one for each query."""
     _, query, key, value, _, sums, _ = args
     engine.record(engine.info(func))
     delta = engine.empty(sums.shape, torch.float32)

@@ -45,7 +45,7 @@ def by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict
 
 
 def _register(*names: str) -> Callable[[Formula], Formula]:
-    """For the operators of these names that this PyTorch has."""
+    """Register a formula for the operators of these names that this PyTorch has."""
 
     def register(formula: Formula) -> Formula:
         for name in names:

@@ -308,7 +308,8 @@ def _number(engine: Engine, usual: float) -> float:
 
 @handles(aten.split_with_sizes.default)
 def split(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
-    """Into parts whose lengths may be of GPU data (images of each text): then into even ones."""
+    """Split into parts whose lengths may be of GPU data (images of each text): then into even
+    ones."""
     call = by_name(func, args, kwargs)
     length, parts = call["self"].shape[call["dim"]], len(call["split_sizes"])
     if engine.assumed_number and parts and sum(call["split_sizes"]) != length:

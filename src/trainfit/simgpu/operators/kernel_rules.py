@@ -136,7 +136,8 @@ def bytes_of(tensors: Iterable[Any]) -> int:
 
 
 def dtype_of(tensor: Any, kind: str = "") -> str:
-    """In which numbers a kernel computes; ``kind`` ("matmul", "convolution") may round to TF32."""
+    """The numbers in which a kernel computes; ``kind`` ("matmul", "convolution") may round to
+    TF32."""
     dtype = tensor._spec.dtype
     if dtype is torch.float32:
         return "tfloat32" if kind and may_round(kind) else "float32"

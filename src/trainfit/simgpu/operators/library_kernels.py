@@ -123,8 +123,8 @@ class _Convolution:
         self.dtype = dtype_of(source, "convolution")
 
     def layouts(self, summed: bool = False) -> list[Kernel]:
-        """Both tensors of a pass are turned into NHWC, or back, for tensor cores (decision 4);
-        ``summed``: of the weight gradient."""
+        """The kernels that turn both tensors of a pass into NHWC, or back, for tensor cores
+        (decision 4); ``summed``: of the weight gradient."""
         on_tensor_cores = self.dtype == "tfloat32" or self.source._spec.dtype in _HALVES
         geometry = self.geometry
         if not on_tensor_cores or self._depthwise or geometry.channels_last:

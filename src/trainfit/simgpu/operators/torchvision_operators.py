@@ -107,7 +107,7 @@ def _nms(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _check_boxes(boxes: Any, scores: Any) -> None:
-    """In nms_kernel.cu's words."""
+    """Check boxes, in nms_kernel.cu's words."""
     if boxes.dim() != 2:
         raise RuntimeError(f"boxes should be a 2d tensor, got {boxes.dim()}D")
     if boxes.shape[1] != 4:
@@ -311,7 +311,8 @@ _TENSORS = ("input", "weight", "offset", "mask", "bias")
 
 
 def _column_kernels(passes: int) -> Callable[[Arguments, Any, int], list[Kernel]]:
-    """In addition to the matmuls: columns are made from the image, or added to it, once a turn."""
+    """The kernels in addition to the matmuls: columns are made from the image, or added to it, once
+    a turn."""
 
     def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
         found = _Geometry(call)

@@ -278,7 +278,7 @@ def _access(function: Any) -> Access | None:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """In an argument: a tensor, several, or a descriptor or wrapper of one."""
+    """The tensors in an argument: a tensor, several, or a descriptor or wrapper of one."""
     if isinstance(value, DeviceTensor):
         yield plain(value)
     elif isinstance(value, torch.Tensor):

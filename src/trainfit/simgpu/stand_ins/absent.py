@@ -64,7 +64,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         self.imported: dict[str, set[str]] = {}
 
     def install(self) -> None:
-        """Until :meth:`remove`."""
+        """Install the finder, until :meth:`remove`."""
         sys.meta_path.append(self)
 
     def choose(self, name: str) -> None:

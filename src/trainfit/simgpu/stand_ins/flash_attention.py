@@ -111,7 +111,8 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
-    """Against a cache of shape (batch, length, heads, size), all of which counts as filled."""
+    """Attention against a cache of shape (batch, length, heads, size), all of which counts as
+    filled."""
     if block_table is not None:
         raise NotImplementedError("flash_attn's stand-in has no paged cache (block_table)")
     with torch.no_grad():

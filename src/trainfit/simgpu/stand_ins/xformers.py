@@ -25,7 +25,7 @@ _ALL: Final = (-1, -1)
 
 
 class AttentionBias:
-    """Which pairs of a query and a key meet."""
+    """A mask of the pairs of a query and a key that meet."""
 
     causal = False
     window: tuple[int, int] = _ALL

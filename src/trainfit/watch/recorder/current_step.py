@@ -216,14 +216,14 @@ class CurrentStep:
             self._gpu, self._light_gpu = self._light_gpu or GpuStep(self.device, None), None
 
     def late_input(self, seconds: float) -> int:
-        """In a light step, a DataLoader came to its end after so long; returns the token of the
+        """A DataLoader came to its end after so long, in a light step; returns the token of the
         phase as if it had been entered."""
         self._waited += seconds
         self.look()
         return self.enter(ph.INPUT)
 
     def light_batch(self, seconds: float, loader: LoaderRecord, batch: Any) -> None:
-        """In a light step, a DataLoader gave a batch after so long."""
+        """A DataLoader gave a batch after so long, in a light step."""
         self._waited += seconds
         self._loader = loader
         self._counts.add(loader.samples(batch))

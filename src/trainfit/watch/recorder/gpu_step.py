@@ -64,8 +64,8 @@ class Device(Protocol):
         """Has the GPU come to it?"""
 
     def seconds(self, first: Mark, last: Mark) -> float:
-        """Between two events that were reached; raises ``RuntimeError`` where that is not known
-        (events of two GPUs)."""
+        """Seconds between two events that were reached; raises ``RuntimeError`` where that is not
+        known (events of two GPUs)."""
 
     def release(self, mark: Mark) -> None:
         """Nobody asks for this event any more."""

@@ -184,7 +184,7 @@ def watched(host: Host) -> bool:
 
 @contextlib.contextmanager
 def careful(host: Host, where: str) -> Iterator[None]:
-    """For hooks that are rare; those of every step are written out."""
+    """A guard for hooks that are rare; those of every step are written out."""
     try:
         yield
     except Exception as error:

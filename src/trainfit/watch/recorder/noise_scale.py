@@ -48,7 +48,7 @@ class WatchedNoiseScale:
     def _called(
         self, module: torch.nn.Module, args: tuple[Any, ...], options: dict[str, Any]
     ) -> None:
-        """Before each call of the model: the samples of the micro-batch."""
+        """Count the samples of the micro-batch, before each call of the model."""
         if not (torch.is_grad_enabled() and module.training):
             return
         try:

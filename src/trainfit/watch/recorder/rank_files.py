@@ -397,7 +397,7 @@ class CrashStack:
         return taken
 
     def in_child(self) -> None:
-        """After a fork: what ends the child is not what ends this process."""
+        """The process was forked: what ends the child is not what ends this process."""
         if self._mine:
             faulthandler.disable()
 

@@ -252,8 +252,8 @@ class Recorder:
             self._memory.end()
 
     def in_child(self) -> None:
-        """After a fork: the child has nothing to write into the parent's files. One that trains
-        begins files of its own; a DataLoader's worker writes next to the parent's."""
+        """The process was forked: the child has nothing to write into the parent's files. One that
+        trains begins files of its own; a DataLoader's worker writes next to the parent's."""
         if self._files is not None:
             self._parent_stem = self._files.stem
         if self._crash is not None:
@@ -368,7 +368,7 @@ class Recorder:
             self._claim()  # its workers need to know where to write; or that is why nothing trains
 
     def note(self, text: str) -> None:
-        """For the header."""
+        """Add a note to the header."""
         if len(self._notes) < _MOST_NOTES and text not in self._notes:
             self._notes.append(text)
             self._write_header()
@@ -414,7 +414,7 @@ class Recorder:
         return self._flops
 
     def _look_around(self, row: tuple[Any, ...]) -> None:
-        """After each step: what may have become known meanwhile."""
+        """Look after each step at what may have become known meanwhile."""
         if self._flops is not None and not self._flops_known and row[0] == _COUNTED_STEP:
             self.learn(flops_per_sample=self._flops.per_sample(row[_SAMPLES]))
             self._flops_known = True

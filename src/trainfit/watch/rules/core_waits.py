@@ -111,7 +111,8 @@ class CoreWaits:
         return 1 + self.by_others * waits / cpu
 
     def _mean(self, rows: Table, column: str) -> float | None:
-        """Over the samples of a process; ``None``: they are too few, and cover too little."""
+        """The mean over the samples of a process; ``None``: they are too few, and cover too
+        little."""
         values = rows[column][np.isfinite(rows[column])]
         # Processes are read at most as often as the machine.
         covered = len(values) * (median(self.rank.machine["interval_s"]) or 0.0)

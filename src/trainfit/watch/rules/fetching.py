@@ -352,8 +352,9 @@ class Fetching:
 
     @functools.cached_property
     def _are_first(self) -> NDArray[np.bool_]:
-        """Which batches are the first of a worker's process, where more of these are started than
-        there are workers: with each epoch. What its data set begins with is in them."""
+        """A mask of the batches that are the first of a worker's process, where more of these are
+        started than there are workers: with each epoch. What its data set begins with is in them.
+        """
         rows, every = self.rank.fetches, self.rank.record.fetches
         pids, of = np.unique(every["pid"], return_inverse=True)
         if len(pids) <= 2 * (self.workers or 0) or (pids < 0).any():
@@ -444,8 +445,8 @@ class Fetching:
 
     @functools.cached_property
     def outweighs(self) -> bool:
-        """Next to other programs, do workers need more of the cores for a step's batches than the
-        training for the step? Then whatever is late there is late by what batches cost."""
+        """Do workers need more of the cores for a step's batches than the training for the step,
+        next to other programs? Then whatever is late there is late by what batches cost."""
         if not self.workers or not self.others_press or not self.cpu_s:
             return False
         spent = median(self.rank.steps["cpu_s"])
@@ -454,7 +455,7 @@ class Fetching:
 
     @property
     def slow_code(self) -> str:
-        """In a few words, what that line does; empty: it is not known."""
+        """A clause on what that line does; empty: it is not known."""
         if self.slow_line is None:
             return ""
         waits = _WAITING.get(self.slow_line.most.waits_for, "")

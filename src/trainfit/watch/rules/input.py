@@ -133,7 +133,7 @@ def _made_s(fetching: Fetching) -> float:
 
 
 def _reason(fetching: Fetching, cause: str) -> str:
-    """In a few words, what holds batches up where it is no lack of workers."""
+    """A clause on what holds batches up where it is no lack of workers."""
     if fetching.is_locked:
         return ": workers wait for a lock"
     if fetching.workers and fetching.is_uneven:

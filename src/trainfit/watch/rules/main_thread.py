@@ -36,7 +36,8 @@ class MainThread:
 
     @functools.cached_property
     def launches(self) -> float | None:
-        """In forward, backward and optimizer: on a GPU, the launching of kernels."""
+        """The share of the time in forward, backward and optimizer: on a GPU, the launching of
+        kernels."""
         found = [self.phases[name] for name in ("forward", "backward", "optimizer")]
         return None if found[0] is None else sum(each or 0.0 for each in found)
 
@@ -51,7 +52,7 @@ class MainThread:
 
     @functools.cached_property
     def sync(self) -> float:
-        """In waiting for the GPU, where that was measured."""
+        """The share of the time in waiting for the GPU, where that was measured."""
         return self.phases["sync"] or 0.0
 
     @functools.cached_property

@@ -131,7 +131,7 @@ def _judged(view: RankView) -> Finding | Unknown | None:
 
 
 def _retries(view: RankView) -> int:
-    """Over the run: the counter only grows."""
+    """The retries of the allocator over the run: the counter only grows."""
     counted = known(view.record.steps["alloc_retries"])
     return int(np.ptp(counted)) if len(counted) else 0
 

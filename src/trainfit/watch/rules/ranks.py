@@ -146,7 +146,7 @@ def _on_core(view: RankView) -> float:
 def _why(
     ranks: list[RankView], slowest: int, part: str, lag: float, step_s: float
 ) -> tuple[str, str, tuple[Evidence, ...]]:
-    """Its core, its data or its computation: the cause, what to do, and what tells it."""
+    """The cause, what to do, and what tells it: the rank's core, its data or its computation."""
     others = [view for place, view in enumerate(ranks) if place != slowest]
     slow, name = ranks[slowest], _PARTS[part]
     rank = slow.header.rank
@@ -221,7 +221,7 @@ def _in_collectives(ranks: list[RankView], slowest: int) -> Iterator[Evidence]:
 
 
 def _common(view: RankView, ranks: list[RankView]) -> Table:
-    """Its steady steps that all ranks have."""
+    """The rank's steady steps that all ranks have."""
     shared = functools.reduce(np.intersect1d, [each.steps["step"] for each in ranks])
     _, places = np.unique(view.steps["step"], return_index=True)
     steps: Table = view.steps[places]

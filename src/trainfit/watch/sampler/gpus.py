@@ -32,7 +32,8 @@ def load_nvml() -> Any:
 
 
 def nvml_knows_our_pids() -> bool:
-    """In a container with PIDs of its own, NVML speaks of processes by other numbers."""
+    """Does NVML know our processes by our numbers? In a container with PIDs of its own it speaks of
+    others."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:

@@ -55,7 +55,7 @@ class SamplerHandle:
             self.wait(1.0)
 
     def wait(self, seconds: float) -> int | None:
-        """Its exit code, or ``None`` if it has not ended within so many seconds."""
+        """The sampler's exit code, or ``None`` if it has not ended within so many seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None

@@ -50,7 +50,7 @@ class CollectorPauses:
         self._pauses: collections.deque[float] = collections.deque()
 
     def install(self, patches: PatchSet) -> None:
-        """Until ``patches`` are restored."""
+        """Watch the collector, until ``patches`` are restored."""
         called = self._collecting
         gc.callbacks.append(called)
 

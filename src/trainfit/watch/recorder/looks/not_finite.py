@@ -119,7 +119,7 @@ def _frames() -> list[FrameType]:
 
 
 class _Finite:
-    """Which variables are finite, of those that a function can name."""
+    """A look at which variables are finite, of those that a function can name."""
 
     def __init__(
         self, names: Mapping[str, Any], of_module: Mapping[str, Any], usual: Iterable[str] = ()

@@ -94,7 +94,7 @@ def _forwards(values: Iterable[Any]) -> _Codes:
 
 
 def _with_called(codes: _Codes) -> _Codes:
-    """And the functions that these call by name."""
+    """The codes, and the functions that these call by name."""
     called: _Codes = {}
     for code, (_, space) in codes.items():
         for name in code.co_names:

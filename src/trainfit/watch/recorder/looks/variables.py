@@ -321,7 +321,7 @@ def _size(value: Any) -> int | None:
 
 
 def _ends(value: Any) -> tuple[int, int] | None:
-    """Which objects the first and the last entry of a list or a dictionary are: of one that is
+    """The objects that the first and the last entry of a list or a dictionary are: of one that is
     added to, one of them stays. ``None``: it has none, or no order."""
     value = _saved(value)
     if type(value) not in (list, collections.deque, *_DICTIONARIES):
