@@ -97,7 +97,7 @@ class PacedSamples:
 
     @property
     def gpu_growth(self) -> float | None:
-        """The share of the excess by which its kernels' own time is longer; ``None`` where
+        """The share of the excess by which a call's kernels' own time is longer; ``None`` where
         unknown."""
         paced, back = self.kernels.get("sleep"), self.kernels.get("back_to_back")
         if paced is None or back is None or not back.count:

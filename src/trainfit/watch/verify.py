@@ -248,7 +248,7 @@ class FillableCommand(Protocol):
 
     @property
     def names(self) -> Iterable[str]:
-        """The names of its placeholders."""
+        """The names of the command's placeholders."""
 
     def present(self, name: str) -> str:
         """The value of a placeholder as the command is."""

@@ -160,7 +160,7 @@ class RankView:
 
     @functools.cached_property
     def gpu(self) -> Table:
-        """The samples of that GPU within the steady steps."""
+        """The samples of the rank's GPU within the steady steps."""
         return self._sampled(self.every_gpu_sample)
 
     @functools.cached_property

@@ -157,7 +157,7 @@ class Command:
 
     @property
     def machines(self) -> int:
-        """The number of machines that they are on."""
+        """The number of machines that its processes are on; 1 without a launcher."""
         return 1 if self.launcher is None else self.launcher.launched.machines
 
     def on(self, gpus: int) -> Command:

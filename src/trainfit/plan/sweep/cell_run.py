@@ -82,7 +82,7 @@ class CellJob:
     variables: Mapping[str, str]
 
     def environment(self) -> dict[str, str]:
-        """The variables of its process; Ray's for its own workers do not count."""
+        """The variables of the cell's process; Ray's for its own workers do not count."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(VARIABLES)}
         return {**kept, **self.variables}
 

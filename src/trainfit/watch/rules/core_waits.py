@@ -49,8 +49,9 @@ class CoreWaits:
 
     @property
     def lost_to_programs(self) -> float | None:
-        """The share of the time in which the training has no core while these have it; ``None``:
-        not measured. Where several threads compute, each operator waits for all of them."""
+        """The share of the time in which the training has no core while programs that the script
+        has started have it; ``None``: not measured. Where several threads compute, each operator
+        waits for all of them."""
         busy, main = known(self.rank.machine["cores_busy"]), self.main_thread
         if main is None or not len(busy) or not busy.mean() > 0:
             return None

@@ -102,7 +102,7 @@ class _Process:
         return proc_files.keyed(content, b"read_bytes:") if content is not None else None
 
     def children(self) -> set[int] | None:
-        """The processes that its first thread has started; ``None``: not told."""
+        """The processes that this one's first thread has started; ``None``: not told."""
         content = self._children.read()
         return None if content is None else {int(each) for each in content.split()}
 
