@@ -376,7 +376,7 @@ def _fused_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 @launched_by("flex_attention", "flex_attention_backward")
 def _kernels(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """The kernel of scaled dot-product attention over the pairs that meet
-    (``operator_flops._attention``)."""
+    (``flops._attention``)."""
     query, key, value = call["query"], call["key"], call["value"]
     batch, heads, rows, size = query._spec.size
     backward = "grad_out" in call
