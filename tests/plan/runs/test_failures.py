@@ -15,6 +15,7 @@ from trainfit.plan.runs.failures import (
     fails_beyond,
     require_step,
     what_happened,
+    without_a_step,
 )
 from trainfit.plan.runs.tracing import Trace
 from trainfit.results.runs.script import ScriptOption
@@ -42,6 +43,19 @@ def said(tmp_path: Path, status: Status, message: str, gpus: int = 1, output: st
 def test_a_script_without_its_launcher(tmp_path: Path, message: str, gpus: int) -> None:
     wanted = f"begin the command with `torchrun --nproc-per-node={gpus}`"
     assert wanted in said(tmp_path, "failed", message, gpus)
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "when"),
+    [
+        (0, "before its first optimizer step"),
+        (1, "before its first optimizer step"),
+        (2, "before a whole training step of its 2 optimizers"),
+    ],
+)
+def test_several_optimizers_may_have_made_steps(optimizers: int, when: str) -> None:
+    """StyleGAN2 failed in its first evaluation, after a step of each optimizer but the last."""
+    assert without_a_step(TraceOutcome(status="failed", optimizers=optimizers)) == when
 
 
 @pytest.mark.parametrize(("option", "known"), [("--local-rank=0", True), ("--rank=0", False)])

@@ -30,6 +30,7 @@ from trainfit.plan.runs.failures import (
     remedy,
     unsaid,
     what_happened,
+    without_a_step,
     without_batches,
 )
 from trainfit.plan.runs.tracing import ending
@@ -285,7 +286,7 @@ def _broken_off(loaded: Loaded, spec: RunSpec) -> str:
 
 def _script_failed(trace: TraceOutcome, output: str) -> str:
     what = what_happened(trace)
-    after = f"after {duration(trace.seconds)}, before its first optimizer step"
+    after = f"after {duration(trace.seconds)}, {without_a_step(trace)}"
     if trace.status == "timeout":
         made = count(trace.loaders, "DataLoader")
         return (

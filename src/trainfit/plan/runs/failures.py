@@ -253,8 +253,16 @@ def shortfall(trace: Trace, command: Command) -> str | None:
     outcome = trace.outcome
     if outcome.status in ("finished", "ended"):
         return None
-    when = f"after {_steps(outcome)}" if outcome.steps else "before its first optimizer step"
+    when = f"after {_steps(outcome)}" if outcome.steps else without_a_step(outcome)
     return f"{command.name}: {what_happened(outcome)} {when}"
+
+
+def without_a_step(outcome: TraceOutcome) -> str:
+    """A clause on when a run without a step ended: with several optimizers, of which one may have
+    made a step, a training step is a period of their loop."""
+    if outcome.optimizers > 1:
+        return f"before a whole training step of its {outcome.optimizers} optimizers"
+    return "before its first optimizer step"
 
 
 def fails_later(trace: Trace, command: Command) -> tuple[Finding, ...]:
@@ -335,7 +343,7 @@ def _printed_exception(outcome: TraceOutcome, printed: str) -> tuple[str, str] |
         return None
     said = one_line(exception_text(*raised))
     what = f"the script printed an exception ({said}) and ended after {duration(outcome.seconds)}"
-    return f"{what}, before its first optimizer step", _LINES_BELOW
+    return f"{what}, {without_a_step(outcome)}", _LINES_BELOW
 
 
 def _without_step(outcome: TraceOutcome, command: Command, output: str) -> tuple[str, str]:
@@ -363,7 +371,7 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> tuple
         hint = hint or too_small or remedy(outcome, output)
     else:
         hint = hint or remedy(outcome, output)
-    return f"{what} {after}, before its first optimizer step", hint
+    return f"{what} {after}, {without_a_step(outcome)}", hint
 
 
 #: What a script says of a DataLoader that has no batch: something is divided by their number, a
