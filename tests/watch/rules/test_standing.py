@@ -445,6 +445,16 @@ def test_a_rank_that_crashed_with_fewer_batches_is_told_so() -> None:
     assert "drop_last=True" in found.fix.action
     same = judged(258, 258)
     assert "Aborted" in same.title and "batches" not in same.title
+    # Of data that are iterated nobody knows how many there are; gloo's own thread had no Python.
+    assert "gloo ends a rank" in same.title and "drop_last=True" in same.fix.action
+
+
+def test_a_crash_in_the_scripts_own_call_is_not_gloos() -> None:
+    text = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "a.py"'
+    gone = run(header={"ending": "failed"}, events=[Event(21.0, "crash", text=text)])
+    other = run(header={"ending": "failed"}, events=[Event(22.0, "exception", 200, text=GONE)])
+    found = judge(ranks(other, gone)).findings[0]
+    assert (found.kind, found.rank) == ("rank_died", 1) and "gloo ends" not in found.title
 
 
 def test_the_thread_that_should_fill_a_queue_is_named_where_it_waits_itself(
