@@ -289,7 +289,9 @@ def _trainings(view: RunView) -> Iterator[str]:
 def _late_start(rank: RankView) -> Iterator[str]:
     """How much of a run was no training yet."""
     first = start.late_start_s(rank)
-    if first is not None:
+    if first is not None and not len(rank.record.steps):
+        yield f"no training step in {duration(first)}: what comes before it is not judged"
+    elif first is not None:
         yield (
             f"the first training step was over after {duration(first)} of "
             f"{duration(float(rank.record.steps['end_s'][-1]))}: what comes before it (imports, "
