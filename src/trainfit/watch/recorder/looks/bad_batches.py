@@ -27,6 +27,8 @@ _ENTRIES: Final = 16
 #: Batches that the training process keeps, and bytes of each at most: 2 MiB in all.
 _KEPT: Final = 16
 _SMALL: Final = 1 << 17
+#: Batches that tell how the data usually are.
+_FIRST: Final = 32
 #: Of the batches that are kept, those that are so from which that is how the data are.
 _USUAL: Final = 0.5
 
@@ -100,7 +102,7 @@ class KeptBatches:
 
     def __init__(self) -> None:
         self._last: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=_KEPT)
-        self._usual = False
+        self._usual, self._looks = False, 0
         self.keeps = False
         """Are batches small enough?"""
 
@@ -111,7 +113,8 @@ class KeptBatches:
     def looked_at(self, batch: Any, nbytes: int) -> None:
         """One of a step in detail: are batches small, and usually finite?"""
         is_small = 0 < nbytes <= _SMALL
-        if is_small and not self._usual:
+        if is_small and not self._usual and self._looks < _FIRST:
+            self._looks += 1
             with contextlib.suppress(Exception):
                 self._usual = bad_in(batch) is not None
         self.keeps = is_small and not self._usual
