@@ -90,7 +90,7 @@ _MEMORY_S: Final = 0.1
 #: … and between two looks at the loss in light steps: on a GPU, whose stream copies it, and on the
 #: CPU, where it costs some 3 µs, and what a step computed with is soon gone.
 _LOSS_S: Final = 0.1
-_LOSS_ON_CPU_S: Final = 0.005
+_LOSS_ON_CPU_S: Final = 0.002
 
 
 class CurrentStep:

@@ -267,8 +267,10 @@ class GpuStep:
 # The numbers of a step: its loss, its loss scale and its gradient's norm.
 
 
-#: Losses that were finite, from which it is known whether they grew.
+#: Losses that were finite, from which it is known whether they grew, and by how many times: those of
+#: batches differ, and of a step that is too large they become many times as large.
 _LEAST_LOSSES: Final = 3
+_GREW: Final = 2.0
 
 
 class StepNumbers:
@@ -323,7 +325,7 @@ class StepNumbers:
         large, a gradient was infinite."""
         if not self._origins.of_weights or self._finite < _LEAST_LOSSES:
             return None
-        if self._last > self._first:
+        if self._last > self._first + (_GREW - 1) * abs(self._first):
             return None
         with contextlib.suppress(Exception):  # a graph may be of any kind
             steep = steep_in(nodes_of(root.grad_fn) or (), script_place())
