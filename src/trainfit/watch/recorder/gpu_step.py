@@ -267,7 +267,7 @@ class GpuStep:
 # The numbers of a step: its loss, its loss scale and its gradient's norm.
 
 
-#: Losses that were finite, from which it is known whether they grew, and by how many times: those of
+#: Losses that were finite, from which it is known whether they grew, and how many times: those of
 #: batches differ, and of a step that is too large they become many times as large.
 _LEAST_LOSSES: Final = 3
 _GREW: Final = 2.0
