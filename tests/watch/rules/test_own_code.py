@@ -748,6 +748,26 @@ def test_a_line_that_computes_over_what_grows_is_told_so() -> None:
     assert "growing" not in finding(judge(record), "other_code").title
 
 
+@pytest.mark.parametrize(
+    ("calls", "over_all"),
+    [
+        ("all_logits.argmax", True),
+        ("all_logits.append", False),
+        ("all_logits.size", False),
+        ("self.all_logits.argmax", False),
+        ("all_logits().argmax", False),
+    ],
+)
+def test_a_method_of_what_grows_goes_over_all_of_it(calls: str, over_all: bool) -> None:
+    line = CodeLine("train.py:12", 60, (), calls, calls)
+    grows = GrowingVariable("all_logits", "train.py:11", "tensor", 768, 119936, 900)
+    record = run_on_cpu(
+        other_s=0.1, header={"other_code": StackLooks(80, (line,)), "growing": (grows,)}
+    )
+    said = finding(judge(record), "other_code").title
+    assert ("goes over all of the growing `all_logits`" in said) is over_all
+
+
 def test_a_log_that_its_thread_cannot_write_in_time_is_no_lock() -> None:
     line = CodeLine("train.py:10", 60, (), "w.add_histogram", "waiter.acquire", "lock")
     found = finding(judge(other(line)), "other_code")
