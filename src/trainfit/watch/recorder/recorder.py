@@ -185,7 +185,7 @@ class Recorder:
         self._pauses.install(self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)
-        self.steps.numbers.suspect = lambda: fetches.suspect(self._files and self._files.stem)
+        self.steps.numbers.suspect = lambda: fetches.suspect(self._files)
 
     def stop(
         self, ending: Ending = "finished", exit_code: int | None = None, unhook: bool = False

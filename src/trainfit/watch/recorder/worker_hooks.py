@@ -59,7 +59,7 @@ from trainfit.watch.recorder.looks.stacks import (
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
 from trainfit.watch.recorder.looks.worker_code import MOST_SLOW, WorkerCode
 from trainfit.watch.recorder.own_frames import without_ours
-from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
+from trainfit.watch.recorder.rank_files import INTERVAL_S, RankFiles, Ring, UnlistedThread
 
 #: Seconds between two looks: at first, so that a short run shows its lines; and then at most.
 _LOOK_S: Final = 0.05
@@ -386,12 +386,12 @@ class FetchHooks:
             patches.hook(kind, "fetch", self._fetch)
         patches.hook(WorkerError, "__init__", self._telling)
 
-    def suspect(self, stem: Path | None) -> Misuse | None:
+    def suspect(self, files: RankFiles | None) -> Misuse | None:
         """The loss is not finite: the sample that may have made it so, of batches that were made
-        here; workers of a rank, whose files begin with ``stem``, look at all theirs from now on."""
-        if stem is not None:
+        here; workers of a rank, which has these files, look at all theirs from now on."""
+        if files is not None:
             with contextlib.suppress(OSError):
-                question(stem).touch()
+                question(files.stem).touch()
         return self.kept.first_bad()
 
     def _set_threads(self, original: Callable[..., Any]) -> Callable[..., Any]:
