@@ -118,7 +118,8 @@ class KeptBatches:
             with contextlib.suppress(Exception):
                 self._usual = bad_in(batch) is not None
         self.keeps = is_small and not self._usual
-        self._last.clear()
+        if self._last:
+            self._last.clear()
 
     def first_bad(self) -> Misuse | None:
         """The loss is not finite: the sample in them that may have made it so."""
