@@ -259,7 +259,7 @@ def test_the_last_small_batches_of_the_training_process_are_kept() -> None:
     kept.looked_at(GOOD, 48)
     assert kept.keeps
     for index in range(40):
-        kept.add([4 * index + n for n in range(4)], MISSING if index == 30 else GOOD)
+        kept.add(([4 * index + n for n in range(4)], MISSING if index == 30 else GOOD))
     found = kept.first_bad()
     assert found is not None and found.told == ("sample 120, batch[1]",)
     told = not_finite(found)

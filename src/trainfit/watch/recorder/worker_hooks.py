@@ -446,7 +446,7 @@ class FetchHooks:
                 if ring is not None:
                     self._add(ring, batch, index, began, cpu)
                 elif self.kept.keeps:
-                    self.kept.add(index, batch)
+                    self.kept.add((index, batch))
             except Exception as error:
                 self._home.failed("fetch", error)
             return batch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -102,13 +102,11 @@ class KeptBatches:
 
     def __init__(self) -> None:
         self._last: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=_KEPT)
+        self.add: Callable[[tuple[Any, Any]], None] = self._last.append
+        """One of a light step, after its index."""
         self._usual, self._looks = False, 0
         self.keeps = False
         """Are batches small enough?"""
-
-    def add(self, index: Any, batch: Any) -> None:
-        """One of a light step."""
-        self._last.append((index, batch))
 
     def looked_at(self, batch: Any, nbytes: int) -> None:
         """One of a step in detail: are batches small, and usually finite?"""
