@@ -42,7 +42,7 @@ _SUFFIXES: Final = {
 }  # fmt: skip
 #: Of numbers whose names do not say it.
 _UNITS: Final = {
-    "s": "p50 p95 p99 most slow_samples started_monotonic started_unix",
+    "s": "p50 p95 p99 most bad_samples slow_samples started_monotonic started_unix",
     "Hz": "hz_range",
     "bytes": "nbytes allocated cached beyond others free",
     "bytes/step": "growth_interval",

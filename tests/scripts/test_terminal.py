@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.plan.command.parsing import parse_command
+from trainfit.plan.command.parsing import parse_command, piped_input
 from trainfit.results.runs.trace import Target
 
 _SCRIPT = """
@@ -105,3 +105,37 @@ def test_what_is_no_file_is_read_by_none(
         for each in (former, *pipe):
             os.close(each)
     assert found == (f"/proc/{os.getpid()}/fd/0" if kind == "deleted" else "")
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "said"),
+    [
+        ("for line in sys.stdin: pass", "pipe", True),
+        ("name = input('name? ')", "pipe", True),
+        ("x = model(input)", "pipe", False),
+        ("for line in sys.stdin: pass", "file", False),
+        ("for line in sys.stdin: pass", "closed", False),
+    ],
+)
+def test_a_script_that_reads_what_comes_once_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str, said: bool
+) -> None:
+    (tmp_path / "train.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    command = parse_command(["python", "train.py"])
+    former, pipe = os.dup(0), os.pipe()
+    try:
+        if kind == "pipe":
+            os.dup2(pipe[0], 0)
+        elif kind == "closed":
+            os.close(0)
+        else:
+            opened = os.open("train.py", os.O_RDONLY)
+            os.dup2(opened, 0)
+            os.close(opened)
+        found = piped_input(command)
+    finally:
+        os.dup2(former, 0)
+        for each in (former, *pipe):
+            os.close(each)
+    assert ("< FILE" in found) is said

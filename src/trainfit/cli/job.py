@@ -12,7 +12,7 @@ from trainfit.hardware import GpuNameError, GpuSpec, device_constants, local_gpu
 from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
 from trainfit.hardware.gpu.local_gpu import local_usage
 from trainfit.hardware.gpu.topology import find_gpus, named_count, with_ranks
-from trainfit.plan.command.parsing import Command, parse_command
+from trainfit.plan.command.parsing import Command, parse_command, piped_input
 from trainfit.results.gpus import DeviceConstants, Profile, Rates
 from trainfit.results.text import count, printable, size
 
@@ -141,13 +141,14 @@ def _loads_eagerly(environment: Mapping[str, str]) -> bool:
 
 def read_command(words: Sequence[str], *, several: bool = False, also: str = "") -> Command:
     """The command (``several``: of several processes, too; ``also``: with this tunable), with a
-    line on standard error where another Python runs it than its reader would expect.
+    line on standard error where another Python runs it than its reader would expect, and where it
+    reads what comes once.
 
     Raises:
         CommandError: no Python is found in it, or none that can run it.
     """
     command = parse_command(words, several=several, also=also)
-    if command.interpreter.note:
-        sys.stderr.write(f"trainfit: {printable(command.interpreter.note)}\n")
+    for said in filter(None, (command.interpreter.note, piped_input(command))):
+        sys.stderr.write(f"trainfit: {printable(said)}\n")
         sys.stderr.flush()
     return command

@@ -20,6 +20,7 @@ _FILLS: Final = frozenset(
     (
         "memory_growth",
         "ram_growth",
+        "copy_on_write",
         "shm_growth",
         "temporary_growth",
         "process_growth",

@@ -25,6 +25,12 @@ _SCANS: Final = Habit(
 _OVER_ROWS: Final = re.compile(
     r"^csv\.\w+\(|^open\(|\.open\(|readlines\(|splitlines\(|\.iter(?:rows|tuples)\("
 )
+#: What a loop goes over that makes tokens of text.
+_OVER_TOKENS: Final = re.compile(r"\.(?:findall|finditer)\(|\btokeni[sz]e\w*\(|\.split\(\)")
+_TOKENS: Final = Habit(
+    "makes tokens of text for each sample",
+    "do it once before the training (datasets.map(…, batched=True)), with a fast tokenizer",
+)
 _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
     (
         re.compile(
@@ -157,10 +163,7 @@ _OF_SAMPLES: Final[tuple[tuple[re.Pattern[str], Habit], ...]] = (
             r"|\bregex\b|(?:^|\.)(?:tok|enc|bpe|sp|spm)\.encode\w*$",
             re.IGNORECASE,
         ),
-        Habit(
-            "makes tokens of text for each sample",
-            "do it once before the training (datasets.map(…, batched=True)), with a fast tokenizer",
-        ),
+        _TOKENS,
     ),
     (
         # Of a picture that is in memory, to cut out a part costs next to nothing.
@@ -273,6 +276,8 @@ def habit_of_samples(names: Sequence[str], over: str = "") -> Habit | None:
         return _SCANS
     if _OVER_ROWS.search(over):
         return _READS_TABLE
+    if _OVER_TOKENS.search(over):
+        return _TOKENS
     if over:
         once = "do it once, in __init__, and index that; or " if over.startswith("self.") else ""
         return Habit(

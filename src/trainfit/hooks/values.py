@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import Dataset
 
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
@@ -268,6 +269,9 @@ _STEEP: Final = {
 #: Attributes of a data set and numbers of each that are looked at for a NaN.
 _ATTRIBUTES: Final = 32
 _MOST_NUMBERS: Final = 1 << 25
+#: Samples in a list or a dictionary, and columns of a table.
+_SAMPLES: Final = 1 << 13
+_COLUMNS: Final = 256
 
 
 def steep(optimizer: Any, loss: float, nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -325,24 +329,58 @@ def _is_broken(tensor: Any) -> bool:
     return _is_plain(tensor) and not bool(np.isfinite(tensor.detach().numpy()).all())
 
 
+#: Data sets within others that are looked at (``Subset``, ``ConcatDataset``, wrappers of a script).
+_NESTED: Final = 8
+
+
 def gap_in(data: Any) -> tuple[str, int, int] | None:
-    """The tensor or array of a data set that has a number which is not finite: its name, the row,
-    and how many there are."""
-    held = list(vars(data).items())[:_ATTRIBUTES] if hasattr(data, "__dict__") else []
-    parts = [
-        (f"{name}[{number}]" if isinstance(value, list | tuple) else name, each)
-        for name, value in held
-        for number, each in enumerate(value if isinstance(value, list | tuple) else [value])
-        if number < _TENSORS
-    ]
-    for name, part in parts:
-        numbers = _numbers(part)
-        if numbers is None or not numbers.size or numbers.size > _MOST_NUMBERS:
-            continue
-        bad = ~np.isfinite(numbers)
-        if bad.any():
-            return name, int(np.argwhere(bad)[0][0]), int(bad.sum())
+    """The tensor, array or column of a data set, or of one within it, that has a number which is
+    not finite: its name, the row, and how many there are."""
+    waiting = [("", data)]
+    for prefix, each in itertools.islice(_growing(waiting), _NESTED):
+        for name, part in _parts(each):
+            numbers = _numbers(part)
+            if numbers is not None and numbers.size and numbers.size <= _MOST_NUMBERS:
+                bad = ~np.isfinite(numbers)
+                if bad.any():
+                    return f"{prefix}{name}", int(np.argwhere(bad)[0][0]), int(bad.sum())
+        waiting += [
+            (f"{prefix}{name}.", part) for name, part in _held(each) if isinstance(part, Dataset)
+        ]
     return None
+
+
+def _growing(waiting: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """What is there, and what is added meanwhile."""
+    number = 0
+    while number < len(waiting):
+        yield waiting[number]
+        number += 1
+
+
+def _held(data: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of a data set, and the entries of those that are lists or dictionaries."""
+    every = list(vars(data).items())[:_ATTRIBUTES] if hasattr(data, "__dict__") else []
+    for name, value in every:
+        if isinstance(value, list | tuple | dict):
+            entries = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, part in itertools.islice(entries, _SAMPLES):
+                within = part[:_TENSORS] if isinstance(part, list | tuple) else [part]
+                for number, one in enumerate(within):
+                    entry = f"{name}[{key!r}]"
+                    yield entry if within[0] is part else f"{entry}[{number}]", one
+        else:
+            yield name, value
+
+
+def _parts(data: Any) -> Iterator[tuple[str, Any]]:
+    """…, and the columns of tables."""
+    for name, value in _held(data):
+        if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns"):
+            for column in list(value.columns)[:_COLUMNS]:
+                yield f"{name}[{column!r}]", value[column].to_numpy()
+        else:
+            yield name, value
 
 
 def _numbers(part: Any) -> NDArray[Any] | None:

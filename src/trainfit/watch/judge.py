@@ -217,6 +217,10 @@ _SAID_BY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
+#: Kinds that tell how long ranks wait for each other.
+_OF_RANKS: Final = ("exposed_communication", "straggler", "uneven_utilization")
+
+
 def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     """The findings without those that another finding explains by at least half."""
     shares = {each.kind: each.share or 0.0 for each in findings}
@@ -224,7 +228,10 @@ def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     of_others = (*growth.FILES.kinds, *ranking.STANDSTILL)
     told = {str(each.at) for each in findings if each.kind in of_others and each.place}
     started = {str(each.at) for each in findings if each.kind == "epoch_start" and each.place}
+    still = any(each.kind == "standstill" and each.is_critical for each in findings)
     for each in findings:
+        if still and each.kind in _OF_RANKS:
+            continue  # one waits for another that does not come
         if each.kind == KIND and str(each.at) in told:
             continue
         if each.kind == "iterator_restarted" and str(each.at) in started and not each.is_critical:
@@ -282,7 +289,9 @@ def _trainings(view: RunView) -> Iterator[str]:
 def _late_start(rank: RankView) -> Iterator[str]:
     """How much of a run was no training yet."""
     first = start.late_start_s(rank)
-    if first is not None:
+    if first is not None and not len(rank.record.steps):
+        yield f"no training step in {duration(first)}: what comes before it is not judged"
+    elif first is not None:
         yield (
             f"the first training step was over after {duration(first)} of "
             f"{duration(float(rank.record.steps['end_s'][-1]))}: what comes before it (imports, "

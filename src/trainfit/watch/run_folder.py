@@ -25,7 +25,7 @@ _KEPT_BYTES: Final = 1 << 30
 _RUN: Final = re.compile(r".+-\d{8}-\d{6}-(?:[^/]+-)?\d+(?:-\d+)?")
 _WITHIN: Final = re.compile(r"(?:also-|run)\d+")
 _FILE: Final = re.compile(
-    r"rank\d*\.(?:json|events\.jsonl|steps\.bin|(?:fetches|code|stack|died|locked|worker-threads)\..+"
+    r"rank\d*\.(?:json|events\.jsonl|steps\.bin|(?:fetches|code|stack|died|locked|asked|worker-threads)\..+"
     r"|json\.\d+|\d+)|new\.rank.*|(?:noise-rank\d+\.json|memory-rank\d+\.pickle)"
     r"|(?:machine|gpus|processes|memory|folders|core_waits)\.bin|sampler\.(?:log|events\.jsonl)"
     r"|ranks\.jsonl|\.ranks\.lock"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
+import functools
 import gc
+import itertools
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,8 +83,42 @@ def test_python_tells_of_a_real_collection_and_nothing_is_left(patches: PatchSet
     gc.collect()
     pauses.look(at_end=True)
     assert told and 0.001 < sum(told) < 60 and kept
+    before = len(gc.callbacks)
     patches.restore()
-    assert not any(getattr(each, "__self__", None) is pauses for each in gc.callbacks)
+    assert len(gc.callbacks) == before - 1
+
+
+def test_no_python_runs_in_a_collection(patches: PatchSet) -> None:
+    """A Ctrl-C that comes meanwhile is raised in the script, and not dropped with what a callback
+    raises."""
+    called = callback_of(CollectorPauses(lambda *_, **__: None), patches)
+    codes: list[str] = []
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            codes.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        called("start", {})
+        called("stop", {})
+    finally:
+        sys.setprofile(None)
+    assert not codes
+
+
+def test_an_interrupt_during_a_collection_reaches_the_script(patches: PatchSet) -> None:
+    every = map(_thread.interrupt_main, itertools.repeat(signal.SIGINT))
+    interrupts = type("Interrupts", (), {"start": property(functools.partial(next, every))})()
+    first = functools.partial(getattr, interrupts)
+    gc.callbacks.append(first)
+    try:
+        callback_of(CollectorPauses(lambda *_, **__: None), patches)
+        with pytest.raises(KeyboardInterrupt):
+            gc.collect()
+            gc.callbacks.clear()  # never reached
+    finally:
+        gc.callbacks.remove(first)
 
 
 def test_a_script_may_empty_the_list_of_callbacks(

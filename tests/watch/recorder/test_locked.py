@@ -122,4 +122,7 @@ def test_threads_of_the_recorder_are_left_out(tmp_path: Path) -> None:
     stacks = stacks_of_locked(text)
     assert [each.frames[0].line for each in parse_stacks(stacks)] == [7, 5]
     assert stacks_of_locked("") == ""
+    # Python takes itself apart: that is slow where much was imported, and no standstill.
+    over = "Timeout (0:00:10)!\nThread 0x00007fb623071b80 (most recent call first):\n"
+    assert stacks_of_locked(f"{over}  <no Python frame>\n") == ""
     assert locked_path(tmp_path / "rank0", 5).name == "rank0.locked.5"

@@ -26,6 +26,7 @@ from trainfit.watch.recorder.looks.stacks import (
     line_at,
     users_stack,
 )
+from trainfit.watch.recorder.looks.worker_code import WorkerCode, threads_set_at
 
 _LOOKS = 40
 _DATA = b"x" * 8192
@@ -178,8 +179,8 @@ def test_the_line_that_raises_the_threads_of_a_worker(monkeypatch: pytest.Monkey
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(n for n, each in enumerate(lines, 1) if each.endswith("  # that line"))
     assert hooks._threads_at.endswith(f"{Path(__file__).name}:{line}")
-    told = worker_hooks.WorkerCode(StackLooks(), {}, threads_at=hooks._threads_at)
-    assert worker_hooks.threads_set_at([told]) == hooks._threads_at
+    told = WorkerCode(StackLooks(), {}, threads_at=hooks._threads_at)
+    assert threads_set_at([told]) == hooks._threads_at
 
 
 def test_looks_at_a_worker_become_rarer_where_they_cost_much() -> None:

@@ -11,9 +11,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers_watch import finding, run, step_rows
 from trainfit.findings.training.losses import not_finite
 from trainfit.results.runs.learning import Misuse
+from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE
+from trainfit.watch.judge import judge
 from trainfit.watch.recorder.gpu_step import StepNumbers
+from trainfit.watch.recorder.looks.bad_batches import (
+    KeptBatches,
+    WorkerBatches,
+    bad_in,
+    question,
+)
 
 
 def line_of(mark: str) -> str:
@@ -209,3 +218,90 @@ def test_the_line_within_a_model_that_made_it() -> None:
     assert found.told[:2] == ("out", "mask") and found.told[3].endswith(line_of("the mask"))
     why = not_finite(found)
     assert why is not None and "may have made it so" in why[0] and "softmax" in why[1]
+
+
+# ---
+# Samples that have it already.
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ([torch.ones(3, 2), torch.tensor([0.0, math.inf, 1.0])], ("[1]", 1)),
+        ({"x": {"y": GAP[0]}}, ("['x']['y']", 0)),
+        (list(GOOD), None),
+        (torch.full((3, 2), 3e38), None),  # whose sum is too large
+        ([torch.ones(2, dtype=torch.long), "name", None], None),
+    ],
+)
+def test_the_part_and_the_row_of_a_batch(batch: Any, found: tuple[str, int] | None) -> None:
+    assert bad_in(batch) == found
+
+
+def test_a_worker_names_the_samples_and_looks_at_all_batches_when_asked(tmp_path: Path) -> None:
+    stem = tmp_path / "rank0"
+    batches = WorkerBatches(question(stem))
+    batches.made(list(GOOD), [4, 5, 6, 7], 1.0, 0.5)
+    batches.made([GAP[0], GOOD[1]], [8, 9, 10, 11], 1.0, 1.5)
+    assert batches.found == {"sample 8, batch[0]": 1.5}
+    hurried = WorkerBatches(question(stem))
+    hurried.made(list(GOOD), [0], 0.0, 0.1)  # it has cost something now, of no time
+    hurried.made(list(GAP), [None] * 4, 0.0, 0.2)
+    assert not hurried.found
+    question(stem).touch()
+    hurried.look_for_question()
+    hurried.made(list(GAP), [None] * 4, 0.0, 0.3)
+    assert hurried.found == {"row 0 of a batch, batch[0]": 0.3}
+
+
+def test_the_last_small_batches_of_the_training_process_are_kept() -> None:
+    kept = KeptBatches()
+    kept.looked_at(GOOD, 48)
+    assert kept.keeps
+    for index in range(40):
+        kept.add(([4 * index + n for n in range(4)], MISSING if index == 30 else GOOD))
+    found = kept.first_bad()
+    assert found is not None and found.told == ("sample 120, batch[1]",)
+    told = not_finite(found)
+    assert told is not None and told[0].endswith("(sample 120, batch[1])")
+    kept.looked_at(GOOD, 1 << 30)
+    assert not kept.keeps and kept.first_bad() is None
+    kept.looked_at(MISSING, 48)  # as the data are
+    kept.looked_at(GOOD, 48)
+    assert not kept.keeps
+
+
+def of_arrays(numbers: StepNumbers, net: nn.Module, rows: Tensor) -> None:
+    mask = torch.full((2, 2), -math.inf).triu(1)
+    for step in range(6):
+        out = net(rows[step : step + 1] + 0 * mask.exp()[:1])
+        loss = (out - 1.0).square().mean()
+        if not bool(torch.isfinite(loss)):
+            nn.init.constant_(net.weight, math.nan)
+        numbers.note_loss(loss if step < 4 else net(rows[:1]).sum(), None, None)
+
+
+def test_an_array_of_the_scripts_own_that_had_a_gap_from_the_start() -> None:
+    numbers = StepNumbers()
+    rows = torch.ones(6, 2)
+    rows[3, 1] = math.nan
+    of_arrays(numbers, nn.Linear(2, 1), rows)
+    assert numbers.made_by == Misuse("sample_not_finite", ("`rows`, row 3",))
+
+
+def test_who_may_know_the_sample_is_asked_once() -> None:
+    numbers, asked = StepNumbers(), [Misuse("sample_not_finite", ("sample 4",)), None]
+    numbers.suspect = lambda: asked.pop(0)
+    for value in (1.0, math.nan, math.nan):
+        numbers.note_loss(torch.tensor(value), None, None)
+    assert numbers.made_by == Misuse("sample_not_finite", ("sample 4",)) and asked == [None]
+
+
+@pytest.mark.parametrize(("at", "named"), [(2.4, True), (0.5, False)])
+def test_a_sample_is_named_where_the_loss_was_finite_until_it_came(at: float, named: bool) -> None:
+    rows = step_rows(200)
+    rows["flags"] = LOSS_FINITE
+    rows["flags"][25:] = LOSS_NOT_FINITE
+    made = run(rows, header={"bad_samples": {"sample 7, batch[0]": at + float(rows["end_s"][0])}})
+    found = finding(judge(made), "loss_not_finite")
+    assert ("sample 7" in found.title) is named

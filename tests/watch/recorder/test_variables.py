@@ -438,6 +438,26 @@ def test_what_an_object_in_a_small_dictionary_keeps() -> None:
     assert looked(loop)["state.meters['loss'].values"].holds == "graphs"
 
 
+def test_the_line_of_a_list_in_a_dictionary_of_an_object() -> None:
+    class Probe:
+        def __init__(self) -> None:
+            self.acts: dict[str, list[torch.Tensor]] = {}
+
+        def keep(self, out: torch.Tensor) -> None:
+            self.acts.setdefault("0", []).append(out)  # the hook's line
+
+    def steps() -> Loop:
+        probe = Probe()
+        while True:
+            probe.keep(torch.ones(64))
+            yield inspect.currentframe()  # type: ignore[misc]
+
+    found = looked(steps)["probe.acts['0']"]
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    line = next(n for n, each in enumerate(lines, 1) if each.endswith("# the hook's line"))
+    assert found.holds == "tensors" and found.place.endswith(f"test_variables.py:{line}")
+
+
 def test_handlers_of_a_logger_that_each_step_adds() -> None:
     def loop() -> Loop:
         logger = logging.getLogger("test_variables")

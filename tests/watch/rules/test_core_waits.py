@@ -258,3 +258,17 @@ def test_few_samples_that_cover_seconds_tell_of_the_cores(every: int) -> None:
     assert (found.by_others, found.main_thread) == (
         (pytest.approx(0.7), pytest.approx(0.6)) if every > 1 else (None, None)
     )
+
+
+@pytest.mark.parametrize(("ready", "waits"), [(0.95, False), (0.3, True)])
+def test_a_thread_that_has_no_core_does_not_wait_by_itself(ready: float, waits: bool) -> None:
+    """The run queue does not tell: threads of other groups get less than their share."""
+    record = run_on_cpu(
+        other_s=1.0,
+        cpu_s=0.09,
+        machine={"cores_busy": 2.0, "cores_ours": 0.1, "runnable": 3.0},
+        header={"usable_cores": 2.0},
+    )
+    result = judge(dataclasses.replace(record, core_waits=core_waits(ready, 0.0, cores=0.08)))
+    found = [each.share or 0.0 for each in result.findings if each.kind == "script_waits"]
+    assert bool(found) is waits and all(each < 1 - ready for each in found)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds, watch_screen
+from trainfit.findings.ranking import comes_first
 from trainfit.report.watch import answer
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
@@ -277,6 +278,19 @@ def test_workers_that_copy_what_they_read() -> None:
     assert found.value_of("its RSS, which counts shared pages, too, by") == 0
     assert finding(forked(10 * MIB, held=5 * GIB), "copy_on_write").severity == "warning"
     assert finding(forked(10 * MIB), "copy_on_write").severity == "info"
+    # What fills the RAM comes before what costs time, as other growth does.
+    assert comes_first(found)
+
+
+def test_copies_that_are_made_already_are_not_counted_twice() -> None:
+    """Of 4 × 16 GiB the workers have made 4 × 10; 30 GiB are left."""
+    record = run(STEPS, header={"loaders": (LOADER,)})
+    worker = memory_rows(record, 1, private_bytes=0.0, anonymous_bytes=0.0)
+    worker["private_bytes"] += (10 * GIB * np.linspace(0, 1, len(worker))).astype(np.int64)
+    main = memory_rows(record)
+    main["anonymous_bytes"] = 16 * GIB
+    record.machine["ram_available_bytes"] = np.linspace(70, 30, len(record.machine)) * GIB
+    assert finding(judge(with_memory(record, main, worker)), "copy_on_write").severity == "warning"
 
 
 def test_what_is_no_copy() -> None:

@@ -203,6 +203,8 @@ def test_what_samples_are_made_with(names: tuple[str, ...], words: str) -> None:
         (("row.split",), "self.rows", "goes over `self.rows`"),
         (("text.encode",), "texts", "goes over `texts`"),  # of a str
         (("tok.encode",), "texts", "makes tokens"),
+        (("vocab.get",), "TOKEN.findall(clean(text))", "makes tokens"),
+        (("float",), "self.rows.items()", "goes over `self.rows.items()`"),
         (("env.close", "env.close"), "", "opens the file for each sample"),
     ],
 )
@@ -212,7 +214,7 @@ def test_a_loop_over_rows_of_a_file_reads_a_table(
     habit = habit_of_samples(names, over)
     assert habit is not None and words in habit.what
     # What the data set itself holds need not be gone over for each sample.
-    assert ("and index that" in habit.action) == (over == "self.rows")
+    assert ("and index that" in habit.action) == over.startswith("self.rows")
 
 
 def test_a_commit_for_each_parameter_is_the_database_s_cost() -> None:
@@ -744,6 +746,26 @@ def test_a_line_that_computes_over_what_grows_is_told_so() -> None:
         other_s=0.1, header={"other_code": StackLooks(80, (another,)), "growing": (grows,)}
     )
     assert "growing" not in finding(judge(record), "other_code").title
+
+
+@pytest.mark.parametrize(
+    ("calls", "over_all"),
+    [
+        ("all_logits.argmax", True),
+        ("all_logits.append", False),
+        ("all_logits.size", False),
+        ("self.all_logits.argmax", False),
+        ("all_logits().argmax", False),
+    ],
+)
+def test_a_method_of_what_grows_goes_over_all_of_it(calls: str, over_all: bool) -> None:
+    line = CodeLine("train.py:12", 60, (), calls, calls)
+    grows = GrowingVariable("all_logits", "train.py:11", "tensor", 768, 119936, 900)
+    record = run_on_cpu(
+        other_s=0.1, header={"other_code": StackLooks(80, (line,)), "growing": (grows,)}
+    )
+    said = finding(judge(record), "other_code").title
+    assert ("goes over all of the growing `all_logits`" in said) is over_all
 
 
 def test_a_log_that_its_thread_cannot_write_in_time_is_no_lock() -> None:

@@ -8,14 +8,31 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils.data import dataloader
 
-from helpers_watch import HEADER, finding, kinds, loader, run, run_on_cpu, watch_screen
+from helpers_watch import (
+    HEADER,
+    finding,
+    kinds,
+    loader,
+    process_rows,
+    run,
+    run_on_cpu,
+    watch_screen,
+)
 from trainfit.report.watch import answer, progress_line
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.locked_stacks import locked_path
-from trainfit.results.runs.watched import CodeLine, Event, RunRecord, StackLooks, locked_of
+from trainfit.results.runs.watched import (
+    CodeLine,
+    Event,
+    RankCommunication,
+    RunRecord,
+    StackLooks,
+    locked_of,
+)
 from trainfit.torch_private.needed import WORKER_FILE, WORKER_LOOP
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import process
@@ -277,6 +294,39 @@ def test_the_rank_that_the_others_wait_for_is_named() -> None:
     assert "other ranks wait for this one" in found.cause
 
 
+@pytest.mark.parametrize(
+    ("pid", "who"),
+    [(HEADER.pid, "rank 0"), (5001, "DataLoader worker 1"), (77, "a process of the run")],
+)
+def test_a_process_that_is_stopped_is_named(pid: int, who: str) -> None:
+    made = still(MAIN)
+    event = dataclasses.replace(made.ranks[0].events[0], values={"stopped": float(pid)})
+    rank = dataclasses.replace(made.ranks[0], events=(event,))
+    workers = process_rows([30.0, 31.0], pid=5001, role=1, worker=1)
+    processes = np.concatenate([made.processes, workers])
+    found = judge(dataclasses.replace(made, ranks=(rank,), processes=processes)).findings[0]
+    assert found.kind == "standstill" and f"{who} (PID {pid}) is stopped" in found.title
+    assert f"kill -CONT {pid}" in found.fix.action
+    assert "is stopped" not in judge(made).findings[0].title
+
+
+def test_times_in_collectives_are_not_told_of_ranks_that_stand_still() -> None:
+    called = RankCommunication(0.05, 400)
+    waits = StackLooks(100, (CodeLine("train.py:9", 90, calls="torch.distributed.barrier"),))
+    words = {"communication": called, "collective_code": waits}
+    goes_on = run_on_cpu(header=words)
+    assert "exposed_communication" in kinds(judge(ranks(goes_on, goes_on)))
+    stops = (
+        run_on_cpu(
+            header=words | {"ending": "running"},
+            events=[Event(60.0, "standstill", 200, 30.0, stack)],
+        )
+        for stack in (SLEEPS, BACKWARD)
+    )
+    stands = judge(ranks(*stops))
+    assert kinds(stands)[0] == "standstill" and "exposed_communication" not in kinds(stands)
+
+
 BARRIER = f"""pid 11
 
 {HEAD}
@@ -395,6 +445,16 @@ def test_a_rank_that_crashed_with_fewer_batches_is_told_so() -> None:
     assert "drop_last=True" in found.fix.action
     same = judged(258, 258)
     assert "Aborted" in same.title and "batches" not in same.title
+    # Of data that are iterated nobody knows how many there are; gloo's own thread had no Python.
+    assert "gloo ends a rank" in same.title and "drop_last=True" in same.fix.action
+
+
+def test_a_crash_in_the_scripts_own_call_is_not_gloos() -> None:
+    text = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "a.py"'
+    gone = run(header={"ending": "failed"}, events=[Event(21.0, "crash", text=text)])
+    other = run(header={"ending": "failed"}, events=[Event(22.0, "exception", 200, text=GONE)])
+    found = judge(ranks(other, gone)).findings[0]
+    assert (found.kind, found.rank) == ("rank_died", 1) and "gloo ends" not in found.title
 
 
 def test_the_thread_that_should_fill_a_queue_is_named_where_it_waits_itself(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers_watch import finding, kinds, run_on_cpu
+from helpers_watch import finding, kinds, run, run_on_cpu, step_rows
 from trainfit.report.watch import answer
 from trainfit.results.runs.watched import COLLECTIONS, CodeLine, Event, RunRecord, StackLooks
 from trainfit.watch.judge import judge
@@ -63,6 +63,13 @@ def test_objects_that_the_garbage_collector_goes_through_while_they_are_made() -
 
     assert "gc.disable() before it" in judged(30.0) and "30 s in all" in judged(30.0)
     assert "gc.disable" not in judged(2.0)
+
+
+def test_a_run_that_was_interrupted_before_its_first_step_is_judged() -> None:
+    """Nobody knows which line it was at."""
+    told = Event(40.0, "exception", text="Traceback (most recent call last):\nKeyboardInterrupt")
+    made = run(step_rows(1)[:0], header={"ending": "interrupted"}, events=[told])
+    assert any(each.startswith("no training step in 40 s") for each in judge(made).notes)
 
 
 def test_a_start_that_is_no_fault_is_none() -> None:

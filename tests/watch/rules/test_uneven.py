@@ -96,6 +96,24 @@ def test_a_rank_whose_threads_share_a_core_is_slow_by_its_core() -> None:
     assert evidence(found)["rank 1 ready without a core"] == pytest.approx(0.4)
 
 
+@pytest.mark.parametrize(("waits", "is_slow"), [((0.5, 0.5), False), ((0.02, 0.05), True)])
+def test_ranks_that_other_programs_hold_up_alike_differ_by_chance(
+    waits: tuple[float, float], is_slow: bool
+) -> None:
+    """Who waits for a slow rank in collectives needs no core, and is hardly held up."""
+    record = ranks([{}, {"other_s": 0.03}])
+    times = np.arange(5.0, 25.0, 0.5)
+    rows = [
+        table(tables.CORE_WAITS, {"time_s": times, "rank": n, "role": 0, "pid": 100 + n,
+              "cpu_cores": 0.5, "main_thread": share, "threads": share}, len(times))
+        for n, share in enumerate(waits)
+    ]  # fmt: skip
+    machine = record.machine.copy()
+    machine["cores_busy"], machine["cores_ours"] = 8.0, 0.4
+    made = dataclasses.replace(record, machine=machine, core_waits=np.concatenate(rows))
+    assert ("straggler" in kinds(judge(made))) is is_slow
+
+
 def test_a_rank_that_waits_in_collectives_of_its_own_is_not_the_slow_one() -> None:
     """Gradients that the script averages by itself: the waiting is no phase's."""
     slow, waiting = {"input_s": 0.08}, {"other_s": 0.08}

@@ -57,3 +57,16 @@ def test_random_numbers_that_repeat_come_before_a_small_wait(input_s: float, fir
     copies = WorkerCopies(by_workers=("dataset.rng",), workers=2)
     result = judge(run(header={"copies": copies, "loaders": loader()}, input_s=input_s))
     assert kinds(result)[0] == first and {"generator_copied", "input_bound"} <= set(kinds(result))
+
+
+def test_few_shards_are_why_batches_are_late_where_more_workers_would_help() -> None:
+    """Of four workers two have no samples, and those that have wait for what they read."""
+    words = {"fetches": {"fetch_s": 0.8, "cpu_s": 0.05}, "input_s": 0.1, "queued": 0}
+    few = WorkerCopies(empty=2, workers=4)
+    found = finding(judge(run(header={"copies": few}, **words)), "input_bound")
+    assert found.title.endswith(": 2 of 4 workers get samples") and not found.fix.settings
+    assert "more files" in found.fix.action
+    all_fed = finding(
+        judge(run(header={"copies": WorkerCopies(workers=4)}, **words)), "input_bound"
+    )
+    assert "get samples" not in all_fed.title and all_fed.fix.settings

@@ -97,7 +97,8 @@ def filled(
     for name in names:
         (shared / name).parent.mkdir(exist_ok=True, parents=True)
         (shared / name).write_bytes(b"x" * (1 << 20))
-        os.utime(shared / name, (time.time() + 1, time.time() + 1))
+        for path in (shared / name, (shared / name).parent):  # the kernel's clock is coarse
+            os.utime(path, (time.time() + 1, time.time() + 1))
         used[0] += 1 << 20
     return looks.sample(2.0), told
 
@@ -123,6 +124,18 @@ def test_names_that_tempfile_made_up_have_prefix_and_suffix_in_common(
     _, told = filled(tmp_path, monkeypatch, names)
     ((_, text, values),) = told
     assert text == f"{tmp_path}/shm/frames_*.bin" and values["files"] == 40
+
+
+def test_folders_that_are_too_many_count_as_those_that_were_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tempfile.mkdtemp() in each step: all folders are counted, and some are looked into."""
+    monkeypatch.setattr(machine, "_MOST_ENTRIES", 10)
+    names = [f"feat_{number}/mel.npy" for number in range(40)]
+    rows, told = filled(tmp_path, monkeypatch, names)
+    row = rows[rows["folder"] == SHARED_MEMORY][0]
+    assert row["new_files"] == 40 and row["new_bytes"] >= 40 << 20
+    assert told[0][1] == f"{tmp_path}/shm/feat_*/mel.npy" and told[0][2]["files"] == 40
 
 
 def test_files_of_others_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

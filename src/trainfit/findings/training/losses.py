@@ -225,6 +225,16 @@ def not_finite(found: Misuse | None) -> tuple[str, str, Fix] | None:
                 "torch.nan_to_num, dropna()), and begin from sound weights"
             ),
         )
+    if found.kind == "sample_not_finite":
+        return (
+            f": the data has a number that is not ({found.told[0]})",
+            "a sample that is not finite makes the loss so, then the gradients, then all weights",
+            Fix(
+                "look at what makes this sample so (a missing value, a logarithm or a division of "
+                "0), clean the data before the training (torch.nan_to_num, or leave it out), and "
+                "begin from sound weights"
+            ),
+        )
     if found.kind == "batch_not_finite":
         return (
             f": the batch has a number that is not (`{found.told[0]}`)",

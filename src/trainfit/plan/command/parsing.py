@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from trainfit.plan.command.interpreter import Interpreter, first_line, is_python
 from trainfit.plan.command.prefix import Prefix, read_prefix
@@ -36,7 +37,7 @@ from trainfit.results.files.command_line import line_of, words_of
 from trainfit.results.runs.script import STAND_INS_VARIABLE, UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
 
-__all__ = ["Command", "CommandError", "parse_command", "split_line"]
+__all__ = ["Command", "CommandError", "parse_command", "piped_input", "split_line"]
 
 _THREADS = "OMP_NUM_THREADS"
 _FLAGS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -178,6 +179,29 @@ def _input_file() -> str:
     except OSError:  # it is closed, or the system has no such links
         return ""
     return path if os.path.isfile(path) else own  # bash deletes the file of a here-document
+
+
+#: How a script reads its standard input.
+_READS_INPUT: Final = re.compile(r"\bstdin\b|\binput\s*\(|\bfileinput\b")
+
+
+def piped_input(command: Command) -> str:
+    """What is to be said where a script reads its standard input, and that is a pipe: it comes
+    once, and the script runs several times. Else empty."""
+    try:
+        mode = os.fstat(0).st_mode
+        if command.kind != "script" or not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+            return ""
+        source = Path(command.name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    if _READS_INPUT.search(source) is None:
+        return ""
+    return (
+        "standard input is a pipe, which is read once, and the script runs several times: it is "
+        f"empty in each run; write it to a file (… > FILE) and give that: < FILE ({command.name} "
+        "reads it)"
+    )
 
 
 def _terminal() -> tuple[int, int] | None:

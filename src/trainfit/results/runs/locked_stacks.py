@@ -12,6 +12,8 @@ from typing import Final
 #: Where a thread of the recorder begins.
 _OUR_THREAD: Final = re.compile(r"/trainfit/watch/[^\n]*\Z")
 _THREAD: Final = re.compile(r"^(?=Thread 0x)", re.MULTILINE)
+#: What is written of a thread in which no Python runs (CPython, Python/traceback.c).
+_NO_FRAME: Final = "<no Python frame>"
 
 
 def locked_path(stem: Path, pid: int) -> Path:
@@ -20,9 +22,10 @@ def locked_path(stem: Path, pid: int) -> Path:
 
 
 def stacks_of_locked(text: str) -> str:
-    """Stacks of all threads in what was written, the main one first, and without the recorder's;
-    empty: nothing was written."""
+    """Of what was written of all threads, the main one first, and without the recorder's; empty:
+    nothing was written, or no thread runs Python: the process is at its end."""
     threads = [each.rstrip() for each in _THREAD.split(text)]
     own = [each for each in threads if each.startswith("Thread") and not _OUR_THREAD.search(each)]
+    own = [each for each in own if not each.endswith(_NO_FRAME)]
     own.sort(key=lambda each: each.endswith(" in _bootstrap"))  # as all of threading do
     return "\n\n".join(own)

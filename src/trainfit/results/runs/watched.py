@@ -321,6 +321,8 @@ class RunHeader(ResultFile):
     """In the forward pass, the loop over a tensor's elements that it was found in most."""
     slow_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of samples that held their batch up, by index."""
+    bad_samples: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Samples with a NaN or an infinity that workers have seen, and when (seconds of the run)."""
     loss_at: str = ""
     """The line that calls backward() of the loss, of the first one that is not finite."""
     communication: RankCommunication = NO_COMMUNICATION

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
@@ -266,8 +267,10 @@ class GpuStep:
 # The numbers of a step: its loss, its loss scale and its gradient's norm.
 
 
-#: Losses that were finite, from which it is known whether they grew.
+#: Losses that were finite, from which it is known whether they grew, and how many times: those of
+#: batches differ, and of a step that is too large they become many times as large.
 _LEAST_LOSSES: Final = 3
+_GREW: Final = 2.0
 
 
 class StepNumbers:
@@ -275,7 +278,7 @@ class StepNumbers:
 
     __slots__ = (
         *("_finite", "_first", "_is_bad", "_last", "_origins"),
-        *("loss", "loss_at", "loss_is_scaled", "made_by", "norm", "scale"),
+        *("loss", "loss_at", "loss_is_scaled", "made_by", "norm", "scale", "suspect"),
     )
 
     def __init__(self) -> None:
@@ -283,6 +286,8 @@ class StepNumbers:
         """The line of the first backward pass, or of the first from a loss that is not finite."""
         self.made_by: Misuse | None = None
         """The line that made that loss not finite, where it is known."""
+        self.suspect: Callable[[], Misuse | None] = lambda: None
+        """Asked once, of the first such loss: the sample that may have made it so."""
         self._origins = Origins()
         self._is_bad = False
         self._first = self._last = math.nan
@@ -306,7 +311,8 @@ class StepNumbers:
             self.loss = value
         is_bad = value is not None and not math.isfinite(value)
         if is_bad and not self._is_bad:
-            self.made_by = self._origins.made_by() or self._by_slope(root)
+            sample = self.suspect()
+            self.made_by = sample or self._origins.made_by() or self._by_slope(root)
         elif value is not None and not self.loss_at:
             self._origins.healthy()
         if not self.loss_at or (is_bad and not self._is_bad):
@@ -320,11 +326,11 @@ class StepNumbers:
         large, a gradient was infinite."""
         if not self._origins.of_weights or self._finite < _LEAST_LOSSES:
             return None
-        if self._last > self._first:
+        if self._last > self._first + (_GREW - 1) * abs(self._first):
             return None
         with contextlib.suppress(Exception):  # a graph may be of any kind
             steep = steep_in(nodes_of(root.grad_fn) or (), script_place())
-            return steep or self._origins.may_be_made_by()
+            return steep or self._origins.may_be_made_by() or self._origins.held()
         return None
 
 

@@ -55,6 +55,7 @@ from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount, careful, in_place_of
 from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
+from trainfit.watch.recorder.looks import worker_code
 from trainfit.watch.recorder.looks.collector import CollectorPauses
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
@@ -184,6 +185,7 @@ class Recorder:
         self._pauses.install(self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)
+        self.steps.numbers.suspect = lambda: fetches.suspect(self._files)
 
     def stop(
         self, ending: Ending = "finished", exit_code: int | None = None, unhook: bool = False
@@ -562,11 +564,12 @@ class Recorder:
             found["hook_code"] = self._looks.hooks.summary()
             found["pass_code"] = self._looks.passes.summary()
         if self._files is not None:
-            told = worker_hooks.told_by_workers(self._files.stem)
+            told = worker_code.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]
-            found["worker_growing"] = worker_hooks.growing(told)
-            found["worker_threads_at"] = worker_hooks.threads_set_at(told)
-            found["slow_samples"] = worker_hooks.slowest(told)
+            found["worker_growing"] = worker_code.growing(told)
+            found["worker_threads_at"] = worker_code.threads_set_at(told)
+            found["slow_samples"] = worker_code.slowest(told)
+            found["bad_samples"] = worker_code.bad_samples(told)
             found["copies"] = compared([each.first for each in told if each.first is not None])
         found["fetch_code"] = merged(looks)
         return found

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import faulthandler
-import json
 import math
 import multiprocessing
 import multiprocessing.util
@@ -22,7 +20,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final, NoReturn, Protocol
@@ -30,10 +28,11 @@ from typing import Any, Final, NoReturn, Protocol
 import numpy as np
 import torch
 
-from trainfit.results.files.decoding import DecodingError, as_json, decode
+from trainfit.results.files.decoding import as_json
 from trainfit.results.runs import tables
+from trainfit.results.runs.learning import Misuse
 from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
-from trainfit.results.runs.watched import GrowingVariable, StackLooks, died_path
+from trainfit.results.runs.watched import died_path
 from trainfit.scripts.call_sites import NOTHING, Callee, called_in, called_now, calls_of, fetchers
 from trainfit.scripts.cost_rules import StackFrame, judge
 from trainfit.scripts.library_threads import pools
@@ -47,6 +46,7 @@ from trainfit.torch_private.data_loading import (
 from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.job import script_place
+from trainfit.watch.recorder.looks.bad_batches import KeptBatches, WorkerBatches, question
 from trainfit.watch.recorder.looks.locked import LockedStack
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -57,8 +57,9 @@ from trainfit.watch.recorder.looks.stacks import (
     users_stack,
 )
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
+from trainfit.watch.recorder.looks.worker_code import MOST_SLOW, WorkerCode
 from trainfit.watch.recorder.own_frames import without_ours
-from trainfit.watch.recorder.rank_files import INTERVAL_S, Ring, UnlistedThread
+from trainfit.watch.recorder.rank_files import INTERVAL_S, RankFiles, Ring, UnlistedThread
 
 #: Seconds between two looks: at first, so that a short run shows its lines; and then at most.
 _LOOK_S: Final = 0.05
@@ -80,11 +81,10 @@ _UNKNOWN: Final = (_NAN,) * len(_KINDS)
 
 
 #: Looks that the first lines are written after; a batch is slow that takes so long, and so many
-#: times the usual; samples and lengths of batches that are kept.
+#: times the usual; lengths of batches that are kept.
 _FIRST_TOLD: Final = 8
 _SLOW_S: Final = 0.08
 _TIMES_USUAL: Final = 3.0
-_MOST_SLOW: Final = 20
 _LENGTHS: Final = 64
 _LEAST_LENGTHS: Final = 4
 #: … and it hangs that takes so long, and so many times the longest before.
@@ -192,6 +192,7 @@ class WorkerSink:
                     self._look()
                 self.code.pause_s = pause_s(self._looks, time.thread_time())
             self.code.look_for_growth(time.monotonic())
+            self.code.bad.look_for_question()
             self.code.write()
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
@@ -270,17 +271,6 @@ def _texts(stem: Path, kind: str) -> Iterator[str]:
                 yield text
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerCode:
-    """What a worker leaves for the header: lines of the data set, and samples that took long."""
-
-    looks: StackLooks
-    slow_samples: Mapping[str, float]
-    first: FirstBatches | None = None
-    growing: tuple[GrowingVariable, ...] = ()
-    threads_at: str = ""
-
-
 class FetchCode:
     """Lines of the data set at which a worker was found, and the stack that it hangs in."""
 
@@ -292,10 +282,11 @@ class FetchCode:
         self._lengths: collections.deque[float] = collections.deque(maxlen=_LENGTHS)
         self._longest = 0.0
         self._hangs = False
-        self._told = _FIRST_TOLD
+        self._told, self._told_bad = _FIRST_TOLD, 0
         self.first: FirstLook | None = None
         """What is looked at in the first batches; it is not there any more once that is told."""
         self._first: FirstBatches | None = None
+        self.bad = WorkerBatches(question(stem))
         self.dataset: Any = None
         self.pause_s = _LOOK_S
         """Seconds between two looks."""
@@ -327,7 +318,7 @@ class FetchCode:
         length = now - began
         if not collating and length > _SLOW_S and length > _TIMES_USUAL * self._usual_s:
             index = fetched_index(thread, stack)
-            if index and (index in self._slow or len(self._slow) < _MOST_SLOW):
+            if index and (index in self._slow or len(self._slow) < MOST_SLOW):
                 self._slow[index] = self._slow.get(index, 0.0) + self.pause_s
         if not self._hangs and length > max(_HANGS_S, _TIMES_LONGEST * self._longest):
             self._hangs = True
@@ -355,9 +346,10 @@ class FetchCode:
         is_new = self.first is not None and (self.first.is_over or whole)
         if is_new and self.first is not None:
             self._first, self.first = self.first.found, None
+        is_new = is_new or len(self.bad.found) > self._told_bad
         if not is_new and (not looks or (looks < self._told and not whole)):
             return
-        self._told = int(1.5 * looks)
+        self._told, self._told_bad = int(1.5 * looks), len(self.bad.found)
         with contextlib.suppress(OSError):
             found = WorkerCode(
                 self._counts.summary(),
@@ -365,42 +357,11 @@ class FetchCode:
                 self._first,
                 self._variables.found(),
                 self.threads_at,
+                dict(self.bad.found),
             )
             temporary = self._code.with_name(f"new.{self._code.name}")
             temporary.write_text(as_json(found), encoding="utf-8")
             os.replace(temporary, self._code)
-
-
-def told_by_workers(stem: Path) -> list[WorkerCode]:
-    """What the workers of a rank have left so far."""
-    found = []
-    for path in stem.parent.glob(f"{stem.name}.code.*"):
-        with contextlib.suppress(OSError, ValueError, DecodingError):
-            found.append(decode(WorkerCode, json.loads(path.read_text(encoding="utf-8"))))
-    return found
-
-
-def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
-    """The growing variables of all workers, the largest of each name."""
-    found: dict[str, GrowingVariable] = {}
-    for each in (each for part in parts for each in part.growing):
-        known = found.get(each.name)
-        if known is None or each.last_size > known.last_size:
-            found[each.name] = each
-    return tuple(found.values())
-
-
-def threads_set_at(parts: Iterable[WorkerCode]) -> str:
-    """The line that set PyTorch's threads in a worker."""
-    return next((each.threads_at for each in parts if each.threads_at), "")
-
-
-def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
-    """The slowest samples of all workers."""
-    seconds: collections.Counter[str] = collections.Counter()
-    for part in parts:
-        seconds.update(part.slow_samples)
-    return dict(seconds.most_common(_MOST_SLOW))
 
 
 class FetchHooks:
@@ -414,6 +375,8 @@ class FetchHooks:
         self._collate_s = 0.0
         self._samples = -1
         self._threads_at = ""
+        self.kept = KeptBatches()
+        """Of the training process, where it makes them itself."""
 
     def install(self, patches: PatchSet) -> None:
         """Patch the fetchers of batches, until ``patches`` is restored."""
@@ -422,6 +385,14 @@ class FetchHooks:
         for kind in FETCHERS:
             patches.hook(kind, "fetch", self._fetch)
         patches.hook(WorkerError, "__init__", self._telling)
+
+    def suspect(self, files: RankFiles | None) -> Misuse | None:
+        """The loss is not finite: the sample that may have made it so, of batches that were made
+        here; workers of a rank, which has these files, look at all theirs from now on."""
+        if files is not None:
+            with contextlib.suppress(OSError):
+                question(files.stem).touch()
+        return self.kept.first_bad()
 
     def _set_threads(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @in_place_of(original)
@@ -473,7 +444,9 @@ class FetchHooks:
                     self._sink.fetching = False
             try:
                 if ring is not None:
-                    self._add(ring, batch, began, cpu)
+                    self._add(ring, batch, index, began, cpu)
+                elif self.kept.keeps:
+                    self.kept.add((index, batch))
             except Exception as error:
                 self._home.failed("fetch", error)
             return batch
@@ -528,12 +501,15 @@ class FetchHooks:
         timed._trainfit_watch = self  # type: ignore[attr-defined]
         fetcher.collate_fn = timed
 
-    def _add(self, ring: Rows, batch: Any, began: float, cpu: float) -> None:
+    def _add(self, ring: Rows, batch: Any, index: Any, began: float, cpu: float) -> None:
         now = time.monotonic()
         took, info = now - began, worker_info()
         nbytes = bytes_of(batch)
-        if self._sink is not None:
+        if self._sink is None:
+            self.kept.looked_at(batch, nbytes)
+        else:
             self._sink.code.ended(took)
+            self._sink.code.bad.made(batch, index, took, now - self._home.origin)
             if (first := self._sink.code.first) is not None and not first.is_over:
                 first.made(batch, nbytes)
         shares = _UNKNOWN if self._sink is None else self._sink.shares.shares()

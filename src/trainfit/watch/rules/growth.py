@@ -350,10 +350,13 @@ def _find_copies(run: RunView) -> Iterator[Finding | Unknown]:
         return  # it is new memory, which ram_growth looks at
     main = view.memory[view.memory["role"] == 0]
     most = workers * (median(main["anonymous_bytes"]) or copied)
-    left = median(view.machine["ram_available_bytes"])
+    available = known(view.machine["ram_available_bytes"])
     worst: Severity = "info"
-    if left is not None and most >= _SCARCE * left:
-        worst = "critical" if most > left else "warning"
+    if len(available):
+        # What is copied already is no part of what is left, as copies in the end are of all.
+        left, rest = float(available[-1]), max(0.0, most - workers * copied)
+        is_scarce = most >= _SCARCE * (left + workers * copied)
+        worst = "critical" if rest > left else "warning" if is_scarce else "info"
     evidence = [
         Evidence("its own memory of a worker grew by", copied, "bytes"),
         Evidence("its RSS, which counts shared pages, too, by", max(0.0, rss), "bytes"),

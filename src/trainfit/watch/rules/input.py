@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings.fixes import MORE_SHARDS
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.watched import GrowingVariable
 from trainfit.results.text import duration, three_digits
@@ -74,7 +75,8 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
             return
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
     is_late = (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs
-    slow = None if fix.settings or is_late or fetching.is_locked else fetching.slow_line
+    is_elsewhere = is_late or fetching.is_locked or _fed(fetching) is not None
+    slow = None if fix.settings or is_elsewhere else fetching.slow_line
     reason = _reason(fetching, cause)
     if (cache := _lost_cache(fetching)) is not None:
         cause, fix = _with_lost_cache(cache, cause, fix)
@@ -136,6 +138,8 @@ def _reason(fetching: Fetching, cause: str) -> str:
     """A clause on what holds batches up where it is no lack of workers."""
     if fetching.is_locked:
         return ": workers wait for a lock"
+    if (fed := _fed(fetching)) is not None:
+        return f": {fed} of {fetching.rank.header.copies.workers} workers get samples"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
     if (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs:
@@ -180,6 +184,8 @@ def _why(fetching: Fetching) -> _Why:
         return _cheap(fetching)
     if fetching.is_locked and workers:
         return _locked(fetching)
+    if (fed := _fed(fetching)) is not None:
+        return _few_shards(fetching, fed)
     if workers and fetching.is_uneven:
         return _uneven(fetching)
     if usable is not None and _fills(fetching, usable):
@@ -203,6 +209,29 @@ def _why(fetching: Fetching) -> _Why:
     if (fetching.unevenness or 0.0) >= thresholds.UNEVEN_FETCHES:
         return _uneven(fetching)
     return _transfer(fetching, "The workers make batches fast enough, but these")
+
+
+def _fed(fetching: Fetching) -> int | None:
+    """How many workers get samples, where others of a data set that is iterated get none and would
+    help; ``None``: all get some, or those that do have all cores."""
+    copies, cores = fetching.rank.header.copies, fetching.cores
+    if not 0 < copies.empty < copies.workers or fetching.is_locked:
+        return None
+    fed = copies.workers - copies.empty
+    if fetching.needed_workers is not None and fetching.needed_workers <= fed:
+        return None
+    full = cores is not None and cores.saturated and not fetching.others_press
+    return None if full and not fetching.waits else fed
+
+
+def _few_shards(fetching: Fetching, fed: int) -> _Why:
+    many = fetching.rank.header.copies.workers
+    less = _less_work(fetching)
+    return (
+        f"Only {fed} of {many} workers make batches: the data set has no more shards",
+        Fix(f"{MORE_SHARDS}; or {less}"),
+        "likely",
+    )
 
 
 def _locked(fetching: Fetching) -> _Why:

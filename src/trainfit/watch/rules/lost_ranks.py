@@ -82,8 +82,11 @@ def _gone_first(run: RunView) -> Finding | None:
     if crashed is not None and not code:
         how = f"by a crash in native code ({_crash_of(crashed)})"
     uneven = uneven_batches(run)
+    differs = crashed is not None and _is_of_gloo(run, crashed)
     if uneven and crashed is not None:
         how += ", and ranks have different numbers of batches"
+    elif differs:
+        how += ", as gloo ends a rank whose collective is not the one that the others make"
     return Finding(
         "rank_died",
         "critical",
@@ -100,16 +103,40 @@ def _gone_first(run: RunView) -> Finding | None:
                 f'{SAME_CALLS}; its last output may say so (of gloo: "a distributed collective '
                 'mismatch")'
             )
-            if uneven and crashed is not None
+            if differs or (uneven and crashed is not None)
             else Fix(
                 f"look at the exit code that the launcher prints for rank {view.header.rank} "
                 "(negative: a signal), and at that rank's last output"
             ),
         ),
         "likely",
+        place=_where_others_were(run) if differs else None,
         rank=view.header.rank,
         last_step=step,
     )
+
+
+def _is_of_gloo(run: RunView, crashed: Event) -> bool:
+    """Did a thread of a library abort the process, which runs no Python, and another rank lost its
+    connection of gloo? So that ends a collective of other sizes than the others' (enforce() in
+    gloo/common/logging.h throws in its thread, where nobody catches it)."""
+    if _crash_of(crashed) != "Aborted" or "  File " in crashed.text:
+        return False
+    return any("gloo" in raised_by(each) for each in _raised(run))
+
+
+def _raised(run: RunView) -> Iterator[Event]:
+    for view in run.ranks:
+        yield from (each for each in view.record.events if each.kind == "exception")
+
+
+def _where_others_were(run: RunView) -> Place | None:
+    """The line of the script in which another rank lost its connection."""
+    for event in _raised(run):
+        culprit = parse(*exception_in(event.text), event.text).culprit
+        if culprit is not None:
+            return Place(short_file(culprit.path), culprit.line)
+    return None
 
 
 def _crash_of(event: Event) -> str:

@@ -308,9 +308,10 @@ def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _share(rank: RankView) -> float:
-    """The share of the time in which the main thread waits for nothing that has a name; on a GPU
-    only while that is idle for no other reason."""
-    share = checks.share_of(rank, _waits(rank))
+    """Of the time; on a GPU only while that is idle for no other reason. Where the kernel counts
+    how long the thread was ready and had no core, that is no wait of its own."""
+    ready = CoreWaits(rank).main_thread or 0.0
+    share = max(0.0, checks.share_of(rank, _waits(rank)) - ready)
     if not checks.has_gpu(rank):
         return share
     return min(share, MainThread(rank).unexplained_idle or 0.0)

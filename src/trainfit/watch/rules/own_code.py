@@ -64,7 +64,7 @@ def _gone_over(rank: RankView, line: CostlyLine) -> str:
     known."""
     for each in rank.header.growing:
         if each.kind in _COMPUTED and re.search(
-            rf"(?<![\w.]){re.escape(each.name)}(?![\w.(])(?:\[\])?(?:\.{_OF_ALL}\b|$)",
+            rf"(?<![\w.]){re.escape(each.name)}(?![\w(])(?:\[\])?(?:\.{_OF_ALL}\b|$)",
             _operand(line),
         ):
             return each.name
@@ -73,7 +73,11 @@ def _gone_over(rank: RankView, line: CostlyLine) -> str:
 
 #: Kinds of variables that lines compute over, and what goes over all of one.
 _COMPUTED: Final = ("tensor", "array", "DataFrame", "list")
-_OF_ALL: Final = r"(?:mean|sum|std|var|median|quantile|min|max|sort\w*|describe|copy|to_\w+|tolist)"
+_OF_ALL: Final = (
+    r"(?:mean|sum|std|var|median|quantile|min|max|sort\w*|describe|copy|to_\w+|tolist|arg\w+|topk"
+    r"|(?:log_)?softmax|sigmoid|exp|log|abs|norm|cum\w+|unique\w*|bincount|histc|round|clone|float"
+    r"|double|long|all|any|is\w+|eq|ne|gt|lt)"
+)
 
 
 def _operand(line: CostlyLine) -> str:

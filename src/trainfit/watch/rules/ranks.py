@@ -29,6 +29,9 @@ _LEAST_BLOCKS: Final = 3
 _LEAST_STEPS: Final = _LEAST_BLOCKS * thresholds.BLOCK_STEPS
 _IN_TURNS: Final = 0.25
 _AT_BEST: Final = 25
+#: Of the time that other programs hold up each of the ranks, what one may lose more than another by
+#: chance: who waits for a slow rank needs no core meanwhile, and is hardly held up.
+_BY_CHANCE: Final = 0.5
 #: Samples of a step over the others', from which they are the cause.
 _MORE_SAMPLES: Final = 1.1
 _PARTS: Final = {
@@ -83,6 +86,7 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
     # By what other programs take of its core more than of the others' it is not slower itself.
     usual = float(np.median(held_up[others])) * _more_on_core(ranks, slowest)
     lag -= step_s * max(0.0, float(held_up[slowest]) - usual)
+    lag -= step_s * _BY_CHANCE * float(held_up.min())
     if lag < least or not _lasting(own, slowest, least):
         return
     part = list(_PARTS)[int((mean[slowest] - np.median(mean[others], axis=0)).argmax())]

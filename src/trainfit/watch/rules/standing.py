@@ -149,8 +149,15 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     if apart:
         first = apart[0]
     is_over, kept, other = _is_over(first.event), first.kept_by, first.locked_out or first.unfed_by
+    stops = next(filter(None, (_stopped(run, each) for each in found)), None)
     title, cause, fix, where = (
-        _of_calls(apart) if apart else _of_end(first) if is_over else _of_pause(first)
+        (*_of_stopped(first, stops), _where(first)[1])
+        if stops is not None
+        else _of_calls(apart)
+        if apart
+        else _of_end(first)
+        if is_over
+        else _of_pause(first)
     )
     usual = median(first.view.steps["step_s"])
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
@@ -180,6 +187,33 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         place=where,
         rank=first.view.rank,
         last_step=first.event.step,
+    )
+
+
+def _stopped(run: RunView, still: _Still) -> tuple[str, int] | None:
+    """The process of the job that was seen stopped when a rank stood still, and its PID."""
+    seen = still.event.values.get("stopped")
+    if seen is None:
+        return None
+    pid, rows = int(seen), run.run.processes
+    rank = next((e.header.rank for e in run.ranks if e.header.pid == pid), None)
+    if rank is not None:
+        return f"rank {rank}", pid
+    workers = rows[(rows["pid"] == pid) & (rows["role"] == 1)]
+    if not len(workers):
+        return "a process of the run", pid
+    number = int(workers["worker"].max())
+    return "a DataLoader worker" if number < 0 else f"DataLoader worker {number}", pid
+
+
+def _of_stopped(still: _Still, stopped: tuple[str, int]) -> tuple[str, str, Fix]:
+    """…, of a process of the run that cannot run: title, cause, fix."""
+    who, pid = stopped
+    return (
+        f"No step for {duration(still.seconds)}: {who} (PID {pid}) is stopped",
+        "The kernel has it in state T: it was sent SIGSTOP or SIGTSTP (`kill -STOP`, Ctrl-Z, a "
+        "scheduler that suspends jobs), or a debugger holds it; the others wait for it",
+        Fix(f"let it go on: kill -CONT {pid} (or leave the debugger), and find who stops it"),
     )
 
 

@@ -15,6 +15,7 @@ from trainfit.findings.training.learning import KINDS as LEARNING_KINDS
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
+from trainfit.results.runs.learning import Misuse
 from trainfit.results.runs.step_cycle import NEVER_STEPS
 from trainfit.results.runs.tables import LOSS_FINITE, LOSS_NOT_FINITE, STEP_SKIPPED
 from trainfit.results.runs.watched import WatchedLoader
@@ -22,7 +23,7 @@ from trainfit.results.text import count as plural
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules.main_thread import MainThread
 from trainfit.watch.rules.rule import Rule, severity
-from trainfit.watch.view import RankView, RunView, known
+from trainfit.watch.view import RankView, RunView, known, median
 
 #: Skipped steps at the least: the scale starts too high and is halved to its level.
 _LEAST_SKIPPED: Final = 3
@@ -41,7 +42,8 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
         bad = steps[(steps["flags"] & LOSS_NOT_FINITE) != 0]
         if not len(bad):
             continue
-        why = not_finite(view.header.learning.not_finite)
+        seen = view.header.learning.not_finite or _bad_sample(view, float(bad["end_s"][0]))
+        why = not_finite(seen)
         half = view.header.autocast == "float16" or view.header.precision == "float16"
         yield Finding(
             "loss_not_finite",
@@ -73,14 +75,30 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
                 ),
             ),
             "certain",
-            place=Place.parse(
-                (view.header.learning.not_finite.place if view.header.learning.not_finite else None)
-                or view.header.loss_at
-            ),
+            place=Place.parse((seen.place if seen is not None else None) or view.header.loss_at),
             rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),
         )
+
+
+#: Seconds after which a batch that a worker has made was certainly used, in addition to the steps
+#: that those before it need: the loss of short steps is looked at now and then.
+_USED_S: Final = 1.0
+#: Batches that a worker makes in advance (torch.utils.data.DataLoader).
+_PREFETCHED: Final = 2
+
+
+def _bad_sample(view: RankView, since_s: float) -> Misuse | None:
+    """The first sample that workers saw a number in which is not finite; ``None``: none, or some
+    long before the loss was not (missing labels that the script leaves out)."""
+    seen, loader = view.header.bad_samples, checks.training_loader(view.header)
+    if not seen or loader is None:
+        return None
+    ahead = (loader.prefetch_factor or _PREFETCHED) * max(1, loader.num_workers) + 1
+    slack = _USED_S + ahead * (median(view.record.steps["step_s"]) or 0.0)
+    name = min(seen, key=lambda each: seen[each])
+    return None if seen[name] < since_s - slack else Misuse("sample_not_finite", (name,))
 
 
 def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -231,7 +232,8 @@ EVERY_S: Final = 1.0
 #: they were counted last: few runs ever need it.
 _NOTICED: Final = 32 << 20
 _MORE: Final = 1.3
-#: Entries of a folder that are looked at, with those of folders in it.
+#: Entries of a folder that are looked at, and of the folders in it together.
+_MOST_AT_TOP: Final = 1 << 14
 _MOST_ENTRIES: Final = 5000
 #: How much more of its files' bytes there must be before their names are told again.
 _AGAIN: Final = 1.5
@@ -297,12 +299,17 @@ class Folders:
     def _count(self, folder: int, path: str) -> tuple[int, int]:
         sizes: collections.Counter[str] = collections.Counter()
         files: collections.Counter[str] = collections.Counter()
-        found = dict(self._new_files(path))
+        entries, unseen = self._new_files(path)
+        found = dict(entries)
         one_of: dict[str, str] = {}
         for file, (name, size) in zip(found, _by_pattern(found), strict=True):
-            sizes[name] += size
+            # Folders that were not looked into hold what others do.
+            times = unseen if "/" in file else 1.0
+            sizes[name] += round(times * size)
             files[name] += 1
             one_of[name] = f"{path}/{file}"
+        for name in files:
+            files[name] = round(files[name] * (unseen if "/" in name else 1.0))
         if sizes:
             name, size = sizes.most_common(1)[0]
             is_news = size >= _NOTICED and size >= _AGAIN * self._told.get(folder, 0.0)
@@ -318,26 +325,33 @@ class Folders:
             return True
         return folder == SHARED_MEMORY and not self._is_mapped_elsewhere(file)
 
-    def _new_files(self, path: str) -> Iterator[tuple[str, int]]:
-        """Names and bytes of the user's files that were written to since the run began."""
-        left, waiting = _MOST_ENTRIES, [("", path)]
+    def _new_files(self, path: str) -> tuple[list[tuple[str, int]], float]:
+        """Names and bytes of the user's files that were written to since the run began, and how
+        many times the new folders that were looked into all of them are."""
+        found: list[tuple[str, int]] = []
+        top, left, looked = True, _MOST_ENTRIES, 0
+        waiting = [("", path)]
         while waiting and left > 0:
             prefix, folder = waiting.pop()
+            looked += not top
+            if top:  # of this one all entries are looked at: which are folders is not known before
+                left = _MOST_AT_TOP
             try:
                 with os.scandir(folder) as entries:
-                    for entry in entries:
+                    for entry in itertools.islice(entries, left):
                         left -= 1
-                        if left <= 0:
-                            return
-                        found = entry.stat(follow_symlinks=False)
-                        if found.st_uid != self._owner or found.st_mtime < self._began:
+                        status = entry.stat(follow_symlinks=False)
+                        if status.st_uid != self._owner or status.st_mtime < self._began:
                             continue
-                        if stat.S_ISREG(found.st_mode):
-                            yield prefix + entry.name, found.st_blocks * 512
-                        elif stat.S_ISDIR(found.st_mode):
+                        if stat.S_ISREG(status.st_mode):
+                            found.append((prefix + entry.name, status.st_blocks * 512))
+                        elif stat.S_ISDIR(status.st_mode):
                             waiting.append((f"{prefix}{entry.name}/", entry.path))
             except OSError:  # it is gone, or another user's
-                continue
+                pass
+            if top:
+                top, left = False, _MOST_ENTRIES
+        return found, 1.0 + len(waiting) / max(1, looked)
 
 
 def _by_pattern(sizes: Mapping[str, int]) -> Iterator[tuple[str, int]]:

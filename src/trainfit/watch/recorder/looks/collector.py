@@ -1,19 +1,21 @@
 """How long Python's garbage collector stops the process.
 
 Threads cannot see it, as it keeps the interpreter's lock: Python itself tells when it begins and
-ends (``gc.callbacks``). What is told of at once is a number; files are written later, as a
-collection may begin anywhere.
+ends (``gc.callbacks``). Not one instruction of Python runs in these calls: a Ctrl-C that comes
+during a collection would be raised in it, and Python drops what a callback raises. So what is
+called is made of C functions alone, that put the time into a queue; it is read at the next step.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import gc
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from trainfit.results.runs.watched import COLLECTIONS
 from trainfit.simgpu.patching import PatchSet
@@ -25,6 +27,9 @@ _PAUSE_S: Final = 0.001
 #: some hundred.
 _LEAST_S: Final = 1.0
 _OF_ALL: Final = 0.02
+#: Collections that are kept until the next step, and from which they are read without waiting.
+_MOST: Final = 1 << 12
+_MANY: Final = _MOST // 4
 
 
 class CollectorPauses:
@@ -40,18 +45,26 @@ class CollectorPauses:
         self, tell: Callable[..., None], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._tell, self._clock = tell, clock
+        self._starts: collections.deque[float] = collections.deque(maxlen=_MOST)
+        self._stops: collections.deque[float] = collections.deque(maxlen=_MOST)
         self.reset()
 
     def reset(self) -> None:
         """Begin from nothing, as in a forked child."""
         self._pid = os.getpid()
-        self._began = self._clock()
-        self._first = self._told = self._began
-        self._pauses: collections.deque[float] = collections.deque()
+        self._first = self._told = self._clock()
+        self._starts.clear()
+        self._stops.clear()
+        self._pauses: list[float] = []
 
     def install(self, patches: PatchSet) -> None:
-        """Watch the collector, until ``patches`` are restored."""
-        called = self._collecting
+        """Until ``patches`` are restored."""
+        marks = {
+            "start": property(_noting(self._clock, self._starts)),
+            "stop": property(_noting(self._clock, self._stops)),
+        }
+        # callback(phase, info) is getattr(marks, phase, info): the attribute notes the time.
+        called = functools.partial(getattr, type("CollectorMarks", (), marks)())
         gc.callbacks.append(called)
 
         def leave() -> None:
@@ -60,21 +73,30 @@ class CollectorPauses:
 
         patches.on_restore(leave)
 
-    def _collecting(self, phase: str, _: Mapping[str, Any]) -> None:
-        if phase == "start":
-            self._began = self._clock()
-        elif (seconds := self._clock() - self._began) >= _PAUSE_S:
-            self._pauses.append(seconds)
-
     def look(self, *, at_end: bool = False) -> None:
         """Tell of the pauses since the last time, if there were any and it is time for it."""
-        if not self._pauses:
+        if not self._stops and not self._pauses:
             return
         now = self._clock()
         due = now - self._told >= max(_LEAST_S, _OF_ALL * (now - self._first))
-        if not (due or at_end) or os.getpid() != self._pid:
+        if os.getpid() != self._pid or not (due or at_end or len(self._stops) >= _MANY):
             return
-        self._told = now
-        found = [self._pauses.popleft() for _ in range(len(self._pauses))]
-        values = {"pauses": float(len(found)), "longest_s": max(found)}
-        self._tell(COLLECTIONS, seconds=sum(found), values=values)
+        self._read()
+        if self._pauses and (due or at_end):
+            found, self._pauses, self._told = self._pauses, [], now
+            values = {"pauses": float(len(found)), "longest_s": max(found)}
+            self._tell(COLLECTIONS, seconds=sum(found), values=values)
+
+    def _read(self) -> None:
+        """What was noted: the end of a collection belongs to the last start before it."""
+        starts, stops = self._starts, self._stops
+        for _ in range(len(stops)):
+            stop = stops.popleft()
+            if starts and starts[0] <= stop and (seconds := stop - starts.popleft()) >= _PAUSE_S:
+                self._pauses.append(seconds)
+
+
+def _noting(clock: Callable[[], float], times: collections.deque[float]) -> Callable[..., None]:
+    """What puts the time into a queue, whatever it is called with, and is no Python code."""
+    every = map(times.append, iter(clock, None))
+    return functools.partial(next, every)

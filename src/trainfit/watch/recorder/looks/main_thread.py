@@ -20,6 +20,7 @@ from types import CodeType
 from typing import Any, Final, Protocol
 
 from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
+from trainfit.results.runs.watched import NO_VALUES
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.looks.element_loops import ElementLoops
 from trainfit.watch.recorder.looks.locked import LockedStack
@@ -38,6 +39,7 @@ from trainfit.watch.recorder.looks.stacks import (
     users_stack,
     waits_in_pass,
 )
+from trainfit.watch.recorder.looks.stopped import stopped_process
 from trainfit.watch.recorder.looks.variables import VariableLooks
 from trainfit.watch.recorder.rank_files import UnlistedThread
 
@@ -90,7 +92,7 @@ class MainThreadLooks:
     Args:
         training: the steps.
         stem: of the rank's files, next to which workers leave the stacks that they hang in.
-        tell: takes an event: kind, seconds, text.
+        tell: is given an event: kind, seconds, text, values.
         changed: is called when there are new lines to be written.
     """
 
@@ -279,7 +281,9 @@ class MainThreadLooks:
             return
         self._told_s = silent
         text = "\n\n".join([f"pid {os.getpid()}", *self._stacks()])
-        self._tell("standstill", seconds=silent, text=text[:_LONGEST_TEXT])
+        stopped = stopped_process()
+        values = NO_VALUES if stopped is None else {"stopped": float(stopped)}
+        self._tell("standstill", seconds=silent, text=text[:_LONGEST_TEXT], values=values)
 
     def _tell_of_locked(self, stacks: str, seconds: float) -> None:
         text = f"pid {os.getpid()}\n\n{stacks}"

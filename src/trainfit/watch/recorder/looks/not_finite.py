@@ -84,6 +84,18 @@ class Origins:
         source."""
         return risky(_frames())
 
+    def held(self) -> Misuse | None:
+        """… of weights that are not finite: an array of the script that had a NaN when the loss was
+        finite yet, and its row. (An infinity may be a mask.)"""
+        with contextlib.suppress(Exception), no_dispatch():
+            for frame in _frames():
+                names = locals_of(frame)
+                for name in (name for code, name in self._usual if code is frame.f_code):
+                    row = _row_of_nan(names.get(name))
+                    if row is not None:
+                        return Misuse("sample_not_finite", (f"`{name}`, row {row}",))
+        return None
+
     def _in_function(self, frame: FrameType) -> Misuse | None:
         code, names = frame.f_code, locals_of(frame)
         tree = function_syntax(code)
@@ -105,6 +117,19 @@ class Origins:
                 told = () if within is None else (*within.told[:2], within.place or "")
                 return Misuse("made_not_finite", (name, *told), place)
         return None
+
+
+def _row_of_nan(value: Any) -> int | None:
+    """Of an array, or of a tensor that nothing was computed for; ``None``: it has none."""
+    if isinstance(value, torch.Tensor):
+        is_known = value.device.type == "cpu" and value.is_floating_point() and value.is_leaf
+        if not is_known or value.requires_grad or not value.dim():
+            return None
+        value = value.detach().to(torch.float32).numpy()
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "f" or not value.ndim:
+        return None
+    rows = np.flatnonzero(np.isnan(value).reshape(len(value), -1).any(1))
+    return int(rows[0]) if len(rows) else None
 
 
 def _frames() -> list[FrameType]:

@@ -450,7 +450,7 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     if not file:
         return next(filter(None, (_first_of(_OPENS, each) for each, _, _ in _modules())), "")
     path, lines = course.path, course.lines
-    name = re.escape(re.split(r"[.\[]", path)[-1] if "[" not in path else path.partition("[")[0])
+    name = re.escape(path.partition("[")[0].rpartition(".")[2])  # self. has another name outside
     adds = re.compile(
         rf"\b{name}\b[^=#]*?(?:\.(?:append|appendleft|extend|add|insert|update|setdefault)\s*\(|\+=)"
         rf"|\b{name}\b\s*=[^=].*\b(?:{name}|cycle)\b|\b{name}\b\s*\[.*\]\s*=[^=]"
