@@ -374,7 +374,7 @@ def _held(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(data: Any) -> Iterator[tuple[str, Any]]:
-    """…, and the columns of tables."""
+    """Parts of a sample or batch with their paths, and the columns of tables."""
     for name, value in _held(data):
         if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "columns"):
             for column in list(value.columns)[:_COLUMNS]:

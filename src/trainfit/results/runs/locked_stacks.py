@@ -22,8 +22,8 @@ def locked_path(stem: Path, pid: int) -> Path:
 
 
 def stacks_of_locked(text: str) -> str:
-    """Of what was written of all threads, the main one first, and without the recorder's; empty:
-    nothing was written, or no thread runs Python: the process is at its end."""
+    """Stacks of all threads in what was written, the main one first, and without the recorder's;
+    empty: nothing was written, or no thread runs Python: the process is at its end."""
     threads = [each.rstrip() for each in _THREAD.split(text)]
     own = [each for each in threads if each.startswith("Thread") and not _OUR_THREAD.search(each)]
     own = [each for each in own if not each.endswith(_NO_FRAME)]

@@ -207,7 +207,7 @@ def _stopped(run: RunView, still: _Still) -> tuple[str, int] | None:
 
 
 def _of_stopped(still: _Still, stopped: tuple[str, int]) -> tuple[str, str, Fix]:
-    """…, of a process of the run that cannot run: title, cause, fix."""
+    """Title, cause and fix of a standstill by a process of the run that cannot run."""
     who, pid = stopped
     return (
         f"No step for {duration(still.seconds)}: {who} (PID {pid}) is stopped",

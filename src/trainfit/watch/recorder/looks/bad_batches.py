@@ -70,7 +70,8 @@ def _named(index: Any, bad: tuple[str, int]) -> str:
 
 
 class WorkerBatches:
-    """Of a worker: :attr:`found` has the samples, and when each was made.
+    """Batches of a worker that are looked at: :attr:`found` has the samples, and when each was
+    made.
 
     ``asked`` is a file that the training process makes when its loss is not finite.
     """

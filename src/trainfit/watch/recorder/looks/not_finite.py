@@ -85,8 +85,8 @@ class Origins:
         return risky(_frames())
 
     def held(self) -> Misuse | None:
-        """… of weights that are not finite: an array of the script that had a NaN when the loss was
-        finite yet, and its row. (An infinity may be a mask.)"""
+        """The misuse behind weights that are not finite: an array of the script that had a NaN when
+        the loss was finite yet, and its row. (An infinity may be a mask.)"""
         with contextlib.suppress(Exception), no_dispatch():
             for frame in _frames():
                 names = locals_of(frame)
@@ -120,7 +120,8 @@ class Origins:
 
 
 def _row_of_nan(value: Any) -> int | None:
-    """Of an array, or of a tensor that nothing was computed for; ``None``: it has none."""
+    """The row of an array, or of a tensor that nothing was computed for, that has a NaN; ``None``:
+    it has none."""
     if isinstance(value, torch.Tensor):
         is_known = value.device.type == "cpu" and value.is_floating_point() and value.is_leaf
         if not is_known or value.requires_grad or not value.dim():

@@ -41,7 +41,7 @@ def told_by_workers(stem: Path) -> list[WorkerCode]:
 
 
 def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
-    """Of all workers' variables that grow, the largest of each name."""
+    """The growing variables of all workers, the largest of each name."""
     found: dict[str, GrowingVariable] = {}
     for each in (each for part in parts for each in part.growing):
         known = found.get(each.name)
@@ -56,7 +56,7 @@ def threads_set_at(parts: Iterable[WorkerCode]) -> str:
 
 
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
-    """Of all workers' slow samples, those that took longest."""
+    """The slowest samples of all workers."""
     seconds: collections.Counter[str] = collections.Counter()
     for part in parts:
         seconds.update(part.slow_samples)
@@ -64,7 +64,7 @@ def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
 
 
 def bad_samples(parts: Iterable[WorkerCode]) -> dict[str, float]:
-    """Of all workers' samples that are not finite, when each was made first."""
+    """Samples of all workers that are not finite, with when each was made first."""
     found: dict[str, float] = {}
     for name, at in (each for part in parts for each in part.bad_samples.items()):
         found[name] = min(at, found.get(name, at))
