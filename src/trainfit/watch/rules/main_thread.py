@@ -308,8 +308,9 @@ def _find_script_waits(view: RunView) -> Iterator[Finding | Unknown]:
 
 
 def _share(rank: RankView) -> float:
-    """The share of the time that the main thread waits; on a GPU only while that is idle for no other reason. Where the kernel
-    counts how long the thread was ready and had no core, that is no wait of its own."""
+    """The share of the time that the main thread waits; on a GPU only while that is idle for no
+    other reason. Where the kernel counts how long the thread was ready and had no core, that is no
+    wait of its own."""
     ready = CoreWaits(rank).main_thread or 0.0
     share = max(0.0, checks.share_of(rank, _waits(rank)) - ready)
     if not checks.has_gpu(rank):
