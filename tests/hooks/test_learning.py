@@ -1140,3 +1140,18 @@ def test_the_line_of_a_second_step(watched: Callable[[Training], LearningFacts])
     line = inspect.getsourcelines(step_repeated)[1] + 7
     assert found.place is not None
     assert found.place.file.endswith("test_learning.py") and found.place.line == line
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_shards_are_no_tensors_that_nobody_trains() -> None:
+    """FSDP2 computes with others than the optimizer has, also once its group is gone."""
+    from torch.distributed.fsdp import fully_shard
+
+    with trainfit.simulate("2x T4"), observing(counts_in_place=False) as observer:
+        _watching.append(observer)
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        model = fully_shard(net("cuda"))
+        observer.called(model)
+        steps(model, torch.optim.SGD(model.parameters(), 0.1), "cuda")
+        torch.distributed.destroy_process_group()
+        assert kinds(observer.facts()) == []

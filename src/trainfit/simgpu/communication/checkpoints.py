@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import modules
 
@@ -22,6 +23,7 @@ def install(patches: PatchSet) -> None:
     watch_states(patches)
     watch_plans(patches)
     watch_consolidation(patches)
+    watch_staging(patches)
 
 
 def watch_states(patches: PatchSet) -> None:
@@ -87,6 +89,34 @@ def watch_plans(patches: PatchSet) -> None:
                 patches.hook(module, name, hook)
 
     patches.when_imported(modules.PLANS_OF_CHECKPOINTS, seen)
+
+
+def watch_staging(patches: PatchSet) -> None:
+    """Let ``async_save`` copy simulated tensors into RAM, until ``patches`` is restored: it copies
+    their storages, and then all that a tensor has as attributes."""
+
+    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def offload(stager: Any, x: Any, memo: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, DeviceTensor):
+                return original(stager, x, memo, *args, **kwargs)
+            memo[id(x)] = x.detach().cpu()
+            return memo[id(x)]
+
+        return offload
+
+    def seen(module: ModuleType) -> None:
+        stager = getattr(module, modules.STAGER, None)
+        if hasattr(stager, modules.STAGES_TENSOR):
+            patches.hook(stager, modules.STAGES_TENSOR, hook)
+
+    def saves(module: ModuleType) -> None:
+        # A process of its own has no simulated ranks.
+        if hasattr(module, modules.BY_PROCESS) and hasattr(module, modules.BY_THREAD):
+            patches.set(module, modules.BY_PROCESS, getattr(module, modules.BY_THREAD))
+
+    patches.when_imported(modules.STAGERS, seen)
+    patches.when_imported(modules.ASYNC_SAVES, saves)
 
 
 def watch_consolidation(patches: PatchSet) -> None:

@@ -20,7 +20,7 @@ from torch.distributed import device_mesh
 
 from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import JOINS, LEAVES, MEETING_PLACE
-from trainfit.simgpu.communication import checkpoints, mpi, sharing
+from trainfit.simgpu.communication import checkpoints, mpi, sharing, stores
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
 from trainfit.simgpu.communication import functional as _sync  # noqa: F401  (registers)
 from trainfit.simgpu.communication.collectives import Communication
@@ -161,8 +161,6 @@ _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 #: What PyTorch gives operations of NCCL by default; None in a build without it.
 _TIMEOUT: Final = timedelta(minutes=10)
-#: A key that only another rank would set is never there.
-_STORE_TIMEOUT: Final = timedelta(seconds=1)
 #: ``torch.cuda.nccl.version()``, as ``torch._C`` packs it: what comes with torch 2.13.
 _NCCL_VERSION: Final = 2 << 32 | 28 << 16 | 9
 
@@ -245,13 +243,6 @@ def require_gpus(size: int, what: str) -> None:
         raise SeveralGpusError(what, user_frame(), too_few_gpus(size, gpu.key, gpu.count))
 
 
-def _store() -> Any:
-    """One that waits for nobody: ``init_process_group`` would give it the group's timeout."""
-    store = type("HashStore", (distributed.HashStore,), {"set_timeout": lambda *_: None})()
-    distributed.HashStore.set_timeout(store, _STORE_TIMEOUT)
-    return store
-
-
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
     """``rendezvous`` of one process: it meets nobody, so no port is opened."""
     if url.startswith("env://"):
@@ -267,7 +258,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
         rank = int(os.environ["RANK"]) if rank < 0 else rank
         world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
     require_gpus(world_size, f"a process group of {world_size} processes")
-    yield _store(), max(rank, 0), max(world_size, 1)
+    yield stores.make_store(), max(rank, 0), max(world_size, 1)
 
 
 def _note_meeting_place() -> None:
@@ -388,6 +379,7 @@ class Collectives:
         _install_join(patches, self._peers)
         sharing.install(patches)
         mpi.install(patches)
+        stores.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
         checkpoints.install(patches)
         watch_outputs(patches)
