@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -1155,3 +1156,41 @@ def test_shards_are_no_tensors_that_nobody_trains() -> None:
         steps(model, torch.optim.SGD(model.parameters(), 0.1), "cuda")
         torch.distributed.destroy_process_group()
         assert kinds(observer.facts()) == []
+
+
+def _without_sync(model: Any, x: torch.Tensor, how: str, *, is_last: bool) -> None:
+    """A micro-batch, of which ``how`` says what is within ``no_sync()``."""
+    none = contextlib.nullcontext()
+    within = none if is_last and how != "all" else model.no_sync()
+    with within if how in ("both", "all") else none:
+        loss = model(x).square().mean() / 2
+        with none if how in ("both", "all", "none") else within:
+            loss.backward()
+
+
+@pytest.mark.usefixtures("rendezvous")
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ("backward", ["no_sync_in_vain"]),
+        ("all", ["never_averaged"]),
+        ("both", []),
+        ("none", []),
+    ],
+)
+def test_where_no_sync_holds(how: str, wanted: list[str]) -> None:
+    with trainfit.simulate("2x T4"), observing(counts_in_place=False) as observer:
+        _watching.append(observer)
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        model = DistributedDataParallel(net("cuda"))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        observer.called(model)
+        for _ in range(5):
+            for number in range(2):
+                x = torch.randn(8, 16, device="cuda")
+                _without_sync(model, x, how, is_last=number == 1)
+            optimizer.step()
+            optimizer.zero_grad()
+        found = kinds(observer.facts())
+        torch.distributed.destroy_process_group()
+    assert [each for each in found if each in ("no_sync_in_vain", "never_averaged")] == wanted

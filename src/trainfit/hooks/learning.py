@@ -251,6 +251,7 @@ class LearningObserver:
                 # Those that shard parameters compute with others than the optimizer has.
                 in_group = dist.is_available() and dist.is_initialized()
                 self._leaves = {} if in_group else leaves_of(root.grad_fn)
+        self.misuse.averaging.backward(self._wrappers, self._place() if self._wrappers else None)
         self.misuse.backward(root, has_trained=self._trained_before)
         if self._reads_values:
             self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
