@@ -977,6 +977,22 @@ def test_a_wrapper_that_is_passed_by() -> None:
     assert found.kind == "gradients_not_shared" and "Sequential is called" in found.title
 
 
+@pytest.mark.usefixtures("rendezvous")
+@pytest.mark.parametrize("goes_past", [True, False])
+def test_a_wrapper_that_a_method_of_the_model_passes_by(goes_past: bool) -> None:
+    """``wrapper.module.training_loss(x)`` calls the model's layers, and no model."""
+
+    def run(wrapper: nn.Module, model: Any, _: DataLoader[Any]) -> nn.Module:
+        if not goes_past:
+            _watching[-1].called(wrapper)  # an evaluation may call what it likes
+        called: nn.Module = model[0]
+        return called
+
+    wanted = ["gradients_not_shared"] if goes_past else []
+    found = kinds(_on_two_ranks(run))
+    assert [each for each in found if each == "gradients_not_shared"] == wanted
+
+
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:
     def unused(device: str) -> nn.Module:
         model = net(device)

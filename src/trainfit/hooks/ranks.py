@@ -61,12 +61,13 @@ def _is_part(dataset: Any) -> bool:
 
 
 def passed_by(wrappers: Iterable[Any], called: Sequence[Any]) -> str | None:
-    """The type of a model that is ``called`` where nothing that is has the wrapper around it."""
+    """The type of a model that is ``called``, or parts of which are by its methods, where nothing
+    that is has the wrapper around it."""
     for wrapper in wrappers if ranks() > 1 else ():
         within = getattr(wrapper, "module", None)
         if (
             within is not None
-            and any(each is within for each in called)
+            and any(each is part for part in within.modules() for each in called)
             and not any(_has(each, wrapper) for each in called)
         ):
             return type(within).__name__
