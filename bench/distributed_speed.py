@@ -1,11 +1,15 @@
 """Several GPUs against published measurements: what DDP loses, and times of collectives.
 
-    python bench/distributed_speed.py [--truth DIR] [--json]
+    python bench/distributed_speed.py [--truth DIR] [--ranks [--quick]] [--json]
 
 Throughput on 8 GPUs over 1 of NVIDIA's ResNet-50 and ResNeXt-101 32x4d (DeepLearningExamples: DGX
 A100, DGX-1 with V100 of 16 GB); DDP of gpt2 on 2 TITAN RTX without peer-to-peer against an NVLink
 bridge (Transformers' documentation, 200 steps); with --truth, the folder with nccl_fp16.csv
 (aiconfigurator), each collective. Exit status: 0 if every goal holds, 1 if not, 2 for bad input.
+
+With --ranks instead: ten families (rank_scripts/family.py) by torchrun, Accelerate and Lightning,
+simulated on one GPU and as rank 0 of 8. CPU time of the one over the other, and whether DDP's
+collectives and buckets are the bytes of its parameters.
 """
 
 from __future__ import annotations
@@ -14,19 +18,26 @@ import contextlib
 import csv
 import dataclasses
 import os
+import resource
+import runpy
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
 import numpy as np
-from _bench import Figure, finish, leave, parser, say
+from _bench import ROOT, Figure, finish, leave, parser, say
+from _bench import trainfit as run
 
 import trainfit
 from trainfit.hardware import GpuSpec, find_gpu
 from trainfit.hardware.gpu.topology import Link, find_gpus, link_of
+from trainfit.memory.replay import Stream, replay
 from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.speed import transfers
 from trainfit.results.runs.recording import Recording
 from trainfit.speed import collectives
 from trainfit.speed.step import step_time
@@ -53,9 +64,12 @@ SAME: Final = {"alltoall": "all_to_all"}
 
 
 def main(argv: list[str] | None = None) -> int:
-    made = parser(__doc__, quick="the same: eight short jobs")
+    made = parser(__doc__, quick="of --ranks one family; else the same: eight short jobs")
     made.add_argument("--truth", type=Path, help=f"the folder with {TABLE}")
+    made.add_argument("--ranks", action="store_true", help="one GPU against rank 0 of 8")
     options = made.parse_args(argv)
+    if options.ranks:
+        return finish([*of_ranks(1 if options.quick else None)], options.json)
     if options.truth is not None and not (options.truth / TABLE).is_file():
         leave(f"--truth {str(options.truth)!r}: there is no {TABLE}; give its folder")
     found = [*resnets(), *gpt2()]
@@ -116,6 +130,74 @@ def of_collectives(table: Path) -> Iterator[Figure]:
 def of_the_table(name: str) -> GpuSpec:
     """The L40S of the table had no peer-to-peer."""
     return dataclasses.replace(find_gpu(name), peer_to_peer=name != "L40S")
+
+
+# -- rank 0 of 8 against one GPU -----------------------------------------------------------------
+
+FAMILY: Final = ROOT / "bench" / "rank_scripts" / "family.py"
+RANKS: Final = 8
+#: What starts so many processes, by launcher. Lightning starts them itself.
+LAUNCHERS: Final = {
+    "torchrun": "torchrun --nproc_per_node={}",
+    "accelerate": "accelerate launch --num_processes={}",
+    "lightning": "python",
+}
+#: A difference of memory is that of the buckets within so much: the caching allocator does not
+#: split a block of which less than 1 MiB would be left, and the peak may be elsewhere.
+ROUNDED_BYTES: Final = 2 << 20
+
+
+def of_ranks(families: int | None) -> Iterator[Figure]:
+    """The largest and the median ratio of CPU times, and how many answers are right."""
+    ratios, right = [], []
+    models = runpy.run_path(str(FAMILY))["FAMILIES"]
+    for family, (make, _) in list(models.items())[:families]:
+        with trainfit.simulate("H100 SXM"):
+            nbytes = sum(4 * each.numel() for each in make().parameters())
+        for launcher in LAUNCHERS:
+            alone_s, alone = simulated(family, launcher, 1)
+            took_s, ranked = simulated(family, launcher, RANKS)
+            ratios.append(took_s / alone_s)
+            work = Work.of_steady_step(ranked)
+            kinds = {each.kind: each for each in transfers(work, machine_of(gpu_of(ranked)))}
+            sent = kinds["all_reduce"].nbytes if "all_reduce" in kinds else 0
+            more = peak_of(ranked) - peak_of(alone)
+            right.append(
+                ranked.ranks == RANKS and sent == nbytes and abs(more - nbytes) <= ROUNDED_BYTES
+            )
+            say(
+                f"{family}, {launcher}: {alone_s:.1f} s of CPU on one GPU, {took_s:.1f} s as one "
+                f"of {ranked.ranks}; of {nbytes} bytes {sent} are reduced, {more} more held"
+            )
+    title = "rank 0 of 8: CPU time over one GPU's"
+    yield Figure(f"{title}, median", float(np.median(ratios)), 1.5, at_most=True)
+    yield Figure(f"{title}, worst", max(ratios), 1.5, at_most=True)
+    share = 100 * float(np.mean(right))
+    yield Figure("rank 0 of 8: buckets and collectives right", share, 100, at_most=False, unit="%")
+
+
+def peak_of(recording: Recording) -> int:
+    return replay(Stream.of(recording)).peak_allocated
+
+
+def gpu_of(recording: Recording) -> GpuSpec:
+    return find_gpus(f"{recording.ranks}x H100 SXM")
+
+
+def simulated(family: str, launcher: str, gpus: int) -> tuple[float, Recording]:
+    """User CPU seconds of ``trainfit simulate``, and its recording."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        run(
+            *("simulate", "--steps", "3", "--output", f"{folder}/made.trainfit"),
+            *("--gpu", f"{gpus}x H100 SXM", "--", *LAUNCHERS[launcher].format(gpus).split()),
+            *(str(FAMILY), family, launcher, str(gpus)),
+            check=True,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])},
+        )
+        took_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+        return took_s, Recording.load(Path(folder) / "made.trainfit")
 
 
 # -- jobs -----------------------------------------------------------------------------------------

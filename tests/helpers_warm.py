@@ -52,7 +52,7 @@ _READ_LATER = (
     *("PYTORCH_NVML_BASED_CUDA_CHECK", "PATH", "STUB_TUNER", "STUB_METHODS"),
 )
 #: And in all that begin so.
-_OF_ACCELERATE = "ACCELERATE_"
+_READ_BY_PREFIX = ("ACCELERATE_", "SLURM")
 #: That of a rank, as launchers of several processes set it.
 _OF_RANKS = {"OMP_NUM_THREADS": "1"}
 #: OpenCV puts its own libraries in front, in the process that imports it: a user's shell does not.
@@ -149,7 +149,7 @@ def _start_up(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in environment.items()
-        if name not in _READ_LATER and not name.startswith(_OF_ACCELERATE)
+        if name not in _READ_LATER and not name.startswith(_READ_BY_PREFIX)
     }
     if kept.get("PYTHONPATH") in (OUR_PATH, _OWN["PYTHONPATH"]):
         del kept["PYTHONPATH"]

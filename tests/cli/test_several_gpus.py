@@ -100,6 +100,7 @@ def test_on_how_many_gpus_it_fits(folder: Path, result: dict[str, Any]) -> None:
         (("--for", "plan.json", "--count", "2,x"), "1,2,4,8"),
         (("--for", "plan.json", "--count", "0"), "1,2,4,8"),
         (("--for", "plan.json", "--count", "64"), "16 GPUs"),
+        (("8x RTX 4090", "--for", "plan.json", "--count", "2"), "--for FILE --count 8"),
     ],
 )
 def test_numbers_of_gpus_that_cannot_be(

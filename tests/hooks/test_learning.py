@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterator
@@ -976,6 +977,22 @@ def test_a_wrapper_that_is_passed_by() -> None:
     assert found.kind == "gradients_not_shared" and "Sequential is called" in found.title
 
 
+@pytest.mark.usefixtures("rendezvous")
+@pytest.mark.parametrize("goes_past", [True, False])
+def test_a_wrapper_that_a_method_of_the_model_passes_by(goes_past: bool) -> None:
+    """``wrapper.module.training_loss(x)`` calls the model's layers, and no model."""
+
+    def run(wrapper: nn.Module, model: Any, _: DataLoader[Any]) -> nn.Module:
+        if not goes_past:
+            _watching[-1].called(wrapper)  # an evaluation may call what it likes
+        called: nn.Module = model[0]
+        return called
+
+    wanted = ["gradients_not_shared"] if goes_past else []
+    found = kinds(_on_two_ranks(run))
+    assert [each for each in found if each == "gradients_not_shared"] == wanted
+
+
 def test_names_of_a_model(watched: Callable[..., LearningFacts]) -> None:
     def unused(device: str) -> nn.Module:
         model = net(device)
@@ -1140,3 +1157,56 @@ def test_the_line_of_a_second_step(watched: Callable[[Training], LearningFacts])
     line = inspect.getsourcelines(step_repeated)[1] + 7
     assert found.place is not None
     assert found.place.file.endswith("test_learning.py") and found.place.line == line
+
+
+@pytest.mark.usefixtures("rendezvous")
+def test_shards_are_no_tensors_that_nobody_trains() -> None:
+    """FSDP2 computes with others than the optimizer has, also once its group is gone."""
+    from torch.distributed.fsdp import fully_shard
+
+    with trainfit.simulate("2x T4"), observing(counts_in_place=False) as observer:
+        _watching.append(observer)
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        model = fully_shard(net("cuda"))
+        observer.called(model)
+        steps(model, torch.optim.SGD(model.parameters(), 0.1), "cuda")
+        torch.distributed.destroy_process_group()
+        assert kinds(observer.facts()) == []
+
+
+def _without_sync(model: Any, x: torch.Tensor, how: str, *, is_last: bool) -> None:
+    """A micro-batch, of which ``how`` says what is within ``no_sync()``."""
+    none = contextlib.nullcontext()
+    within = none if is_last and how != "all" else model.no_sync()
+    with within if how in ("both", "all") else none:
+        loss = model(x).square().mean() / 2
+        with none if how in ("both", "all", "none") else within:
+            loss.backward()
+
+
+@pytest.mark.usefixtures("rendezvous")
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        ("backward", ["no_sync_in_vain"]),
+        ("all", ["never_averaged"]),
+        ("both", []),
+        ("none", []),
+    ],
+)
+def test_where_no_sync_holds(how: str, wanted: list[str]) -> None:
+    with trainfit.simulate("2x T4"), observing(counts_in_place=False) as observer:
+        _watching.append(observer)
+        torch.distributed.init_process_group("nccl", rank=0, world_size=2)
+        model = DistributedDataParallel(net("cuda"))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        observer.called(model)
+        for _ in range(5):
+            for number in range(2):
+                x = torch.randn(8, 16, device="cuda")
+                _without_sync(model, x, how, is_last=number == 1)
+            optimizer.step()
+            optimizer.zero_grad()
+        found = kinds(observer.facts())
+        torch.distributed.destroy_process_group()
+    assert [each for each in found if each in ("no_sync_in_vain", "never_averaged")] == wanted

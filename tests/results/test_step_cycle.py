@@ -346,3 +346,12 @@ def test_first_steps_of_a_training(how: str) -> None:
         cycle.called(a.parameters)
     a.parameters[0].grad = 1.0 if how == "it has a gradient" else None
     assert not cycle.only_resumes(a)
+
+
+def test_a_step_without_gradients_after_a_pass_resumes_nothing() -> None:
+    """An optimizer of another model's parameters (made before FSDP shards them) never has any."""
+    a = Optimizer()
+    cycle = made(a)
+    assert cycle.only_resumes(a)
+    cycle.passed()
+    assert not cycle.only_resumes(a)

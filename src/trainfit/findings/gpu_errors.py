@@ -123,7 +123,8 @@ _KNOWN: Final = (
         re.compile(r"invalid device ordinal|device id must be between 0 and \d+"),
         "The script asks for a GPU that there is not ({})",
         'device "cuda", or "cuda:0" for the first; those of CUDA_VISIBLE_DEVICES count from 0; of '
-        "several ranks no more than there are GPUs (torchrun --nproc_per_node)",
+        "several ranks no more than there are GPUs (torchrun --nproc_per_node); a task of srun "
+        "--gpus-per-task=1 sees one GPU, which is cuda:0",
     ),
     # nccl/src/init.cc
     KnownError(

@@ -248,7 +248,10 @@ class LearningObserver:
         if len(self._losses) < _LOSSES and isinstance(root, torch.Tensor):
             self._losses.append(scale_of_loss(root.grad_fn, scaled=self._scaled))
             if self._trained_before and self._leaves is None:
-                self._leaves = leaves_of(root.grad_fn)
+                # Those that shard parameters compute with others than the optimizer has.
+                in_group = dist.is_available() and dist.is_initialized()
+                self._leaves = {} if in_group else leaves_of(root.grad_fn)
+        self.misuse.averaging.backward(self._wrappers, self._place() if self._wrappers else None)
         self.misuse.backward(root, has_trained=self._trained_before)
         if self._reads_values:
             self._root = weakref.ref(root) if isinstance(root, torch.Tensor) else None
@@ -526,21 +529,19 @@ class LearningObserver:
         left_out = [name for key, name in names.items() if key in leaves and key not in had]
         schedules = self._schedules if ahead else ()
         steps = max((seen.steps for seen in looked), default=0)
-        # Those that shard parameters compute with others than the optimizer has.
-        are_whole = all_known and not (dist.is_available() and dist.is_initialized())
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
             optimized=sum(len(seen.had) for seen in looked),
             frozen=sum(seen.frozen for seen in looked),
             without_gradient=len(without),
             foreign=len(foreign) if all_known else 0,
-            unregistered=tuple(leaves[key].shape for key in loose if are_whole),
+            unregistered=tuple(leaves[key].shape for key in loose if all_known),
             made_again=sum(leaves[key].parameter() is None for key in loose),
             unused_gradients=tuple(names[key] for key in gradients.unused if key in names),
             unused_bytes=sum(gradients.unused.values()),
             gradient_bytes=gradients.nbytes,
             left_out=tuple(
-                left_out if are_whole and foreign and self._owned.isdisjoint(foreign) else ()
+                left_out if all_known and foreign and self._owned.isdisjoint(foreign) else ()
             ),
             graph_unused=self._graph_unused,
             swapped=self._swapped,

@@ -48,7 +48,7 @@ from trainfit.hooks.provenance.same_inputs import SameInputs
 from trainfit.hooks.provenance.sequences import Sequences
 from trainfit.hooks.provenance.targets import Targets
 from trainfit.hooks.provenance.terms import Terms
-from trainfit.hooks.ranks import gathered_at_once, goes_over_host
+from trainfit.hooks.ranks import Averaging, gathered_at_once, goes_over_host
 from trainfit.hooks.remade import (
     Grown,
     Hooked,
@@ -162,6 +162,7 @@ class MisuseObserver:
         self.profiling = Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
+        self.averaging = Averaging()
         #: Has the first step begun, and are all steps looked at, or was that so at the last look?
         self._begun = self._is_early = False
 
@@ -182,6 +183,7 @@ class MisuseObserver:
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
             *self.profiling.found(), *self.plateaus.found(self._steps(), self.batches.of_epoch),
             *self.predictions.found(), *self.sequences.found(), *self._without_slope(names),
+            *self.averaging.found(),
         )  # fmt: skip
 
     def _of_precision(self) -> Iterator[Misuse]:
@@ -336,6 +338,7 @@ class MisuseObserver:
     def stepping(self, optimizer: Any, place: str | None, *, unscaled: bool) -> None:
         """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
         self.second_order.stepping()
+        self.averaging.stepping()
         self.policies.stepping(optimizer)
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()

@@ -6,7 +6,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from torch.utils.data import (
 )
 
 from trainfit.findings.source_code import parsed
+from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import call_of_user, is_library, loaded_modules
 from trainfit.torch_private.data_loading import dataset_of, index_sampler_of
 from trainfit.torch_private.modules import sharded_parameters, within_checkpoint
@@ -59,12 +61,13 @@ def _is_part(dataset: Any) -> bool:
 
 
 def passed_by(wrappers: Iterable[Any], called: Sequence[Any]) -> str | None:
-    """The type of a model that is ``called`` where nothing that is has the wrapper around it."""
+    """The type of a model that is ``called``, or parts of which are by its methods, where nothing
+    that is has the wrapper around it."""
     for wrapper in wrappers if ranks() > 1 else ():
         within = getattr(wrapper, "module", None)
         if (
             within is not None
-            and any(each is within for each in called)
+            and any(each is part for part in within.modules() for each in called)
             and not any(_has(each, wrapper) for each in called)
         ):
             return type(within).__name__
@@ -120,7 +123,10 @@ def gathered_at_once(models: Iterable[Any]) -> Gathered | None:
         unit = max(units.values(), key=lambda held: sum(each.nbytes for each in held), default=[])
         if sum(each.numbers for each in unit) < _LARGE_UNIT:
             continue
-        alike = _alike(unit[0].unit, {id(each.owner): each.nbytes for each in unit})
+        held: Counter[int] = Counter()  # a weight and a bias are of one owner
+        for each in unit:
+            held[id(each.owner)] += each.nbytes
+        alike = _alike(unit[0].unit, held)
         if alike is not None and alike[2] > _MOST * every:
             return Gathered(*alike[:2], sum(each.nbytes for each in unit), every)
     return None
@@ -143,6 +149,45 @@ def _class_of(layer: Any) -> str:
     """The name of a layer's class, also of one in PyTorch's wrapper that computes it once more in
     the backward pass."""
     return type(within_checkpoint(layer)).__name__
+
+
+#: Steps without an average from which on it is not left out for some of them only.
+_NEVER: Final = 3
+
+
+class Averaging:
+    """When do wrappers of DistributedDataParallel average gradients? Their ``no_sync()`` holds for
+    forward passes within it: those decide what the backward pass does."""
+
+    def __init__(self) -> None:
+        self._in_vain: str | None = None
+        #: Of the step that goes on: backward passes, and those that may have averaged. Of all
+        #: steps: how many had none that did, and whether one had.
+        self._passes = self._averaged = self._without = 0
+        self._ever = False
+
+    def backward(self, wrappers: Iterable[Any], place: str | None) -> None:
+        """A line begins a backward pass."""
+        for wrapper in wrappers:
+            is_left_out = getattr(wrapper, "require_backward_grad_sync", True) is False
+            by_forward = getattr(wrapper, "require_forward_param_sync", True) is True
+            if is_left_out and by_forward and self._in_vain is None:
+                self._in_vain = place or ""
+            self._passes += 1
+            self._averaged += not is_left_out or by_forward
+
+    def stepping(self) -> None:
+        """An optimizer is about to step."""
+        if self._passes:
+            self._without += not self._averaged
+            self._ever |= self._averaged > 0
+        self._passes = self._averaged = 0
+
+    def found(self) -> Iterator[Misuse]:
+        if self._in_vain is not None:
+            yield Misuse("no_sync_in_vain", (), self._in_vain)
+        if self._without >= _NEVER and not self._ever:
+            yield Misuse("never_averaged", (), None)
 
 
 class EpochOrder:

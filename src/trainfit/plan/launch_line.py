@@ -11,6 +11,7 @@ from typing import Final
 
 from trainfit.hardware.machine.limits import misread
 from trainfit.plan.command.parsing import Command
+from trainfit.plan.command.tasks import MPI_PROGRAMS
 from trainfit.plan.command.tunables import loader_values
 from trainfit.plan.sizing.recommendation import accumulation_for
 from trainfit.results.files.command_line import line_of
@@ -213,11 +214,11 @@ def _bare_env(command: Command, words: Sequence[str], gone: Collection[int]) -> 
 
 
 def _behind_assignments(command: Command) -> int:
-    """The place at which a program may be put before the user's: behind what the shell itself
-    assigns, and behind srun, whose tasks do not have the cores of srun itself."""
+    """Where a program may be put before the user's: behind what the shell itself assigns, and
+    behind srun and mpirun, whose tasks do not have the cores of these themselves."""
     at = 0
     for begin, end in command.prefix.wrappers_at:
-        if Path(command.words[begin]).name == "srun":
+        if Path(command.words[begin]).name in ("srun", *MPI_PROGRAMS):
             at = end
     while at in command.assignments_at:
         at += 1

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 from trainfit.results.runs.script import Launched
 from trainfit.results.runs.trace import Target
+from trainfit.simgpu.communication.peers import ranks_per_machine
 from trainfit.simgpu.device.user_location import loaded_modules
 from trainfit.simgpu.patching import PatchSet
 
@@ -194,6 +196,13 @@ def check_json(path: str) -> None:
         raise ValueError(f"configuration {path!r} is not valid JSON: {error}") from None
 
 
+#: Variables of tasks that are ranks: Slurm's, Open MPI's and PMI's.
+_RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_NUMBERS_OF_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOCAL_RANKS_OF_TASKS = (
+    *("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
+    "MPI_LOCALRANKID",
+)
 #: Words by which launchers tell a script which of their processes on the machine it is.
 _WORDS_OF_RANK = ("--local-rank", "--local_rank")
 
@@ -208,9 +217,19 @@ def as_rank(rank: int, gpus: int, target: Target) -> Target:
 
 def _as_rank(rank: int, gpus: int) -> int:
     """The environment of rank ``rank``; its number on its machine."""
-    machine, local = divmod(rank, int(os.environ.get("LOCAL_WORLD_SIZE", gpus)))
-    os.environ["LOCAL_RANK"] = str(local)
-    numbers = {"RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": machine, "CROSS_RANK": machine}
+    machine, local = divmod(rank, ranks_per_machine(gpus))
+    of_tasks = any(os.environ.get(name, "1") != "1" for name in _NUMBERS_OF_TASKS)
+    if "RANK" in os.environ or not of_tasks:  # torchrun's; srun starts one of it on each machine
+        os.environ["LOCAL_RANK"] = str(local)
+        task, of_machine = machine, 0
+    else:
+        task, of_machine = rank, local
+    numbers = {
+        **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
+        **dict.fromkeys(("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"), machine),
+        **dict.fromkeys(_RANKS_OF_TASKS, task),
+        **dict.fromkeys(_LOCAL_RANKS_OF_TASKS, of_machine),
+    }
     os.environ.update({k: str(v) for k, v in numbers.items() if k in os.environ})
     return local
 
@@ -319,6 +338,10 @@ class LaunchInPlace:
 
         @functools.wraps(original)
         def __init__(process: Any, args: Any, *rest: Any, **options: Any) -> None:
+            if _asks_for_hosts(args) and shutil.which(_SCONTROL) is None:
+                options.pop("shell", None)
+                original(process, ["printf", "%s\\n", *_hosts()], *rest, **options)
+                return
             given = options.get("env")
             environment = dict(os.environ) if given is None else given
             words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
@@ -397,6 +420,24 @@ class LaunchInPlace:
             self._execute(_target(command))
 
         patches.set(module, "simple_launcher", simple_launcher)
+
+
+#: Slurm's program that scripts ask for the names of hosts, the first of which is where ranks meet.
+_SCONTROL = "scontrol"
+_HOSTS_OF_JOB = re.compile(r"node\[1-(\d+)\]")
+
+
+def _asks_for_hosts(args: Any) -> bool:
+    """``scontrol show hostnames $SLURM_JOB_NODELIST``, also as a shell's words."""
+    words = args.split() if isinstance(args, str) else [os.fspath(word) for word in args]
+    return words[:2] == [_SCONTROL, "show"] and words[2:3] in (["hostname"], ["hostnames"])
+
+
+def _hosts() -> list[str]:
+    """The hosts of the job, whose names are made up where it is not one of this machine's."""
+    named = os.environ.get("SLURM_JOB_NODELIST", "localhost")
+    several = _HOSTS_OF_JOB.fullmatch(named)
+    return [f"node{each}" for each in range(1, int(several[1]) + 1)] if several else [named]
 
 
 def _read_anew(patches: PatchSet) -> None:

@@ -106,6 +106,7 @@ class StepWatch:
             cycle = self._simulation.cycle
             counts = not self._in_backward and cycle.is_engine_pass(args, kwargs)
             if counts:
+                cycle.passed()
                 if not self._stepping:
                     self._tell(cycle.next_pass)
                 self._commit()

@@ -35,6 +35,7 @@ from trainfit.simgpu.device import device_names, gradient_sums, host_fills, subc
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.engine import Engine
+from trainfit.simgpu.device.errors import visible_gpus
 from trainfit.simgpu.device.modes import Modes
 from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
 from trainfit.simgpu.device.recorder import Recorder
@@ -521,7 +522,7 @@ class Simulation:
             }
         )
         # Of each rank alike, its own GPU is the first.
-        return recording.seen_from(self.peers.rank % self.gpu.count)
+        return recording.seen_from(self.peers.rank % visible_gpus(self.gpu.count))
 
 
 def _numbers_on_host(optimizer: Any) -> int:

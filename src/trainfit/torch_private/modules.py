@@ -186,6 +186,16 @@ PLANS_OF_CHECKPOINTS: Final = "torch.distributed.checkpoint.default_planner"
 SHARING_OF_PLANS: Final = "dedup_save_plans"
 CHECK_OF_PLANS: Final = "_validate_global_plan"
 
+#: The module that copies a checkpoint into RAM before it is written (``async_save``), its class,
+#: and the method that copies a tensor; the module that has it written, and its classes that do so
+#: in a process and in a thread.
+STAGERS: Final = "torch.distributed.checkpoint._state_dict_stager"
+STAGER: Final = "StateDictStager"
+STAGES_TENSOR: Final = "_offload_tensor"
+ASYNC_SAVES: Final = "torch.distributed.checkpoint.state_dict_saver"
+BY_PROCESS: Final = "_ProcessBasedAsyncCheckpointExecutor"
+BY_THREAD: Final = "_ThreadBasedAsyncCheckpointExecutor"
+
 
 def nothing_wrong(check: Callable[..., Any]) -> Any:
     """What the function of :data:`CHECK_OF_PLANS` returns of plans that are right: since

@@ -57,10 +57,8 @@ def test_one_process_is_planned_as_it_is(before: str) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("srun -n 4 python train.py", "srun: it starts 4 tasks, each a process with a GPU"),
-        ("srun -n4 python train.py", "--ntasks=1 --nodes=1, with its own batch size"),
-        ("srun -N2 python train.py", "it starts 2 tasks"),
-        ("srun --nodes=2-3 --ntasks-per-node=2 python train.py", "it starts 6 tasks"),
+        ("srun -N2 python train.py", "launcher 'srun' starts 2 processes"),
+        ("srun --nodes=2-3 --ntasks-per-node=2 python train.py", "'srun' starts 6 processes"),
         ("srun --ntasks=many python train.py", "--ntasks=many does not say how many tasks"),
         ("srun --multi-prog x", "--multi-prog starts different programs"),
         ("srun -D /tmp python train.py", "srun --chdir /tmp changes the working directory"),
@@ -68,7 +66,7 @@ def test_one_process_is_planned_as_it_is(before: str) -> None:
         ("env -S 'python train.py'", "-S splits a word into a command"),
         ("systemd-run --user python train.py", "without --scope the command is started by"),
         ("taskset -p 1 python train.py", "-p is for a process that runs already"),
-        ("mpirun -n 2 python train.py", "starts the training in its own processes"),
+        ("horovodrun -np 2 python train.py", "starts the training in its own processes"),
         ("docker run img python train.py", "a container, whose Python and files are not visible"),
         ("sudo -E python train.py", "as another user, with that user's environment"),
         ("ssh host python train.py", "on another machine; run trainfit there"),
@@ -87,6 +85,6 @@ def test_the_reason_of_a_refusal_is_true(line: str, says: str) -> None:
 
 def test_tasks_of_the_allocation_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_NTASKS", "8")
-    with pytest.raises(CommandError, match=r"8 tasks \(by SLURM_NTASKS of this allocation\)"):
+    with pytest.raises(CommandError, match="starts 8 processes"):
         parse("srun python train.py")
     assert parse("srun --ntasks=1 python train.py").name == "train.py"

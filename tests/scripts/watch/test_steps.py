@@ -545,3 +545,20 @@ def test_the_samples_of_a_step_are_those_of_the_loader_with_the_least_share() ->
 
     found, _ = watched(loop, 4)
     assert (found.micro_batch, found.effective_batch) == (2, 2)
+
+
+def test_steps_of_an_optimizer_that_never_has_gradients() -> None:
+    """It was made of another model's parameters, as before FSDP shards them: its steps are steps,
+    though they change nothing. Before any pass they are those of a script that resumes."""
+
+    def loop() -> None:
+        model, other = nn.Linear(64, 64).cuda(), nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.step()
+        for batch in DataLoader(torch.ones(64, 64), batch_size=8):
+            model(batch.cuda()).sum().backward()
+            optimizer.step()
+
+    _, recording = watched(loop)
+    assert recording.steps == 3

@@ -423,3 +423,33 @@ def test_states_of_other_ranks_are_consolidated_without_values(
         optimizer.consolidate_state_dict(to=0)
         state = optimizer.state_dict()
         assert len(state["state"]) == 3 and len(state["param_groups"][0]["params"]) == 5
+
+
+@pytest.mark.parametrize("kind", ["THREAD", "PROCESS"])
+def test_checkpoints_are_copied_into_ram_and_written_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    """``async_save`` copies storages; by a process of its own it would start one."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+    from torch.distributed.fsdp import fully_shard
+
+    as_rank_0(monkeypatch, 2)
+    with trainfit.simulate("2x H100 SXM"):
+        distributed.init_process_group("cpu:gloo,cuda:nccl")
+        model = fully_shard(nn.Linear(512, 512, bias=False).cuda())
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(_ones(4, 512)).sum().backward()
+        optimizer.step()
+        states = get_state_dict(model, optimizer)
+        held = torch.cuda.memory_allocated()
+        by = AsyncCheckpointerType[kind]
+        saved: Any = checkpoint.async_save(
+            {"all": states}, checkpoint_id=tmp_path, async_checkpointer_type=by
+        )
+        saved.result(timeout=60)
+        assert torch.cuda.memory_allocated() == held
+    written = sum(each.stat().st_size for each in tmp_path.glob("*.distcp"))
+    share = 3 * 4 * 512 * 512 / 2  # weights and two moments, half of each
+    assert share < written < 1.2 * share

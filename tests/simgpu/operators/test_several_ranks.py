@@ -542,10 +542,10 @@ def test_the_norm_of_a_shard_is_not_that_of_the_gradients(gpu: Any) -> None:
     assert kinds(ShardingStrategy.NO_SHARD) == []
 
 
-def layers_of(number: int) -> nn.Sequential:
+def layers_of(number: int, *, bias: bool = False) -> nn.Sequential:
     """Above 100 million parameters in like layers, which are not initialized."""
     with torch.device("meta"):
-        made = nn.Sequential(*(nn.Linear(6144, 6144, bias=False) for _ in range(number)))
+        made = nn.Sequential(*(nn.Linear(6144, 6144, bias=bias) for _ in range(number)))
     return made.to_empty(device="cuda")
 
 
@@ -577,6 +577,8 @@ def test_a_model_that_fsdp_gathers_at_once_is_told(gpu: Any, original: bool) -> 
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.Linear})
     assert gathered(first(auto_wrap_policy=policy)) == []
     assert gathered(first(ShardingStrategy.SHARD_GRAD_OP)) == []
+    biased = functools.partial(FullyShardedDataParallel, layers_of(4, bias=True))
+    assert gathered(functools.partial(biased, use_orig_params=original))[:3] == told[:3]
 
 
 def test_units_of_layers_of_fsdp2_are_not_gathered_at_once(gpu: Any) -> None:

@@ -13,6 +13,7 @@ from trainfit.cli.common import UsageError
 from trainfit.cli.output import give, given_output
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
 from trainfit.hardware.gpu.figures import figures
+from trainfit.hardware.gpu.topology import named_count
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.prices import Prices, given_prices
@@ -136,6 +137,11 @@ def _named(names: Sequence[str]) -> list[GpuSpec]:
             raise UsageError(
                 f"{error.reason}: {error.name!r}; if all words are one name, quote it: "
                 f'trainfit gpus "{together}"'
+            ) from error
+        if (number := named_count(str(error.name))) is not None:
+            raise UsageError(
+                f"{error.name!r} is {number} GPUs, and names are of one: leave the number out, and "
+                f"write --for FILE --count {number}"
             ) from error
         raise
 

@@ -431,6 +431,36 @@ def _gloo(kind: str) -> Finding:
     )
 
 
+@_OWN.of("no_sync_in_vain")
+def _no_sync(kind: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        "no_sync() is around the backward pass alone: gradients are averaged in each micro-batch",
+        (),
+        "DistributedDataParallel decides in its forward pass whether the backward pass averages "
+        "them, so that has to be within no_sync(), too",
+        (
+            Fix(
+                "with model.no_sync(): around the forward and the backward pass of each "
+                "micro-batch but the last of a step"
+            ),
+        ),
+    )
+
+
+@_OWN.of("never_averaged")
+def _never_averaged(kind: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "The ranks never average their gradients: all passes are within no_sync()",
+        (),
+        "each rank trains a model of its own, on its share of the data",
+        (Fix("leave the last micro-batch of each step out of no_sync()"),),
+    )
+
+
 @_OWN.of("sorted_by_class")
 def _sorted(kind: str, classes: str, size_: str) -> Finding:
     return Finding(

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from trainfit.plan.command.tasks import Given
 from trainfit.plan.command.tunables import CommandError
-from trainfit.plan.command.wrappers import Given, Wrapper, check
+from trainfit.plan.command.wrappers import Wrapper, check
 
 #: Seconds in which a manager has said where its environment is.
 _LIMIT_S: Final = 60.0

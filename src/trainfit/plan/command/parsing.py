@@ -30,6 +30,7 @@ from trainfit.plan.command.wrappers import (
     Launcher,
     launcher_of,
     launcher_of_module,
+    launcher_of_tasks,
     refuse,
     require_tasks,
 )
@@ -239,8 +240,12 @@ def parse_command(words: Sequence[str], *, several: bool = False, also: str = ""
         launcher = None
     else:
         launcher = launcher_of(plain, prefix.program_at, interpreter)
-    require_tasks(*prefix.tasks, launcher)
-    if launcher is not None:
+    require_tasks(prefix.tasks, launcher)
+    if launcher is None and prefix.tasks.count != 1:
+        launcher = launcher_of_tasks(prefix.tasks, prefix.program_at, interpreter)
+        if not several:
+            launcher.require_one_process()
+    elif launcher is not None:
         if not several:
             launcher.require_one_process()
         interpreter, flags, kind, name, at = _behind_launcher(

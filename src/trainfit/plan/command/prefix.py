@@ -24,9 +24,11 @@ from trainfit.plan.command.interpreter import (
     is_python,
     told_by,
 )
+from trainfit.plan.command.tasks import Tasks
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.command.wrappers import WRAPPERS, check
 from trainfit.results.files.command_line import ASSIGNMENT
+from trainfit.results.runs.communication import MEETING_PLACE
 
 #: Seconds in which pyenv has said which file a name is.
 _LIMIT_S: Final = 10.0
@@ -36,10 +38,10 @@ _LIMIT_S: Final = 10.0
 class Prefix:
     """The words before the program, which is at ``program_at``: the places of assignments
     (``NAME=value``), of wrappers and managers (where each begins and ends), and the variables
-    that a manager sets, by its place.
+    that a manager or a starter of tasks sets, by its place.
 
     ``manager`` is the last one (``uv run``; empty: none), and ``runs`` what it takes the word at
-    ``program_at`` for. ``tasks`` are what a wrapper (srun) starts of it, with where that is said.
+    ``program_at`` for. ``tasks`` are what a wrapper (srun) starts of it.
     """
 
     program_at: int = 0
@@ -48,7 +50,7 @@ class Prefix:
     managed: Mapping[int, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     manager: str = ""
     runs: Literal["program", "script", "module"] = "program"
-    tasks: tuple[int, str] = (1, "")
+    tasks: Tasks = dataclasses.field(default_factory=Tasks)
 
     def variables(self, words: Sequence[str]) -> dict[str, str]:
         """The variables that are set before the program; ``words`` are the command's."""
@@ -115,8 +117,8 @@ def read_prefix(plain: list[str]) -> Prefix:
             given, at = wrapper.read(plain, at + 1)
             check(name, wrapper, given)
             at += wrapper.arguments
-            if (tasks := wrapper.starts(given))[0] > 1:
-                prefix = dataclasses.replace(prefix, tasks=tasks)
+            if (tasks := wrapper.starts(given)).starter:
+                prefix = _with_tasks(prefix, tasks, begin, plain)
         elif (made := environment_of(plain, at, prefix.environment(plain))) is not None:
             at = made.begins
             plain[at] = made.program
@@ -136,6 +138,17 @@ def read_prefix(plain: list[str]) -> Prefix:
     return dataclasses.replace(prefix, program_at=at)
 
 
+def _with_tasks(prefix: Prefix, tasks: Tasks, begin: int, plain: Sequence[str]) -> Prefix:
+    """``tasks`` with the variables of the first, but for a meeting place that is set already."""
+    known = prefix.environment(plain)
+    variables = {
+        name: value
+        for name, value in tasks.variables.items()
+        if name not in MEETING_PLACE or name not in known
+    }
+    return dataclasses.replace(prefix, tasks=tasks, managed={**prefix.managed, begin: variables})
+
+
 def words_to_start(words: Sequence[str]) -> tuple[list[str], str]:
     """A command that is run for real, with the Python that a plan of it has, and what is to be
     said of that in one line (empty: nothing).
@@ -149,7 +162,7 @@ def words_to_start(words: Sequence[str]) -> tuple[list[str], str]:
         prefix = read_prefix(plain)
     except CommandError:
         return found, ""
-    if prefix.tasks[0] > 1:  # it runs on other machines, too
+    if prefix.tasks.count != 1:  # it runs on other machines, too
         return found, ""
     at = prefix.program_at
     if prefix.manager:

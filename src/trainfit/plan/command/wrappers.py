@@ -5,15 +5,14 @@ is not simulated either, but for the cores and the priority of a measured DataLo
 (:class:`trainfit.plan.dataloader.process.CoreWrapper`). Options are those of the programs'
 manuals: util-linux 2.41, coreutils 9.7, numactl 2.0.19, systemd 257, Slurm 24.11.
 
-Launchers of training processes are unwrapped: of the processes that they start on one machine,
-the first is simulated.
+Launchers of training processes are unwrapped, and tasks of Slurm or MPI that are ranks themselves:
+of the processes that they start the first is simulated.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +20,17 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.plan.command.interpreter import HASTENED, Interpreter
+from trainfit.plan.command.tasks import (
+    MPI_PROGRAMS,
+    SEPARATOR,
+    Given,
+    Tasks,
+    of_mpi,
+    of_slurm,
+    wanted_of_slurm,
+)
 from trainfit.plan.command.tunables import CommandError
 from trainfit.results.runs.script import LAUNCHER_MODULES, Launched
-
-#: Options that a program was given, by their name without dashes; "" for one without a value.
-Given = Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,13 +38,13 @@ class Wrapper:
     """A program that starts another: which of its options have a value (their names without
     dashes, a short one with the long one that it stands for: ``n=adjustment``), how many words
     of its own follow them, which of them change the working directory, a check that says why a
-    call is not one process here, and how many it starts, with where that is said."""
+    call is not one process here, and the tasks that it starts."""
 
     valued: str = ""
     arguments: int = 0
     moves: tuple[str, ...] = ()
     refusal: Callable[[Given], str] = lambda given: ""
-    starts: Callable[[Given], tuple[int, str]] = lambda given: (1, "")
+    starts: Callable[[Given], Tasks] = lambda given: Tasks()
 
     def read(self, words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
         """The options in ``words`` from ``at`` on, and where they end."""
@@ -90,67 +95,58 @@ def _systemd(given: Given) -> str:
     )
 
 
-#: Slurm's variables of an allocation by the option that they stand for.
-_SLURM_VARIABLES: Final = {
-    "ntasks": "SLURM_NTASKS",
-    "nodes": "SLURM_JOB_NUM_NODES",
-    "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
-}
-
-
 def _slurm(given: Given) -> str:
     if "multi-prog" in given:
         return "--multi-prog starts different programs; give the command of one of them"
-    wanted, tasks = _tasks(given)
-    if tasks is None:
+    if of_slurm(given).count is None:
+        wanted = wanted_of_slurm(given)
         text = " ".join(f"--{name}={value}" for name, value in wanted.items() if value)
         return f"{text} does not say how many tasks it starts; write --ntasks=1"
     return ""
 
 
-def _tasks(given: Given) -> tuple[dict[str, str], int | None]:
-    """srun starts a task for each of ``--ntasks``, else one (or several) for each node: what says
-    so, and their number."""
-    wanted = {
-        name: given.get(name) or os.environ.get(variable, "")
-        for name, variable in _SLURM_VARIABLES.items()
-    }
-    if wanted["ntasks"]:
-        return wanted, _number(wanted["ntasks"])
-    nodes, each = _number(wanted["nodes"].rpartition("-")[2]), wanted["ntasks-per-node"]
-    return wanted, None if nodes is None else nodes * (_number(each) or 1)
+def _mpi(given: Given) -> str:
+    if of_mpi(given).count is None:
+        return "it does not say how many processes it starts; write -np 8, one for each GPU"
+    return ""
 
 
-def _slurm_starts(given: Given) -> tuple[int, str]:
-    set_by = next((each for each in _SLURM_VARIABLES if given.get(each)), None)
-    where = "" if set_by else f" (by {_SLURM_VARIABLES['ntasks']} of this allocation)"
-    return _tasks(given)[1] or 1, where
+class MpiWrapper(Wrapper):
+    """``mpirun``: a dash or two before an option's whole name, and ``name=2`` in ``valued`` for one
+    with two values (``-mca btl self``). What is given several times (``-x``) is joined."""
+
+    def read(self, words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
+        """The options in ``words`` from ``at`` on, and where they end."""
+        pairs = (each.partition("=") for each in self.valued.split())
+        numbers = {name: int(number or 1) for name, _, number in pairs}
+        given: dict[str, str] = {}
+        while at < len(words) and words[at].startswith("-"):
+            name, equals, value = words[at].lstrip("-").partition("=")
+            at += 1
+            if not equals and (number := numbers.get(name, 0)):
+                value = "=".join(words[at : at + number])
+                at += number
+            given[name] = SEPARATOR.join(filter(None, (given.get(name, ""), value)))
+        if ":" in words[at:]:
+            raise CommandError(
+                "mpirun: ':' starts different programs; give the command of one of them"
+            )
+        return given, at
 
 
-def require_tasks(tasks: int, where: str, launcher: Launcher | None) -> None:
-    """Raise :class:`CommandError` for several tasks of srun that are not a launcher of the same
-    job on each machine (``srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes=2 …``)."""
-    if tasks == 1:
+def require_tasks(tasks: Tasks, launcher: Launcher | None) -> None:
+    """Raise :class:`CommandError` for several tasks of which each is a launcher, but not one of
+    the same job on each machine (``srun --nodes=2 --ntasks-per-node=1 torchrun --nnodes=2 …``)."""
+    if tasks.count in (1, None) or launcher is None:
         return
-    if launcher is None:
+    if (machines := launcher.launched.machines) != tasks.count:
+        starter, each = tasks.starter, f"srun --nodes={tasks.count} --ntasks-per-node=1"
         raise CommandError(
-            f"srun: it starts {tasks} tasks{where}, each a process with a GPU of its own, which "
-            "are not simulated together; plan all of them by torchrun (--nproc-per-node, "
-            "--nnodes), or the share of one: --ntasks=1 --nodes=1, with its own batch size"
+            f"{starter}: it starts {tasks.count} tasks{tasks.where}, each a {launcher.name} for "
+            f"{machines} machine{'s' if machines > 1 else ''}; start one on each machine, as in "
+            f"`{each if starter == 'srun' else f'mpirun -np {tasks.count} --map-by node'}` and "
+            f"{_MACHINES.get(launcher.name, '--nnodes')}={tasks.count}"
         )
-    if (machines := launcher.launched.machines) != tasks:
-        raise CommandError(
-            f"srun: it starts {tasks} tasks{where}, each a {launcher.name} for {machines} "
-            f"machine{'s' if machines > 1 else ''}; start one on each machine, as in `srun "
-            f"--nodes={tasks} --ntasks-per-node=1` and "
-            f"{_MACHINES.get(launcher.name, '--nnodes')}={tasks}"
-        )
-
-
-def _number(text: str) -> int | None:
-    if not text:
-        return 1
-    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _other_process(*options: str) -> Callable[[Given], str]:
@@ -162,6 +158,18 @@ def _other_process(*options: str) -> Callable[[Given], str]:
 
     return refusal
 
+
+#: Open MPI 5.0, MPICH 4.2 and Intel MPI 2021.
+_MPIRUN: Final = MpiWrapper(
+    "n np c n-procs N npernode npersocket ppn perhost H host hosts hostfile machinefile f "
+    "default-hostfile x genv=2 env=2 genvlist envlist mca=2 gmca=2 pmixmca=2 prtemca=2 map-by "
+    "rank-by bind-to cpu-set cpu-list prefix wdir wd path timeout stdin output output-filename am "
+    "tune app rf rankfile launch-agent iface bootstrap bootstrap-exec launcher rmk binding "
+    "personality stream-buffering max-restarts dvm",
+    moves=("wdir", "wd"),
+    refusal=_mpi,
+    starts=of_mpi,
+)
 
 WRAPPERS: Final[Mapping[str, Wrapper]] = {
     "env": Wrapper(
@@ -212,8 +220,9 @@ WRAPPERS: Final[Mapping[str, Wrapper]] = {
         "task-prolog thread-spec threads-per-core time-min tmp tres-bind tres-per-task wckey",
         moves=("chdir",),
         refusal=_slurm,
-        starts=_slurm_starts,
+        starts=of_slurm,
     ),
+    **dict.fromkeys(MPI_PROGRAMS, _MPIRUN),
 }
 
 _CONTAINER: Final = (
@@ -238,7 +247,7 @@ _PASSING: Final = (
 )
 #: Why a program is not unwrapped.
 REFUSED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("horovodrun", "mpirun", "mpiexec", "ray"), _PROCESSES),
+    **dict.fromkeys(("horovodrun", "ray"), _PROCESSES),
     **dict.fromkeys(
         ("docker", "podman", "apptainer", "singularity", "enroot", "nerdctl"), _CONTAINER
     ),
@@ -338,12 +347,22 @@ _MACHINES: Final = {"accelerate": "--num_machines", "deepspeed": "--num_nodes"}
 _ONE_MACHINE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nnodes=1 ") | {
     "accelerate": "--num_machines 1 ",
     "deepspeed": "--num_nodes 1 ",
+    **dict.fromkeys(("srun", "mpirun"), ""),
 }
 #: How each is told to start one process.
 _ONE: Final = dict.fromkeys(LAUNCHER_MODULES.values(), "--nproc-per-node=1") | {
     "accelerate": "--num_processes 1",
     "deepspeed": "--num_gpus 1",
+    "srun": "--ntasks=1 --nodes=1",
+    "mpirun": "-np 1",
 }
+
+
+def launcher_of_tasks(tasks: Tasks, at: int, python: Interpreter) -> Launcher:
+    """The launcher that starts tasks which are ranks themselves, of the program at ``at``."""
+    assert tasks.count is not None
+    launched = Launched(processes=tasks.count, machines=tasks.machines)
+    return Launcher(tasks.starter, python, at, at, (), launched)
 
 
 def launcher_of(plain: Sequence[str], at: int, python: Interpreter) -> Launcher | None:

@@ -16,6 +16,7 @@ from typing import Final
 from trainfit.plan.runs.failures import (
     NotSimulated,
     ScriptError,
+    cause_of,
     cause_of_error,
     what_happened,
 )
@@ -238,6 +239,7 @@ def _fails(outcome: TraceOutcome, rank: int, *, writes: bool) -> tuple[Finding, 
     that rank 0 ``writes``."""
     if outcome.status != "failed" or (writes and "FileNotFoundError" in what_happened(outcome)):
         return ()
+    known = cause_of(outcome, "")
     return (
         Finding(
             "rank_fails",
@@ -246,7 +248,8 @@ def _fails(outcome: TraceOutcome, rank: int, *, writes: bool) -> tuple[Finding, 
             (),
             f"rank {rank} was simulated by itself: what other ranks write to files is not there "
             "for it, all else is as in the job",
-            (Fix("see that the script runs on every rank, not only where the rank is 0"),),
+            (known.fixes if known is not None else ())
+            or (Fix("see that the script runs on every rank, not only where the rank is 0"),),
         ),
     )
 

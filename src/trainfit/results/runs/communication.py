@@ -8,6 +8,9 @@ from typing import Final, Literal
 #: What is assumed where rank 0 alone runs.
 EQUAL: Final = "rank 0 is simulated; the other ranks are taken to hold and to do the same"
 
+#: Where ranks meet, for tasks of Slurm or MPI, which do not say it: the batch file does.
+MEETING_PLACE: Final = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
 
 @dataclasses.dataclass(frozen=True)
 class GradientTimes:

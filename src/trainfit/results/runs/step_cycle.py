@@ -242,6 +242,10 @@ class StepCycle:
             self._passes_alone += 1
         return over
 
+    def passed(self) -> None:
+        """A pass that makes gradients of parameters begins; optimizers tell the steps."""
+        self._passes_of_all += 1
+
     def is_pass(self, inputs: Any, create_graph: Any) -> bool:
         """Does ``torch.autograd.grad`` by ``inputs`` make the gradients that the training uses?
 

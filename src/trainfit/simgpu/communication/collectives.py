@@ -10,7 +10,6 @@ others run on the current stream.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import torch
 from trainfit.results.gpus import Kernel
 from trainfit.results.runs.communication import EQUAL
 from trainfit.results.runs.recording import gpu_of, stream_on
-from trainfit.simgpu.communication.peers import Peers, gpu_in
+from trainfit.simgpu.communication.peers import Peers, gpu_in, ranks_per_machine
 from trainfit.simgpu.communication.refusals import refuse
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import EVERYWHERE, handles
@@ -119,11 +118,15 @@ class Communication:
             if done is not None:
                 self.waits(*done)
 
+    def assume(self, text: str) -> None:
+        """Note an assumption that the result has to state."""
+        self._engine.assume(text)
+
     def _machines_of(self, group: Any) -> int:
         """How many machines the ranks of a group are on."""
         if self.gpu.machines == 1:
             return 1
-        each = int(os.environ.get("LOCAL_WORLD_SIZE", self.gpu.count))
+        each = ranks_per_machine(self.gpu.count)
         return len({rank // each for rank in ranks_of(group)})
 
     def waits(self, event: int, stream: int) -> None:

@@ -42,7 +42,28 @@ def gpu_in(group: Any, tensors: Sequence[Any]) -> int | None:
     if gpu is None or not _by_nccl(group):
         return None
     hidden = any("," not in os.environ.get(name, ",") for name in _HIDES)
-    return None if hidden or any(name in os.environ for name in _OF_BATCH_SYSTEMS) else gpu
+    return None if hidden or of_tasks() else gpu
+
+
+def of_tasks() -> bool:
+    """Is this process a task of a batch system's, or of MPI's?"""
+    return any(name in os.environ for name in _OF_BATCH_SYSTEMS)
+
+
+#: Ranks of a machine: variables of torchrun, DeepSpeed, Open MPI, PMI and Slurm ("8(x2)").
+_PER_MACHINE: Final = (
+    *("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    "SLURM_STEP_TASKS_PER_NODE",
+)
+
+
+def ranks_per_machine(gpus: int) -> int:
+    """How many of the job's ranks are on a machine, of ``gpus`` GPUs."""
+    for name in _PER_MACHINE:
+        said = os.environ.get(name, "").partition("(")[0]
+        if said.isdigit() and int(said):
+            return int(said)
+    return gpus
 
 
 def _by_nccl(group: Any) -> bool:

@@ -7,7 +7,6 @@ has as many as the machine has GPUs, at most.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
@@ -20,12 +19,12 @@ import torch
 from torch.distributed import device_mesh
 
 from trainfit.results.gpus import Kernel
-from trainfit.results.runs.communication import JOINS, LEAVES
+from trainfit.results.runs.communication import JOINS, LEAVES, MEETING_PLACE
+from trainfit.simgpu.communication import checkpoints, mpi, sharing, stores
 from trainfit.simgpu.communication import functional as _functional  # noqa: F401  (registers)
 from trainfit.simgpu.communication import functional as _sync  # noqa: F401  (registers)
-from trainfit.simgpu.communication import sharing
 from trainfit.simgpu.communication.collectives import Communication
-from trainfit.simgpu.communication.peers import Peers
+from trainfit.simgpu.communication.peers import Peers, of_tasks
 from trainfit.simgpu.communication.started_ranks import StartedRanks
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import (
@@ -58,105 +57,6 @@ def _copies(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     sources = [each for each in tensors_in(list(call.values())) if id(each) not in targets]
     moved = bytes_of(sources)
     return [Kernel("pointwise", dtype_of(sources[0]), 0, moved, moved)] if sources else []
-
-
-def watch_states(patches: PatchSet) -> None:
-    """Let checkpoints of FSDP1's optimizers have the states of all ranks, until ``patches`` is
-    restored.
-
-    With ``use_orig_params`` each rank has the parameters whose elements are in its shards; taken
-    as equal, the others would have this one's, and those that it has none of would have no state.
-    """
-
-    def hook(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def keys_of_ranks(*args: Any, **kwargs: Any) -> Any:
-            keys, own = original(*args, **kwargs)
-            return sorted({*keys, *modules.keys_of_other_ranks(original, args, kwargs)}), own
-
-        return keys_of_ranks
-
-    def seen(module: ModuleType) -> None:
-        if hasattr(module, modules.KEYS_OF_STATES):
-            patches.hook(module, modules.KEYS_OF_STATES, hook)
-
-    patches.when_imported(modules.OPTIMIZER_STATES, seen)
-
-
-def watch_plans(patches: PatchSet) -> None:
-    """Let sharded checkpoints be planned (``torch.distributed.checkpoint.save``) until ``patches``
-    is restored: taken as equal, all ranks would have the shards that this one has, each of which
-    is its own to write, and which are not the whole."""
-
-    def hook_sharing(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def share(plans: Any, *args: Any, **kwargs: Any) -> Any:
-            shared = original(plans, *args, **kwargs)
-            if len(plans) < 2:
-                return shared
-            rank = distributed.get_rank()
-            kept = {each.index for each in shared[rank].items}
-            own = {each.index for each in plans[rank].items if each.type.name == "SHARD"}
-            mine = [each for each in plans[rank].items if each.index in kept | own]
-            others = [[each for each in plan.items if each.index not in own] for plan in shared]
-            others[rank] = mine
-            pairs = zip(shared, others, strict=True)
-            return [dataclasses.replace(plan, items=items) for plan, items in pairs]
-
-        return share
-
-    def hook_check(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def validate(plans: Any, *args: Any, **kwargs: Any) -> Any:
-            return (
-                modules.nothing_wrong(original)
-                if len(plans) > 1
-                else original(plans, *args, **kwargs)
-            )
-
-        return validate
-
-    def seen(module: ModuleType) -> None:
-        hooks = {modules.SHARING_OF_PLANS: hook_sharing, modules.CHECK_OF_PLANS: hook_check}
-        for name, hook in hooks.items():
-            if hasattr(module, name):
-                patches.hook(module, name, hook)
-
-    patches.when_imported(modules.PLANS_OF_CHECKPOINTS, seen)
-
-
-def watch_consolidation(patches: PatchSet) -> None:
-    """Let ``ZeroRedundancyOptimizer.consolidate_state_dict`` get the states of other ranks, which
-    have no values here, until ``patches`` is restored."""
-    consolidating: list[Any] = []
-
-    def consolidates(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def consolidate_state_dict(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            consolidating.append(optimizer)
-            try:
-                return original(optimizer, *args, **kwargs)
-            finally:
-                consolidating.pop()
-
-        return consolidate_state_dict
-
-    def sends(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def broadcast(obj: Any, src_rank: int, group: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if not consolidating or src_rank == distributed.get_rank():
-                return original(obj, src_rank, group, *args, **kwargs)
-            number = distributed.get_process_group_ranks(group).index(src_rank)
-            return modules.state_elsewhere(consolidating[-1], number)
-
-        return broadcast
-
-    def seen(module: ModuleType) -> None:
-        if hasattr(module, modules.SENDS_STATES):
-            patches.hook(module, modules.SENDS_STATES, sends)
-            patches.hook(module.ZeroRedundancyOptimizer, "consolidate_state_dict", consolidates)
-
-    patches.when_imported(modules.SHARED_OPTIMIZERS, seen)
 
 
 def watch_outputs(patches: PatchSet) -> None:
@@ -261,8 +161,6 @@ _VARIABLES: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 #: What PyTorch gives operations of NCCL by default; None in a build without it.
 _TIMEOUT: Final = timedelta(minutes=10)
-#: A key that only another rank would set is never there.
-_STORE_TIMEOUT: Final = timedelta(seconds=1)
 #: ``torch.cuda.nccl.version()``, as ``torch._C`` packs it: what comes with torch 2.13.
 _NCCL_VERSION: Final = 2 << 32 | 28 << 16 | 9
 
@@ -345,16 +243,10 @@ def require_gpus(size: int, what: str) -> None:
         raise SeveralGpusError(what, user_frame(), too_few_gpus(size, gpu.key, gpu.count))
 
 
-def _store() -> Any:
-    """One that waits for nobody: ``init_process_group`` would give it the group's timeout."""
-    store = type("HashStore", (distributed.HashStore,), {"set_timeout": lambda *_: None})()
-    distributed.HashStore.set_timeout(store, _STORE_TIMEOUT)
-    return store
-
-
 def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
     """``rendezvous`` of one process: it meets nobody, so no port is opened."""
     if url.startswith("env://"):
+        _note_meeting_place()
         missing = [name for name in _VARIABLES if name not in os.environ]
         known = {"RANK": rank, "WORLD_SIZE": world_size}
         missing = [name for name in missing if known.get(name, -1) < 0]
@@ -366,7 +258,15 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
         rank = int(os.environ["RANK"]) if rank < 0 else rank
         world_size = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
     require_gpus(world_size, f"a process group of {world_size} processes")
-    yield _store(), max(rank, 0), max(world_size, 1)
+    yield stores.make_store(), max(rank, 0), max(world_size, 1)
+
+
+def _note_meeting_place() -> None:
+    """That batch systems do not set where ranks meet, which a batch file does."""
+    communication = Communication.current
+    if communication is not None and MEETING_PLACE.items() <= os.environ.items() and of_tasks():
+        names = " and ".join(MEETING_PLACE)
+        communication.assume(f"{names} were assumed to be set where the tasks are started")
 
 
 _SEND_OBJECTS: Final = ("all_gather_object", "gather_object", "scatter_object_list")
@@ -478,10 +378,10 @@ class Collectives:
         _install_dtensor(patches)
         _install_join(patches, self._peers)
         sharing.install(patches)
+        mpi.install(patches)
+        stores.install(patches)
         patches.when_imported(_RPC, lambda rpc: patches.set(rpc, "init_rpc", _init_rpc))
-        watch_states(patches)
-        watch_plans(patches)
-        watch_consolidation(patches)
+        checkpoints.install(patches)
         watch_outputs(patches)
         watch_buckets(patches, self._recorder)
         watch_whole_gradients(patches, self._recorder)

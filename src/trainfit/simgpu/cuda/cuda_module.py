@@ -18,6 +18,7 @@ from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
 from trainfit.simgpu.cuda.streams import Stream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
+from trainfit.simgpu.device.errors import visible_gpus
 from trainfit.simgpu.device.tensor import CPU, GPUS, gpu_number, ordinal
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private
@@ -175,7 +176,7 @@ class Surface:
             return history.snapshot()
 
         functions: dict[str, Any] = {
-            "cuda_getDeviceCount": lambda: self._gpu.count,
+            "cuda_getDeviceCount": lambda: visible_gpus(self._gpu.count),
             "cuda_getDevice": lambda: memory.gpu,
             "cuda_setDevice": set_device,
             "cuda_synchronize": synchronize,
@@ -215,7 +216,7 @@ class Surface:
             ),
             "accelerator_isAllocatorInitialized": lambda: True,
             "accelerator_getDeviceCapability": lambda *_: {"supported_dtypes": set(_DTYPES)},
-            "accelerator_hooks_device_count": lambda: self._gpu.count,
+            "accelerator_hooks_device_count": lambda: visible_gpus(self._gpu.count),
             "cuda_hostMemoryStats": lambda *_: {},
             "cuda_resetAccumulatedHostMemoryStats": nothing,
             "cuda_resetPeakHostMemoryStats": nothing,
@@ -250,7 +251,7 @@ class Surface:
             "init": lambda: None,
             "is_initialized": lambda: True,
             "is_available": lambda: True,
-            "device_count": lambda: self._gpu.count,
+            "device_count": lambda: visible_gpus(self._gpu.count),
             "current_device": functions["cuda_getDevice"],
             "set_device": functions["cuda_setDevice"],
             private.EXCHANGE_DEVICE.name: functions["accelerator_exchangeDevice"],

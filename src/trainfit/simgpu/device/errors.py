@@ -42,6 +42,12 @@ class UnsupportedOperatorError(NotImplementedError):
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
+def visible_gpus(count: int) -> int:
+    """How many of a machine's GPUs a process sees: all where no variable hides any."""
+    named = [each for each in os.environ.get(_VISIBLE, "").split(",") if each.strip()]
+    return count if not named or named == ["-1"] else min(count, len(named))
+
+
 def no_such_gpu(gpu: str, count: int, index: int) -> str:
     """What to do where a script names a GPU that the machine does not have, or hides."""
     visible = [each for each in os.environ.get(_VISIBLE, "").split(",") if each.strip()]

@@ -15,7 +15,7 @@ from trainfit.hardware.gpu.topology import MOST_GPUS
 from trainfit.results.gpus import GpuSpec
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_memory import DeviceMemory
-from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu
+from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu, visible_gpus
 from trainfit.simgpu.device.user_location import is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import tensors as private
@@ -41,13 +41,15 @@ def ordinal(device: Any) -> Any:
 def gpu_number(device: Any) -> int:
     """The number of the GPU that a script names; the current one where it says none.
 
-    Raises :class:`SeveralGpusError` for one that the machine does not have.
+    Raises :class:`SeveralGpusError` for one that the machine does not have (RuntimeError: hides).
     """
     index = ordinal(device)
     if index is None or index == -1:
         return current_engine().memory.gpu
     gpu = current_engine().gpu
-    if not 0 <= index < gpu.count:
+    if index and not 0 < index < visible_gpus(gpu.count):
+        if index < gpu.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")  # as CUDA does
         remedy = no_such_gpu(gpu.key, gpu.count, max(index, 0))
         raise SeveralGpusError(f"cuda:{index} (invalid device ordinal)", user_frame(), remedy)
     if index:
