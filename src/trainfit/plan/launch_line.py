@@ -214,8 +214,8 @@ def _bare_env(command: Command, words: Sequence[str], gone: Collection[int]) -> 
 
 
 def _behind_assignments(command: Command) -> int:
-    """Where a program may be put before the user's: behind what the shell itself assigns, and
-    behind srun and mpirun, whose tasks do not have the cores of these themselves."""
+    """The place at which a program may be put before the user's: behind what the shell itself
+    assigns, and behind srun and mpirun, whose tasks do not have the cores of these themselves."""
     at = 0
     for begin, end in command.prefix.wrappers_at:
         if Path(command.words[begin]).name in ("srun", *MPI_PROGRAMS):

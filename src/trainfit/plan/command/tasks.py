@@ -147,7 +147,7 @@ def of_mpi(given: Given) -> Tasks:
 
 
 def _filled(slots: list[int], count: int) -> int:
-    """On how many hosts so many tasks are, which fill one after the other."""
+    """The number of hosts of ``count`` tasks that fill one after the other."""
     machines = 0
     while count > 0 and machines < len(slots):
         count -= slots[machines]

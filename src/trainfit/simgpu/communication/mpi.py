@@ -75,7 +75,7 @@ class Tasks:
         return self
 
     def Split_type(self, split_type: Any = None, *_: Any, **__: Any) -> Tasks:
-        """Those of its machine (``MPI.COMM_TYPE_SHARED``)."""
+        """Tasks of the same machine (``MPI.COMM_TYPE_SHARED``)."""
         each = ranks_per_machine(self.size)
         first = self._rank // each * each
         mine = [rank for rank in self._ranks if first <= rank < first + each]

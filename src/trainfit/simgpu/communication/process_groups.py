@@ -262,7 +262,7 @@ def _rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Ite
 
 
 def _note_meeting_place() -> None:
-    """That batch systems do not set where ranks meet, which a batch file does."""
+    """Note that batch systems do not set where ranks meet, which a batch file does."""
     communication = Communication.current
     if communication is not None and MEETING_PLACE.items() <= os.environ.items() and of_tasks():
         names = " and ".join(MEETING_PLACE)
