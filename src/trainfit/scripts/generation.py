@@ -34,8 +34,9 @@ from trainfit.simgpu.session import Simulation
 _TEXTS: Final = 64
 #: Calls of the model for which an assistant proposes tokens, that are simulated.
 _ASSISTED: Final = 3
-#: Calls for further tokens of a text that a script makes before it trains, that are simulated.
-_BEFORE_TRAINING: Final = 2
+#: Calls for further tokens of a text that a script makes before it trains or while it does, that
+#: are simulated: what grows shows in the last two.
+_OF_TRAINING: Final = 2
 #: Calls of a loop after which it is known whether they are a text's: their cache may be as large
 #: from the first one on. The longer, where Transformers' cache says that they are.
 _FEW, _OF_CACHE = 17, 49
@@ -94,6 +95,11 @@ class GenerationWatch:
         self._counted: CountedCalls | None = None
         self._uneven = ""
         self._earlier: list[GeneratedText] = []
+        #: Operators when each call of the text in the making had ended.
+        self._bounds: list[int] = []
+        #: Calls of texts within a training's steps that stand for further ones, as
+        #: :class:`~trainfit.results.runs.recording.RepeatedCall` has them.
+        self.repeated: list[list[int]] = []
         #: The text in the making, or the last one.
         self.text: GeneratedText | None = None
         #: The recording as it was when the longest text's calls were no longer made.
@@ -224,19 +230,24 @@ class GenerationWatch:
             )
 
     def shorten(self) -> None:
-        """A call of a model has ended, in a run that counts other steps, before it trains: after a
-        few of ``generate()`` its text ends, and its cache is given all of its positions."""
+        """A call of a model has ended, in a run that counts other steps: after a few of
+        ``generate()`` its text ends, and its cache is given all of its positions."""
         text = self.text
         if self._depth != 1 or text is None or self._ends:
             return
         self._call_of_generate(1)
-        self._ends = self.text is not None and self.text.decodes >= _BEFORE_TRAINING
-        if self._ends and text.calls_left > 1:
-            self._left = self._updated()
-            self._simulation.engine.assume(
-                f"of a text of {text.new_tokens} tokens, made before the training, "
-                f"{1 + _BEFORE_TRAINING} calls of the model are simulated, and its whole cache"
-            )
+        self._bounds.append(self._simulation.operators)
+        text = self.text or text
+        if text.decodes < _OF_TRAINING or not text.calls_left:
+            return
+        self._ends, self._left = True, self._updated()
+        if not self._is_assisted:  # of which nobody knows how many tokens a call gives
+            self.repeated.append([*self._bounds[-3:], text.calls_left])
+        self._simulation.engine.assume(
+            f"of a text of {text.new_tokens} tokens, made before the training or by it, "
+            f"{1 + _OF_TRAINING} calls of the model are simulated, its whole cache"
+            + ("" if self._is_assisted else ", and the time of all")
+        )
 
     def _keep(self, recording: Recording | None, text: GeneratedText) -> None:
         if recording is None or (self._kept is not None and _extent(text) <= _extent(self._kept)):
@@ -353,7 +364,7 @@ class GenerationWatch:
         self._seen.add(key)
         if self._alike >= len(self._seen) or self._looked > _TEXTS:
             self.is_repeated()
-        self._uneven, self._is_assisted = "", False
+        self._uneven, self._is_assisted, self._bounds = "", False, []
         if getattr(config, "prefill_chunk_size", None):
             self._uneven = "the prompt is read in chunks"
         if self.text is not None:

@@ -327,9 +327,9 @@ class Runner:
             self._cache.note_call()
             self._generation.called(self._simulation.steps + 1)
             self._simulation.end_step()
-        elif not self._inference.trains:
+        else:
             self._generation.shorten()
-            if self._inference.only_infers():
+            if not self._inference.trains and self._inference.only_infers():
                 self._finish(ScriptOutcome("ended"))
                 self._stopper.stop()
 
@@ -563,6 +563,10 @@ class Runner:
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
                 recording.header["evaluations"] = self._coverage.evaluations()
+                if self._generation.repeated:
+                    recording.header["repeated"] = [
+                        list(each) for each in self._generation.repeated
+                    ]
                 if buffers := bounded_buffers():
                     recording.header["buffers"] = [list(each) for each in buffers]
                 recording.check()
