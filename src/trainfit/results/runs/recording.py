@@ -73,8 +73,8 @@ class RecordingHeader(KnownHeader, total=False):
     were added to those simulated.
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
-    each (without a value: it was not told). ``repeated`` are calls of a model that stand for further
-    ones, as :class:`RepeatedCall` has them. ``buffers`` are the containers with a bound
+    each (without a value: it was not told). ``repeated`` are calls of a model that stand for
+    further ones, as :class:`RepeatedCall` has them. ``buffers`` are the containers with a bound
     that keep tensors: the bytes of each, its elements, and how many more it has room for. ``read``
     are the allocations that hold what was read from a file straight to the GPU.
     """
