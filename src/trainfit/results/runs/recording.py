@@ -71,6 +71,8 @@ class RecordingHeader(KnownHeader, total=False):
     ``generation`` is of the text that its calls make
     (:class:`~trainfit.results.runs.generation.GeneratedText`), ``continued_calls`` how many of them
     were added to those simulated.
+    ``full_window`` is a call of that text whose sliding windows are full
+    (:class:`FullWindowCall`; without a value: they never are, or it was not made).
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
     each (without a value: it was not told). ``repeated`` are calls of a model that stand for
@@ -97,6 +99,7 @@ class RecordingHeader(KnownHeader, total=False):
     step: dict[str, Any] | None
     generation: dict[str, Any] | None
     continued_calls: int
+    full_window: dict[str, Any] | None
     module_calls: int
     ranks: int | None
     sharing: int | None
@@ -118,6 +121,21 @@ class RepeatedCall(NamedTuple):
     first: int
     after: int
     more: int
+
+
+class FullWindowCall(TypedDict):
+    """Kernels of a call for one more token whose sliding windows are full.
+
+    ``op_phase`` has a value for each operator of the model's call; ``op`` (from 0), ``stream`` and
+    each column of ``table`` (as a recording's ``kernel_…``) one for each of its kernels. ``before``
+    are the operators of a simulated call that come before its model's.
+    """
+
+    before: int
+    op_phase: list[int]
+    op: list[int]
+    stream: list[int]
+    table: dict[str, list[int]]
 
 
 def check_header(header: RecordingHeader) -> None:
