@@ -100,7 +100,9 @@ class Work:
         alike = len(now) == len(then) and np.array_equal(table[now][:, 0], table[then][:, 0])
         if alike:
             growth = (table[now] - table[then])[:, _SIZES]
-            table[np.ix_(now, _SIZES)] += np.rint(growth * (call.more / 2)).astype(np.int64)
+            table[np.ix_(now, np.array(_SIZES))] += np.rint(growth * (call.more / 2)).astype(
+                np.int64
+            )
         return dataclasses.replace(self, table=table, op_calls=calls)
 
     @classmethod

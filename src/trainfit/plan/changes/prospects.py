@@ -34,8 +34,8 @@ _LOWERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: Those that change the optimizer's step, whose temporaries count where the peak is in it.
 _OPTIMIZERS: Final = (*FEWER_STATES, "fused-optimizer", "optimizer-in-backward", "set-to-none")
-#: What lowers activations and changes nothing that is learned, the cheapest first.
-_WITH_ADAPTERS: Final = ("chunked-loss", "checkpoint", "accumulate")
+#: What lowers activations and changes nothing that is learned, first what lowers most of them.
+_WITH_ADAPTERS: Final = ("checkpoint", "chunked-loss", "accumulate")
 #: Remedies in a combination: more lines than these nobody changes at once.
 _MOST_TOGETHER: Final = 4
 #: Combinations that are simulated at most.
@@ -125,7 +125,7 @@ def combinations(
 
 def gentler(able: Collection[str], fitting: Collection[str]) -> list[tuple[str, ...]]:
     """Names of remedies to try together where only such fit alone, ``fitting``, that change the
-    training: adapters on the weights as they are, with what changes nothing, the cheapest first.
+    training: adapters on the weights as they are, with more and more of what changes nothing.
 
     None where adapters fit alone, or are not among the ``able`` ones.
     """

@@ -147,11 +147,11 @@ def decode_seconds(
     middle = [min(at + (period - 1) / 2, many) for at in nodes]
     found = np.interp(np.arange(1, many + 1), middle, means)
     if law is not None and text.window is not None and text.prompt is not None:
-        last = Work.of_step(law.call(text.calls_left), 0)
-        full = _of_full_windows(recording, last)
+        ended = Work.of_step(law.call(text.calls_left), 0)
+        full = _of_full_windows(recording, ended)
         if full is not None:
-            more = step_time(full, machine).seconds - step_time(last, machine).seconds
-            found[max(0, text.window - text.prompt) :] += more
+            more = step_time(full, machine).seconds - step_time(ended, machine).seconds
+            found[max(0, text.window - text.prompt - 1) :] += more
     return found
 
 
