@@ -49,10 +49,10 @@ class MicroBatches:
         """Watch from now on, until ``patches`` is restored."""
 
         def training(module: ModuleType) -> None:
-            prepare = module.Trainer._prepare_inputs
-            patches.hook(
-                module.Trainer, "training_step", functools.partial(self._of_trainer, prepare)
-            )
+            prepare = getattr(module.Trainer, "_prepare_inputs", None)
+            if prepare is not None and hasattr(module.Trainer, "training_step"):
+                make = functools.partial(self._of_trainer, prepare)
+                patches.hook(module.Trainer, "training_step", make)
 
         patches.when_imported("transformers.trainer", training)
 
