@@ -265,11 +265,11 @@ _ALL = (
     _one("smolvlm", "images and texts, a small SmolVLM", HandSum(parameters=SMOLVLM)),
     Family(
         name="llm-fsdp",
-        about="fully_shard (FSDP2) with one process, by torchrun",
+        about="fully_shard (FSDP2) with one process, by torch.distributed.run",
         packages=("transformers",),
         prepare=_DATA + "none",
-        command="torchrun --nproc-per-node=1 {scripts}/large_model.py {data} fsdp "
-        "--batch-size={batch}",
+        command="python -m torch.distributed.run --nproc-per-node=1 {scripts}/large_model.py "
+        "{data} fsdp --batch-size={batch}",
         starts=(4, 4),
         hand=HandSum(parameters=LLAMA),
     ),
