@@ -5,7 +5,8 @@
 #   make test-slow  the others, of which some time this machine, and the property tests with examples
 #                   by chance; TESTS=… for some
 #   make test-real  third-party training code in an environment of its own (an hour or more);
-#                   writes docs/compatibility.md; FAMILY=NAME for one of them
+#                   writes docs/compatibility.md; FAMILY=NAME for one of them; TRAINFIT_EXAMPLES=DIR
+#                   is examples/pytorch of a clone of Transformers, of which some are run
 #   make lint       style, types and the layering of the packages
 #   make coverage   lines and branches that `make test` runs in its own processes; TESTS=… for some
 #   make test-newest  a part of the tests on the newest PyTorch there is, in its build with CUDA and
@@ -31,6 +32,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 # For two cores: a quarter of the time a worker waits for processes, timers and hung drivers. 0: in one process.
 PYTEST_WORKERS ?= 4
+
+# Families of the corpus in an environment of their own (requirements/real-llm.txt).
+OLDER_LLM := llm-llamafactory or llm-litgpt or llm-torchtune
 
 TESTS ?= tests
 # requirements/torch-$(TORCH).txt
@@ -68,8 +72,9 @@ test-slow: .venv/.dev-ready
 	$(PYTEST) -q -m "slow and not hypothesis" $(TESTS)
 	$(PYTEST) -q -m hypothesis --hypothesis-profile chance $(TESTS) || test $$? -eq 5  # 5: none there
 
-test-real: .venv-real/.ready
+test-real: .venv-real/.ready .venv-real-llm/.ready
 	.venv-real/bin/python -m pytest -q tests/real $(if $(FAMILY),-k "$(FAMILY)")
+	.venv-real-llm/bin/python -m pytest -q tests/real -k "$(or $(FAMILY),$(OLDER_LLM))" || test $$? -eq 5  # 5: none
 
 lint: .venv/.dev-ready
 	$(BIN)/ruff check .
@@ -126,7 +131,7 @@ bench: .venv/.dev-ready
 	$(BIN)/python bench/speed_truth.py || test $$? -eq 3
 
 clean:
-	rm -rf .venv .venv-newest .venv-real .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .touched-newest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-newest .venv-real .venv-real-llm .venv-docs $(DATA) data/real build dist site htmlcov .coverage* .touched-newest .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/*.egg-info
 
@@ -167,4 +172,10 @@ $(BIN)/python:
 		-r requirements/dev-nodeps.txt
 	.venv-real/bin/python -m pip --disable-pip-version-check install -q --no-deps \
 		--no-build-isolation -e .
+	touch $@
+
+.venv-real-llm/.ready: requirements/real-llm.txt requirements/plan.txt pyproject.toml
+	test -x .venv-real-llm/bin/python || $(PYTHON) -m venv .venv-real-llm
+	.venv-real-llm/bin/python -m pip --disable-pip-version-check install -q \
+		$$(grep ^torch== requirements/plan.txt) pytest -r requirements/real-llm.txt -e .
 	touch $@

@@ -16,7 +16,7 @@ sys.path.insert(0, str(REAL))
 
 from corpus import figures  # noqa: E402
 from corpus.families import all_families  # noqa: E402
-from corpus.family import Family, HandSum  # noqa: E402
+from corpus.family import EXAMPLES, Family, HandSum  # noqa: E402
 from corpus.files import changed, state_of  # noqa: E402
 from corpus.judge import judged  # noqa: E402
 from corpus.measure import Bare, Planned  # noqa: E402
@@ -138,7 +138,7 @@ def test_changed_files_are_found(tmp_path: Path) -> None:
 def test_every_family_declares_what_it_needs() -> None:
     pinned = {
         line.split("==")[0].lower().replace("_", "-")
-        for name in ("real", "dev", "dev-nodeps", "plan")
+        for name in ("real", "real-llm", "dev", "dev-nodeps", "plan")
         for line in (REAL.parents[1] / "requirements" / f"{name}.txt").read_text().splitlines()
         if "==" in line
     }
@@ -150,7 +150,38 @@ def test_every_family_declares_what_it_needs() -> None:
         if not family.refusal:
             assert family.hand is not None and family.hand.parameters > 1000, family.name
         for word in family.words(Path("data"), 4, bare=True):
+            if "{examples}" in family.command and not EXAMPLES:
+                break
             assert not word.endswith(".py") or Path(word).exists(), word
+
+
+def test_what_is_not_here_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert FAMILY.lacking() == ""
+    lacks = replace(FAMILY, packages=("numpy", "no-such-package"))
+    assert lacks.lacking() == "no-such-package"
+    monkeypatch.setattr("corpus.family.EXAMPLES", "")
+    script = replace(FAMILY, command="python {examples}/run.py")
+    assert script.lacking().startswith("TRAINFIT_EXAMPLES, ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "effective", "wrong"),
+    [
+        ("kv_cache", "a text of 64", 16, ()),
+        ("gradient", "a text of 64", 16, ("has gradient @8",)),
+        ("kv_cache", "a text of 128", 16, ("says a text of 128 @8",)),
+        ("kv_cache", "a text of 64", 32, ("effective batch @8",)),
+    ],
+)
+def test_a_simulated_family_has_its_kinds_of_memory_and_what_is_to_be_said(
+    kind: str, said: str, effective: int, wrong: tuple[str, ...]
+) -> None:
+    """Of other batch sizes nothing is asked."""
+    hand = HandSum(parameters=1000, effective=effective)
+    family = replace(FAMILY, simulates=True, kinds=(kind,), said=(said,), hand=hand)
+    plan = _plan(8, ("of a text of 64 tokens, 3 calls are simulated",))
+    figures = {**plan.figures, "kinds": ["kv_cache", "parameter"], "recommended_batch": 10**6}
+    assert judged(family, BARE, [replace(plan, figures=figures)]).wrong == wrong
 
 
 def test_ratios_leave_out_what_did_not_run() -> None:

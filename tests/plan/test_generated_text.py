@@ -20,13 +20,15 @@ from trainfit.hardware import find_gpu
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer
-from trainfit.plan.sizing.generation import OtherLengths
+from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.generation import OtherLengths, decode_seconds
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Status
+from trainfit.scripts.caches import fill, parts_of
 from trainfit.scripts.decode_loops import DecodeLoop
-from trainfit.scripts.generation import GenerationWatch, _fill, _parts, _to_length
+from trainfit.scripts.generation import GenerationWatch, _to_length
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -68,6 +70,20 @@ def test_its_length_is_that_of_the_configuration() -> None:
     assert (text.cache, text.limit, text.by) == ("dynamic", 4096, "generate()")
     assert short.outcome.steps <= 26 and text_of(full).calls_left == 0
     assert peaks(short) == peaks(full)
+
+
+def test_calls_with_full_windows_need_the_time_of_their_masks() -> None:
+    """A window of 50 is full from the 30th token on: calls make a mask then, of which the 17
+    that are simulated tell nothing."""
+    words = ("--tokens=60", "--window=50")
+    machine, seconds = machine_of(find_gpu("RTX 4090")), []
+    for trace in traced(*words), traced(*words, steps=60):
+        text, recording = text_of(trace), trace.recording
+        assert recording is not None
+        calls = decode_seconds(recording, text, machine)
+        seconds.append((calls[10], calls[-1]))
+    assert seconds[0] == pytest.approx(seconds[1], rel=5e-3)
+    assert seconds[0][1] > 1.03 * seconds[0][0]
 
 
 def test_its_cache_is_a_kind_of_memory_of_its_own() -> None:
@@ -261,15 +277,15 @@ def test_what_is_left_of_a_text_is_in_its_tokens_and_its_cache() -> None:
         get_seq_length=lambda: 37,
         update=lambda keys, values, index: given.append((*keys.shape, *values.shape, index)),
     )
-    _fill(cache, 137)
+    fill(cache, 137)
     assert given == [(3, 2, 100, 4, 3, 2, 100, 4, 0)]
-    _fill(cache, 37)
+    fill(cache, 37)
     assert len(given) == 1
 
 
 def test_a_quantized_cache_is_all_of_its_tensors_and_follows_no_law() -> None:
     one = torch.ones(2)
-    assert len([*_parts([one, (one, {"scale": one, "shape": (2,), "zero": one}), None])]) == 4
+    assert len([*parts_of([one, (one, {"scale": one, "shape": (2,), "zero": one}), None])]) == 4
     watch = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
     watch._kinds.add("quantized")
     assert watch._of_cache() == {"cache": "quantized"} and "quantized" in watch._uneven

@@ -18,6 +18,8 @@ def _page():
 
 @pytest.mark.parametrize("family", all_families(), ids=lambda family: family.name)
 def test_family(family: Family) -> None:
+    if lacking := family.lacking():
+        pytest.skip(f"{family.name} needs {lacking}")
     outcome = measure(family)
     assert outcome.failure == "" or outcome.verdict == "refused", outcome.failure
     assert outcome.wrong == (), [each for each in outcome.checks if each.name in outcome.wrong]

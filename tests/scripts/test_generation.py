@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainfit.scripts.generation import cache_among
+from trainfit.scripts.caches import cache_among
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])

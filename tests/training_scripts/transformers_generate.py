@@ -1,29 +1,31 @@
-"""`generate()` of a tiny Llama; --tokens, --batch_size, --beams, --cache, --warmup."""
+"""`generate()` of a tiny Llama; --tokens, --batch_size, --beams, --cache, --window, --warmup."""
 
 import argparse
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--tokens", type=int, default=100)
 parser.add_argument("--batch_size", type=int, default=4)
 parser.add_argument("--beams", type=int, default=1)
 parser.add_argument("--cache", default="dynamic")
+parser.add_argument("--window", type=int)
 parser.add_argument("--warmup", action="store_true")
 options = parser.parse_args()
 
 torch.set_default_dtype(torch.float16)
-config = LlamaConfig(
+config = (MistralConfig if options.window else LlamaConfig)(
     vocab_size=1000,
     hidden_size=256,
     intermediate_size=512,
     num_hidden_layers=1,
     num_attention_heads=8,
     max_position_embeddings=4096,
+    **({"sliding_window": options.window, "num_key_value_heads": 8} if options.window else {}),
 )
 with torch.device("cuda"):
-    model = LlamaForCausalLM(config).eval()
+    model = (MistralForCausalLM if options.window else LlamaForCausalLM)(config).eval()
 prompt = torch.randint(1000, (options.batch_size, 20), device="cuda")
 if options.warmup:
     model.generate(prompt[:1], max_new_tokens=3, pad_token_id=0)
@@ -33,6 +35,7 @@ for _ in range(3):
         max_new_tokens=options.tokens,
         num_beams=options.beams,
         cache_implementation=options.cache,
+        attention_mask=torch.ones_like(prompt) if options.window else None,
         do_sample=False,
         pad_token_id=0,
     )

@@ -74,6 +74,8 @@ class FullMemory:
     failures: Requests that failed, one after another.
     helpful_settings: Allocator settings with which the same requests do not fail (or need less), as
         NAME=VALUE for the environment, with the bytes that are reserved then.
+    weights: Bytes of the model's parameters of 32 bits or more ("wide"), of 16 ("half") and of less
+        ("small"); empty: not known.
     """
 
     held: Sequence[HeldMemory]
@@ -83,6 +85,7 @@ class FullMemory:
     largest_free_bytes: int | None = None
     failures: int = 0
     helpful_settings: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    weights: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def share(self, nbytes: int) -> float:
         """The share of the allocated memory (0 to 1)."""
@@ -403,6 +406,8 @@ def _fragments(memory: FullMemory) -> Iterator[Finding]:
     )
 
 
+#: Kinds that a model's weights are of.
+_WEIGHTS: Final = ("parameter", "loaded")
 #: What lowers the kinds that memory mostly consists of.
 _LESS: Final[Mapping[str, tuple[str, ...]]] = {
     "activation": (
@@ -426,8 +431,7 @@ _LESS: Final[Mapping[str, tuple[str, ...]]] = {
         "step in the backward pass (register_post_accumulate_grad_hook), or train fewer parameters "
         "(LoRA)",
     ),
-    "parameter": ("weights in bfloat16, or quantized with adapters (QLoRA)",),
-    "loaded": ("weights in bfloat16, or quantized with adapters (QLoRA)",),
+    **dict.fromkeys(_WEIGHTS, ("weights in bfloat16, or quantized with adapters (QLoRA)",)),
     "data": (
         "keep the data in the host's memory and move each batch: x.to(device) in the loop, by a "
         "DataLoader with workers and pin_memory=True",
@@ -455,10 +459,18 @@ def _most(memory: FullMemory) -> Iterator[Finding]:
         f"{percent(share)} of the memory: {KINDS[kind]}",
         (Evidence(KINDS[kind], known[kind], "bytes"),),
         "",
-        tuple(Fix(action) for action in _LESS[kind]),
+        tuple(map(Fix, _of_half(memory) if kind in _WEIGHTS else _LESS[kind])),
         share=share,
         place=largest.place,
     )
+
+
+def _of_half(memory: FullMemory) -> tuple[str, ...]:
+    """What makes weights less, by what they are stored in already."""
+    wide, half, small = (memory.weights.get(name, 0) for name in ("wide", "half", "small"))
+    if small > max(wide, half):
+        return ("a smaller model: its weights are quantized already",)
+    return ("weights quantized, with adapters (QLoRA)",) if half > wide else _LESS["parameter"]
 
 
 def of_first_step(by_kind: Mapping[str, int]) -> Finding:

@@ -26,6 +26,9 @@ from trainfit.results.runs.recording import (
 _BACKWARD: Final = PHASES.index("backward")
 _FORWARD: Final = PHASES.index("forward")
 _TEMPORARY, _INPUT = KINDS.index("temporary"), KINDS.index("input")
+#: Types of weights of 32 bits and more, and of 16.
+_WIDE: Final = ("float32", "float64")
+_HALF: Final = ("float16", "bfloat16")
 _PARAMETER: Final = KINDS.index("parameter")
 #: Of a file's state, the share whose sizes are those of parameters.
 _MOST_OF_MODEL: Final = 0.8
@@ -79,7 +82,9 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         for late in [[alloc for alloc in allocs if alloc in before]]
     ]
     held.sort(key=lambda each: -each.nbytes)
-    return FullMemory(held, outcome.peak_allocated, outcome.peak_reserved)
+    return FullMemory(
+        held, outcome.peak_allocated, outcome.peak_reserved, weights=_weights(recording)
+    )
 
 
 def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> frozenset[int]:
@@ -179,6 +184,15 @@ def _own_scratch(recording: Recording) -> frozenset[int]:
     of_library = [text.startswith(_LIBRARIES) for text in recording.strings]
     pairs = zip(recording.workspace_alloc.tolist(), recording.workspace_model.tolist(), strict=True)
     return frozenset(alloc for alloc, model in pairs if not of_library[model])
+
+
+def _weights(recording: Recording) -> dict[str, int]:
+    """Bytes of the parameters by how wide their type is, as :class:`FullMemory` has it."""
+    found: dict[str, int] = defaultdict(int)
+    for each in recording.parameters() or ():
+        width = "wide" if each.dtype in _WIDE else "half" if each.dtype in _HALF else "small"
+        found[width] += int(recording.alloc_bytes[each.alloc])
+    return found
 
 
 def _parameter_sizes(recording: Recording, live: IntArray) -> list[int]:

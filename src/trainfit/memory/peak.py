@@ -33,6 +33,8 @@ from trainfit.results.runs.recording import (
 # Composition of the peak memory.
 
 
+#: What does not depend on the batches.
+_KEPT: Final = tuple(map(KINDS.index, ("parameter", "buffer", "gradient", "optimizer_state")))
 #: Components of a path at first: the model's class and its child.
 _DEPTH: Final = 2
 #: A row with this share of all is divided further; so many rows of the least share are enough.
@@ -48,6 +50,16 @@ def by_kind(recording: Recording, stream: Stream, outcome: Replay) -> dict[str, 
         recording.alloc_kind[live], weights=outcome.granted[live], minlength=len(KINDS)
     )
     return {kind: int(totals[code]) for code, kind in enumerate(KINDS)}
+
+
+def most_kept_bytes(recording: Recording) -> int:
+    """The most bytes of what does not depend on batches, as they were asked for, at one time."""
+    codes, values = recording.events & 3, recording.events >> 2
+    of_allocs = (codes == MALLOC) | (codes == FREE)
+    allocs = np.where(of_allocs, values, 0)
+    kept = of_allocs & np.isin(recording.alloc_kind, _KEPT)[allocs]
+    nbytes = np.where(kept, recording.alloc_bytes[allocs], 0)
+    return int(np.cumsum(np.where(codes == MALLOC, nbytes, -nbytes)).max(initial=0))
 
 
 def by_module(recording: Recording, stream: Stream, outcome: Replay) -> dict[str, int]:

@@ -396,7 +396,9 @@ def within_epochs(job: PlannedJob) -> PlannedJob:
 
 def _is_worth_it(job: PlannedJob, setting: AmpSetting) -> bool:
     """May what comes after an epoch matter? Where no batch size of a training fits, not before that
-    does; its runs are left out where they take long."""
+    does; its runs are left out where they take long, and where none can."""
+    if job.too_large and not job.thorough:
+        return False
     runs = setting.configuration.fits or bool(setting.batches.recommended)
     return runs or job.thorough or job.first.outcome.seconds < _COSTLY_S
 

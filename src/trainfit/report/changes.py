@@ -280,13 +280,13 @@ MOST: Final = 3
 
 
 def remedy_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
-    """A line for each remedy that suffices, for all together where none does alone, and for each
-    that was asked for by name."""
+    """Those that suffice; before them together, where none does alone or what does changes the
+    training more; each that was asked for by name."""
     won = [each for each in remedies.won if fits_already or each.fits]
     lines = [_line_of(each, grows=grows) for each in won]
     together = remedies.combination
-    if not lines and together is not None and together.memory is not None:
-        lines.append(together_line(together, remedies))
+    if together is not None and together.memory is not None and (together.fits or not lines):
+        lines.insert(0, together_line(together, remedies))
     return [
         *lines,
         *(_short_line(each, grows=grows) for each in named_remedies(remedies) if each not in won),

@@ -87,7 +87,8 @@ class Remedy:
 
 @dataclasses.dataclass(frozen=True)
 class Combination:
-    """Several remedies at once, simulated together, because none suffices by itself.
+    """Several remedies at once, simulated together, because none suffices by itself, or only one
+    that changes the training more.
 
     ``batch_size`` is what goes into the command or the DataLoader, smaller than the present
     one where gradients are accumulated. ``memory`` is ``None`` where they could not be

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
@@ -17,8 +17,18 @@ import torch
 from trainfit.results.files.decoding import as_json
 from trainfit.results.runs.continuation import DecodeLaw, is_enough
 from trainfit.results.runs.generation import GeneratedText
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import FullWindowCall, Recording
 from trainfit.results.runs.trace import Status
+from trainfit.scripts.caches import (
+    LAYER,
+    NAMES,
+    WindowProbe,
+    cache_among,
+    fill,
+    held_by,
+    kinds_of,
+    parts_of,
+)
 from trainfit.scripts.decode_loops import (
     CountedCalls,
     DecodeLoop,
@@ -34,25 +44,17 @@ from trainfit.simgpu.session import Simulation
 _TEXTS: Final = 64
 #: Calls of the model for which an assistant proposes tokens, that are simulated.
 _ASSISTED: Final = 3
-#: Calls for further tokens of a text that a script makes before it trains, that are simulated.
-_BEFORE_TRAINING: Final = 2
+#: Calls for further tokens of a text that a script makes before it trains or while it does, that
+#: are simulated: what grows shows in the last two.
+_OF_TRAINING: Final = 2
 #: Calls of a loop after which it is known whether they are a text's: their cache may be as large
 #: from the first one on. The longer, where Transformers' cache says that they are.
 _FEW, _OF_CACHE = 17, 49
-#: What of a cache's layer holds it, in the versions of Transformers.
-_LAYER: Final = ("keys", "values", "conv_states", "recurrent_states", "indexer_keys",
-                 "_quantized_keys", "_quantized_values")  # fmt: skip
 #: Methods of a cache that are given a layer's states, and which argument says whose.
 _UPDATES: Final = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1,
                    "update_indexer": 1}  # fmt: skip
 #: Methods of a cache that replace what all of its layers hold.
 _CHANGES: Final = ("reorder_cache", "batch_repeat_interleave", "batch_select_indices")
-_LISTS: Final = ("key_cache", "value_cache")
-#: What a cache is called where ``generate()`` is given it and gives it: since 5.24, and before.
-_NAMES: Final = ("cache", "past_key_values")
-#: What a cache is called by what its layers' classes have in their names.
-_CACHES: Final = {"Static": "static", "Sliding": "sliding window", "Quant": "quantized",
-                  "Linear": "recurrent"}  # fmt: skip
 #: When a loop is left that has not come to its end by itself.
 _LATE: Final = "after half of the time limit: at least"
 #: What is said of a loop that went on when no more calls were simulated.
@@ -91,9 +93,16 @@ class GenerationWatch:
         self._layers: set[int] = set()
         self._windows: dict[str, int] = {}
         self._loop = DecodeLoop()
+        self._probe = WindowProbe(simulation)
+        self._full_window: FullWindowCall | None = None
         self._counted: CountedCalls | None = None
         self._uneven = ""
         self._earlier: list[GeneratedText] = []
+        #: Operators when each call of the text in the making had ended.
+        self._bounds: list[int] = []
+        #: Calls of texts within a training's steps that stand for further ones, as
+        #: :class:`~trainfit.results.runs.recording.RepeatedCall` has them.
+        self.repeated: list[list[int]] = []
         #: The text in the making, or the last one.
         self.text: GeneratedText | None = None
         #: The recording as it was when the longest text's calls were no longer made.
@@ -170,6 +179,8 @@ class GenerationWatch:
 
     def called(self, steps: int) -> None:
         """A call of a model has ended, the step number ``steps`` (from 1)."""
+        if self._probe.is_calling:
+            return
         if self._depth:
             self._call_of_generate(steps)
         elif self._loop.called(steps) and not self._loop.is_too_short:
@@ -213,6 +224,8 @@ class GenerationWatch:
         if self.in_generate:
             self._keep(recording, text)
             self._ends = True
+            if text.window is not None:
+                self._left = self._updated()
             return
         module = self._loop.module
         if module is not None and self.in_loop:
@@ -224,19 +237,24 @@ class GenerationWatch:
             )
 
     def shorten(self) -> None:
-        """A call of a model has ended, in a run that counts other steps, before it trains: after a
-        few of ``generate()`` its text ends, and its cache is given all of its positions."""
+        """A call of a model has ended, in a run that counts other steps: after a few of
+        ``generate()`` its text ends, and its cache is given all of its positions."""
         text = self.text
         if self._depth != 1 or text is None or self._ends:
             return
         self._call_of_generate(1)
-        self._ends = self.text is not None and self.text.decodes >= _BEFORE_TRAINING
-        if self._ends and text.calls_left > 1:
-            self._left = self._updated()
-            self._simulation.engine.assume(
-                f"of a text of {text.new_tokens} tokens, made before the training, "
-                f"{1 + _BEFORE_TRAINING} calls of the model are simulated, and its whole cache"
-            )
+        self._bounds.append(self._simulation.operators)
+        text = self.text or text
+        if text.decodes < _OF_TRAINING or not text.calls_left:
+            return
+        self._ends, self._left = True, self._updated()
+        if not self._is_assisted:  # of which nobody knows how many tokens a call gives
+            self.repeated.append([*self._bounds[-3:], text.calls_left])
+        self._simulation.engine.assume(
+            f"of a text of {text.new_tokens} tokens, made before the training or by it, "
+            f"{1 + _OF_TRAINING} calls of the model are simulated, its whole cache"
+            + ("" if self._is_assisted else ", and the time of all")
+        )
 
     def _keep(self, recording: Recording | None, text: GeneratedText) -> None:
         if recording is None or (self._kept is not None and _extent(text) <= _extent(self._kept)):
@@ -262,8 +280,8 @@ class GenerationWatch:
             text = dataclasses.replace(
                 text, by=f"{text.by}, the longest of {len(self._seen)} lengths"
             )
-        told = json.loads(as_json(text))
-        return dataclasses.replace(recording, header={**recording.header, "generation": told})
+        told: Any = {"generation": json.loads(as_json(text)), "full_window": self._full_window}
+        return dataclasses.replace(recording, header={**recording.header, **told})
 
     @property
     def texts(self) -> list[GeneratedText]:
@@ -308,7 +326,9 @@ class GenerationWatch:
                     if self._depth > 1:
                         self._drafts = cache
                     elif self._ends and self.text is not None:
-                        self._continue(cache_among(kwargs) or cache or self._left)
+                        cache = cache_among(kwargs) or cache or self._left
+                        self._continue(cache)
+                        self._see_full_windows(cache)
                         found = _to_length(found, self.text)
                 return found
             finally:
@@ -323,7 +343,16 @@ class GenerationWatch:
         assert self.text is not None
         for each in (cache, self._drafts):
             if each is not None and self.text.positions:
-                _fill(each, self.text.positions - 1)
+                fill(each, self.text.positions - 1)
+
+    def _see_full_windows(self, cache: Any) -> None:
+        """Its masks cost time that calls before had not."""
+        text = self.text
+        if self.frozen is None or text is None or not (text.window and text.positions):
+            return
+        if self._kept is text and text.positions > text.window:
+            name = NAMES[0] if self._probe.takes(NAMES[0]) else NAMES[1]
+            self._full_window = self._probe.call(name, cache, text.positions)
 
     def _length(self, prepare: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(prepare)
@@ -353,7 +382,7 @@ class GenerationWatch:
         self._seen.add(key)
         if self._alike >= len(self._seen) or self._looked > _TEXTS:
             self.is_repeated()
-        self._uneven, self._is_assisted = "", False
+        self._uneven, self._is_assisted, self._bounds = "", False, []
         if getattr(config, "prefill_chunk_size", None):
             self._uneven = "the prompt is read in chunks"
         if self.text is not None:
@@ -452,7 +481,7 @@ class GenerationWatch:
         @functools.wraps(offload)
         def wrapper(layer: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.suppress(Exception):
-                for tensor in _parts([getattr(layer, name, None) for name in _LAYER]):
+                for tensor in parts_of([getattr(layer, name, None) for name in LAYER]):
                     self._simulation.mark_cache(tensor)
             return offload(layer, *args, **kwargs)
 
@@ -477,15 +506,15 @@ class GenerationWatch:
         layers = getattr(cache, "layers", None)
         if layers is not None:
             layer = layers[index]
-            self._kinds.update(_kinds_of(type(layer).__name__))
+            self._kinds.update(kinds_of(type(layer).__name__))
             self._note_window(layer)
         else:
-            self._kinds.update(_kinds_of(type(cache).__name__))
-        held = _held_by(cache, index)
+            self._kinds.update(kinds_of(type(cache).__name__))
+        held = held_by(cache, index)
         if getattr(cache, "offloading", False) or "Offload" in type(cache).__name__:
             self._kinds.add("offloaded")
-            held = [given, *(_held_by(cache, each) for each in range(len(cache)))]
-        for tensor in _parts(held):
+            held = [given, *(held_by(cache, each) for each in range(len(cache)))]
+        for tensor in parts_of(held):
             self._simulation.mark_cache(tensor)
 
     def _note_window(self, layer: Any) -> None:
@@ -513,6 +542,8 @@ class GenerationWatch:
         if not self._inner and not self._depth:
             with contextlib.suppress(Exception):
                 self._given = max(map(self._number, args), default=-1)
+        if not self._inner and self._depth == 1:
+            self._probe.enter()
         self._inner += 1
 
     def _number(self, tensor: Any) -> int:
@@ -526,15 +557,13 @@ class GenerationWatch:
         """PyTorch gives a hook of all modules no ``kwargs`` where the call failed: ``None`` is in
         its place."""
         self._inner = max(0, self._inner - 1)
+        if kwargs and not self._inner and self._depth == 1 and not self._probe.is_calling:
+            with contextlib.suppress(Exception):
+                self._probe.leave(module, kwargs)
         if kwargs is not None and not self._inner and not self._depth:
             with contextlib.suppress(Exception):
                 given = args, kwargs
                 self._loop.given(module, signature_of(*given), integers_of(*given))
-
-
-def cache_among(named: Mapping[str, Any]) -> Any:
-    """The cache among arguments, or fields of a result; ``None``: there is none."""
-    return next((named[name] for name in _NAMES if named.get(name) is not None), None)
 
 
 def _to_length(found: Any, text: GeneratedText) -> Any:
@@ -549,40 +578,6 @@ def _to_length(found: Any, text: GeneratedText) -> Any:
     return found
 
 
-def _fill(cache: Any, positions: int) -> None:
-    """A cache of Transformers is given the positions that it lacks, as its layers' calls would."""
-    more = positions - int(cache.get_seq_length())
-    layers = getattr(cache, "layers", None)
-    held = zip(*(getattr(cache, name, ()) for name in _LISTS), strict=True)
-    pairs = list(held) if layers is None else [(each.keys, each.values) for each in layers]
-    for index, pair in enumerate(pairs if more > 0 else ()):
-        cache.update(
-            *(each.new_empty((*each.shape[:-2], more, each.shape[-1])) for each in pair), index
-        )
-
-
-def _held_by(cache: Any, index: int) -> list[Any]:
-    """What holds the keys and values of a layer."""
-    if (layers := getattr(cache, "layers", None)) is not None:
-        return [getattr(layers[index], name, None) for name in _LAYER]
-    return [getattr(cache, name)[index] for name in _LISTS if hasattr(cache, name)]
-
-
-def _parts(held: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a layer's cache; a quantized one's values, scales and zero points."""
-    if isinstance(held, torch.Tensor):
-        flatten = getattr(held, "__tensor_flatten__", None)
-        inner = [getattr(held, name) for name in flatten()[0]] if flatten else []
-        yield from _parts(inner) if inner else (held,)
-    elif isinstance(held, dict | list | tuple):
-        for each in held.values() if isinstance(held, dict) else held:
-            yield from _parts(each)
-
-
 def _extent(text: GeneratedText) -> int:
     """Positions of all its sequences."""
     return (text.positions or text.new_tokens) * (text.rows or 1)
-
-
-def _kinds_of(name: str) -> set[str]:
-    return {text for part, text in _CACHES.items() if part in name} or {"dynamic"}

@@ -304,6 +304,14 @@ class StepWatch:
             each.counted += 0 if repeats else each.pending
             each.pending = 0
 
+    def repeat(self) -> None:
+        """A micro-batch like the latest counts, though it was not made."""
+        self._backwards += 1
+        for each in self._calls.values():
+            if each.counted:
+                each.counted += 1
+                each.sizes[each.sizes.most_common(1)[0][0] if each.sizes else 0] += 1
+
     def _trained(self, module: torch.nn.Module) -> int:
         """Elements of its parameters that are trained."""
         known = self._sizes.get(module)

@@ -52,6 +52,7 @@ from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
 from trainfit.scripts.phases.last_epoch import LastEpoch
 from trainfit.scripts.phases.lightning_trainer import LightningTrainer
+from trainfit.scripts.phases.micro_batches import MicroBatches
 from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.phases.sampling import SampledLoop
 from trainfit.scripts.precision import AccelerateWatch, AmpWatch, AutocastSwitch
@@ -129,6 +130,7 @@ class Runner:
         self._inference = InferenceWatch(self._simulation, self._interventions)
         self._cache = CacheWatch(self._simulation)
         self._generation = GenerationWatch(self._simulation)
+        self._micro = MicroBatches(self._simulation, self._step.repeat, self._generation.repeated)
         self._generation.is_repeated = self._text_repeated
         self._generation.over = self._text_over
         self._sampling = SampledLoop(
@@ -162,6 +164,7 @@ class Runner:
             self._lightning.install(self._patches)
             self._generation.install(self._patches)
             self._sampling.install(self._patches)
+            self._micro.install(self._patches)
             self._patches.hook(os, "_exit", self._told_exit)
             self._interventions.before_call(self._coverage.called)
             self._interventions.before_call(self._amp.called)
@@ -327,9 +330,9 @@ class Runner:
             self._cache.note_call()
             self._generation.called(self._simulation.steps + 1)
             self._simulation.end_step()
-        elif not self._inference.trains:
+        else:
             self._generation.shorten()
-            if self._inference.only_infers():
+            if not self._inference.trains and self._inference.only_infers():
                 self._finish(ScriptOutcome("ended"))
                 self._stopper.stop()
 
@@ -563,6 +566,10 @@ class Runner:
             try:
                 recording = with_makeup(self._simulation.recording, self._makeup())
                 recording.header["evaluations"] = self._coverage.evaluations()
+                if self._generation.repeated:
+                    recording.header["repeated"] = [
+                        list(each) for each in self._generation.repeated
+                    ]
                 if buffers := bounded_buffers():
                     recording.header["buffers"] = [list(each) for each in buffers]
                 recording.check()

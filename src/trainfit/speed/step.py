@@ -104,6 +104,8 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
     launching = np.bincount(work.op, weights=launched, minlength=len(work.op_phase)) > 0
     of_operators = np.where(launching, by_phase[work.op_phase], costs.view_s)
     of_operators[work.op_phase == LEFT_OUT] = 0.0
+    if work.op_calls is not None:
+        of_operators *= work.op_calls
     launches = work.column("launches") * costs.launch_s
     launches = launches + np.where(work.is_kind(*_LIBRARY), costs.library_s, 0.0)
     launches += np.where(work.is_kind(*_CONVOLUTION), costs.convolution_s, 0.0)
@@ -111,7 +113,7 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
     launches += np.where(work.is_kind("recurrent"), tensors * costs.library_s, 0.0)
     listed = work.is_kind(*_OVER_LISTS) & (tensors > 1)
     launches += np.where(listed, tensors * costs.tensor_s, 0.0)
-    launches = np.where(_in_graphs(work), 0.0, launches)
+    launches = np.where(_in_graphs(work), 0.0, launches) * work.calls
     of_kernels = np.bincount(work.op, weights=launches, minlength=len(of_operators))
     done = np.cumsum(of_operators + of_kernels)
     # A kernel is launched when its operator has been dispatched, after the kernels before it.
@@ -198,7 +200,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     step_s, host_s, waited_s, launching_s = _one_of_many(costed)
     seconds, communication_s = costed.seconds, float(costed.links.sum())
     gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
-    bound, exposed_s = _bound(costed.times, machine, seconds, host_s, copies_s), 0.0
+    bound, exposed_s = _bound(costed, machine, host_s), 0.0
     if communication_s:
         exposed_s = max(0.0, step_s - _one_of_many(costed.alone())[0])
         slowed_s = SLOWED_BY * max(0.0, communication_s - exposed_s)
@@ -269,7 +271,7 @@ class Launched:
 
 class TimedWork:
     """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
-    host and device, ``links`` of collectives."""
+    host and device, ``links`` of collectives; all of the ``calls`` that it stands for."""
 
     def __init__(self, work: Work, machine: Machine) -> None:
         self._work = work
@@ -277,7 +279,9 @@ class TimedWork:
         self.seconds = self.times.seconds(machine.efficiency)
         if machine.classes:
             self.seconds = self.seconds * factors_of(work, machine.classes)
-        self.copies = _copy_seconds(work, machine)
+        self.calls = work.calls
+        self.seconds = self.seconds * self.calls
+        self.copies = _copy_seconds(work, machine) * self.calls
         self.links = collective_seconds(work, machine.gpu)
         self._issued, self._done = issue_seconds(work, machine.host, machine.core_speed)
 
@@ -307,18 +311,17 @@ def _copy_seconds(work: Work, machine: Machine) -> Floats:
     return np.where(pageable | pinned, moved / rate, 0.0)
 
 
-def _bound(
-    times: KernelTimes, machine: Machine, seconds: Floats, host_s: float, copies_s: float
-) -> Bound:
-    """What the most of the step's time goes to; ``seconds`` is each kernel's."""
-    gpu_s = float(seconds.sum())
+def _bound(costed: TimedWork, machine: Machine, host_s: float) -> Bound:
+    """What the most of the step's time goes to."""
+    times, seconds, calls = costed.times, costed.seconds, costed.calls
+    gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
     if copies_s > max(gpu_s, host_s):
         return "host copies"
     if host_s > gpu_s:
         return "launches"
     # What takes no time here (copies from the host, and for cores that the GPU lacks) is no load.
-    arithmetic = np.where(seconds > 0, times.arithmetic(machine.efficiency), 0.0)
-    traffic = np.where(seconds > 0, times.traffic(machine.efficiency), 0.0)
+    arithmetic = np.where(seconds > 0, times.arithmetic(machine.efficiency), 0.0) * calls
+    traffic = np.where(seconds > 0, times.traffic(machine.efficiency), 0.0) * calls
     computes = arithmetic > traffic
     if traffic[~computes].sum() >= arithmetic[computes].sum():
         return "bandwidth"
@@ -433,9 +436,8 @@ def _once(recording: Recording, step: int, work: Work) -> NDArray[np.bool_]:
 def _operators(
     recording: Recording, step: int, work: Work, bounds: tuple[Floats, Floats], seconds: Floats
 ) -> tuple[OperatorTime, ...]:
-    """Times of operators by name, phase and dtype; ``bounds`` are what arithmetic and traffic of
-    each kernel need."""
-    arithmetic, traffic = bounds
+    """By name, phase and dtype; ``bounds`` are what arithmetic and traffic of each kernel need."""
+    (arithmetic, traffic), calls = bounds, work.calls
     names = recording.op_name[recording.op_step == step][work.op]
     columns = (names, work.op_phase[work.op], work.column("dtype"))
     keys, group = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
@@ -443,11 +445,11 @@ def _operators(
         name: np.bincount(group.ravel(), weights=values, minlength=len(keys))
         for name, values in (
             ("gpu_s", seconds),
-            ("kernels", np.where(seconds > 0, work.column("launches"), 0)),
-            ("flops", work.column("flops")),
-            ("moved", work.column("read") + work.column("written")),
-            ("arithmetic", np.where(seconds > 0, arithmetic, 0.0)),
-            ("traffic", np.where(seconds > 0, traffic, 0.0)),
+            ("kernels", np.where(seconds > 0, work.column("launches"), 0) * calls),
+            ("flops", work.column("flops") * calls),
+            ("moved", (work.column("read") + work.column("written")) * calls),
+            ("arithmetic", np.where(seconds > 0, arithmetic, 0.0) * calls),
+            ("traffic", np.where(seconds > 0, traffic, 0.0) * calls),
         )
     }
     found = [_operator(recording, keys[row], {k: v[row] for k, v in sums.items()})

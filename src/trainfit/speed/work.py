@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from trainfit.results.runs.decodes import KERNEL_SIZES
 from trainfit.results.runs.recording import KINDS as PURPOSES
-from trainfit.results.runs.recording import PHASES, IntArray, Recording
+from trainfit.results.runs.recording import PHASES, IntArray, Recording, RepeatedCall
 from trainfit.results.runs.steps import KINDS, MARKS
 from trainfit.simgpu.device.recorder import REPLAY
 from trainfit.simgpu.device.settling import steady_step
@@ -38,6 +39,9 @@ LEFT_OUT: Final = len(PHASES)
 #: The longest period that is looked for, in steps.
 _LONGEST_PERIOD: Final = 5
 
+#: Columns that grow from one call for a token to the next.
+_SIZES: Final = [COLUMNS.index(name) for name in KERNEL_SIZES]
+
 CODES: Final = {name: code for code, name in enumerate(KINDS)}
 
 
@@ -48,7 +52,9 @@ class Work:
     ``table`` has a row a kernel and the columns of :data:`COLUMNS` (whole numbers; bytes, FLOPs,
     sizes); ``stream`` and ``op`` are each kernel's stream and operator, counted from the first
     of this work; ``op_phase`` the phase of every operator (index of ``recording.PHASES``, or
-    :data:`LEFT_OUT`). It is that of so many ``steps``, whose mean stands for all.
+    :data:`LEFT_OUT`). It is that of so many ``steps``, whose mean stands for all. ``op_calls`` is
+    how many alike each operator stands for, itself included (``None``: each for itself): sizes of
+    its kernels are those of the one in the middle.
     """
 
     table: IntArray
@@ -56,6 +62,7 @@ class Work:
     op: IntArray
     op_phase: IntArray
     steps: int = 1
+    op_calls: IntArray | None = None
 
     @classmethod
     def of_step(cls, recording: Recording, step: int, count: int = 1) -> Work:
@@ -67,13 +74,36 @@ class Work:
         mine = (recording.kernel_op >= first) & (recording.kernel_op <= last)
         mine &= ~evaluates[np.maximum(recording.kernel_op, 0)] if len(evaluates) else mine
         table = np.stack([getattr(recording, f"kernel_{name}")[mine] for name in COLUMNS], axis=1)
-        return cls(
+        found = cls(
             table,
             recording.kernel_stream[mine],
             recording.kernel_op[mine] - first,
             np.where(evaluates, LEFT_OUT, recording.op_phase)[first : last + 1],
             count,
         )
+        for call in recording.repeated():
+            if first <= call.before and call.after <= last + 1:
+                found = found._repeating(call, first)
+        return found
+
+    def _repeating(self, call: RepeatedCall, first: int) -> Work:
+        """The work with what follows from a call in it; ``first`` is its first operator."""
+        before, begin, after = (number - first for number in call[:3])
+        calls = np.ones(len(self.op_phase), np.int64) if self.op_calls is None else self.op_calls
+        calls = calls.copy()
+        calls[begin:after] += call.more
+        table = self.table.copy()
+        now, then = (
+            np.flatnonzero((self.op >= start) & (self.op < end))
+            for start, end in ((begin, after), (before, begin))
+        )
+        alike = len(now) == len(then) and np.array_equal(table[now][:, 0], table[then][:, 0])
+        if alike:
+            growth = (table[now] - table[then])[:, _SIZES]
+            table[np.ix_(now, np.array(_SIZES))] += np.rint(growth * (call.more / 2)).astype(
+                np.int64
+            )
+        return dataclasses.replace(self, table=table, op_calls=calls)
 
     @classmethod
     def of_steady_step(cls, recording: Recording) -> Work:
@@ -102,6 +132,7 @@ class Work:
             stream=self.stream[kept],
             op=number[self.op[kept]],
             op_phase=self.op_phase[~ops],
+            op_calls=None if self.op_calls is None else self.op_calls[~ops],
         )
 
     def part(self, first: int, last: int) -> Work:
@@ -114,6 +145,11 @@ class Work:
     def column(self, name: str) -> IntArray:
         """One column of :data:`COLUMNS`."""
         return self.table[:, COLUMNS.index(name)]
+
+    @property
+    def calls(self) -> IntArray | int:
+        """How many alike each kernel stands for."""
+        return 1 if self.op_calls is None else self.op_calls[self.op]
 
     def is_kind(self, *names: str) -> NDArray[np.bool_]:
         """Which rows are of one of these kinds."""

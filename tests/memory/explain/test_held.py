@@ -234,3 +234,25 @@ def test_the_bucket_of_deepspeed_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert bucket.value == 2 * 100_000_000
     assert "reduce_bucket_size" in found["bucket_large"].fixes[0].action
     assert not hasattr(_Zero.setup_buckets, "__wrapped__")  # which the simulation took back
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fix"),
+    [
+        (torch.float32, "weights in bfloat16, or quantized with adapters (QLoRA)"),
+        (torch.bfloat16, "weights quantized, with adapters (QLoRA)"),
+        (torch.uint8, "a smaller model: its weights are quantized already"),
+    ],
+)
+def test_weights_are_made_less_by_what_they_are_not_yet(dtype: torch.dtype, fix: str) -> None:
+    def large() -> None:
+        model = torch.nn.Linear(8, 8, bias=False)
+        weight = torch.zeros(8192, 8192, dtype=dtype, device="cuda")
+        model.weight = torch.nn.Parameter(weight, requires_grad=False)
+        model.forward = lambda x: x + model.weight[0, 0]  # type: ignore[method-assign]
+        model(torch.rand(8, 8, device="cuda"))
+        kept.append(model)
+
+    kept: list[torch.nn.Module] = []
+    found = findings(large)["memory_mostly"]
+    assert [each.action for each in found.fixes] == [fix]

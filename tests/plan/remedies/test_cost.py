@@ -22,8 +22,14 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     source_line,
 )
-from trainfit.plan.changes.prospects import Before, combinations, expected_bytes, most_saved
-from trainfit.report.changes import remedies_sections
+from trainfit.plan.changes.prospects import (
+    Before,
+    combinations,
+    expected_bytes,
+    gentler,
+    most_saved,
+)
+from trainfit.report.changes import remedies_sections, remedy_lines
 from trainfit.report.sections.plan import gradients_facts
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures
@@ -131,6 +137,38 @@ def test_the_cheapest_together_that_should_fit_come_first() -> None:
     # What needs least is tried where nothing is expected to fit.
     assert combinations(wins, expected, 0) == [("checkpoint", "qlora")]
     assert combinations([lora, qlora], expected, now) == []
+
+
+@pytest.mark.parametrize(
+    ("able", "fitting", "tried"),
+    [
+        (
+            ("lora", "qlora", "checkpoint", "accumulate", "sgd"),
+            ("qlora",),
+            [("lora", "checkpoint"), ("lora", "checkpoint", "accumulate")],
+        ),
+        (("lora", "qlora", "chunked-loss"), ("freeze-backbone",), [("lora", "chunked-loss")]),
+        (("lora", "qlora", "checkpoint"), ("lora", "qlora"), []),  # adapters alone suffice
+        (("qlora", "checkpoint"), ("qlora",), []),
+        (("lora", "qlora"), ("qlora",), []),
+    ],
+)
+def test_adapters_on_whole_weights_are_tried_where_only_rounded_ones_fit(
+    able: tuple[str, ...], fitting: tuple[str, ...], tried: list[tuple[str, ...]]
+) -> None:
+    assert gentler(able, fitting) == tried
+
+
+def test_what_changes_the_training_less_comes_before_what_suffices_alone() -> None:
+    together = Combination(("lora", "checkpoint"), figures(2), True, 8, None, "python t.py")
+    alone = [dataclasses.replace(remedy("sgd", 1), changes="training")]
+    tried = dataclasses.replace(REMEDIES, items=tuple(alone), combination=together)
+    lines = remedy_lines(tried, False, grows=False)
+    assert lines[0].partition(":")[0] == "lora + checkpoint"
+    assert len(lines) == 2
+    larger = dataclasses.replace(together, fits=False)
+    tried = dataclasses.replace(tried, combination=larger)
+    assert len(remedy_lines(tried, False, grows=False)) == 1
 
 
 def test_together_each_leaves_its_share_of_each_kind() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+#: The folder ``examples/pytorch`` of Transformers' repository; empty: there is none here.
+EXAMPLES = os.environ.get("TRAINFIT_EXAMPLES", "")
 
 #: ``works``: every figure agrees with the hand sum. ``note``: one cannot be told, or departs,
 #: and a note says so. ``refused``: one line says why there is no figure.
@@ -40,6 +44,7 @@ class HandSum:
     idle: int = 0
     evaluated: int = 0
     effective: int | None = None
+    cache_bytes: int | None = None
 
     @property
     def updated(self) -> int:
@@ -56,12 +61,15 @@ class HandSum:
 class Family:
     """One third-party project, driven as its users drive it.
 
-    In ``command`` and ``prepare``, ``{scripts}`` is the folder of drivers, ``{data}`` the one
-    that ``prepare`` fills and ``{batch}`` the batch size: a placeholder of trainfit's where
-    ``placeholder``, else the bare number. ``cpu_command`` is for the bare run, where it differs.
-    ``inference``: no optimizer; the bare run ends by itself. ``starts`` are the two batch sizes
-    that it is planned from. ``noted`` maps a check that may depart to a pattern of the note that
-    has to say so. ``modes`` are checks left out, with the reason.
+    In ``command`` and ``prepare``, ``{scripts}`` is the folder of drivers, ``{examples}`` that of
+    Transformers' scripts, ``{data}`` the one that ``prepare`` fills and ``{batch}`` the batch size:
+    a placeholder of trainfit's where ``placeholder``, else the bare number. ``cpu_command`` is for
+    the bare run, where it differs. ``inference``: no optimizer; the bare run ends by itself.
+    ``starts`` are the two batch sizes that it is planned from; with ``simulates`` it is simulated
+    with the first, once, which tells its memory and nothing of other batch sizes: ``kinds`` of
+    memory that there have to be, and patterns of what has to be ``said``. ``noted`` maps a check
+    that may depart to a pattern of the note that has to say so. ``modes`` are checks left out, with
+    the reason.
     """
 
     name: str
@@ -73,14 +81,23 @@ class Family:
     cpu_command: str = ""
     starts: tuple[int, int] = (8, 16)
     placeholder: bool = True
+    simulates: bool = False
     inference: bool = False
     gpu: str = "RTX 4090"
     expected: Verdict = "works"
     refusal: str = ""
     tolerance: float = 0.0
+    kinds: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
     noted: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     time_limit_s: int = 900
+
+    def lacking(self) -> str:
+        """What it needs and is not here; empty where all is."""
+        if "{examples}" in self.command and not EXAMPLES:
+            return "TRAINFIT_EXAMPLES, the folder examples/pytorch of Transformers' repository"
+        return ", ".join(each for each in self.packages if not _is_installed(each))
 
     def words(self, data: Path, batch: int, *, bare: bool) -> list[str]:
         """The command's words at a batch size."""
@@ -93,7 +110,16 @@ class Family:
         return [_filled(word, data, "") for word in self.prepare.split()]
 
 
+def _is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
 def _filled(word: str, data: Path, batch: str) -> str:
-    for name, value in (("{scripts}", str(SCRIPTS)), ("{data}", str(data)), ("{batch}", batch)):
-        word = word.replace(name, value)
+    values = {"scripts": str(SCRIPTS), "examples": EXAMPLES, "data": str(data), "batch": batch}
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", value)
     return word

@@ -122,6 +122,9 @@ def _of_plan(family: Family, plan: Planned) -> Iterator[Check]:
     if hand is None:
         return
     yield from _of_memory(family, hand, found)
+    if family.simulates:
+        yield from _of_kinds(family, plan)
+        return
     yield from _of_samples(family, hand, plan)
     yield from _of_recommendation(hand, found)
 
@@ -133,12 +136,27 @@ def _of_memory(family: Family, hand: HandSum, found: dict[str, Any]) -> Iterator
     yield _equal(
         "weight bytes", hand.parameters * hand.weight_bytes, found.get("weight_bytes"), share
     )
+    if hand.cache_bytes is not None:
+        cache = hand.cache_bytes * family.starts[0]
+        yield _equal("cache bytes", cache, found.get("cache_bytes"), share)
     if family.inference:
         return
     gradients, state = hand.reached * hand.gradient_bytes, hand.reached * hand.state_bytes
     yield _equal("trained", hand.updated, found.get("trained"), share)
     yield _equal("gradient bytes", gradients, found.get("gradient_bytes"), share)
     yield _equal("state bytes", state, found.get("state_bytes"), max(share, 1e-3))
+
+
+def _of_kinds(family: Family, plan: Planned) -> Iterator[Check]:
+    """What there is of memory, and what has to be said of the run."""
+    hand, found = family.hand, plan.figures
+    if hand is not None and hand.effective:
+        yield _equal("effective batch", hand.effective, found["effective_batch"])
+    for kind in family.kinds:
+        yield Check(f"has {kind}", kind, ", ".join(found["kinds"]), kind in found["kinds"])
+    for pattern in family.said:
+        holds = any(re.search(pattern, note) for note in plan.notes)
+        yield Check(f"says {pattern}", pattern, "", holds)
 
 
 def _of_samples(family: Family, hand: HandSum, plan: Planned) -> Iterator[Check]:

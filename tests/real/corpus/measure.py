@@ -18,8 +18,10 @@ import numpy as np
 from corpus.family import Family
 from corpus.files import changed, state_of
 from corpus.processes import Done, run
+from trainfit.memory.replay import Stream, live_at
 from trainfit.report.sections.plan_facts import answer
 from trainfit.results.plan import PlanResult
+from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import FREE, KINDS, MALLOC, STEP_END, Recording
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -115,17 +117,8 @@ def planned(family: Family, work: Path, data: Path, home: Path, start: int) -> P
     """Plan it from one starting batch size."""
     before, file = state_of(work, data, home), work.parent / f"plan-{start}.json"
     words = family.words(data, start, bare=False)
-    call = [
-        sys.executable,
-        "-m",
-        "trainfit",
-        "plan",
-        "--no-loader",
-        "--gpu",
-        family.gpu,
-        "--output",
-        file,
-    ]
+    verb = ["simulate"] if family.simulates else ["plan", "--no-loader"]
+    call = [sys.executable, "-m", "trainfit", *verb, "--gpu", family.gpu, "--output", file]
     done = run([*call, "--", *words], work, environment(home), family.time_limit_s)
     (work.parent / f"plan-{start}.txt").write_text(
         done.stdout + "\n--- stderr ---\n" + done.stderr, encoding="utf-8"
@@ -136,6 +129,11 @@ def planned(family: Family, work: Path, data: Path, home: Path, start: int) -> P
     )
     if not file.exists():
         return Planned(start, done.returncode, _error(done), *times, files)
+    if family.simulates:
+        recording = Recording.load(file)
+        notes = tuple(recording.header["assumptions"])
+        found = figures_of_recording(recording)
+        return Planned(start, done.returncode, "", *times, files, found, notes, 1)
     result = PlanResult.load(file)
     runs = len([line for line in done.stderr.splitlines() if "trainfit: simulating" in line])
     figures = figures_of(result, file)
@@ -180,8 +178,22 @@ def figures_of(result: PlanResult, file: Path) -> dict[str, Any]:
         "launch": result.launch,
         "step_s": result.now.step_s,
         "inference": result.inference is not None,
+        "cache_bytes": result.generation.cache_bytes if result.generation else None,
         "evaluation": evaluation_of(result),
         **(persistent(first) if first is not None else {}),
+    }
+
+
+def figures_of_recording(recording: Recording) -> dict[str, Any]:
+    """What the judge compares of one simulated run."""
+    makeup, stream = recording.makeup, Stream.of(whole(recording))
+    live = live_at(stream, len(stream.events) - 1)
+    of_cache = live[whole(recording).alloc_kind[live] == KINDS.index("kv_cache")]
+    return {
+        "effective_batch": makeup.effective_batch if makeup is not None else None,
+        "cache_bytes": int(stream.alloc_bytes[of_cache].sum()),
+        "kinds": sorted({KINDS[kind] for kind in recording.alloc_kind.tolist()}),
+        **persistent(recording),
     }
 
 

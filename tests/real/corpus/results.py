@@ -23,7 +23,8 @@ def measure(family: Family) -> Outcome:
     prepare(family, work, data, home)
     alone = bare(family, work, data, home)
     plans = [planned(family, work, data, home, family.starts[0])]
-    if plans[0].figures:  # else the second would only fail again
+    # Where the first failed, the second would only fail again.
+    if plans[0].figures and not family.simulates:
         plans.append(planned(family, work, data, home, family.starts[1]))
     outcome = judged(family, alone, plans)
     keep(outcome)

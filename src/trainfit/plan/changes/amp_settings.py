@@ -168,7 +168,7 @@ def other_settings(
     fails, the other is simulated too.
     """
     failed: list[Finding] = []
-    if flipped == AS_WRITTEN:
+    if flipped == AS_WRITTEN or job.too_large:
         return [], failed
     # Of FSDP's mixed precision a switch of autocast changes nothing.
     tried = _tried(job, flipped, present, failed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from trainfit.plan.changes.catalogue import BY_NAME
@@ -34,6 +34,8 @@ _LOWERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 #: Those that change the optimizer's step, whose temporaries count where the peak is in it.
 _OPTIMIZERS: Final = (*FEWER_STATES, "fused-optimizer", "optimizer-in-backward", "set-to-none")
+#: What lowers activations and changes nothing that is learned, first what lowers most of them.
+_WITH_ADAPTERS: Final = ("checkpoint", "chunked-loss", "accumulate")
 #: Remedies in a combination: more lines than these nobody changes at once.
 _MOST_TOGETHER: Final = 4
 #: Combinations that are simulated at most.
@@ -119,6 +121,18 @@ def combinations(
         if bytes_of[names] <= most and len(tried) < _MOST_COMBINATIONS:
             tried.append(names)
     return list(dict.fromkeys([*tried, least]))
+
+
+def gentler(able: Collection[str], fitting: Collection[str]) -> list[tuple[str, ...]]:
+    """Names of remedies to try together where only such fit alone, ``fitting``, that change the
+    training: adapters on the weights as they are, with more and more of what changes nothing.
+
+    None where adapters fit alone, or are not among the ``able`` ones.
+    """
+    if "lora" not in able or "lora" in fitting:
+        return []
+    more = [name for name in _WITH_ADAPTERS if name in able]
+    return [("lora", *more[:count]) for count in range(1, len(more) + 1)]
 
 
 def _price(chain: Sequence[Remedy]) -> float:

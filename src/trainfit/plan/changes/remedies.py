@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     two_digits,
 )
-from trainfit.plan.changes.prospects import Before, Kinds, combinations, expected_bytes
+from trainfit.plan.changes.prospects import Before, Kinds, combinations, expected_bytes, gentler
 from trainfit.plan.changes.trials import NotApplicable, Trial, Trials
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.runs import PARALLEL
@@ -70,6 +70,8 @@ class _Remedies:
         self._memory_model = job.memory_model
         self._spent_s = 0.0
         self._kinds: dict[str, Kinds] = {}
+        #: Those that apply and were left out for want of time.
+        self._untried: dict[str, Trial] = {}
 
     def run(self, names: Sequence[str]) -> Remedies:
         job = self._job
@@ -87,13 +89,21 @@ class _Remedies:
         items += self._measured(trials)
         items = self._with_largest(items, trials)
         done = ordered(items, NAMES)
+        combination = self._combination(done, trials)
+        together = () if combination is None else combination.names
+        done = tuple(
+            dataclasses.replace(each, how=self._untried[each.name].how)
+            if each.name in together and each.name in self._untried
+            else each
+            for each in done
+        )
         return Remedies(
             before=self._before,
             batch_size=job.batch,
             largest_batch=self._batches.largest,
             steps=self._survey.outcome.steps,
             items=done,
-            combination=self._combination(done, trials),
+            combination=combination,
             is_asked=self._is_asked,
         )
 
@@ -134,7 +144,8 @@ class _Remedies:
                         self._job.runs.start(trials[each].batch, trials[each].spec)
                 items.append(self._measure(name, trials))
             else:
-                items.append(_without_figures(trials.pop(name).kind, "not tried", _NO_TIME))
+                self._untried[name] = trial = trials.pop(name)
+                items.append(_without_figures(trial.kind, "not tried", _NO_TIME))
         return items
 
     @staticmethod
@@ -292,9 +303,13 @@ class _Remedies:
     def _combination(
         self, items: Sequence[Remedy], trials: Mapping[str, Trial]
     ) -> Combination | None:
-        """Remedies added in their order until they fit; ``None`` where one suffices."""
-        if self._trials.fits or any(item.fits and item.status != "estimated" for item in items):
+        """Remedies added in their order until they fit. Where one suffices, but only one that
+        changes the training, such as change it less; else ``None``."""
+        fitting = [item for item in items if item.fits and item.status != "estimated"]
+        if self._trials.fits or any(item.changes != "training" for item in fitting):
             return None
+        if fitting:
+            return self._gentler({**self._untried, **trials}, {item.name for item in fitting})
         wins = [item for item in items if self._wins(item) and item.status != "estimated"]
         before = Before(self._trials.kinds, self._before)
         together = functools.partial(expected_bytes, before, {i.name: i for i in wins}, self._kinds)
@@ -307,6 +322,18 @@ class _Remedies:
             if latest.fits:
                 break
         return latest
+
+    def _gentler(self, trials: Mapping[str, Trial], fitting: Collection[str]) -> Combination | None:
+        """The first of :func:`gentler` that fits; ``trials`` are those that apply, ``fitting`` what
+        fits alone."""
+        for names in gentler(trials, fitting):
+            try:
+                found = self._together([trials[name] for name in names])
+            except NotSimulated:
+                return None
+            if found.fits:
+                return found
+        return None
 
     def _wins(self, item: Remedy) -> bool:
         return (item.saved_bytes or 0) >= LEAST_GAIN * self._before.device_bytes

@@ -178,6 +178,10 @@ class Rewriting:
         evaluations = header.get("evaluations") or ()
         if evaluations:
             header["evaluations"] = [[int(number[end]) for end in each] for each in evaluations]
+        if repeated := header.get("repeated"):
+            header["repeated"] = [
+                [*(int(number[end]) for end in each[:3]), each[3]] for each in repeated
+            ]
 
     def _allocations(self, recording: Recording) -> tuple[IntArray, dict[str, Any]]:
         """The new number of each allocation, and the columns that change by it."""

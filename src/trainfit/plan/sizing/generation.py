@@ -24,7 +24,7 @@ from trainfit.results.runs.continuation import (
 from trainfit.results.runs.generation import ContextPoint, GeneratedText, Generation, generated_text
 from trainfit.results.runs.recording import KINDS, MALLOC, Recording
 from trainfit.speed.step import Machine, step_time
-from trainfit.speed.work import Work, one_off
+from trainfit.speed.work import COLUMNS, Work, one_off
 
 #: Places of a text at which calls are costed; between them their time is taken to be linear.
 _PLACES: Final = 9
@@ -145,7 +145,30 @@ def decode_seconds(
     nodes = sorted(places)
     means = [float(np.mean([seconds(min(at + k, many)) for k in range(period)])) for at in nodes]
     middle = [min(at + (period - 1) / 2, many) for at in nodes]
-    return np.interp(np.arange(1, many + 1), middle, means)
+    found = np.interp(np.arange(1, many + 1), middle, means)
+    if law is not None and text.window is not None and text.prompt is not None:
+        ended = Work.of_step(law.call(text.calls_left), 0)
+        full = _of_full_windows(recording, ended)
+        if full is not None:
+            more = step_time(full, machine).seconds - step_time(ended, machine).seconds
+            found[max(0, text.window - text.prompt - 1) :] += more
+    return found
+
+
+def _of_full_windows(recording: Recording, last: Work) -> Work | None:
+    """The last call with the model's part as it is with full windows; ``None``: not known."""
+    full = recording.header.get("full_window")
+    if full is None:
+        return None
+    before = int(full["before"])
+    kept = last.op < before
+    table = np.stack([np.array(full["table"][name], np.int64) for name in COLUMNS], axis=1)
+    return Work(
+        np.concatenate([last.table[kept], table]),
+        np.concatenate([last.stream[kept], np.array(full["stream"], np.int64)]),
+        np.concatenate([last.op[kept], np.array(full["op"], np.int64) + before]),
+        np.concatenate([last.op_phase[:before], np.array(full["op_phase"], np.int64)]),
+    )
 
 
 def _places(first: int, last: int, period: int) -> list[int]:

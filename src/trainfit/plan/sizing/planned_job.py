@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.growth import step_pattern
-from trainfit.memory.peak import by_kind, by_module
+from trainfit.memory.peak import by_kind, by_module, most_kept_bytes
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, shared_by, varying_shapes
@@ -19,11 +20,12 @@ from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.batch_sizes import BatchSizes
 from trainfit.plan.sizing.costing import step_seconds
 from trainfit.plan.sizing.memory_model import Batches, Growth, MemoryModel
-from trainfit.results.configuration import BatchShapes, Configuration
+from trainfit.results.configuration import BatchLimits, BatchShapes, Configuration
 from trainfit.results.plan import Recorded
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import StepMakeup, StepPattern
+from trainfit.results.text import size
 from trainfit.speed.step import Machine
 
 #: Times the memory of rank 0 up to which another rank's, of fewer steps, is the same.
@@ -65,6 +67,19 @@ class PlannedJob:
         """The recording of the first run."""
         return recording_of(self.first)
 
+    @functools.cached_property
+    def too_large(self) -> str:
+        """Why it fits at no batch size, and with no precision of autocast: what it keeps whatever
+        its batches are is larger than the GPU. Empty where that is not so."""
+        kept = most_kept_bytes(recording_of(self.largest))
+        model = self.memory_model
+        if self.infers or kept <= model.capacity_bytes - model.context_bytes:
+            return ""
+        return (
+            f"weights, gradients and optimizer state alone need {size(kept)}, at any batch size "
+            "and precision of autocast"
+        )
+
     @property
     def makeup(self) -> StepMakeup | None:
         """The makeup of a step, with what runs at other batch sizes say of it."""
@@ -78,6 +93,9 @@ class PlannedJob:
 
     def batches(self, trace: Trace, spec: RunSpec, *, by_trial: bool) -> Batches:
         """What is known of other batch sizes of ``spec``; ``trace`` is its run at ``batch``."""
+        if self.too_large:
+            limits = BatchLimits(None, None, data_set=self.samples, reason=self.too_large)
+            return Batches("one trace", self.too_large, largest=0, limits=limits)
         return self.batch_sizes().find(trace, self.batch, self.pairs, spec, by_trial=by_trial)
 
     def batch_sizes(self) -> BatchSizes:
@@ -169,6 +187,8 @@ class PlannedJob:
 
     def start_runs(self, flipped: RunSpec) -> None:
         """Begin the runs that a plan without surprises needs first."""
+        if self.too_large:
+            return
         self.runs.start(self.batch, flipped)
         self.start_pair(AS_WRITTEN)
 

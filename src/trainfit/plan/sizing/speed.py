@@ -76,7 +76,7 @@ def paced_calls(work: Work, machine: Machine) -> PacedCalls:
     for share in CLOCK_SHARES:
         slower = dataclasses.replace(machine, core_speed=share * machine.core_speed)
         slowed.append(SlowedCall(share, step_time(work, slower).seconds))
-    launches = int(work.column("launches").sum())
+    launches = int((work.column("launches") * work.calls).sum())
     return PacedCalls(launches, machine.core_hz, tuple(slowed))
 
 
@@ -154,7 +154,7 @@ def launched_step(
 
 def _utilization(work: Work, gpu: GpuSpec, seconds: float) -> float | None:
     """FLOPs of each dtype in the time that they take at the peak, over the step's."""
-    flops = np.bincount(work.column("dtype"), weights=work.column("flops"))
+    flops = np.bincount(work.column("dtype"), weights=work.column("flops") * work.calls)
     if seconds <= 0 or not flops.any():
         return None
     peak = peak_flops(gpu)[: len(flops)]

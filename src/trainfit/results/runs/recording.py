@@ -13,7 +13,7 @@ import json
 import typing
 import zipfile
 from pathlib import Path
-from typing import IO, Any, Final, TypedDict, TypeVar, cast
+from typing import IO, Any, Final, NamedTuple, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -71,9 +71,12 @@ class RecordingHeader(KnownHeader, total=False):
     ``generation`` is of the text that its calls make
     (:class:`~trainfit.results.runs.generation.GeneratedText`), ``continued_calls`` how many of them
     were added to those simulated.
+    ``full_window`` is a call of that text whose sliding windows are full
+    (:class:`FullWindowCall`; without a value: they never are, or it was not made).
     ``ranks`` are the processes of its largest process group (without a value: there was none).
     ``evaluations`` are the operators of evaluations among the steps, ``[first, after the last]``
-    each (without a value: it was not told). ``buffers`` are the containers with a bound
+    each (without a value: it was not told). ``repeated`` are calls of a model that stand for
+    further ones, as :class:`RepeatedCall` has them. ``buffers`` are the containers with a bound
     that keep tensors: the bytes of each, its elements, and how many more it has room for. ``read``
     are the allocations that hold what was read from a file straight to the GPU.
     """
@@ -96,12 +99,43 @@ class RecordingHeader(KnownHeader, total=False):
     step: dict[str, Any] | None
     generation: dict[str, Any] | None
     continued_calls: int
+    full_window: dict[str, Any] | None
     module_calls: int
     ranks: int | None
     sharing: int | None
     evaluations: list[Any] | None
+    repeated: list[list[int]] | None
     buffers: list[list[int]] | None
     read: list[Any] | None
+
+
+class RepeatedCall(NamedTuple):
+    """A call for one more token of a text that is made within a step: ``more`` calls follow, which
+    are not in the recording.
+
+    Its operators begin with number ``first`` and end before ``after``; those of the call before it,
+    from which on it has grown, begin with ``before``.
+    """
+
+    before: int
+    first: int
+    after: int
+    more: int
+
+
+class FullWindowCall(TypedDict):
+    """Kernels of a call for one more token whose sliding windows are full.
+
+    ``op_phase`` has a value for each operator of the model's call; ``op`` (from 0), ``stream`` and
+    each column of ``table`` (as a recording's ``kernel_…``) one for each of its kernels. ``before``
+    are the operators of a simulated call that come before its model's.
+    """
+
+    before: int
+    op_phase: list[int]
+    op: list[int]
+    stream: list[int]
+    table: dict[str, list[int]]
 
 
 def check_header(header: RecordingHeader) -> None:
@@ -286,6 +320,11 @@ class Recording(Displayed):
             found[first:last] = True
         return found
 
+    def repeated(self) -> list[RepeatedCall]:
+        """Calls that stand for further ones, of those that are in it whole."""
+        calls = [RepeatedCall(*each) for each in self.header.get("repeated") or ()]
+        return [each for each in calls if each.after <= len(self.op_name)]
+
     def evaluated_steps(self) -> frozenset[int]:
         """Steps (from 0) with an evaluation among their operators."""
         return frozenset(self.op_step[self.in_evaluation()].tolist())
@@ -296,6 +335,10 @@ class Recording(Displayed):
         for each in self.header.get("evaluations") or ():
             if [type(end) for end in each] != [int, int] or not 0 <= each[0] <= each[1]:
                 raise ValueError(f"an evaluation is {each!r}")
+        for call in self.header.get("repeated") or ():
+            ordered = [0, *call[:3]] == sorted([0, *call[:3]])
+            if [type(each) for each in call] != [int] * 4 or not ordered or call[3] < 0:
+                raise ValueError(f"a repeated call is {call!r}")
         _ = self.makeup
         ops, allocs = len(self.op_name), len(self.alloc_bytes)
         self._check_parameters(allocs)

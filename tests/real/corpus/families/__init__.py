@@ -7,7 +7,7 @@ from importlib import import_module
 from corpus.family import Family
 
 #: Modules with a tuple ``FAMILIES``.
-SUBJECTS = ("first", "vision", "language", "others", "refused")
+SUBJECTS = ("first", "vision", "language", "large_models", "others", "refused")
 
 
 def all_families() -> tuple[Family, ...]:

@@ -1,0 +1,111 @@
+"""Micro-batches of a step that are alike: of many only some are simulated.
+
+Transformers' ``Trainer`` accumulates gradients over micro-batches. Those after the first two that
+have their shapes, but for the last, do what the second did: they are fetched and counted, and not
+made. Memory is that of the others, and the second one's kernels stand for theirs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.session import Simulation
+
+#: Micro-batches that are made before others follow from them: the first makes the gradients.
+_MADE: Final = 2
+#: Bytes by which what is in use may differ after two of them: a sum of losses.
+_ALIKE_BYTES: Final = 1024
+#: A name and a form for each tensor of a micro-batch.
+_Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
+
+
+class MicroBatches:
+    """Leaves out the micro-batches of a ``Trainer``'s step that follow from those before.
+
+    Args:
+        simulation: where they are made.
+        count: counts one that is left out.
+        repeated: gets the calls that stand for others, as
+            :class:`~trainfit.results.runs.recording.RepeatedCall` has them.
+    """
+
+    def __init__(
+        self, simulation: Simulation, count: Callable[[], None], repeated: list[list[int]]
+    ) -> None:
+        self._simulation, self._count, self._repeated = simulation, count, repeated
+        self._of_step, self._made = -1, 0
+        self._form: _Form | None = None
+        self._in_use: list[int] = []
+        self._loss: Any = None
+        self._entry: list[int] = []
+
+    def install(self, patches: PatchSet) -> None:
+        """Watch from now on, until ``patches`` is restored."""
+
+        def training(module: ModuleType) -> None:
+            prepare = getattr(module.Trainer, "_prepare_inputs", None)
+            if prepare is not None and hasattr(module.Trainer, "training_step"):
+                make = functools.partial(self._of_trainer, prepare)
+                patches.hook(module.Trainer, "training_step", make)
+
+        patches.when_imported("transformers.trainer", training)
+
+    def _of_trainer(self, prepare: Any, train: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(train)
+        def training_step(trainer: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            form = _form(inputs) if type(trainer)._prepare_inputs is prepare else None
+            is_last = getattr(trainer.accelerator, "sync_gradients", True)
+            if not is_last and form is not None and self._follows(form):
+                return self._left_out()
+            self._loss = None
+            began = self._simulation.operators
+            loss = train(trainer, model, inputs, *args, **kwargs)
+            if not is_last:
+                self._note(form, loss, [began, began, self._simulation.operators, 0])
+            return loss
+
+        return training_step
+
+    def _follows(self, form: _Form) -> bool:
+        """Do the last two of this step tell what one of this form does?"""
+        return (
+            self._of_step == self._simulation.steps
+            and self._made >= _MADE
+            and form == self._form
+            and self._loss is not None
+            and abs(self._in_use[-1] - self._in_use[-2]) <= _ALIKE_BYTES
+        )
+
+    def _note(self, form: _Form | None, loss: Any, entry: list[int]) -> None:
+        if self._of_step != self._simulation.steps or form != self._form:
+            self._of_step, self._made, self._form = self._simulation.steps, 0, form
+            self._in_use = []
+        self._made += 1
+        self._in_use.append(self._simulation.allocator.requested_bytes)
+        self._loss, self._entry = loss, entry
+
+    def _left_out(self) -> Any:
+        if not self._entry[-1]:
+            self._repeated.append(self._entry)
+            self._simulation.engine.assume(
+                "of a step's micro-batches of the same shapes the first two and the last were "
+                "simulated: the others need the second's memory and time"
+            )
+        self._entry[-1] += 1
+        self._count()
+        return self._loss
+
+
+def _form(inputs: Any) -> _Form | None:
+    """Of tensors by name; ``None`` where there is more in a micro-batch."""
+    if not isinstance(inputs, Mapping) or not all(
+        isinstance(each, torch.Tensor) for each in inputs.values()
+    ):
+        return None
+    return tuple((name, tuple(each.shape), each.dtype) for name, each in inputs.items())
