@@ -280,8 +280,8 @@ MOST: Final = 3
 
 
 def remedy_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
-    """Those that suffice; before them together, where none does alone or what does changes the
-    training more; each that was asked for by name."""
+    """A line for each remedy that suffices; before them one for all together, where none does alone
+    or what does changes the training more; and one for each that was asked for by name."""
     won = [each for each in remedies.won if fits_already or each.fits]
     lines = [_line_of(each, grows=grows) for each in won]
     together = remedies.combination

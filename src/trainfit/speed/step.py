@@ -436,7 +436,8 @@ def _once(recording: Recording, step: int, work: Work) -> NDArray[np.bool_]:
 def _operators(
     recording: Recording, step: int, work: Work, bounds: tuple[Floats, Floats], seconds: Floats
 ) -> tuple[OperatorTime, ...]:
-    """By name, phase and dtype; ``bounds`` are what arithmetic and traffic of each kernel need."""
+    """Times of operators by name, phase and dtype; ``bounds`` are what arithmetic and traffic of
+    each kernel need."""
     (arithmetic, traffic), calls = bounds, work.calls
     names = recording.op_name[recording.op_step == step][work.op]
     columns = (names, work.op_phase[work.op], work.column("dtype"))

@@ -103,7 +103,7 @@ class MicroBatches:
 
 
 def _form(inputs: Any) -> _Form | None:
-    """Of tensors by name; ``None`` where there is more in a micro-batch."""
+    """The form of tensors by name; ``None`` where there is more in a micro-batch."""
     if not isinstance(inputs, Mapping) or not all(
         isinstance(each, torch.Tensor) for each in inputs.values()
     ):
