@@ -35,6 +35,7 @@ from trainfit.hooks.provenance.cuts import (
     steps_back,
     tensors_among,
 )
+from trainfit.hooks.provenance.gradients import HandMadeLimits
 from trainfit.hooks.provenance.host_copies import HostCopies
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
@@ -157,6 +158,7 @@ class MisuseObserver:
         self.same = SameInputs(place)
         self.moved = Moved(place, steps)
         self.host_copies = HostCopies(place, steps)
+        self.limits = HandMadeLimits(place, lambda: self.scaled.are_gradients)
         self.ties = Ties(place)
         self.freezing = Freezing()
         self.profiling = Profiling()
@@ -176,7 +178,7 @@ class MisuseObserver:
             *self.averages.found(), *self.masks.found(), *self.ties.found(),
             *self.freezing.found(), *self.hooked.found(), *self.policies.found(),
             *self.same.found(), *self.moved.found(), *self.host_copies.found(),
-            *self.lost.found(names), *self.loaders.found(self.batches.data),
+            *self.limits.found(), *self.lost.found(names), *self.loaders.found(self.batches.data),
             *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
@@ -244,6 +246,7 @@ class MisuseObserver:
         self.predictions.gave(name := name_of(func), args, kwargs, result)
         if self._steps():
             self.averages.gave(name, args, result)
+            self.limits.gave(name, args)
         if not isinstance(result, torch.Tensor):
             return
         if func is torch.Tensor.scatter_ and args[3:] == (1,):
@@ -337,6 +340,7 @@ class MisuseObserver:
         """An optimizer that a line made is about to step, with gradients that a scaler unscaled."""
         self.second_order.stepping()
         self.policies.stepping(optimizer)
+        self.limits.stepping(optimizer)
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()
         self.scores.over()

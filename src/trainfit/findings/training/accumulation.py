@@ -69,6 +69,25 @@ def _clipped(kind: str, number: str) -> Finding:
     )
 
 
+@ACCUMULATION.of("clipped_by_hand")
+def _by_hand(kind: str, operator: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Gradients are clipped by hand while they are scaled: the limit applies to the scaled "
+        "ones, so nearly every step is clipped to next to nothing",
+        (Evidence("by", operator),),
+        "a GradScaler has multiplied them by up to 65,536, and unscales them in scaler.step(), "
+        "after this line",
+        (
+            Fix(
+                "scaler.unscale_(optimizer) before the line, once a step",
+                line="scaler.unscale_(optimizer)",
+            ),
+        ),
+    )
+
+
 @ACCUMULATION.of("backward_of_many")
 def _summed(kind: str, batches: str) -> Finding:
     return Finding(
