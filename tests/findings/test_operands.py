@@ -418,3 +418,33 @@ def test_an_iterator_at_its_end() -> None:
 
     found = _of(fails)
     assert found is not None and found.kind == "iterator_at_end"
+
+
+def test_what_is_changed_in_place_and_what_needs_it(explained: Explained) -> None:
+    def fails() -> None:
+        gate = torch.sigmoid(torch.ones(4, 4, requires_grad=True, device="cuda"))
+        scaled = 2 * gate
+        gate += 1.0  # after the sigmoid
+        scaled.sum().backward()
+
+    found = explained(fails)
+    assert found.place is not None and found.place.line == line_of("gate += 1.0  # after")
+    needs = line_of("gate = torch.sigmoid(torch.ones(4, 4")
+    assert f"the derivative of sigmoid at {HERE.name}:{needs}" in found.title.replace(
+        f"{HERE.parent}/", ""
+    ).replace("tests/findings/", "")
+
+
+def test_an_optimizer_that_steps_before_a_backward_pass(explained: Explained) -> None:
+    def fails() -> None:
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        loss, other = (net(torch.ones(2, 4, device="cuda", requires_grad=True)) for _ in range(2))
+        loss.sum().backward()
+        optimizer.step()  # before the other
+        other.sum().backward()
+
+    found = explained(fails)
+    assert "optimizer.step() at" in found.title
+    assert found.place is not None
+    assert found.place.line == line_of("optimizer.step()  # before the other")

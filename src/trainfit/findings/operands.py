@@ -11,7 +11,7 @@ from typing import Final
 
 from trainfit.findings.source_code import from_here
 from trainfit.results.findings import Finding, Fix, Place
-from trainfit.results.runs.operands import INDEXING, RENORMED, FailedCall, Operand, Origin
+from trainfit.results.runs.operands import INDEXING, RENORMED, STEPPED, FailedCall, Operand, Origin
 
 _VIEWS: Final = {"view", "reshape", "unflatten", "flatten"}
 #: torch/nn/functional.py (multi_head_attention_forward)
@@ -216,6 +216,14 @@ _CHANGED: Final = re.compile(
 )
 
 
+#: ``x += y`` and the like, and ``x[…] = y``.
+_IN_PLACE: Final = {"iadd", "isub", "imul", "itruediv", "idiv", "ipow"}
+_OF_PARTS: Final = {"x[…] = …"}
+#: What the message calls a weight: of linear and recurrent layers. That of a convolution is told
+#: without an operator.
+_OF_WEIGHTS: Final = {"t", "asstrided", "as", "permute", "unsqueeze", ""}
+
+
 def _in_place(found: Finding, call: FailedCall) -> Finding | None:
     """A tensor that a backward pass needs was changed in place."""
     said = _CHANGED.search(found.cause)
@@ -238,21 +246,43 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
             ),
             place=Place.parse(made.place),
         )
-    known = [
-        each
-        for each in call.changed
-        if each.gave == shape and each.used_at.replace("_", "") in (by, "")
-    ]
+    alike = [each for each in call.changed if each.gave == shape]
+    # The tensor is told by what made it before the change, or by the change itself (AddBackward).
+    known = [each for each in alike if each.used_at.replace("_", "") in (by, "")]
+    known = known or [each for each in alike if _written(each.operator) == by]
     if not by or len({each.place for each in known}) != 1:
-        return None
+        return _stepped(found, call, shape, by)
     made = known[0]
+    needs = call.needed_by or by
+    line = f" at {_at(call.needed_at)}" if call.needed_at else ""
     return _told(
         found,
-        f"{_at(made.place)} changes what {by} gave ({made.operator}, {_size(shape)}), and the "
-        f"derivative of {by} is computed of that",
+        f"{_at(made.place)} changes what {made.used_at or by} gave ({made.operator}, "
+        f"{_size(shape)}), and the derivative of {needs}{line} is computed of that",
         "x = x + y in place of x += y there, without inplace=True, or x.clone() before it",
         made.place,
     )
+
+
+def _stepped(found: Finding, call: FailedCall, shape: tuple[int, ...], by: str) -> Finding | None:
+    """… by an optimizer, which changes weights: their node is that of a transposed view."""
+    made = next((each for each in call.changed if each.operator == STEPPED), None)
+    alike = any(each.gave == shape for each in call.changed)
+    if made is None or alike or by not in _OF_WEIGHTS:
+        return None
+    return _told(
+        found,
+        f"{STEPPED} at {_at(made.place)} changed one of {_size(shape)}, which the loss was "
+        "computed of before it",
+        place=made.place,
+    )
+
+
+def _written(operator: str) -> str:
+    """An operator that changes a tensor in place, as its node in a graph is called."""
+    if operator in _OF_PARTS:
+        return "copyslices"
+    return operator.strip("_").removeprefix("i") if operator in _IN_PLACE else operator.strip("_")
 
 
 def _earlier(found: Finding, call: FailedCall) -> Finding | None:

@@ -549,6 +549,7 @@ def _waiting(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> 
 
 
 def _stepping(observer: LearningObserver, optimizer: Any) -> None:
+    observer.misuse.origins.steps()
     observer.stepping(optimizer)
 
 

@@ -15,6 +15,8 @@ INDEXING: Final = "getitem"
 
 #: The function by which an embedding with a ``max_norm`` changes its weight.
 RENORMED: Final = "embedding_renorm"
+#: … and what an optimizer does to all of its weights.
+STEPPED: Final = "optimizer.step()"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,9 @@ class FailedCall:
         operands: its tensors.
         changed: the last lines that changed a tensor in place, the last one first; ``used_at`` is
             the operator that had computed it.
+        needed_by: the operator whose derivative needs what was changed in place ("mul"); empty:
+            not known.
+        needed_at: the line that called it; empty: not known, or several did.
     """
 
     layer: str = ""
@@ -78,6 +83,8 @@ class FailedCall:
     weight: tuple[int, ...] = ()
     operands: tuple[Operand, ...] = ()
     changed: tuple[Origin, ...] = ()
+    needed_by: str = ""
+    needed_at: str = ""
 
 
 #: Of a run that raised nothing, or of which no more is known.
