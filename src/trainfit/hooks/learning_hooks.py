@@ -459,7 +459,7 @@ def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
     tensors = list(tensors_of_batch(batch))
     told = observer.misuse
-    for room in (told.labels, told.targets, told.inputs, told.same):
+    for room in (told.labels, told.targets, told.inputs, told.same, told.masks):
         room.given(tensors)
     observer.misuse.loaders.given(batch)
 

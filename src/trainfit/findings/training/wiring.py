@@ -218,6 +218,16 @@ def _mask(kind: str, how: str, where: str, by: str) -> Finding:
             "mask the keys, not the queries: scores.masked_fill(padding.unsqueeze(1), "
             'float("-inf")) of (batch, queries, keys); what padding gives is left out later'
         )
+    elif how == "sample":
+        title = "A sample of the batch is nothing but padding: the softmax of its scores is NaN"
+        cause = (
+            f"all keys of that sample are -inf, and their {by} is 0 / 0; its gradient is NaN, too, "
+            "and with the first such batch all weights are"
+        )
+        fix = (
+            "leave out empty samples in the data set (or give them one token), or fill with "
+            "torch.finfo(scores.dtype).min in place of -inf"
+        )
     elif how == "attended":
         title = "The mask of attention hides from each position itself: one of them sees nothing"
         cause = f"{by} shows what is True, the reverse of nn.MultiheadAttention"
