@@ -448,3 +448,47 @@ def test_an_optimizer_that_steps_before_a_backward_pass(explained: Explained) ->
     assert "optimizer.step() at" in found.title
     assert found.place is not None
     assert found.place.line == line_of("optimizer.step()  # before the other")
+
+
+def test_channels_that_are_another_dimension(explained: Explained) -> None:
+    net = nn.Sequential(nn.Conv3d(3, 4, 3)).cuda()
+    found = explained(lambda: net(torch.rand(2, 16, 3, 8, 8, device="cuda")))
+    assert found.fixes[0].action.startswith("x.permute(0, 2, 1, 3, 4)")
+
+
+def test_samples_that_a_view_makes_channels(explained: Explained) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3)).cuda()
+
+    def fails() -> None:
+        images = torch.rand(6, 3, 8, 8).cuda()
+        net(images.reshape(1, -1, 8, 8))
+
+    assert "6 samples" in explained(fails).fixes[0].action
+
+
+def test_an_index_without_a_row(explained: Explained) -> None:
+    net = nn.Sequential(nn.Embedding(5, 4)).cuda()
+    found = explained(lambda: net(torch.tensor([0, -1, 2]).cuda()))
+    assert "-1, and net[0] has 5 rows" in found.title and "codes + 1" in found.fixes[0].action
+    found = explained(lambda: net(torch.tensor([0, 7]).cuda()))
+    assert "nn.Embedding(8" in found.fixes[0].action
+
+
+def test_a_tensor_of_an_object_that_is_no_module(explained: Explained) -> None:
+    class Schedule:
+        def __init__(self) -> None:
+            self.alphas = torch.rand(10)
+
+        def of(self, steps: torch.Tensor) -> torch.Tensor:
+            return self.alphas[steps]
+
+    found = explained(lambda: Schedule().of(torch.tensor([1, 2]).cuda()))
+    assert "self.alphas (10) is on the CPU" in found.title
+
+
+def test_a_loss_that_is_a_number(explained: Explained) -> None:
+    def fails() -> None:
+        loss: object = torch.rand(3, device="cuda", requires_grad=True).sum().item()
+        loss.backward()  # type: ignore[attr-defined]
+
+    assert explained(fails).kind == "loss_is_number"

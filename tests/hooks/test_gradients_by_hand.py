@@ -83,3 +83,35 @@ def test_weights_that_are_limited_are_no_gradients(kinds: Kinds) -> None:
             each.data.clamp_(-0.01, 0.01)
 
     assert "clipped_by_hand" not in kinds(lambda: _scaled(limit))
+
+
+def _adversarial(order: str) -> None:
+    """Steps of a generator and of its critic; ``order`` says when gradients are set to zero."""
+    made, critic = nn.Linear(8, 16).cuda(), nn.Linear(16, 1).cuda()
+    of_made = torch.optim.SGD(made.parameters(), 0.1)
+    of_critic = torch.optim.SGD(critic.parameters(), 0.1)
+    for _ in range(4):
+        of_made.zero_grad()
+        if order != "before its loss":
+            of_critic.zero_grad(set_to_none=order != "kept as zeros")
+        fake = made(torch.randn(4, 8).cuda())
+        critic(fake).mean().backward()
+        if order == "one pass":
+            of_made.step()
+            of_critic.step()
+            continue
+        of_made.step()
+        if order != "at the beginning":
+            of_critic.zero_grad(set_to_none=order != "kept as zeros")
+        (critic(fake.detach()) - critic(torch.randn(4, 16).cuda())).mean().backward()
+        of_critic.step()
+
+
+def test_gradients_of_another_loss_that_a_step_uses(kinds: Kinds) -> None:
+    found = kinds(lambda: _adversarial("at the beginning"))["gradients_mixed"]
+    assert found.place is not None and "right before" in found.fixes[0].action
+
+
+@pytest.mark.parametrize("order", ["before its loss", "kept as zeros", "one pass"])
+def test_gradients_of_one_loss(kinds: Kinds, order: str) -> None:
+    assert "gradients_mixed" not in kinds(lambda: _adversarial(order))

@@ -332,11 +332,36 @@ def _layer(found: Finding, call: FailedCall) -> Finding | None:
     return None
 
 
+def _index(found: Finding, call: FailedCall) -> Finding | None:
+    """An index that a table has no row for."""
+    if call.wrong_index is None:
+        return None
+    wrong, rows = call.wrong_index
+    name = call.layer or "the table"
+    if wrong < 0:
+        fix = (
+            "number categories from 0: what is unknown or missing (-1) needs a row of its own, "
+            f"codes + 1 and nn.Embedding({rows + 1}, …)"
+        )
+    else:
+        fix = f"nn.Embedding({wrong + 1}, …) or more rows, or indices that begin at 0"
+    return _told(found, f"{wrong}, and {name} has {rows} rows (0 to {rows - 1})", fix)
+
+
 def _channels(call: FailedCall, shape: tuple[int, ...]) -> str:
     made_for = call.weight[1]
-    if shape[-1] == made_for != shape[1]:
-        last = len(shape) - 1
-        order = ", ".join(map(str, (0, last, *range(1, last))))
+    made = call.operands[0].origin("shape")
+    is_folded = made is not None and made.operator in _VIEWS and shape[0] == 1
+    if is_folded and made is not None and made.given[1:] == (made_for, *shape[2:]):
+        return (
+            f"leave out {made.operator} at {_at(made.place)}, which puts the {made.given[0]} "
+            "samples next to each other as channels; of images with a dimension of steps "
+            "x.flatten(0, 1)"
+        )
+    if made_for in shape[2:] and made_for != shape[1]:
+        at = len(shape) - 1 - shape[::-1].index(made_for)
+        others = (each for each in range(1, len(shape)) if each != at)
+        order = ", ".join(map(str, (0, at, *others)))
         return f"x.permute({order}) before the model: channels are dimension 1 in PyTorch"
     if (shape[1], made_for) == (1, 3):
         return (
@@ -403,4 +428,5 @@ _RULES: Final[Mapping[str, Callable[[Finding, FailedCall], Finding | None]]] = {
     "recurrent_input": _layer,
     "target_shape": _target_shape,
     "two_devices": _devices,
+    "index_out_of_range": _index,
 }

@@ -229,7 +229,8 @@ _KNOWN: Final = (
         ),
         "An index is beyond the end of its dimension",
         "number classes from 0, and make the table, one_hot or scatter as wide as the largest one "
-        "+ 1; on a GPU the same is a device-side assert",
+        "+ 1; indices of samples that are joined (edges of a batch of graphs) need the number of "
+        "rows before their sample added; on a GPU the same is a device-side assert",
     ),
     # aten/src/ATen/native/Convolution.cpp, ReduceOps.cpp, torch/csrc/autograd
     KnownError(

@@ -214,6 +214,7 @@ def _clipping_values(
 
 def _zeroing(observer: LearningObserver, owner: Any, *_: Any, **__: Any) -> None:
     observer.misuse.passes.zeroed(owner)
+    observer.misuse.mixed.zeroed(owner)
     observer.zeroed(owner)
 
 

@@ -35,7 +35,7 @@ from trainfit.hooks.provenance.cuts import (
     steps_back,
     tensors_among,
 )
-from trainfit.hooks.provenance.gradients import HandMadeLimits
+from trainfit.hooks.provenance.gradients import HandMadeLimits, MixedPasses
 from trainfit.hooks.provenance.host_copies import HostCopies
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
@@ -158,6 +158,7 @@ class MisuseObserver:
         self.same = SameInputs(place)
         self.moved = Moved(place, steps)
         self.host_copies = HostCopies(place, steps)
+        self.mixed = MixedPasses(place)
         self.limits = HandMadeLimits(place, lambda: self.scaled.are_gradients)
         self.ties = Ties(place)
         self.freezing = Freezing()
@@ -178,7 +179,8 @@ class MisuseObserver:
             *self.averages.found(), *self.masks.found(), *self.ties.found(),
             *self.freezing.found(), *self.hooked.found(), *self.policies.found(),
             *self.same.found(), *self.moved.found(), *self.host_copies.found(),
-            *self.limits.found(), *self.lost.found(names), *self.loaders.found(self.batches.data),
+            *self.limits.found(), *self.mixed.found(), *self.lost.found(names),
+            *self.loaders.found(self.batches.data),
             *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
@@ -341,6 +343,7 @@ class MisuseObserver:
         self.second_order.stepping()
         self.policies.stepping(optimizer)
         self.limits.stepping(optimizer)
+        self.mixed.stepping(optimizer)
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()
         self.scores.over()

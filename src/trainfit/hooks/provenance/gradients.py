@@ -1,4 +1,4 @@
-"""Gradients that a script limits by hand, next to ``clip_grad_norm_`` and ``clip_grad_value_``."""
+"""Gradients that a script limits by hand, and those of two losses that one step uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.runs.learning import Misuse
-from trainfit.torch_private.tensors import storage_key
+from trainfit.torch_private.tensors import storage_key, version
 
 #: Functions that limit each number of a tensor.
 _LIMITS: Final = {"clamp_", "clip_", "clamp", "clip", "clamp_min_", "clamp_max_", "hardtanh_"}
@@ -19,6 +19,8 @@ _MEASURES: Final = {
     *("pow", "square", "__pow__", "abs", "max"),
 }
 _SCALES: Final = {"mul_", "__imul__", "div_", "__itruediv__", "_foreach_mul_", "_foreach_div_"}
+#: Steps with gradients of two losses, after which it is told.
+_TIMES_MIXED: Final = 2
 
 
 class HandMadeLimits:
@@ -76,3 +78,57 @@ class HandMadeLimits:
             for group in optimizer.param_groups
             for parameter in group["params"]
         )
+
+
+class MixedPasses:
+    """Sees an optimizer that steps with gradients of two losses, another optimizer's and its own:
+    backward(), a step of the other, backward(), its own step, and no zero_grad() in between."""
+
+    def __init__(self, place: Callable[[], str | None]) -> None:
+        self._place = place
+        #: Of each optimizer a gradient of its own when another stepped, its version then, and how
+        #: many steps others made since its own last one.
+        self._left: weakref.WeakKeyDictionary[Any, tuple[Any, int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._times: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._found: Misuse | None = None
+
+    def found(self) -> Iterator[Misuse]:
+        """The line of the step, and the classes of both optimizers."""
+        if self._found is not None:
+            yield self._found
+
+    def zeroed(self, owner: Any) -> None:
+        """Gradients of an optimizer, or of a model, were set to zero."""
+        are_all = not isinstance(owner, torch.optim.Optimizer)
+        for each in list(self._left) if are_all else [owner]:
+            self._left[each] = None, 0, 0
+
+    def stepping(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step."""
+        if self._found is not None:
+            return
+        gradient, before, others = self._left.get(optimizer, (None, 0, 0))
+        known = gradient() if gradient is not None else None
+        is_mixed = others == 1 and known is not None and _first_gradient(optimizer) is known
+        if is_mixed and version(known) > before:
+            self._times[optimizer] = self._times.get(optimizer, 0) + 1
+            if self._times[optimizer] >= _TIMES_MIXED:
+                self._found = Misuse.of("gradients_mixed", place=self._place())
+        self._left[optimizer] = None, 0, 0
+        for other, (_, _, number) in list(self._left.items()):
+            if other is not optimizer and (own := _first_gradient(other)) is not None:
+                self._left[other] = weakref.ref(own), version(own), number + 1
+
+
+def _first_gradient(optimizer: Any) -> torch.Tensor | None:
+    return next(
+        (
+            each.grad
+            for group in optimizer.param_groups
+            for each in group["params"]
+            if each.grad is not None
+        ),
+        None,
+    )

@@ -21,6 +21,7 @@ from trainfit.results.runs.operands import (
     NO_CALL,
     RENORMED,
     STEPPED,
+    WRONG_INDEX,
     FailedCall,
     Operand,
     Origin,
@@ -163,10 +164,12 @@ class Origins:
             return FailedCall(
                 operands=operands, changed=tuple(self._changed), needed_by=by, needed_at=at
             )
+        index = getattr(error, WRONG_INDEX, None)
         layer, listed = _name_of(module, [frame for frame, _ in frames])
         weight = getattr(module, "weight", None)
         sizes = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
-        return FailedCall(layer, type(module).__name__, listed, sizes, operands)
+        kind = type(module).__name__
+        return FailedCall(layer, kind, listed, sizes, operands, wrong_index=index)
 
     def _needed(self, loss: Any) -> tuple[str, str]:
         """The operator behind a loss that needs what was changed in place, and its line."""
@@ -341,10 +344,8 @@ def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 def _attribute(owner: Any, name: str) -> Any:
     """As it is stored: no property of the script's own runs."""
-    if not isinstance(owner, torch.nn.Module):
-        return None
-    held = vars(owner).get(name)
-    if held is not None:
+    held = getattr(owner, "__dict__", {}).get(name)
+    if held is not None or not isinstance(owner, torch.nn.Module):
         return held
     named = (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
     return dict(named).get(name)

@@ -17,6 +17,8 @@ INDEXING: Final = "getitem"
 RENORMED: Final = "embedding_renorm"
 #: … and what an optimizer does to all of its weights.
 STEPPED: Final = "optimizer.step()"
+#: The attribute of an exception by which a simulated table tells its ``wrong_index``.
+WRONG_INDEX: Final = "trainfit_wrong_index"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +74,8 @@ class FailedCall:
         operands: its tensors.
         changed: the last lines that changed a tensor in place, the last one first; ``used_at`` is
             the operator that had computed it.
+        wrong_index: an index that is not in a table, and how many rows the table has; ``None``:
+            that is not why it failed, or not known.
         needed_by: the operator whose derivative needs what was changed in place ("mul"); empty:
             not known.
         needed_at: the line that called it; empty: not known, or several did.
@@ -83,6 +87,7 @@ class FailedCall:
     weight: tuple[int, ...] = ()
     operands: tuple[Operand, ...] = ()
     changed: tuple[Origin, ...] = ()
+    wrong_index: tuple[int, int] | None = None
     needed_by: str = ""
     needed_at: str = ""
 
