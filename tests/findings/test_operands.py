@@ -492,3 +492,34 @@ def test_a_loss_that_is_a_number(explained: Explained) -> None:
         loss.backward()  # type: ignore[attr-defined]
 
     assert explained(fails).kind == "loss_is_number"
+
+
+def test_positions_of_a_model_for_other_images(explained: Explained) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(1, 5, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.positions
+
+    net = Net().cuda()
+    found = explained(lambda: net(torch.rand(2, 10, 8).cuda()))
+    assert "self.positions is made for 5 positions, and x has 10" in found.title
+
+
+def test_a_window_on_the_cpu_and_a_mask_of_whole_numbers(explained: Explained) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.window = torch.hann_window(400)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stft(x, 400, window=self.window, return_complex=True)
+
+    found = explained(lambda: Net().cuda()(torch.rand(2, 4000).cuda()))
+    assert found.kind == "two_devices" and "register_buffer" in found.fixes[0].action
+    x = torch.rand(2, 4, 8, 16, device="cuda")
+    mask = torch.ones(2, 1, 1, 8, device="cuda").long()
+    found = explained(lambda: F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
+    assert found.kind == "mask_type" and "mask.bool()" in found.fixes[0].action

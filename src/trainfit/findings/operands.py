@@ -118,7 +118,28 @@ def _sizes(found: Finding, call: FailedCall) -> Finding | None:
             f"F.interpolate(x, size={list(other.shape[2:])}) at the end",
             made.place,
         )
-    return _shortcut(found, call)
+    ranked = tuple(each for each in call.operands if len(each.shape) == 3)
+    return (_positions(found, ranked) if found.kind == "sizes_differ" else None) or _shortcut(
+        found, call
+    )
+
+
+def _positions(found: Finding, pair: tuple[Operand, ...]) -> Finding | None:
+    """A table of positions (1, positions, width) of a model that is made for another size."""
+    table = next((each for each in pair if each.shape[0] == 1 and "." in each.name), None)
+    other = next((each for each in pair if each is not table and each.shape[0] > 1), None)
+    if table is None or other is None or len(table.shape) != 3:
+        return None
+    (_, made_for, width), (_, given, same) = table.shape, other.shape
+    if width != same or made_for == given or 1 in (made_for, given):
+        return None
+    return _told(
+        found,
+        f"{table.name} is made for {made_for} positions, and {other.name} has {given}",
+        "make the model for this input (img_size, max_len), or bring the input to what the model "
+        "is made for (resize the images, truncate the texts); of a trained model interpolate "
+        f"{table.name} to {given} positions",
+    )
 
 
 def _shortcut(found: Finding, call: FailedCall) -> Finding | None:

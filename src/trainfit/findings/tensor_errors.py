@@ -247,6 +247,13 @@ _KNOWN: Final = (
         "x.float() (images: x.float() / 255) in the data set or before the model; an accuracy is "
         "(output.argmax(1) == y).float().mean()",
     ),
+    # aten/src/ATen/native/transformers/attention.cpp
+    KnownError(
+        "mask_type",
+        re.compile(r"Expected attn_mask dtype to be bool or float"),
+        "scaled_dot_product_attention gets a mask of whole numbers (a tokenizer's attention_mask)",
+        "mask.bool() where 1 stands for what is seen, of shape (batch, 1, 1, keys)",
+    ),
     # AT_DISPATCH of an operator (aten/src/ATen/Dispatch.h)
     KnownError(
         "type_unsupported",

@@ -194,6 +194,32 @@ def _convolution(args: Any, _: Any) -> None:
 CHECKS[aten.convolution.default] = _convolution
 
 
+def _in_32_bits(kernel: str) -> Callable[[Any, Any], None]:
+    """Operators of linear algebra and distances, whose kernels are not made for 16 bits
+    (AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES in ATen/native/cuda/linalg, DistanceKernel.cu)."""
+
+    def check(args: Any, _: Any) -> None:
+        if args[0].dtype in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{_name_of(args[0])}'")
+
+    return check
+
+
+CHECKS |= {
+    aten.linalg_cholesky_ex.default: _in_32_bits("cholesky_cuda"),
+    aten.cholesky_solve.default: _in_32_bits("cholesky_solve_cuda"),
+    aten._linalg_eigh.default: _in_32_bits("linalg_eigh_cuda"),
+    aten._linalg_svd.default: _in_32_bits("svd_cuda"),
+    aten.linalg_qr.default: _in_32_bits("geqrf_cuda"),
+    aten.linalg_inv_ex.inverse: _in_32_bits("linalg_inv_out_cuda"),
+    aten.linalg_lu_factor_ex.default: _in_32_bits("lu_factor_cuda"),
+    aten._linalg_solve_ex.default: _in_32_bits("lu_factor_cuda"),
+    aten._linalg_det.default: _in_32_bits("lu_factor_cuda"),
+    aten.linalg_solve_triangular.default: _in_32_bits("triangular_solve_cuda"),
+    aten._cdist_forward.default: _in_32_bits("cdist_cuda"),
+}
+
+
 def _of_one_dtype(words: str, *places: int) -> Callable[[Any, Any], None]:
     """Operands that a kernel reads as numbers of the first one's type. ``words`` has {wanted} and
     {given}, as CUDA's kernels (data_ptr) or TensorIterator name them."""
