@@ -523,3 +523,11 @@ def test_a_window_on_the_cpu_and_a_mask_of_whole_numbers(explained: Explained) -
     mask = torch.ones(2, 1, 1, 8, device="cuda").long()
     found = explained(lambda: F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
     assert found.kind == "mask_type" and "mask.bool()" in found.fixes[0].action
+
+
+def test_a_mask_with_fewer_dimensions(explained: Explained) -> None:
+    loss, padding = torch.rand(4, 5, 7).cuda(), torch.zeros(4, 5).cuda()
+    found = explained(lambda: loss * padding)
+    assert "padding (4, 5)" in found.title and "unsqueeze(-1)" in found.fixes[0].action
+    factor = torch.rand(4).cuda()
+    assert "x.view(-1, 1, 1)" in explained(lambda: loss * factor).fixes[0].action

@@ -98,8 +98,11 @@ def _is_by_mask(made: Origin) -> bool:
 
 
 def _sizes(found: Finding, call: FailedCall) -> Finding | None:
-    """Two tensors of different sizes, of which one was enlarged by a transposed convolution."""
+    """Two tensors of different sizes, of which one was enlarged by a transposed convolution, or
+    has one number for each sample or position of the other."""
     pair = call.operands[:2]
+    if found.kind == "sizes_differ" and (told := _fewer(found, call)) is not None:
+        return told
     if len(pair) < 2 or len(pair[0].shape) != len(pair[1].shape):
         return None
     for one, other in (pair, pair[::-1]):
@@ -122,6 +125,24 @@ def _sizes(found: Finding, call: FailedCall) -> Finding | None:
     return (_positions(found, ranked) if found.kind == "sizes_differ" else None) or _shortcut(
         found, call
     )
+
+
+def _fewer(found: Finding, call: FailedCall) -> Finding | None:
+    """A weight or mask of each sample (or position), next to a tensor with further dimensions."""
+    for one in call.operands[:2]:
+        for other in call.operands[:2]:
+            more = len(other.shape) - len(one.shape)
+            if not one.shape or more < 1 or one.shape != other.shape[: len(one.shape)]:
+                continue
+            ones = ", ".join("1" * more)
+            fix = f"x.view(-1, {ones})" if len(one.shape) == 1 else "x" + ".unsqueeze(-1)" * more
+            return _told(
+                found,
+                f"{one.name} {_size(one.shape)} has a number for each of the first dimensions of "
+                f"{other.name} {_size(other.shape)}, and is broadcast over its last",
+                f"{fix} of {one.name}, so that it is of the same samples",
+            )
+    return None
 
 
 def _positions(found: Finding, pair: tuple[Operand, ...]) -> Finding | None:

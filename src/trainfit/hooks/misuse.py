@@ -35,6 +35,7 @@ from trainfit.hooks.provenance.cuts import (
     steps_back,
     tensors_among,
 )
+from trainfit.hooks.provenance.drawn_steps import DrawnSteps
 from trainfit.hooks.provenance.gradients import HandMadeLimits, MixedPasses
 from trainfit.hooks.provenance.host_copies import HostCopies
 from trainfit.hooks.provenance.inputs import Inputs
@@ -158,7 +159,7 @@ class MisuseObserver:
         self.same = SameInputs(place)
         self.moved = Moved(place, steps)
         self.host_copies = HostCopies(place, steps)
-        self.mixed = MixedPasses(place)
+        self.mixed, self.drawn = MixedPasses(place), DrawnSteps(place)
         self.limits = HandMadeLimits(place, lambda: self.scaled.are_gradients)
         self.ties = Ties(place)
         self.freezing = Freezing()
@@ -179,9 +180,8 @@ class MisuseObserver:
             *self.averages.found(), *self.masks.found(), *self.ties.found(),
             *self.freezing.found(), *self.hooked.found(), *self.policies.found(),
             *self.same.found(), *self.moved.found(), *self.host_copies.found(),
-            *self.limits.found(), *self.mixed.found(), *self.lost.found(names),
-            *self.loaders.found(self.batches.data),
-            *self.terms.found(), *self.passes.found(names),
+            *self.limits.found(), *self.mixed.found(), *self.drawn.found(), *self.lost.found(names),
+            *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
             *self.profiling.found(), *self.plateaus.found(self._steps(), self.batches.of_epoch),
@@ -218,6 +218,7 @@ class MisuseObserver:
 
     def computed(self, left: Any, right: Any, result: Any) -> None:
         """A sum, a difference or a product was computed."""
+        self.drawn.computed(left, right, result)
         are_tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
         node = getattr(result, "grad_fn", None)
         name = "" if node is None else node.name()
@@ -261,6 +262,7 @@ class MisuseObserver:
         if softmax_by_hand(given, result):
             self._note("softmax_by_hand")
         self.origins.gave(name, given, result)
+        self.drawn.gave(name, args, result)
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)

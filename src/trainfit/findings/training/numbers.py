@@ -58,6 +58,25 @@ def _at_zero(kind: str, name: str, how: str) -> Finding:
     )
 
 
+@NUMBERS.of("loss_of_nothing")
+def _nothing(kind: str, name: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"{name} averages over no number at all: the loss is NaN, and then all weights are",
+        (),
+        "the mask that chooses what is compared (positive anchors, labelled pixels) is False "
+        "everywhere in this batch, and the mean of nothing is 0 / 0",
+        (
+            Fix(
+                f"F.{name}(…, reduction='sum') / mask.sum().clamp(min=1)",
+                line="reduction='sum'",
+            ),
+            Fix("leave the term out of batches without a positive sample: if mask.any():"),
+        ),
+    )
+
+
 @NUMBERS.of("zero_times_log")
 def _logarithm(kind: str) -> Finding:
     return Finding(

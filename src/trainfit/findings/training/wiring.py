@@ -239,6 +239,40 @@ def _mask(kind: str, how: str, where: str, by: str) -> Finding:
     return Finding(kind, "critical", title, (), cause, (Fix(fix),), confidence="likely")
 
 
+@WIRING.of("targets_misordered")
+def _misordered(kind: str, output: str, target: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Outputs are compared with targets of other positions: one is flattened with its positions "
+        f"first ({output}), the other with its samples ({target})",
+        (Evidence("output", output), Evidence("target", target)),
+        "both have as many rows, so that nothing fails; the first rows of one are the first "
+        "position of each sample, those of the other all positions of the first sample",
+        (
+            Fix(
+                "F.cross_entropy(output.flatten(0, 1), target.t().flatten()), or batch_first=True "
+                "of the recurrent layer and the input as it is",
+                line="target.t().flatten()",
+            ),
+        ),
+    )
+
+
+@WIRING.of("samples_over_width")
+def _over_width(kind: str, vector: str, shape: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"A number of each sample ({vector}) is multiplied along the last dimension of {shape}, "
+        "not sample by sample: both have the same size",
+        (Evidence("factor", vector), Evidence("other", shape)),
+        "a tensor of one dimension is broadcast over the last dimension of the other; with another "
+        "batch size the line would fail",
+        (Fix("factor.view(-1, 1, 1, 1): as many ones as the other has further dimensions"),),
+    )
+
+
 @WIRING.of("samples_changed")
 def _changed(kind: str, name: str, attribute: str, line: str) -> Finding:
     return Finding(

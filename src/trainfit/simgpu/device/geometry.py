@@ -416,6 +416,10 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch(), constructors.pytorchs_own():
             result = func(*plain, **plain_kwargs)
             return result if layout is None else layout(plain, result)
+    except ZeroDivisionError:
+        # The mean of a loss over no number, in the decomposition of its backward: (gradient, input,
+        # target, …). The kernel's result is as empty.
+        return torch.empty_like(plain[1])
     except NotImplementedError as error:
         return _infer_otherwise(func, plain, plain_kwargs, error)
     except RuntimeError as error:
