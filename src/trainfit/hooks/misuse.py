@@ -24,6 +24,7 @@ from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
+from trainfit.hooks.provenance.casts import UndoneCasts
 from trainfit.hooks.provenance.cuts import (
     OF_TERM,
     Cut,
@@ -158,12 +159,10 @@ class MisuseObserver:
         self.policies = PolicyTerms(place)
         self.same = SameInputs(place)
         self.moved = Moved(place, steps)
-        self.host_copies = HostCopies(place, steps)
+        self.host_copies, self.casts = HostCopies(place, steps), UndoneCasts(place, steps)
         self.mixed, self.drawn = MixedPasses(place), DrawnSteps(place)
         self.limits = HandMadeLimits(place, lambda: self.scaled.are_gradients)
-        self.ties = Ties(place)
-        self.freezing = Freezing()
-        self.profiling = Profiling()
+        self.ties, self.freezing, self.profiling = Ties(place), Freezing(), Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
         #: Has the first step begun, and are all steps looked at, or was that so at the last look?
@@ -177,10 +176,10 @@ class MisuseObserver:
             *self._found.values(), *of_batches, *at_padding, *self._of_precision(),
             *self.second_order.found(), *self.grown.found(), *self._stalled(names),
             *self.outputs.found(), *self.weights.found(), *self.scores.found(),
-            *self.averages.found(), *self.masks.found(), *self.ties.found(),
-            *self.freezing.found(), *self.hooked.found(), *self.policies.found(),
-            *self.same.found(), *self.moved.found(), *self.host_copies.found(),
-            *self.limits.found(), *self.mixed.found(), *self.drawn.found(), *self.lost.found(names),
+            *self.averages.found(), *self.masks.found(), *self.ties.found(), *self.freezing.found(),
+            *self.hooked.found(), *self.policies.found(), *self.same.found(), *self.moved.found(),
+            *self.host_copies.found(), *self.limits.found(), *self.mixed.found(),
+            *self.drawn.found(), *self.casts.found(), *self.lost.found(names),
             *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
@@ -263,6 +262,7 @@ class MisuseObserver:
             self._note("softmax_by_hand")
         self.origins.gave(name, given, result)
         self.drawn.gave(name, args, result)
+        self.casts.gave(name, args, result)
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
