@@ -92,6 +92,8 @@ class MixedPasses:
             weakref.WeakKeyDictionary()
         )
         self._times: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        #: Those whose gradients were set to zero since their last step: others keep all of them.
+        self._zeroed: weakref.WeakSet[Any] = weakref.WeakSet()
         self._found: Misuse | None = None
 
     def found(self) -> Iterator[Misuse]:
@@ -104,6 +106,7 @@ class MixedPasses:
         are_all = not isinstance(owner, torch.optim.Optimizer)
         for each in list(self._left) if are_all else [owner]:
             self._left[each] = None, 0, 0
+            self._zeroed.add(each)
 
     def stepping(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
@@ -111,8 +114,9 @@ class MixedPasses:
             return
         gradient, before, others = self._left.get(optimizer, (None, 0, 0))
         known = gradient() if gradient is not None else None
-        is_mixed = others == 1 and known is not None and _first_gradient(optimizer) is known
-        if is_mixed and version(known) > before:
+        is_known = optimizer in self._zeroed and _first_gradient(optimizer) is known
+        self._zeroed.discard(optimizer)
+        if known is not None and is_known and others == 1 and version(known) > before:
             self._times[optimizer] = self._times.get(optimizer, 0) + 1
             if self._times[optimizer] >= _TIMES_MIXED:
                 self._found = Misuse.of("gradients_mixed", place=self._place())

@@ -77,8 +77,9 @@ def refusal(name: str, overload: str) -> Callable[[Any, Any], str | None] | None
     algorithms are on (``None``: nothing); ``None``: it is never refused."""
     if name in _MATMULS and wants_config():
         return lambda *_: None if os.environ.get(_CONFIG) in _DETERMINISTIC else _OF_CUBLAS
-    if (caller := _ALWAYS.get(name)) is not None:
-        return lambda *_: _told(caller)
+    if name in _ALWAYS:
+        said = _told(_ALWAYS[name])
+        return lambda *_: said
     if (some := _SOMETIMES.get(f"{name}.{overload}" if overload else name)) is not None:
         caller, asks = some
         return lambda args, kwargs: _told(caller) if asks(args, kwargs) else None
