@@ -205,19 +205,22 @@ def _in_32_bits(kernel: str) -> Callable[[Any, Any], None]:
     return check
 
 
-CHECKS |= {
-    aten.linalg_cholesky_ex.default: _in_32_bits("cholesky_cuda"),
-    aten.cholesky_solve.default: _in_32_bits("cholesky_solve_cuda"),
-    aten._linalg_eigh.default: _in_32_bits("linalg_eigh_cuda"),
-    aten._linalg_svd.default: _in_32_bits("svd_cuda"),
-    aten.linalg_qr.default: _in_32_bits("geqrf_cuda"),
-    aten.linalg_inv_ex.inverse: _in_32_bits("linalg_inv_out_cuda"),
-    aten.linalg_lu_factor_ex.default: _in_32_bits("lu_factor_cuda"),
-    aten._linalg_solve_ex.default: _in_32_bits("lu_factor_cuda"),
-    aten._linalg_det.default: _in_32_bits("lu_factor_cuda"),
-    aten.linalg_solve_triangular.default: _in_32_bits("triangular_solve_cuda"),
-    aten._cdist_forward.default: _in_32_bits("cdist_cuda"),
+#: The kernel of each, by the operator's name; PyTorch renames some of them.
+_KERNELS_IN_32_BITS: Final = {
+    "linalg_cholesky_ex": "cholesky_cuda",
+    "cholesky_solve": "cholesky_solve_cuda",
+    "_linalg_eigh": "linalg_eigh_cuda",
+    "_linalg_svd": "svd_cuda",
+    "linalg_qr": "geqrf_cuda",
+    "linalg_lu_factor_ex": "lu_factor_cuda",
+    "_linalg_solve_ex": "lu_factor_cuda",
+    "_linalg_det": "lu_factor_cuda",
+    "linalg_solve_triangular": "triangular_solve_cuda",
+    "_cdist_forward": "cdist_cuda",
 }
+for _name, _kernel in _KERNELS_IN_32_BITS.items():
+    if (_packet := getattr(aten, _name, None)) is not None:
+        CHECKS[_packet.default] = _in_32_bits(_kernel)
 
 
 def _of_one_dtype(words: str, *places: int) -> Callable[[Any, Any], None]:
