@@ -418,3 +418,116 @@ def test_an_iterator_at_its_end() -> None:
 
     found = _of(fails)
     assert found is not None and found.kind == "iterator_at_end"
+
+
+def test_what_is_changed_in_place_and_what_needs_it(explained: Explained) -> None:
+    def fails() -> None:
+        gate = torch.sigmoid(torch.ones(4, 4, requires_grad=True, device="cuda"))
+        scaled = 2 * gate
+        gate += 1.0  # after the sigmoid
+        scaled.sum().backward()
+
+    found = explained(fails)
+    assert found.place is not None and found.place.line == line_of("gate += 1.0  # after")
+    needs = line_of("gate = torch.sigmoid(torch.ones(4, 4")
+    assert f"the derivative of sigmoid at {HERE.name}:{needs}" in found.title.replace(
+        f"{HERE.parent}/", ""
+    ).replace("tests/findings/", "")
+
+
+def test_an_optimizer_that_steps_before_a_backward_pass(explained: Explained) -> None:
+    def fails() -> None:
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        loss, other = (net(torch.ones(2, 4, device="cuda", requires_grad=True)) for _ in range(2))
+        loss.sum().backward()
+        optimizer.step()  # before the other
+        other.sum().backward()
+
+    found = explained(fails)
+    assert "optimizer.step() at" in found.title
+    assert found.place is not None
+    assert found.place.line == line_of("optimizer.step()  # before the other")
+
+
+def test_channels_that_are_another_dimension(explained: Explained) -> None:
+    net = nn.Sequential(nn.Conv3d(3, 4, 3)).cuda()
+    found = explained(lambda: net(torch.rand(2, 16, 3, 8, 8, device="cuda")))
+    assert found.fixes[0].action.startswith("x.permute(0, 2, 1, 3, 4)")
+
+
+def test_samples_that_a_view_makes_channels(explained: Explained) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3)).cuda()
+
+    def fails() -> None:
+        images = torch.rand(6, 3, 8, 8).cuda()
+        net(images.reshape(1, -1, 8, 8))
+
+    assert "6 samples" in explained(fails).fixes[0].action
+
+
+def test_an_index_without_a_row(explained: Explained) -> None:
+    net = nn.Sequential(nn.Embedding(5, 4)).cuda()
+    found = explained(lambda: net(torch.tensor([0, -1, 2]).cuda()))
+    assert "-1, and net[0] has 5 rows" in found.title and "codes + 1" in found.fixes[0].action
+    found = explained(lambda: net(torch.tensor([0, 7]).cuda()))
+    assert "nn.Embedding(8" in found.fixes[0].action
+
+
+def test_a_tensor_of_an_object_that_is_no_module(explained: Explained) -> None:
+    class Schedule:
+        def __init__(self) -> None:
+            self.alphas = torch.rand(10)
+
+        def of(self, steps: torch.Tensor) -> torch.Tensor:
+            return self.alphas[steps]
+
+    found = explained(lambda: Schedule().of(torch.tensor([1, 2]).cuda()))
+    assert "self.alphas (10) is on the CPU" in found.title
+
+
+def test_a_loss_that_is_a_number(explained: Explained) -> None:
+    def fails() -> None:
+        loss: object = torch.rand(3, device="cuda", requires_grad=True).sum().item()
+        loss.backward()  # type: ignore[attr-defined]
+
+    assert explained(fails).kind == "loss_is_number"
+
+
+def test_positions_of_a_model_for_other_images(explained: Explained) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.zeros(1, 5, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.positions
+
+    net = Net().cuda()
+    found = explained(lambda: net(torch.rand(2, 10, 8).cuda()))
+    assert "self.positions is made for 5 positions, and x has 10" in found.title
+
+
+def test_a_window_on_the_cpu_and_a_mask_of_whole_numbers(explained: Explained) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.window = torch.hann_window(400)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stft(x, 400, window=self.window, return_complex=True)
+
+    found = explained(lambda: Net().cuda()(torch.rand(2, 4000).cuda()))
+    assert found.kind == "two_devices" and "register_buffer" in found.fixes[0].action
+    x = torch.rand(2, 4, 8, 16, device="cuda")
+    mask = torch.ones(2, 1, 1, 8, device="cuda").long()
+    found = explained(lambda: F.scaled_dot_product_attention(x, x, x, attn_mask=mask))
+    assert found.kind == "mask_type" and "mask.bool()" in found.fixes[0].action
+
+
+def test_a_mask_with_fewer_dimensions(explained: Explained) -> None:
+    loss, padding = torch.rand(4, 5, 7).cuda(), torch.zeros(4, 5).cuda()
+    found = explained(lambda: loss * padding)
+    assert "padding (4, 5)" in found.title and "unsqueeze(-1)" in found.fixes[0].action
+    factor = torch.rand(4).cuda()
+    assert "x.view(-1, 1, 1)" in explained(lambda: loss * factor).fixes[0].action

@@ -139,14 +139,15 @@ def scales(device: str) -> None:
 
 
 def adversaries(device: str) -> None:
-    """Two optimizers, each with its own model."""
+    """Two optimizers, each with its own model, of which the second has gradients of both losses
+    until they are set to zero."""
     one, two = net(device), nn.Linear(1, 1).to(device)
     first = torch.optim.SGD(one.parameters(), 0.1)
     second = torch.optim.SGD(two.parameters(), 0.1)
     for _ in range(3):
+        second.zero_grad()
         two(one(data(device)).detach()).mean().backward()
         second.step()
-        second.zero_grad()
         two(one(data(device))).mean().backward()
         first.step()
         first.zero_grad()

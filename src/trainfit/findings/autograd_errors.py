@@ -15,6 +15,16 @@ from trainfit.findings.training_errors import KnownError, first_met
 from trainfit.results.findings import Finding, failure_finding
 
 _KNOWN: Final = (
+    # Python, of a number
+    KnownError(
+        "loss_is_number",
+        re.compile(
+            r"'(?:float|int|numpy\.float(?:32|64)|ndarray)' object has no attribute 'backward'"
+        ),
+        "The loss is a number, without a graph: .item(), float() or NumPy made it one",
+        "add up and return the losses as tensors (loss = l1 + 10 * kl), call backward() of that, "
+        "and .item() only for what is printed or logged",
+    ),
     # torch/optim/optimizer.py
     KnownError(
         "optimizer_of_results",

@@ -11,7 +11,7 @@ from typing import Final
 
 from trainfit.findings.source_code import from_here
 from trainfit.results.findings import Finding, Fix, Place
-from trainfit.results.runs.operands import INDEXING, RENORMED, FailedCall, Operand, Origin
+from trainfit.results.runs.operands import INDEXING, RENORMED, STEPPED, FailedCall, Operand, Origin
 
 _VIEWS: Final = {"view", "reshape", "unflatten", "flatten"}
 #: torch/nn/functional.py (multi_head_attention_forward)
@@ -98,8 +98,11 @@ def _is_by_mask(made: Origin) -> bool:
 
 
 def _sizes(found: Finding, call: FailedCall) -> Finding | None:
-    """Two tensors of different sizes, of which one was enlarged by a transposed convolution."""
+    """Two tensors of different sizes, of which one was enlarged by a transposed convolution, or
+    has one number for each sample or position of the other."""
     pair = call.operands[:2]
+    if found.kind == "sizes_differ" and (told := _fewer(found, call)) is not None:
+        return told
     if len(pair) < 2 or len(pair[0].shape) != len(pair[1].shape):
         return None
     for one, other in (pair, pair[::-1]):
@@ -118,7 +121,46 @@ def _sizes(found: Finding, call: FailedCall) -> Finding | None:
             f"F.interpolate(x, size={list(other.shape[2:])}) at the end",
             made.place,
         )
-    return _shortcut(found, call)
+    ranked = tuple(each for each in call.operands if len(each.shape) == 3)
+    return (_positions(found, ranked) if found.kind == "sizes_differ" else None) or _shortcut(
+        found, call
+    )
+
+
+def _fewer(found: Finding, call: FailedCall) -> Finding | None:
+    """A weight or mask of each sample (or position), next to a tensor with further dimensions."""
+    for one in call.operands[:2]:
+        for other in call.operands[:2]:
+            more = len(other.shape) - len(one.shape)
+            if not one.shape or more < 1 or one.shape != other.shape[: len(one.shape)]:
+                continue
+            ones = ", ".join("1" * more)
+            fix = f"x.view(-1, {ones})" if len(one.shape) == 1 else "x" + ".unsqueeze(-1)" * more
+            return _told(
+                found,
+                f"{one.name} {_size(one.shape)} has a number for each of the first dimensions of "
+                f"{other.name} {_size(other.shape)}, and is broadcast over its last",
+                f"{fix} of {one.name}, so that it is of the same samples",
+            )
+    return None
+
+
+def _positions(found: Finding, pair: tuple[Operand, ...]) -> Finding | None:
+    """A table of positions (1, positions, width) of a model that is made for another size."""
+    table = next((each for each in pair if each.shape[0] == 1 and "." in each.name), None)
+    other = next((each for each in pair if each is not table and each.shape[0] > 1), None)
+    if table is None or other is None or len(table.shape) != 3:
+        return None
+    (_, made_for, width), (_, given, same) = table.shape, other.shape
+    if width != same or made_for == given or 1 in (made_for, given):
+        return None
+    return _told(
+        found,
+        f"{table.name} is made for {made_for} positions, and {other.name} has {given}",
+        "make the model for this input (img_size, max_len), or bring the input to what the model "
+        "is made for (resize the images, truncate the texts); of a trained model interpolate "
+        f"{table.name} to {given} positions",
+    )
 
 
 def _shortcut(found: Finding, call: FailedCall) -> Finding | None:
@@ -216,6 +258,14 @@ _CHANGED: Final = re.compile(
 )
 
 
+#: ``x += y`` and the like, and ``x[…] = y``.
+_IN_PLACE: Final = {"iadd", "isub", "imul", "itruediv", "idiv", "ipow"}
+_OF_PARTS: Final = {"x[…] = …"}
+#: What the message calls a weight: of linear and recurrent layers. That of a convolution is told
+#: without an operator.
+_OF_WEIGHTS: Final = {"t", "asstrided", "as", "permute", "unsqueeze", ""}
+
+
 def _in_place(found: Finding, call: FailedCall) -> Finding | None:
     """A tensor that a backward pass needs was changed in place."""
     said = _CHANGED.search(found.cause)
@@ -238,21 +288,43 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
             ),
             place=Place.parse(made.place),
         )
-    known = [
-        each
-        for each in call.changed
-        if each.gave == shape and each.used_at.replace("_", "") in (by, "")
-    ]
+    alike = [each for each in call.changed if each.gave == shape]
+    # The tensor is told by what made it before the change, or by the change itself (AddBackward).
+    known = [each for each in alike if each.used_at.replace("_", "") in (by, "")]
+    known = known or [each for each in alike if _written(each.operator) == by]
     if not by or len({each.place for each in known}) != 1:
-        return None
+        return _stepped(found, call, shape, by)
     made = known[0]
+    needs = call.needed_by or by
+    line = f" at {_at(call.needed_at)}" if call.needed_at else ""
     return _told(
         found,
-        f"{_at(made.place)} changes what {by} gave ({made.operator}, {_size(shape)}), and the "
-        f"derivative of {by} is computed of that",
+        f"{_at(made.place)} changes what {made.used_at or by} gave ({made.operator}, "
+        f"{_size(shape)}), and the derivative of {needs}{line} is computed of that",
         "x = x + y in place of x += y there, without inplace=True, or x.clone() before it",
         made.place,
     )
+
+
+def _stepped(found: Finding, call: FailedCall, shape: tuple[int, ...], by: str) -> Finding | None:
+    """… by an optimizer, which changes weights: their node is that of a transposed view."""
+    made = next((each for each in call.changed if each.operator == STEPPED), None)
+    alike = any(each.gave == shape for each in call.changed)
+    if made is None or alike or by not in _OF_WEIGHTS:
+        return None
+    return _told(
+        found,
+        f"{STEPPED} at {_at(made.place)} changed one of {_size(shape)}, which the loss was "
+        "computed of before it",
+        place=made.place,
+    )
+
+
+def _written(operator: str) -> str:
+    """An operator that changes a tensor in place, as its node in a graph is called."""
+    if operator in _OF_PARTS:
+        return "copyslices"
+    return operator.strip("_").removeprefix("i") if operator in _IN_PLACE else operator.strip("_")
 
 
 def _earlier(found: Finding, call: FailedCall) -> Finding | None:
@@ -302,11 +374,36 @@ def _layer(found: Finding, call: FailedCall) -> Finding | None:
     return None
 
 
+def _index(found: Finding, call: FailedCall) -> Finding | None:
+    """An index that a table has no row for."""
+    if call.wrong_index is None:
+        return None
+    wrong, rows = call.wrong_index
+    name = call.layer or "the table"
+    if wrong < 0:
+        fix = (
+            "number categories from 0: what is unknown or missing (-1) needs a row of its own, "
+            f"codes + 1 and nn.Embedding({rows + 1}, …)"
+        )
+    else:
+        fix = f"nn.Embedding({wrong + 1}, …) or more rows, or indices that begin at 0"
+    return _told(found, f"{wrong}, and {name} has {rows} rows (0 to {rows - 1})", fix)
+
+
 def _channels(call: FailedCall, shape: tuple[int, ...]) -> str:
     made_for = call.weight[1]
-    if shape[-1] == made_for != shape[1]:
-        last = len(shape) - 1
-        order = ", ".join(map(str, (0, last, *range(1, last))))
+    made = call.operands[0].origin("shape")
+    is_folded = made is not None and made.operator in _VIEWS and shape[0] == 1
+    if is_folded and made is not None and made.given[1:] == (made_for, *shape[2:]):
+        return (
+            f"leave out {made.operator} at {_at(made.place)}, which puts the {made.given[0]} "
+            "samples next to each other as channels; of images with a dimension of steps "
+            "x.flatten(0, 1)"
+        )
+    if made_for in shape[2:] and made_for != shape[1]:
+        at = len(shape) - 1 - shape[::-1].index(made_for)
+        others = (each for each in range(1, len(shape)) if each != at)
+        order = ", ".join(map(str, (0, at, *others)))
         return f"x.permute({order}) before the model: channels are dimension 1 in PyTorch"
     if (shape[1], made_for) == (1, 3):
         return (
@@ -373,4 +470,5 @@ _RULES: Final[Mapping[str, Callable[[Finding, FailedCall], Finding | None]]] = {
     "recurrent_input": _layer,
     "target_shape": _target_shape,
     "two_devices": _devices,
+    "index_out_of_range": _index,
 }

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from trainfit.findings.habits import FRAGMENTED
-from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.findings import CALLS_WITH_GRAPH, Evidence, Finding, Fix, Place
 from trainfit.results.runs.trace import FailedRequest
 from trainfit.results.text import count, percent, size
 
@@ -47,6 +47,7 @@ class HeldMemory:
     pairwise: Whether they grow with the square of what an evaluation goes through.
     before: Bytes of them that the line made in the step before the one at the peak, which it made
         once more there.
+    idle: How many of them calls of a model left for a backward pass that never began.
     adapted: Whether a layer with an adapter made them of its input, for the adapter's type.
     """
 
@@ -61,6 +62,7 @@ class HeldMemory:
     pairwise: bool = False
     adapted: bool = False
     before: int = 0
+    idle: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,7 @@ def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
     """The causes, the one with the most memory first."""
     causes = (
         _kept,
+        _idle,
         _held_over,
         _pairwise,
         _survivors,
@@ -171,6 +174,28 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
         ),
         share=share,
         place=kept[0].place,
+    )
+
+
+def _idle(memory: FullMemory) -> Iterator[Finding]:
+    idle = sorted((held for held in memory.held if held.idle), key=lambda held: -held.nbytes)
+    nbytes = sum(held.nbytes for held in idle)
+    if memory.share(nbytes) < _SHARE:
+        return
+    yield Finding(
+        CALLS_WITH_GRAPH,
+        "critical",
+        f"{size(nbytes)} are the graph of many calls of the model in a row, and no backward pass "
+        "uses it: gradients are on while it samples or evaluates",
+        (
+            Evidence("of graphs", nbytes, "bytes"),
+            Evidence("kept tensors", str(sum(held.idle for held in idle))),
+        ),
+        "each call gets what the one before gave, or its result is kept: all activations of all "
+        "calls stay until the last one",
+        (Fix("@torch.no_grad() on the function that samples or evaluates"),),
+        share=memory.share(nbytes),
+        place=idle[0].place,
     )
 
 

@@ -229,7 +229,8 @@ _KNOWN: Final = (
         ),
         "An index is beyond the end of its dimension",
         "number classes from 0, and make the table, one_hot or scatter as wide as the largest one "
-        "+ 1; on a GPU the same is a device-side assert",
+        "+ 1; indices of samples that are joined (edges of a batch of graphs) need the number of "
+        "rows before their sample added; on a GPU the same is a device-side assert",
     ),
     # aten/src/ATen/native/Convolution.cpp, ReduceOps.cpp, torch/csrc/autograd
     KnownError(
@@ -245,6 +246,13 @@ _KNOWN: Final = (
         "Whole numbers are where floating-point ones are needed",
         "x.float() (images: x.float() / 255) in the data set or before the model; an accuracy is "
         "(output.argmax(1) == y).float().mean()",
+    ),
+    # aten/src/ATen/native/transformers/attention.cpp
+    KnownError(
+        "mask_type",
+        re.compile(r"Expected attn_mask dtype to be bool or float"),
+        "scaled_dot_product_attention gets a mask of whole numbers (a tokenizer's attention_mask)",
+        "mask.bool() where 1 stands for what is seen, of shape (batch, 1, 1, keys)",
     ),
     # AT_DISPATCH of an operator (aten/src/ATen/Dispatch.h)
     KnownError(

@@ -264,6 +264,7 @@ _KNOWN: Final = (
             r"|[Ii]nput type \(torch\.cuda\.\w+\) and (?:weight|bias) type \(torch\.\w+\)"
             r"|[Ii]nput type \(torch\.\w+\) and (?:weight|bias) type \(torch\.cuda\.\w+\)"
             r"|indices should be either on \w+ or on the same device as the indexed tensor"
+            r"|stft input and window must be on the same device"
         ),
         "One operator got tensors on the CPU and on the GPU",
         "move the batch (x = x.to(device), which returns a new tensor) and the whole model; what a "

@@ -288,6 +288,8 @@ class ScaledLosses(FirstOfKind):
         self._times_between = 0
         self.is_enabled = True
         """Does the GradScaler scale that is asked to?"""
+        self.are_gradients = False
+        """Are gradients scaled now?"""
         #: Parameters that passes of losses as they are went to, by identity, with the line.
         self._plain: list[tuple[set[int], str | None]] = []
         self._times = 0
@@ -323,11 +325,17 @@ class ScaledLosses(FirstOfKind):
     def read(self) -> None:
         """A script asks for the scale, to use it itself."""
         self._is_read = True
+        self.are_gradients = False
+
+    def unscaled(self) -> None:
+        """The GradScaler unscaled the gradients."""
+        self.are_gradients = False
 
     def backward(self, nodes: Sequence[Any], place: str | None) -> None:
         """A backward pass goes through these nodes, the root first."""
         if any(each.metadata.get(_SCALED) for each in nodes):
             self._is_scaled, self._at = True, self._at or place or ""
+            self.are_gradients = not self._is_read
         else:
             self._plain.append(({id(each) for each in parameters_of(nodes)}, place))
 
@@ -339,7 +347,8 @@ class ScaledLosses(FirstOfKind):
         self._times = self._times + 1 if is_mixed else 0
         if self._times >= _LEAST_MIXED:
             self._note("loss_not_scaled", place=lines[0] or "")
-        self._is_scaled, self._plain = False, []
+        self._is_scaled = self.are_gradients = False
+        self._plain = []
 
 
 #: How a script switches on what follows its Python code.

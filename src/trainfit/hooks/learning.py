@@ -291,6 +291,7 @@ class LearningObserver:
 
     def unscaled(self) -> None:
         """A GradScaler unscaled the gradients."""
+        self.misuse.scaled.unscaled()
         self._unscaled = self._unscales = True
         self._changed += self._counts_in_place
 
@@ -520,7 +521,8 @@ class LearningObserver:
         run's (``is_whole``)."""
         names = self._names_of_all()
         looked = [seen for seen in self._all if seen.looks]
-        without, losses = untrained(self._called(), looked), self._losses
+        without = untrained(self._called(), looked)
+        losses = [] if self.misuse.limits.are_scaled_down else self._losses
         foreign = [key for key, _ in without if key not in names]
         had = {key for seen in self._all for key in seen.had}
         leaves, gradients = self._leaves or {}, self._gradients
@@ -529,6 +531,7 @@ class LearningObserver:
         left_out = [name for key, name in names.items() if key in leaves and key not in had]
         schedules = self._schedules if ahead else ()
         steps = max((seen.steps for seen in looked), default=0)
+        is_apart = self._owned.isdisjoint(foreign)
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
             optimized=sum(len(seen.had) for seen in looked),
@@ -540,9 +543,7 @@ class LearningObserver:
             unused_gradients=tuple(names[key] for key in gradients.unused if key in names),
             unused_bytes=sum(gradients.unused.values()),
             gradient_bytes=gradients.nbytes,
-            left_out=tuple(
-                left_out if all_known and foreign and self._owned.isdisjoint(foreign) else ()
-            ),
+            left_out=tuple(left_out) if all_known and foreign and is_apart else (),
             graph_unused=self._graph_unused,
             swapped=self._swapped,
             eps_lost=self._eps_lost,
@@ -557,9 +558,9 @@ class LearningObserver:
             same_batch=self._restarts.same_batch,
             not_split=self._not_split,
             same_order=self._order.same(ahead if is_whole else 0),
-            passed_by=passed_by(self._wrappers, [known() for known in self._models])
-            if all_known and looked
-            else None,
+            passed_by=None
+            if not (all_known and looked)
+            else passed_by(self._wrappers, [known() for known in self._models]),
             misfit=self._misfit,
             not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
             misuses=(

@@ -214,6 +214,7 @@ def _clipping_values(
 
 def _zeroing(observer: LearningObserver, owner: Any, *_: Any, **__: Any) -> None:
     observer.misuse.passes.zeroed(owner)
+    observer.misuse.mixed.zeroed(owner)
     observer.zeroed(owner)
 
 
@@ -459,7 +460,7 @@ def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
     tensors = list(tensors_of_batch(batch))
     told = observer.misuse
-    for room in (told.labels, told.targets, told.inputs, told.same):
+    for room in (told.labels, told.targets, told.inputs, told.same, told.masks):
         room.given(tensors)
     observer.misuse.loaders.given(batch)
 
@@ -549,6 +550,7 @@ def _waiting(observer: LearningObserver, scheduler: Any, *_: Any, **__: Any) -> 
 
 
 def _stepping(observer: LearningObserver, optimizer: Any) -> None:
+    observer.misuse.origins.steps()
     observer.stepping(optimizer)
 
 

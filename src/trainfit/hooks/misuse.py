@@ -24,6 +24,7 @@ from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
+from trainfit.hooks.provenance.casts import UndoneCasts
 from trainfit.hooks.provenance.cuts import (
     OF_TERM,
     Cut,
@@ -35,6 +36,8 @@ from trainfit.hooks.provenance.cuts import (
     steps_back,
     tensors_among,
 )
+from trainfit.hooks.provenance.drawn_steps import DrawnSteps
+from trainfit.hooks.provenance.gradients import HandMadeLimits, MixedPasses
 from trainfit.hooks.provenance.host_copies import HostCopies
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
@@ -156,10 +159,10 @@ class MisuseObserver:
         self.policies = PolicyTerms(place)
         self.same = SameInputs(place)
         self.moved = Moved(place, steps)
-        self.host_copies = HostCopies(place, steps)
-        self.ties = Ties(place)
-        self.freezing = Freezing()
-        self.profiling = Profiling()
+        self.host_copies, self.casts = HostCopies(place, steps), UndoneCasts(place, steps)
+        self.mixed, self.drawn = MixedPasses(place), DrawnSteps(place)
+        self.limits = HandMadeLimits(place, lambda: self.scaled.are_gradients)
+        self.ties, self.freezing, self.profiling = Ties(place), Freezing(), Profiling()
         self.grown = Grown()
         self.stalled = Stalled()
         self.averaging = Averaging()
@@ -174,11 +177,11 @@ class MisuseObserver:
             *self._found.values(), *of_batches, *at_padding, *self._of_precision(),
             *self.second_order.found(), *self.grown.found(), *self._stalled(names),
             *self.outputs.found(), *self.weights.found(), *self.scores.found(),
-            *self.averages.found(), *self.masks.found(), *self.ties.found(),
-            *self.freezing.found(), *self.hooked.found(), *self.policies.found(),
-            *self.same.found(), *self.moved.found(), *self.host_copies.found(),
-            *self.lost.found(names), *self.loaders.found(self.batches.data),
-            *self.terms.found(), *self.passes.found(names),
+            *self.averages.found(), *self.masks.found(), *self.ties.found(), *self.freezing.found(),
+            *self.hooked.found(), *self.policies.found(), *self.same.found(), *self.moved.found(),
+            *self.host_copies.found(), *self.limits.found(), *self.mixed.found(),
+            *self.drawn.found(), *self.casts.found(), *self.lost.found(names),
+            *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
             *self.profiling.found(), *self.plateaus.found(self._steps(), self.batches.of_epoch),
@@ -216,6 +219,7 @@ class MisuseObserver:
 
     def computed(self, left: Any, right: Any, result: Any) -> None:
         """A sum, a difference or a product was computed."""
+        self.drawn.computed(left, right, result)
         are_tensors = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
         node = getattr(result, "grad_fn", None)
         name = "" if node is None else node.name()
@@ -246,6 +250,7 @@ class MisuseObserver:
         self.predictions.gave(name := name_of(func), args, kwargs, result)
         if self._steps():
             self.averages.gave(name, args, result)
+            self.limits.gave(name, args)
         if not isinstance(result, torch.Tensor):
             return
         if func is torch.Tensor.scatter_ and args[3:] == (1,):
@@ -258,6 +263,8 @@ class MisuseObserver:
         if softmax_by_hand(given, result):
             self._note("softmax_by_hand")
         self.origins.gave(name, given, result)
+        self.drawn.gave(name, args, result)
+        self.casts.gave(name, args, result)
         self.outputs.gave(func, args, result)
         self.terms.gave(func, args, kwargs, result)
         self.labels.gave(func, args, result)
@@ -340,6 +347,8 @@ class MisuseObserver:
         self.second_order.stepping()
         self.averaging.stepping()
         self.policies.stepping(optimizer)
+        self.limits.stepping(optimizer)
+        self.mixed.stepping(optimizer)
         self.scaled.stepping(tensors_of(optimizer), unscaled=unscaled)
         self.weights.over()
         self.scores.over()

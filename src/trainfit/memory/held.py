@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -47,6 +47,11 @@ _KEEPABLE: Final = frozenset(KINDS.index(kind) for kind in ("activation", "tempo
 #: How the models of the libraries' workspaces are called.
 _LIBRARIES: Final = ("cublas", "cudnn", "cufft")
 _LOSS: Final = "log_softmax"
+#: Results of the same layer that are there at once, and layers with so many, that show a graph.
+_CALLS: Final = 8
+_LAYERS: Final = 3
+#: … and so many times those of a step of the training.
+_TIMES: Final = 4
 _CASTS: Final = ("_to_copy", "mm", "addmm", "linear", "matmul")
 
 
@@ -65,6 +70,7 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         groups[kind, name, line, alloc in again, adapted].append(alloc)
     kept = _kept(recording, outcome, live)
     before = _of_step_before(recording, outcome, live) - kept
+    idle = _without_backward(recording, live) - kept
     of_loss = _loss_sizes(recording, live)
     held = [_held(recording, outcome, key, allocs, kept, of_loss) for key, allocs in groups.items()]
     read = frozenset(recording.header.get("read") or ())
@@ -80,6 +86,10 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         dataclasses.replace(each, before=int(outcome.granted[late].sum())) if late else each
         for each, allocs in zip(held, groups.values(), strict=True)
         for late in [[alloc for alloc in allocs if alloc in before]]
+    ]
+    held = [
+        dataclasses.replace(each, idle=sum(alloc in idle for alloc in allocs))
+        for each, allocs in zip(held, groups.values(), strict=True)
     ]
     held.sort(key=lambda each: -each.nbytes)
     return FullMemory(
@@ -104,6 +114,45 @@ def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> fr
         for alloc in before
         if alloc in alive and alloc in freed and _maker(recording, alloc) in again
     )
+
+
+def _without_backward(recording: Recording, live: IntArray) -> frozenset[int]:
+    """Of those alive, results of layers that calls of a model in a row left there: many times as
+    many as a step of the training makes, and no backward pass among them. A graph of a sampling or
+    an evaluation; what is kept of calls without one is the result of few layers.
+    """
+    calls: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for alloc in live.tolist():
+        if (layer := _layer(recording, alloc)) is not None:
+            calls[layer].append(alloc)
+    calls = {layer: allocs for layer, allocs in calls.items() if len(allocs) >= _CALLS}
+    if len(calls) < _LAYERS:
+        return frozenset()
+    ended = step_ends(recording.events)
+    of_step = _made(recording.events, 0, int(ended[0])) if len(ended) else []
+    usual = Counter(_layer(recording, alloc) for alloc in of_step)
+    found = [
+        each
+        for layer, allocs in calls.items()
+        for each in allocs
+        if 0 < _TIMES * usual[layer] <= len(allocs)
+    ]
+    within = recording.alloc_op[found]
+    layers = {_layer(recording, each) for each in found}
+    if len(layers) < _LAYERS or _BACKWARD in recording.op_phase[within.min() : within.max()]:
+        return frozenset()
+    return frozenset(found)
+
+
+def _layer(recording: Recording, alloc: int) -> tuple[int, int] | None:
+    """The operator and the module of what a layer made in a forward pass."""
+    operator = int(recording.alloc_op[alloc])
+    if operator < 0 or int(recording.alloc_kind[alloc]) not in _KEEPABLE:
+        return None
+    module = int(recording.op_module[operator])
+    if module < 0 or recording.op_phase[operator] != _FORWARD:
+        return None
+    return int(recording.op_name[operator]), module
 
 
 def _made(events: IntArray, begins: int, ends: int) -> list[int]:

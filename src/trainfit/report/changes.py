@@ -16,13 +16,27 @@ from trainfit.results.changes import (
     Remedy,
     changes_by_hand,
 )
+from trainfit.results.findings import CALLS_WITH_GRAPH
 from trainfit.results.memory import MemoryFigures
+from trainfit.results.plan import PlanResult
 from trainfit.results.text import percent, share, size
 
 _CHANGES: Final = {
     "nothing": "training: the same",
     "precision": "training: the same in lower precision",
     "training": "CHANGES TRAINING",
+}
+#: Of an evaluation, by whether there is one.
+_LESS: Final = {
+    "simulated": "the evaluation in smaller batches, or with less kept of each batch",
+    "none": "copies of the model, or of what is saved, on the CPU",
+}
+#: Where each of its batches leaves something behind in a library's own loop.
+_LESS_KEPT: Final = {
+    "Transformers": "TrainingArguments(eval_accumulation_steps=1): predictions go to the CPU; or "
+    "preprocess_logits_for_metrics that gives their argmax, or prediction_loss_only=True",
+    "Lightning": "no outputs kept on self: update a metric of torchmetrics in validation_step, or "
+    "keep `.argmax(1).cpu()` of them",
 }
 
 
@@ -327,3 +341,12 @@ def _line_of(remedy: Remedy, *, grows: bool) -> str:
     if remedy.changes == "training":
         parts.append("changes training")
     return f"{remedy.title} [{remedy.name}]: {', '.join(parts)}"
+
+
+def evaluation_line(result: PlanResult) -> str:
+    """What lets fit what follows the first steps: an evaluation, samples, a copy of the model."""
+    if idle := next((each for each in result.findings if each.kind == CALLS_WITH_GRAPH), None):
+        return idle.fixes[0].action
+    end, step = result.epoch_end, result.step
+    loop = step.loop if step is not None and end is not None and end.batch_bytes else ""
+    return _LESS_KEPT.get(loop) or _LESS[end.evaluation if end is not None else "none"]

@@ -81,6 +81,8 @@ _NOWHERE = Place("", 0)
 
 #: An evaluation that calls the model with gradients on.
 EVALUATION_WITH_GRAPH: Final = "evaluation_with_graph"
+#: … and calls of the model in a row whose graph no backward pass uses.
+CALLS_WITH_GRAPH: Final = "calls_with_graph"
 #: The kind of the finding that an epoch's last batch fails, which a plan's first line tells.
 LAST_BATCH: Final = "last_batch_fails"
 #: … and of one that the script fails after its first steps.

@@ -179,3 +179,22 @@ def softmax_over(node: Any) -> int | None:
     if sizes is None or dim is None:
         return None
     return int(sizes[dim]) if -len(sizes) <= dim < len(sizes) else None
+
+
+#: torch/csrc/autograd/saved_variable.cpp
+_CHANGED: Final = "modified by an inplace operation"
+_KEPT: Final = "_saved_"
+
+
+def needs_changed(root: Any) -> str | None:
+    """The operator of a graph that keeps a tensor which was changed in place since ("Mul");
+    ``None``: none does, or the graph is too large for a look."""
+    for node in nodes_of(root) or ():
+        for name in dir(node):
+            if name.startswith(_KEPT):
+                try:
+                    getattr(node, name)
+                except RuntimeError as error:
+                    if _CHANGED in str(error):
+                        return operator_of(node)
+    return None

@@ -206,6 +206,48 @@ def test_what_a_variable_keeps_of_the_step_before() -> None:
     assert "held_over" not in findings(lambda: _per_sample(freed=True))
 
 
+def _sampling(*, with_graph: bool, kept: bool = False) -> None:
+    """Steps of a training, and 32 calls in a row of which each gets what the last one gave."""
+    layers = [(torch.nn.Linear(512, 512), torch.nn.Tanh()) for _ in range(3)]
+    net = torch.nn.Sequential(*(each for pair in layers for each in pair)).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step() -> None:
+        net(torch.rand(64, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with torch.set_grad_enabled(with_graph):
+        x = torch.rand(1024, 512, device="cuda")
+        for _ in range(32):
+            x = net(x)
+    if not kept:
+        del x
+    step()
+
+
+def test_calls_in_a_row_whose_graph_no_backward_pass_uses() -> None:
+    found = findings(lambda: _sampling(with_graph=True))["calls_with_graph"]
+    assert found.evidence[1].value == "96" and found.at is not None
+    assert "calls_with_graph" not in findings(lambda: _sampling(with_graph=False))
+    assert "calls_with_graph" in findings(lambda: _sampling(with_graph=True, kept=True))
+
+
+def test_calls_in_a_row_of_each_step() -> None:
+    def recurrent() -> None:
+        net = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4))).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(2):
+            x = torch.rand(64, 512, device="cuda")
+            for _ in range(32):
+                x = net(x)
+            x.sum().backward()
+            optimizer.step()
+
+    assert "calls_with_graph" not in findings(recurrent)
+
+
 class _Zero:
     """As DeepSpeed's optimizer of ZeRO-2, which makes its bucket at each backward pass."""
 

@@ -69,6 +69,46 @@ def _clipped(kind: str, number: str) -> Finding:
     )
 
 
+@ACCUMULATION.of("gradients_mixed")
+def _mixed(kind: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        "An optimizer steps with gradients of two losses: its own, and the one that another "
+        "optimizer has just made a step of",
+        (),
+        "the backward pass of the other loss goes through these parameters, too (a generator's "
+        "through the discriminator, an actor's through the critic), and what it leaves in .grad "
+        "is added to their own",
+        (
+            Fix(
+                "optimizer.zero_grad() of this one right before the backward pass of its own loss",
+                line="optimizer.zero_grad()",
+            ),
+        ),
+        confidence="likely",
+    )
+
+
+@ACCUMULATION.of("clipped_by_hand")
+def _by_hand(kind: str, operator: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Gradients are clipped by hand while they are scaled: the limit applies to the scaled "
+        "ones, so nearly every step is clipped to next to nothing",
+        (Evidence("by", operator),),
+        "a GradScaler has multiplied them by up to 65,536, and unscales them in scaler.step(), "
+        "after this line",
+        (
+            Fix(
+                "scaler.unscale_(optimizer) before the line, once a step",
+                line="scaler.unscale_(optimizer)",
+            ),
+        ),
+    )
+
+
 @ACCUMULATION.of("backward_of_many")
 def _summed(kind: str, batches: str) -> Finding:
     return Finding(

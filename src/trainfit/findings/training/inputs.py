@@ -15,6 +15,20 @@ INPUTS: Final = Kinds()
 PREDICTS: Final = "predicts_in_training"
 
 
+@INPUTS.of("casts_undone")
+def _casts(kind: str, nbytes: str, lines: str, told: str) -> Finding:
+    return Finding(
+        kind,
+        "warning",
+        f"Activations are cast to float32 by hand, and autocast casts them back right after: "
+        f"{size(int(nbytes))} in each step ({told})",
+        (Evidence("cast", int(nbytes), "bytes"), Evidence("lines", lines)),
+        "the copies are kept for the backward pass and read and written once more; what needs "
+        "float32 (norms, softmax, losses) autocast computes in it by itself",
+        (Fix("leave .float() and .to(torch.float32) out between layers", line=".float()"),),
+    )
+
+
 @INPUTS.of("arguments_swapped")
 def _swapped(kind: str, name: str) -> Finding:
     return Finding(

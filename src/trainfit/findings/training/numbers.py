@@ -58,6 +58,41 @@ def _at_zero(kind: str, name: str, how: str) -> Finding:
     )
 
 
+@NUMBERS.of("loss_of_nothing")
+def _nothing(kind: str, name: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"{name} averages over no number at all: the loss is NaN, and then all weights are",
+        (),
+        "the mask that chooses what is compared (positive anchors, labelled pixels) is False "
+        "everywhere in this batch, and the mean of nothing is 0 / 0",
+        (
+            Fix(
+                f"F.{name}(…, reduction='sum') / mask.sum().clamp(min=1)",
+                line="reduction='sum'",
+            ),
+            Fix("leave the term out of batches without a positive sample: if mask.any():"),
+        ),
+    )
+
+
+@NUMBERS.of("zero_times_log")
+def _logarithm(kind: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Probabilities of 0 are multiplied by their logarithm, which is -inf: the loss is NaN",
+        (),
+        "a mask fills scores with -inf, softmax makes 0 of them, and 0 · log 0 is NaN, in an "
+        "entropy for one; so is the gradient",
+        (
+            Fix("-(p * torch.log(p.clamp(min=1e-8))).sum(-1)", line="p.clamp(min=1e-8)"),
+            Fix("fill with -1e9 (float16: -1e4), not -inf, and use log_softmax of the scores"),
+        ),
+    )
+
+
 @NUMBERS.of("angle_beyond")
 def _beyond(kind: str, name: str, how: str) -> Finding:
     is_at = how == "at 1"

@@ -218,6 +218,16 @@ def _mask(kind: str, how: str, where: str, by: str) -> Finding:
             "mask the keys, not the queries: scores.masked_fill(padding.unsqueeze(1), "
             'float("-inf")) of (batch, queries, keys); what padding gives is left out later'
         )
+    elif how == "sample":
+        title = "A sample of the batch is nothing but padding: the softmax of its scores is NaN"
+        cause = (
+            f"all keys of that sample are -inf, and their {by} is 0 / 0; its gradient is NaN, too, "
+            "and with the first such batch all weights are"
+        )
+        fix = (
+            "leave out empty samples in the data set (or give them one token), or fill with "
+            "torch.finfo(scores.dtype).min in place of -inf"
+        )
     elif how == "attended":
         title = "The mask of attention hides from each position itself: one of them sees nothing"
         cause = f"{by} shows what is True, the reverse of nn.MultiheadAttention"
@@ -227,6 +237,40 @@ def _mask(kind: str, how: str, where: str, by: str) -> Finding:
         cause = f"{by} hides what is True"
         fix = "tokens == padding: True for padding" if how == "tokens" else _CAUSAL
     return Finding(kind, "critical", title, (), cause, (Fix(fix),), confidence="likely")
+
+
+@WIRING.of("targets_misordered")
+def _misordered(kind: str, output: str, target: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        "Outputs are compared with targets of other positions: one is flattened with its positions "
+        f"first ({output}), the other with its samples ({target})",
+        (Evidence("output", output), Evidence("target", target)),
+        "both have as many rows, so that nothing fails; the first rows of one are the first "
+        "position of each sample, those of the other all positions of the first sample",
+        (
+            Fix(
+                "F.cross_entropy(output.flatten(0, 1), target.t().flatten()), or batch_first=True "
+                "of the recurrent layer and the input as it is",
+                line="target.t().flatten()",
+            ),
+        ),
+    )
+
+
+@WIRING.of("samples_over_width")
+def _over_width(kind: str, vector: str, shape: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"A number of each sample ({vector}) is multiplied along the last dimension of {shape}, "
+        "not sample by sample: both have the same size",
+        (Evidence("factor", vector), Evidence("other", shape)),
+        "a tensor of one dimension is broadcast over the last dimension of the other; with another "
+        "batch size the line would fail",
+        (Fix("factor.view(-1, 1, 1, 1): as many ones as the other has further dimensions"),),
+    )
 
 
 @WIRING.of("samples_changed")

@@ -44,6 +44,8 @@ _ONES: Final = {"ones", "ones_like", "new_ones"}
 _HIDES: Final = -1e3
 #: Positions of a mask of the CPU that is read.
 _MOST: Final = 4096
+#: Tokens of a batch that are read.
+_READ: Final = 1 << 18
 
 
 class Mask(NamedTuple):
@@ -52,6 +54,8 @@ class Mask(NamedTuple):
     where: str
     adds: bool
     place: str | None
+    is_whole_row: bool = False
+    """Has a sample of the batch nothing else?"""
 
 
 class Misused(NamedTuple):
@@ -71,23 +75,37 @@ class Masks:
         self._known: Marks[Mask] = Marks()
         #: Tensors that have the numbers of positions.
         self._positions: Marks[bool] = Marks()
-        #: Scores of which a mask makes whole rows -inf: the line.
-        self._rows: Marks[str] = Marks()
-        #: The line that did so, of scores whose softmax was computed.
-        self._rows_at: str | None = None
+        #: Scores of which a mask makes whole rows -inf: which ("rows", "sample"), and the line.
+        self._rows: Marks[tuple[str, str]] = Marks()
+        #: The same of scores whose softmax was computed.
+        self._of_softmax: tuple[str, str] | None = None
+        #: Scores of which some are -inf, probabilities of which some are 0, and their logarithms.
+        self._some: Marks[str] = Marks()
+        #: The line that multiplies a 0 by its logarithm.
+        self._zeros_at: str | None = None
+        self._tokens: list[torch.Tensor] = []
 
     def found(self) -> Iterator[Misuse]:
         """Rows of scores that a mask leaves nothing of."""
-        if self._rows_at is not None:
-            yield Misuse.of("mask_misused", "rows", "", "softmax", place=self._rows_at)
+        if self._of_softmax is not None:
+            how, place = self._of_softmax
+            yield Misuse.of("mask_misused", how, "", "softmax", place=place)
+        if self._zeros_at is not None:
+            yield Misuse.of("zero_times_log", place=self._zeros_at)
+
+    def given(self, tensors: Sequence[torch.Tensor]) -> None:
+        """A DataLoader gave the tensors of a batch."""
+        self._tokens = [each for each in tensors if _may_be_tokens(each)]
 
     def gave(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a tensor."""
         name = name_of(func).strip("_")
-        if name == "masked_fill" and (at := self._fills_rows(args, kwargs)) is not None:
-            self._rows.put(result, at)
-        elif name == "softmax" and self._rows_at is None and args and _is_of_last(args, kwargs):
-            self._rows_at = self._rows.of(args[0])
+        if name == "masked_fill" and (found := self._fills_rows(args, kwargs)) is not None:
+            self._rows.put(result, found)
+        elif name == "softmax" and self._of_softmax is None and args and _is_of_last(args, kwargs):
+            self._of_softmax = self._rows.of(args[0])
+        if self._zeros_at is None:
+            self._follow_zeros(name, args, kwargs, result)
         mask = self._made(name, args, kwargs, result)
         if mask is not None:
             self._known.put(result, mask)
@@ -129,13 +147,38 @@ class Masks:
             return known._replace(where=_OPPOSITE[known.where])
         return None
 
-    def _fills_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-        """The line, if -inf is put into scores by a mask that is one number for each row."""
-        scores, by, value = (*args, *(kwargs.get(each) for each in ("mask", "value")))[:3]
+    def _fills_rows(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, str] | None:
+        """Which and the line, if -inf is put into scores by a mask that is one number for each row,
+        or that is True for all keys of a sample."""
+        scores, by, value = _filling(args, kwargs)
         if not isinstance(by, torch.Tensor) or value != -math.inf or scores.dim() < 3:
             return None
         is_by_row = by.dim() >= scores.dim() and by.shape[-1] == 1 < scores.shape[-1]
-        return self._place() or "" if is_by_row and by.shape[-2] > 1 else None
+        if is_by_row and by.shape[-2] > 1:
+            return "rows", self._place() or ""
+        known = self._known.of(by)
+        is_of_sample = known is not None and known.is_whole_row and known.where == _PADDING
+        is_over_keys = by.shape[-1] == scores.shape[-1] and scores.requires_grad
+        return ("sample", self._place() or "") if is_of_sample and is_over_keys else None
+
+    def _follow_zeros(
+        self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: torch.Tensor
+    ) -> None:
+        """From scores of -inf to 0 · log 0, which is NaN."""
+        if name == "masked_fill":
+            scores, _, value = _filling(args, kwargs)
+            if value == -math.inf and scores.requires_grad:
+                self._some.put(result, "scores")
+            return
+        marks = [self._some.of(each) for each in args if isinstance(each, torch.Tensor)]
+        if name == "softmax" and marks[:1] == ["scores"]:
+            self._some.put(result, "zeros")
+        elif (name == "log" and marks[:1] == ["zeros"]) or (
+            name == "log_softmax" and marks[:1] == ["scores"]
+        ):
+            self._some.put(result, "logarithms")
+        elif name == "mul" and sorted(filter(None, marks)) == ["logarithms", "zeros"]:
+            self._zeros_at = self._place() or ""
 
     def _triangle(
         self, name: str, diagonal: Any, known: Mask | None, result: torch.Tensor
@@ -164,8 +207,17 @@ class Masks:
             return None if where is None else Mask(where, False, self._place())
         is_whole = given.dtype in (torch.int64, torch.int32) and given.dim() == 2
         if is_whole and type(other) is int and name in ("eq", "ne"):
-            return Mask(_TOKENS if name == "ne" else _PADDING, False, self._place())
+            where = _TOKENS if name == "ne" else _PADDING
+            return Mask(where, False, self._place(), self._is_whole_row(given.shape, other))
         return None
+
+    def _is_whole_row(self, shape: torch.Size, value: int) -> bool:
+        """Has a sample of the batch with this shape this value only?"""
+        own = next((each for each in self._tokens if each.shape == shape), None)
+        if own is None:
+            return False
+        with no_dispatch():
+            return bool((own == value).all(1).any())
 
     def _masked(
         self, args: Sequence[Any], kwargs: dict[str, Any], known: Mask | None
@@ -199,6 +251,18 @@ class Masks:
         if attn_mask.dtype != torch.bool:
             return None if known.adds else Misused("added", known.where, known.place)
         return Misused("attended", known.where, known.place)
+
+
+def _may_be_tokens(tensor: torch.Tensor) -> bool:
+    """Is it small, of whole numbers, and on the CPU?"""
+    is_whole = tensor.dtype in (torch.int64, torch.int32) and tensor.dim() == 2
+    return is_whole and tensor.device.type == "cpu" and 0 < tensor.numel() <= _READ
+
+
+def _filling(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Of ``masked_fill`` the tensor, the mask and the value."""
+    scores, by, value = (*args, *(kwargs.get(each) for each in ("mask", "value")))[:3]
+    return scores, by, value
 
 
 def _is_of_last(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -16,9 +16,19 @@ import torch
 from trainfit.findings.source_code import parsed
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.provenance.cuts import Marks, tensors_among
-from trainfit.results.runs.operands import INDEXING, NO_CALL, RENORMED, FailedCall, Operand, Origin
+from trainfit.results.runs.operands import (
+    INDEXING,
+    NO_CALL,
+    RENORMED,
+    STEPPED,
+    WRONG_INDEX,
+    FailedCall,
+    Operand,
+    Origin,
+)
 from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.user_location import is_library, locals_of
+from trainfit.torch_private.autograd import needs_changed
 
 #: Of one tensor, functions that are remembered in a row: a training that never ends has no end of
 #: them.
@@ -35,6 +45,8 @@ _WITHIN: Final = 2
 _NOT_MADE: Final = {"grad", "requires_grad_", "retain_grad", "detach_", "data"}
 #: Operators of layers.
 _LAYERS: Final = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "matmul", "addmm"}
+#: torch/csrc/autograd/saved_variable.cpp
+_IN_PLACE: Final = "modified by an inplace operation"
 #: Names of what a call of PyTorch's Python has that are none of its operands.
 _NOT_OPERANDS: Final = {"weight", "bias", "running_mean", "running_var"}
 
@@ -103,6 +115,11 @@ class Origins:
         if isinstance(weight, torch.Tensor):
             self._changed.appendleft(self._change(RENORMED, weight))
 
+    def steps(self) -> None:
+        """An optimizer is about to change weights."""
+        if place := self._place():
+            self._changed.appendleft(Origin("in_place", STEPPED, (), (), place))
+
     def assigns(self, tensor: Any) -> None:
         """Numbers were put into a part of a tensor: ``x[…] = …``."""
         if isinstance(tensor, torch.Tensor) and torch.is_grad_enabled():
@@ -143,11 +160,29 @@ class Origins:
         told = [self._operand(name, each) for name, each in named.items()]
         operands = (*within, *told)[:_OPERANDS]
         if module is None:
-            return FailedCall(operands=operands, changed=tuple(self._changed))
+            by, at = self._needed(named.get("loss")) if _IN_PLACE in str(error) else ("", "")
+            return FailedCall(
+                operands=operands, changed=tuple(self._changed), needed_by=by, needed_at=at
+            )
+        index = getattr(error, WRONG_INDEX, None)
         layer, listed = _name_of(module, [frame for frame, _ in frames])
         weight = getattr(module, "weight", None)
         sizes = tuple(weight.shape) if isinstance(weight, torch.Tensor) else ()
-        return FailedCall(layer, type(module).__name__, listed, sizes, operands)
+        kind = type(module).__name__
+        return FailedCall(layer, kind, listed, sizes, operands, wrong_index=index)
+
+    def _needed(self, loss: Any) -> tuple[str, str]:
+        """The operator behind a loss that needs what was changed in place, and its line."""
+        operator = needs_changed(loss.grad_fn) if isinstance(loss, torch.Tensor) else None
+        if operator is None:
+            return "", ""
+        name, made = operator.lower(), self._made.of(loss)
+        lines = {
+            each.place
+            for each in (_behind(made) if made is not None else ())
+            if each.operator.replace("_", "") == name
+        }
+        return name, lines.pop() if len(lines) == 1 else ""
 
     def _within(self, place: str, named: dict[str, Any]) -> list[Operand]:
         """Results of the line that failed, which have no names; what they were made of goes from
@@ -308,11 +343,9 @@ def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """The attribute as it is stored: no property of the script's own runs."""
-    if not isinstance(owner, torch.nn.Module):
-        return None
-    held = vars(owner).get(name)
-    if held is not None:
+    """The attribute as it is stored: no property of the script\'s own runs."""
+    held = getattr(owner, "__dict__", {}).get(name)
+    if held is not None or not isinstance(owner, torch.nn.Module):
         return held
     named = (*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False))
     return dict(named).get(name)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, VIEWS, gives_layer, shape_of
-from trainfit.hooks.provenance.cuts import FirstOfKind, NumberMarks, tensors_among
+from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, NumberMarks, tensors_among
 from trainfit.torch_private.autograd import behind, operands, operator_of, walk
 from trainfit.torch_private.operators import no_dispatch
 
@@ -75,6 +75,10 @@ class _Seen(NamedTuple):
     place: str | None
 
 
+#: Functions that make rows of positions.
+_FLATTEN: Final = {"view", "reshape", "flatten"}
+
+
 class Targets(FirstOfKind):
     """Follows the targets of losses; ``place`` gives the line that is running."""
 
@@ -86,6 +90,8 @@ class Targets(FirstOfKind):
         self._several: NumberMarks[int] = NumberMarks()
         #: Those of large numbers: their mean.
         self._large: NumberMarks[float] = NumberMarks()
+        #: What was flattened to a row for each position, by the shape that it had.
+        self._flattened: Marks[tuple[int, ...]] = Marks()
         #: The numbers of a batch's tensors, which the GPU's copies have as well: a sample of many.
         self._numbers: NumberMarks[torch.Tensor] = NumberMarks()
         #: Of the pass that goes on: tokens that were attended to with no mask, and whether others
@@ -122,6 +128,8 @@ class Targets(FirstOfKind):
     def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch with this name gave a tensor."""
         self._is_told = True
+        if name in _FLATTEN and result.dim() in (1, 2) and tensors_among(args[:1]):
+            self._flattened.put(result, tuple(args[0].shape))
         if name not in _AS_THEY_ARE and name != "embedding":
             return  # as most are: this is asked of each function
         given = tensors_among(args[:2])
@@ -246,6 +254,10 @@ class Targets(FirstOfKind):
         recurring, self._recurring = self._recurring, []
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
+        if averages and not output.numel() and output.requires_grad:
+            self._note("loss_of_nothing", name)
+        if name == "cross_entropy":
+            self._look_at_order(output, target)
         if name in _OF_PROBABILITIES and target.requires_grad and not output.requires_grad:
             self._note("arguments_swapped", name)
         if name in ELEMENTWISE and output.requires_grad and not target.requires_grad:
@@ -273,6 +285,15 @@ class Targets(FirstOfKind):
                 for each in unmasked:
                     if _are_next(labels, each.tokens):
                         self._note("sees_ahead", place=each.place or "")
+
+    def _look_at_order(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        """Were both flattened, one with its samples first and one with its positions?"""
+        given, wanted = self._flattened.of(output), self._flattened.of(target)
+        if given is None or wanted is None or (len(given), len(wanted)) != (3, 2):
+            return
+        if given[:2] == wanted[::-1] and given[0] != given[1] and output.requires_grad:
+            told = ("×".join(map(str, each)) for each in (given, wanted))
+            self._note("targets_misordered", *told)
 
 
 def _last_activation(output: torch.Tensor) -> str:

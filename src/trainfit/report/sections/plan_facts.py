@@ -11,6 +11,7 @@ from trainfit.report.blocks import facts as facts_of
 from trainfit.report.changes import (
     MOST,
     change_text,
+    evaluation_line,
     left_out_text,
     named_remedies,
     remedy_lines,
@@ -530,18 +531,6 @@ _PRODUCERS: tuple[tuple[str, int, Callable[[PlanResult], str]], ...] = (
 # What would make a job fit, or lower its memory: a line each.
 
 
-#: Of an evaluation, by whether there is one.
-_LESS: Final = {
-    "simulated": "the evaluation in smaller batches, or with less kept of each batch",
-    "none": "copies of the model, or of what is saved, on the CPU",
-}
-#: Where each of its batches leaves something behind in a library's own loop.
-_LESS_KEPT: Final = {
-    "Transformers": "TrainingArguments(eval_accumulation_steps=1): predictions go to the CPU; or "
-    "preprocess_logits_for_metrics that gives their argmax, or prediction_loss_only=True",
-    "Lightning": "no outputs kept on self: update a metric of torchmetrics in validation_step, or "
-    "keep `.argmax(1).cpu()` of them",
-}
 #: GPUs that are named.
 _GPUS: Final = 3
 
@@ -567,7 +556,7 @@ def fix_lines(result: PlanResult) -> list[str]:
     elif now.largest_batch:
         first.append(f"batch size {now.largest_batch}, without a safety margin")
     if now.fits:  # its training, and none of the others was evaluated
-        other, lines = None, [_less(result)]
+        other, lines = None, [evaluation_line(result)]
         end = result.epoch_end
         if end is not None and end.without_graph_bytes is not None:
             at = f" at batch size {now.batch_size}" if now.batch_size else ""
@@ -594,10 +583,3 @@ def changes_together(result: PlanResult) -> dict[str, tuple[tuple[str, str], ...
     found = [each for each in tried.items if each.name in together.names]
     changes = [(each.name, line) for each in found for line in each.how]
     return {together_line(together, tried): tuple(changes)}
-
-
-def _less(result: PlanResult) -> str:
-    """What lets the evaluation fit."""
-    end, step = result.epoch_end, result.step
-    loop = step.loop if step is not None and end is not None and end.batch_bytes else ""
-    return _LESS_KEPT.get(loop) or _LESS[end.evaluation if end is not None else "none"]

@@ -15,6 +15,10 @@ INDEXING: Final = "getitem"
 
 #: The function by which an embedding with a ``max_norm`` changes its weight.
 RENORMED: Final = "embedding_renorm"
+#: … and what an optimizer does to all of its weights.
+STEPPED: Final = "optimizer.step()"
+#: The attribute of an exception by which a simulated table tells its ``wrong_index``.
+WRONG_INDEX: Final = "trainfit_wrong_index"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,11 @@ class FailedCall:
         operands: its tensors.
         changed: the last lines that changed a tensor in place, the last one first; ``used_at`` is
             the operator that had computed it.
+        wrong_index: an index that is not in a table, and how many rows the table has; ``None``:
+            that is not why it failed, or not known.
+        needed_by: the operator whose derivative needs what was changed in place ("mul"); empty:
+            not known.
+        needed_at: the line that called it; empty: not known, or several did.
     """
 
     layer: str = ""
@@ -78,6 +87,9 @@ class FailedCall:
     weight: tuple[int, ...] = ()
     operands: tuple[Operand, ...] = ()
     changed: tuple[Origin, ...] = ()
+    wrong_index: tuple[int, int] | None = None
+    needed_by: str = ""
+    needed_at: str = ""
 
 
 #: Of a run that raised nothing, or of which no more is known.

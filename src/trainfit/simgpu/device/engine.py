@@ -26,6 +26,7 @@ from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 from trainfit.simgpu.device import recorder
 from trainfit.simgpu.device.conditions import Rounds
+from trainfit.simgpu.device.determinism import are_refused
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import DeviceMismatch, UnsupportedOperatorError, out_of_memory
 from trainfit.simgpu.device.geometry import (
@@ -368,6 +369,8 @@ class Engine(Hooks):
         self, info: OperatorInfo, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self._key_of_launch = None
+        if info.refusal is not None and are_refused() and (said := info.refusal(args, kwargs)):
+            raise RuntimeError(said)
         try:
             if info.handler is not None:
                 result = info.handler(self, func, args, kwargs)

@@ -194,6 +194,35 @@ def _convolution(args: Any, _: Any) -> None:
 CHECKS[aten.convolution.default] = _convolution
 
 
+def _in_32_bits(kernel: str) -> Callable[[Any, Any], None]:
+    """Operators of linear algebra and distances, whose kernels are not made for 16 bits
+    (AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES in ATen/native/cuda/linalg, DistanceKernel.cu)."""
+
+    def check(args: Any, _: Any) -> None:
+        if args[0].dtype in (torch.float16, torch.bfloat16):
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{_name_of(args[0])}'")
+
+    return check
+
+
+#: The kernel of each, by the operator's name; PyTorch renames some of them.
+_KERNELS_IN_32_BITS: Final = {
+    "linalg_cholesky_ex": "cholesky_cuda",
+    "cholesky_solve": "cholesky_solve_cuda",
+    "_linalg_eigh": "linalg_eigh_cuda",
+    "_linalg_svd": "svd_cuda",
+    "linalg_qr": "geqrf_cuda",
+    "linalg_lu_factor_ex": "lu_factor_cuda",
+    "_linalg_solve_ex": "lu_factor_cuda",
+    "_linalg_det": "lu_factor_cuda",
+    "linalg_solve_triangular": "triangular_solve_cuda",
+    "_cdist_forward": "cdist_cuda",
+}
+for _name, _kernel in _KERNELS_IN_32_BITS.items():
+    if (_packet := getattr(aten, _name, None)) is not None:
+        CHECKS[_packet.default] = _in_32_bits(_kernel)
+
+
 def _of_one_dtype(words: str, *places: int) -> Callable[[Any, Any], None]:
     """Operands that a kernel reads as numbers of the first one's type. ``words`` has {wanted} and
     {given}, as CUDA's kernels (data_ptr) or TensorIterator name them."""
@@ -390,6 +419,10 @@ def infer(func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch(), constructors.pytorchs_own():
             result = func(*plain, **plain_kwargs)
             return result if layout is None else layout(plain, result)
+    except ZeroDivisionError:
+        # The mean of a loss over no number, in the decomposition of its backward: (gradient, input,
+        # target, …). The kernel's result is as empty.
+        return torch.empty_like(plain[1])
     except NotImplementedError as error:
         return _infer_otherwise(func, plain, plain_kwargs, error)
     except RuntimeError as error:

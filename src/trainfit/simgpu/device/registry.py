@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainfit.simgpu.device.determinism import refusal
 from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import has_kernel
 
@@ -85,7 +86,8 @@ class OperatorInfo:
 
     __slots__ = (
         "body", "composite", "fresh", "func", "handler", "inplace_view", "kernel", "launches",
-        "library", "maker", "mutates", "name", "of_lists", "random", "returns", "view", "written",
+        "library", "maker", "mutates", "name", "of_lists", "random", "refusal", "returns", "view",
+        "written",
     )  # fmt: skip
 
     def __init__(self, func: Any, name: int) -> None:
@@ -105,6 +107,11 @@ class OperatorInfo:
         self.of_lists = self.mutates and schema.name.startswith("aten::_foreach_")
         self.inplace_view = torch.Tag.inplace_view in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags
+        own = schema.name.removeprefix("aten::")
+        #: What PyTorch raises of it while deterministic algorithms are on.
+        self.refusal = (
+            refusal(own, schema.overload_name) if schema.name.startswith("aten::") else None
+        )
         returned = [r.alias_info for r in schema.returns]
         self.view = any(a is not None and not a.is_write for a in returned)
         self.launches = not self.view and not self.composite and self.body is None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
+from trainfit.results.runs.operands import WRONG_INDEX
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.geometry import indexed_on_host
@@ -412,8 +413,11 @@ def nll_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 def embedding(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """Rows of a table."""
     indices = engine.values.read(args[1])
-    if indices is not None and _outside(indices, args[0].shape[0]) is not None:
-        raise IndexError("index out of range in self")
+    size = args[0].shape[0]
+    if indices is not None and (wrong := _outside(indices, size)) is not None:
+        error = IndexError("index out of range in self")
+        setattr(error, WRONG_INDEX, (wrong, size))
+        raise error
     return engine.generic(engine.info(func), args, kwargs)
 
 

@@ -27,6 +27,17 @@ _CUDNN_FIRST = (2, 11)
 _BACKENDS = ("math", "flash", "efficient", "cudnn", "overrideable")
 _FIRST_ORDER = [1, 2, 0, 3, 4]
 
+#: Types as C++ names them there.
+_NAMES = {
+    "int64": "long int",
+    "int32": "int",
+    "uint8": "unsigned char",
+    "float32": "float",
+    "float64": "double",
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+}
+
 
 def attention(
     gpu: GpuSpec,
@@ -40,7 +51,18 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """``F.scaled_dot_product_attention`` on ``gpu``; shapes (batch, heads, tokens, size)."""
+    """``F.scaled_dot_product_attention`` on ``gpu``; shapes (batch, heads, tokens, size).
+
+    Raises what PyTorch's own check raises of a mask of whole numbers
+    (aten/src/ATen/native/transformers/attention.cpp, validate_sdpa_input).
+    """
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        given, wanted = (dtype_name(each.dtype) for each in (mask, query))
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
+            f"attn_mask.dtype: {_NAMES.get(given, given)} and  query.dtype: "
+            f"{_NAMES.get(wanted, wanted)} instead."
+        )
     backend = choose_backend(gpu, query, key, value, mask, causal, enable_gqa, dropout)
     if backend == "math":
         return private.scaled_dot_product_attention_math(  # type: ignore[no-any-return]
