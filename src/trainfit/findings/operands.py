@@ -307,7 +307,8 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
 
 
 def _stepped(found: Finding, call: FailedCall, shape: tuple[int, ...], by: str) -> Finding | None:
-    """… by an optimizer, which changes weights: their node is that of a transposed view."""
+    """A finding on what an optimizer changed; it changes weights: their node is that of a
+    transposed view."""
     made = next((each for each in call.changed if each.operator == STEPPED), None)
     alike = any(each.gave == shape for each in call.changed)
     if made is None or alike or by not in _OF_WEIGHTS:

@@ -531,7 +531,7 @@ class LearningObserver:
         left_out = [name for key, name in names.items() if key in leaves and key not in had]
         schedules = self._schedules if ahead else ()
         steps = max((seen.steps for seen in looked), default=0)
-        is_apart = self._owned.isdisjoint(foreign)
+        is_apart, models = self._owned.isdisjoint(foreign), [known() for known in self._models]
         return LearningFacts(
             steps=sum(seen.looks for seen in looked),
             optimized=sum(len(seen.had) for seen in looked),
@@ -558,9 +558,7 @@ class LearningObserver:
             same_batch=self._restarts.same_batch,
             not_split=self._not_split,
             same_order=self._order.same(ahead if is_whole else 0),
-            passed_by=None
-            if not (all_known and looked)
-            else passed_by(self._wrappers, [known() for known in self._models]),
+            passed_by=passed_by(self._wrappers, models) if all_known and looked else None,
             misfit=self._misfit,
             not_finite=self._not_finite if self._not_finite and self._not_finite.kind else None,
             misuses=(

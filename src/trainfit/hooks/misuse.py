@@ -157,15 +157,12 @@ class MisuseObserver:
         self.hooked = Hooked()
         self.averages = Averages(place)
         self.policies = PolicyTerms(place)
-        self.same = SameInputs(place)
-        self.moved = Moved(place, steps)
+        self.same, self.moved = SameInputs(place), Moved(place, steps)
         self.host_copies, self.casts = HostCopies(place, steps), UndoneCasts(place, steps)
-        self.mixed, self.drawn = MixedPasses(place), DrawnSteps(place)
+        self.mixed, self.drawn, self.averaging = MixedPasses(place), DrawnSteps(place), Averaging()
         self.limits = HandMadeLimits(place, lambda: self.scaled.are_gradients)
         self.ties, self.freezing, self.profiling = Ties(place), Freezing(), Profiling()
-        self.grown = Grown()
-        self.stalled = Stalled()
-        self.averaging = Averaging()
+        self.grown, self.stalled = Grown(), Stalled()
         #: Has the first step begun, and are all steps looked at, or was that so at the last look?
         self._begun = self._is_early = False
 
@@ -179,8 +176,8 @@ class MisuseObserver:
             *self.outputs.found(), *self.weights.found(), *self.scores.found(),
             *self.averages.found(), *self.masks.found(), *self.ties.found(), *self.freezing.found(),
             *self.hooked.found(), *self.policies.found(), *self.same.found(), *self.moved.found(),
-            *self.host_copies.found(), *self.limits.found(), *self.mixed.found(),
-            *self.drawn.found(), *self.casts.found(), *self.lost.found(names),
+            *self.host_copies.found(), *self.limits.found(), *self.lost.found(names),
+            *self.drawn.found(), *self.casts.found(), *self.averaging.found(), *self.mixed.found(),
             *self.loaders.found(self.batches.data), *self.terms.found(), *self.passes.found(names),
             *self.targets.found(), *self.inputs.found(), *self.restored.found(),
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),

@@ -117,10 +117,10 @@ def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> fr
 
 
 def _without_backward(recording: Recording, live: IntArray) -> frozenset[int]:
-    """Of those alive, results of layers that calls of a model in a row left there: many times as
-    many as a step of the training makes, and no backward pass among them. A graph of a sampling or
-    an evaluation; what is kept of calls without one is the result of few layers.
-    """
+    """Allocations among those alive that are results of layers which calls of a model in a row left
+    there: many times as many as a step of the training makes, and no backward pass among them. A
+    graph of a sampling or an evaluation; what is kept of calls without one is the result of few
+    layers."""
     calls: dict[tuple[int, int], list[int]] = defaultdict(list)
     for alloc in live.tolist():
         if (layer := _layer(recording, alloc)) is not None:

@@ -98,7 +98,7 @@ class WindowProbe:
         self._entered = self._simulation.operators
 
     def leave(self, module: torch.nn.Module, kwargs: Mapping[str, Any]) -> None:
-        """Note that the call has ended. Of tensors only their form is kept: they would live longer."""
+        """Note the end of a call. Of tensors only their form is kept: they would live longer."""
         self._before = self._entered - self._ended
         self._ended = self._simulation.operators
         self._module = module

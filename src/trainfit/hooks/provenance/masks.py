@@ -164,7 +164,7 @@ class Masks:
     def _follow_zeros(
         self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: torch.Tensor
     ) -> None:
-        """From scores of -inf to 0 · log 0, which is NaN."""
+        """Follow scores of -inf to 0 · log 0, which is NaN."""
         if name == "masked_fill":
             scores, _, value = _filling(args, kwargs)
             if value == -math.inf and scores.requires_grad:
@@ -260,7 +260,7 @@ def _may_be_tokens(tensor: torch.Tensor) -> bool:
 
 
 def _filling(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Of ``masked_fill`` the tensor, the mask and the value."""
+    """The tensor, the mask and the value of ``masked_fill``."""
     scores, by, value = (*args, *(kwargs.get(each) for each in ("mask", "value")))[:3]
     return scores, by, value
 

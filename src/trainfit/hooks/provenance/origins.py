@@ -343,7 +343,7 @@ def _of_line(frame: FrameType, line: int) -> Iterator[tuple[str, Any]]:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """The attribute as it is stored: no property of the script\'s own runs."""
+    """The attribute as it is stored: no property of the script's own runs."""
     held = getattr(owner, "__dict__", {}).get(name)
     if held is not None or not isinstance(owner, torch.nn.Module):
         return held
