@@ -127,19 +127,8 @@ MOSTLY: Final = "memory_mostly"
 def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
     """The causes, the one with the most memory first."""
     causes = (
-        _kept,
-        _idle,
-        _held_over,
-        _pairwise,
-        _survivors,
-        _loaded,
-        _loss,
-        _whole_checkpoint,
-        _adapters,
-        _buckets,
-        _workspaces,
-        _fragments,
-        _most,
+        *(_kept, _idle, _held_over, _pairwise, _survivors, _loaded, _loss, _whole_checkpoint),
+        *(_adapters, _buckets, _workspaces, _fragments, _most),
     )
     found = [finding for cause in causes for finding in cause(memory)]
     if any(finding.kind != MOSTLY for finding in found[:-1]):
@@ -182,15 +171,13 @@ def _idle(memory: FullMemory) -> Iterator[Finding]:
     nbytes = sum(held.nbytes for held in idle)
     if memory.share(nbytes) < _SHARE:
         return
+    kept = str(sum(held.idle for held in idle))
     yield Finding(
         CALLS_WITH_GRAPH,
         "critical",
         f"{size(nbytes)} are the graph of many calls of the model in a row, and no backward pass "
         "uses it: gradients are on while it samples or evaluates",
-        (
-            Evidence("of graphs", nbytes, "bytes"),
-            Evidence("kept tensors", str(sum(held.idle for held in idle))),
-        ),
+        (Evidence("of graphs", nbytes, "bytes"), Evidence("kept tensors", kept)),
         "each call gets what the one before gave, or its result is kept: all activations of all "
         "calls stay until the last one",
         (Fix("@torch.no_grad() on the function that samples or evaluates"),),
@@ -499,8 +486,7 @@ def _of_half(memory: FullMemory) -> tuple[str, ...]:
 
 
 def of_first_step(by_kind: Mapping[str, int]) -> Finding:
-    """The finding that a GPU is full when an optimizer makes its first step, by what it has of each
-    kind."""
+    """The finding that a GPU is full at an optimizer's first step, by what it has of each kind."""
     parameters = by_kind.get("parameter", 0)
     return Finding(
         "optimizer_state_first",

@@ -445,8 +445,7 @@ def _seen_until(trace: Trace) -> str:
 
 
 def _fails_when_cut(trace: Trace, cut: LoaderCut) -> str:
-    """A clause on a script that fails in an evaluation of which it got a part; empty where it does
-    not."""
+    """A clause on a script that fails within an evaluation; empty where it does not."""
     outcome, coverage = trace.outcome, trace.outcome.coverage
     is_short = cut.others < _WHOLE[0] and is_longer(coverage, cut)
     if outcome.status != "failed" or not is_short:
@@ -562,8 +561,7 @@ def _measured(
 def _short_runs(
     job: PlannedJob, traces: Sequence[Trace], lengths: Sequence[int], length: int | None
 ) -> list[ShortRun]:
-    """The runs of different lengths, each length once: a short evaluation is over before it is
-    cut."""
+    """One run of each length: a short evaluation is over before it is cut."""
     found: dict[int, ShortRun] = {}
     for trace, at in zip(traces, lengths, strict=True):
         batches = min(at, length or at)

@@ -234,8 +234,7 @@ def step_words(result: LoaderResult) -> str:
 
 
 def certainty(result: LoaderResult) -> str:
-    """A sentence on how much the measured rate of the recommended settings differs from the
-    predicted one."""
+    """A sentence on how far the recommended settings' measured rate is from the predicted."""
     ran = [run for run in result.confirmed if run.measured_batches_per_s is not None]
     runs = [run for run in ran if not run.is_disturbed]
     if ran and not runs:

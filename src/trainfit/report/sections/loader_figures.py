@@ -103,8 +103,7 @@ def _run_of(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
 
 
 def _measured(result: LoaderResult, settings: LoaderSettings) -> Confirmed | None:
-    """The confirming run of these settings, if it did not fail and other processes did not disturb
-    it."""
+    """The confirming run of these settings, if it neither failed nor was disturbed by others."""
     run = _run_of(result, settings)
     if run is None or run.measured_batches_per_s is None or run.is_disturbed:
         return None

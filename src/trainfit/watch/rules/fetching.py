@@ -352,9 +352,8 @@ class Fetching:
 
     @functools.cached_property
     def _are_first(self) -> NDArray[np.bool_]:
-        """A mask of the batches that are the first of a worker's process, where more of these are
-        started than there are workers: with each epoch. What its data set begins with is in them.
-        """
+        """A mask of batches that are the first of a worker's process, where more are started than
+        there are workers: with each epoch. What its data set begins with is in them."""
         rows, every = self.rank.fetches, self.rank.record.fetches
         pids, of = np.unique(every["pid"], return_inverse=True)
         if len(pids) <= 2 * (self.workers or 0) or (pids < 0).any():

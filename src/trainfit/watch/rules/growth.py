@@ -128,8 +128,7 @@ _OUTPUTS: Final = 1 << 16
 
 
 def _kept_graphs(view: RankView) -> Iterator[Finding]:
-    """The finding on kept graphs of a run that is too short for its RAM to tell, or whose graphs
-    are small."""
+    """The finding on kept graphs that are small, or whose run is too short for RAM to tell."""
     variable = kept_tensors(view)
     if variable is None or variable.holds != "graphs":
         return
@@ -242,8 +241,7 @@ _CYCLES: Final = (
 
 
 def _what_a_data_set_keeps(variable: GrowingVariable, role: int) -> str:
-    """A clause on the growth of a worker's variable, or of one of the process that makes the
-    batches itself."""
+    """A clause on a variable that grows in a worker, or in what makes the batches itself."""
     many, name = f"{variable.first_size} to {variable.last_size} entries", f"`{variable.name}`"
     if role:
         return (
