@@ -42,13 +42,16 @@ def write_page() -> None:
     right = sum(each["right"] for each in found.values())
     evaluations = evaluations_of(found.values())
     named = sum(each != "silent" for each in evaluations)
+    of_evaluations = (
+        f" Of {len(evaluations)} families measured since this is counted, {named} have their "
+        "evaluation simulated, or named in the first line."
+    )
     summary = (
         f"\n{right} of {len(found)} families are right; median times: first answer "
         f"{middle(ratios(found.values(), 'first', 'wall')):.1f}, "
         f"plan {middle(ratios(found.values(), '', 'wall')):.1f} "
         f"({middle(ratios(found.values(), '', 'cpu')):.1f} in processor time)."
-        f" Of {len(evaluations)} families measured since this is counted, {named} have their "
-        "evaluation simulated, or named in the first line.\n\n"
+        f"{of_evaluations if evaluations else ''}\n\n"
     )
     STORE.with_suffix(".md").write_text(_ABOUT + summary + table + "\n", encoding="utf-8")
 
