@@ -493,7 +493,7 @@ class Runner:
         seconds = self._own_s()
         kept = self._generation.frozen
         steps = self._simulation.steps if kept is None else kept.steps
-        end = dataclasses.replace(end, steps=steps, seconds=seconds)
+        end = self._peers.explained(dataclasses.replace(end, steps=steps, seconds=seconds))
         coverage = self._covered(end.status)
         TraceOutcome(
             **vars(end),

@@ -8,6 +8,8 @@ and takes what is large as unknown, as it takes its own.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import os
 import time
 from collections import Counter
@@ -17,14 +19,18 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.findings.source_code import file_syntax
 from trainfit.results.runs.communication import Meeting
-from trainfit.results.runs.trace import CAME_FOLDER, SENT_FOLDER, WAITS_FILE
+from trainfit.results.runs.trace import CAME_FOLDER, SENT_FOLDER, WAITS_FILE, ScriptOutcome
+from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.tensor import DeviceTensor, gpu_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.torch_private.operators import no_dispatch
 
 #: What is kept of what a rank does with others; a step of a large model has a few hundreds.
 _MOST: Final = 4000
+#: Names that a line with gathered objects may share with any other.
+_NO_OBJECTS: Final = {"dist", "torch", "rank", "world_size", "self", "print", "len", "range"}
 #: Seconds between looks for what another rank sends.
 _TICK_S: Final = 0.005
 
@@ -74,6 +80,16 @@ def _by_nccl(group: Any) -> bool:
         return False
 
 
+def _words(place: str) -> set[str]:
+    """Variables at a line of the script's ("file:line")."""
+    file, _, line = place.rpartition(":")
+    tree = file_syntax(file)
+    nodes = () if tree is None or not line.isdigit() else ast.walk(tree)
+    return {
+        node.id for node in nodes if isinstance(node, ast.Name) and node.lineno == int(line)
+    } - _NO_OBJECTS
+
+
 class PeerIsGone(RuntimeError):
     """A rank waits for another that has ended: the job would hang."""
 
@@ -82,7 +98,8 @@ class Peers:
     """What one rank does with others: ``rank`` is its number in the job, ``company`` those
     simulated with it, and ``folder`` where it reads and writes what passes between them.
 
-    Attributes: ``meetings`` are what it did with others, in order.
+    Attributes: ``meetings`` are what it did with others, in order; ``gave_none_at`` is the line at
+    which it had no object where objects of all ranks were gathered (``None``: nowhere).
     """
 
     def __init__(
@@ -90,6 +107,7 @@ class Peers:
     ) -> None:
         self.rank, self.company = rank, frozenset(company) - {rank}
         self.meetings: list[Meeting] = []
+        self.gave_none_at: str | None = None
         self._folder = Path(folder)
         self._sent, self._expected = 0, Counter[int]()
 
@@ -105,6 +123,22 @@ class Peers:
         (:func:`gpu_in`)."""
         if len(self.meetings) < _MOST:
             self.meetings.append(Meeting(kind, tuple(group), nbytes, user_frame(), peer, gpu))
+
+    def explained(self, end: ScriptOutcome) -> ScriptOutcome:
+        """The outcome ``end``; where the script failed on a None among gathered objects to which
+        this rank gave one, others may have given what it needs, and do not run."""
+        if self.gave_none_at is None or end.status != "failed" or "NoneType" not in end.message:
+            return end
+        if not _words(self.gave_none_at) & _words(end.location or ""):
+            return end
+        what = UnsupportedOperatorError(
+            "objects gathered from other ranks",
+            self.gave_none_at,
+            "not simulated",
+            f"only rank {self.rank} runs, which gives None there, and what others give is not "
+            f"known; let rank {self.rank} have its object, too",
+        )
+        return dataclasses.replace(end, status="unsupported", message=str(what))
 
     def send(self, to: int, content: torch.Tensor | None) -> None:
         """``content`` goes to rank ``to`` (``None``: it is not known)."""

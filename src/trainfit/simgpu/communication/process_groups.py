@@ -8,6 +8,7 @@ has as many as the machine has GPUs, at most.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -269,7 +270,8 @@ def _note_meeting_place() -> None:
         communication.assume(f"{names} were assumed to be set where the tasks are started")
 
 
-_SEND_OBJECTS: Final = ("all_gather_object", "gather_object", "scatter_object_list")
+_GATHER_OBJECTS: Final = ("all_gather_object", "gather_object")
+_SEND_OBJECTS: Final = (*_GATHER_OBJECTS, "scatter_object_list")
 
 
 def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,6 +293,21 @@ def _objects_of_rank(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(object_list, src, *args, **kwargs)
 
     return broadcast
+
+
+def _objects_of_all(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``all_gather_object`` or ``gather_object``: what this rank gives stands for all others, which
+    where it is None need not be so."""
+    names = list(inspect.signature(original).parameters)
+
+    @functools.wraps(original)
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        assert Communication.current is not None
+        if (dict(zip(names, args, strict=False)) | kwargs).get("obj") is None:
+            Communication.current.peers.gave_none_at = user_frame()
+        return original(*args, **kwargs)
+
+    return gather
 
 
 def _by_new_groups(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -369,6 +386,7 @@ class Collectives:
         ).install(patches)
         of_rank = _objects_of_rank(module.broadcast_object_list)
         sends = {name: as_objects(getattr(module, name)) for name in _SEND_OBJECTS}
+        sends |= {name: _objects_of_all(sends[name]) for name in _GATHER_OBJECTS}
         for name, function in (sends | {"broadcast_object_list": as_objects(of_rank)}).items():
             for owner in (distributed, module):
                 patches.set(owner, name, function)
