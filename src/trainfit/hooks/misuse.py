@@ -183,7 +183,6 @@ class MisuseObserver:
             *self.overwritten.found(), *self.bystanders.found(trains=self._begun),
             *self.profiling.found(), *self.plateaus.found(self._steps(), self.batches.of_epoch),
             *self.predictions.found(), *self.sequences.found(), *self._without_slope(names),
-            *self.averaging.found(),
         )  # fmt: skip
 
     def _of_precision(self) -> Iterator[Misuse]:
