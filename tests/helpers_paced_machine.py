@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainfit.pace.fixes import Fixer
@@ -66,7 +66,8 @@ class MachineTraits:
     idle clock (1: it stays up), which is reached and left with ``gpu_falls_s`` and
     ``gpu_rises_s``. ``cold_launches`` and ``cold_work`` are by how much launches and work are
     slower after a pause. ``can_hold`` is the right to forbid idle states, ``can_wake`` the means
-    to keep the GPU busy. ``noise`` is the coefficient of variation of a call's times,
+    to keep the GPU busy. ``threads`` are the cores that other threads of the process want, by name.
+    ``noise`` is the coefficient of variation of a call's times,
     ``hiccups`` how often something else takes a few ms.
     """
 
@@ -81,6 +82,7 @@ class MachineTraits:
     cold_work: float = 0.0
     can_hold: bool = True
     can_wake: bool = True
+    threads: Mapping[str, float] = dataclasses.field(default_factory=dict)
     noise: float = 0.03
     hiccups: float = 0.005
 
@@ -143,7 +145,9 @@ class SimulatedMachine:
         try:
             yield found
         finally:
-            found.readings = Readings(gpu_hz=self.device.clocks().sm_hz)
+            found.readings = Readings(
+                gpu_hz=self.device.clocks().sm_hz, threads_cores=self.traits.threads
+            )
 
     # --- The call -------------------------------------------------------------------------------
     def call(self) -> None:

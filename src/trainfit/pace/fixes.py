@@ -126,6 +126,8 @@ def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Fix, 
     for finding in found.findings:
         for each in _of(finding.cause, machine, uses_gpu, found.hz):
             made.setdefault(each.title, each)
+    if found.threads:
+        made.setdefault(_PROCESS.title, _PROCESS)
     return tuple(sorted(made.values(), key=lambda each: each.tier or 0))
 
 
@@ -142,6 +144,8 @@ def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> 
         return [_GRAPHS]
     if cause == "cold_caches":
         return [_rehearse(hz), *graphs, *_cores(machine), _ALONE]
+    if cause == "competing_thread":
+        return [_PROCESS]
     return [*graphs, *_cores(machine), _ALONE]
 
 
@@ -217,6 +221,17 @@ _ALONE: Final = Fix(
     "leave it out",
     "one core that other processes cannot use",
     title="keep other processes off the core",
+    tier=1,
+)
+
+
+_PROCESS: Final = Fix(
+    "multiprocessing.Process for what the thread does, or a wait (Event.wait) in each round of it; "
+    "one that runs Python code holds the interpreter's lock for 5 ms at a time "
+    "(sys.setswitchinterval)",
+    "leave it in a thread",
+    "memory of a second process, and a queue or shared memory to it",
+    title="a process of its own for what the other thread does",
     tier=1,
 )
 

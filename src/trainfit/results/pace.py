@@ -43,8 +43,10 @@ Cause = Literal[
     "launch_overhead",
     "cold_caches",
     "cache_or_contention",
+    "competing_thread",
 ]
-"""The last where no rehearsal call could tell the two apart."""
+"""The last but one where no rehearsal call could tell the two apart; the last is another thread of
+the process."""
 FixName = Literal["spin", "rehearse", "qos", "governor"]
 
 
@@ -59,7 +61,8 @@ class Readings:
     ``cpu_hz`` is the clock of the CPU that the process was on at the block's end, ``idle_shares``
     how much of the block its CPUs were in each C-state, ``throttled`` how often they were slowed
     for heat. ``gpu_hz`` is the SM clock. ``others_cores`` are the cores that
-    other processes kept busy.
+    other processes kept busy, ``threads_cores`` those that other threads of this process were on
+    or waited for, by thread.
     """
 
     cpu_hz: float | None = None
@@ -69,6 +72,7 @@ class Readings:
     gpu_pstate: int | None = None
     gpu_slowed: bool | None = None
     others_cores: float | None = None
+    threads_cores: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +184,8 @@ class CauseShare:
 @dataclasses.dataclass(frozen=True)
 class Attribution:
     """Why paced calls are slower. ``cannot_tell`` says what is left unexplained ("": nothing),
-    ``would_tell`` what would decide more."""
+    ``would_tell`` what would decide more, ``threads`` which other threads of the process worked
+    while no call ran."""
 
     hz: float
     excess_s: Estimate
@@ -188,6 +193,7 @@ class Attribution:
     findings: tuple[CauseShare, ...]
     cannot_tell: str = ""
     would_tell: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

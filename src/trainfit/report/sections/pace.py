@@ -95,6 +95,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
     "cold_caches": "COLD CACHES: weights and code have left the caches when the call comes",
     "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
+    "competing_thread": "COMPETING THREAD: calls wait for another thread of this process",
 }
 AS_FAST: Final = "Calls at these rates are as fast as back to back"
 
@@ -510,6 +511,9 @@ def _varied(result: PaceResult) -> str:
 def _why(found: Attribution | None) -> str:
     if found is None:
         return ""
+    if not found.findings and found.threads:
+        names = " and ".join(found.threads)
+        return f": cannot tell why, as another thread of this process works meanwhile ({names})"
     if not found.findings:
         return ": the cause is not known"
     names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
