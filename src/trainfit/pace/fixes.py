@@ -15,7 +15,16 @@ from trainfit.pace.pacer import HYBRID_S, RehearsalCall
 from trainfit.pace.settings import Settings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
 from trainfit.results.findings import Fix
-from trainfit.results.pace import Arm, Attribution, Block, Cause, Estimate, FixName, FixTrial
+from trainfit.results.pace import (
+    Arm,
+    Attribution,
+    Block,
+    Cause,
+    Estimate,
+    FixName,
+    FixTrial,
+    RateSummary,
+)
 from trainfit.results.text import duration, percent
 
 _POLICIES: Final = "sys/devices/system/cpu/cpufreq"
@@ -117,11 +126,15 @@ class Fixer:
 _POWER: Final = "more power and heat, also while idle"
 
 
-def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Fix, ...]:
-    """The fixes of all causes, each once, by tier."""
-    if found is None:
-        return ()
+def advice(
+    found: Attribution | None, machine: Mapping[str, str], rates: Sequence[RateSummary] = ()
+) -> tuple[Fix, ...]:
+    """The fixes of all causes, each once, by tier; ``rates``: of garbage collections in calls."""
     made: dict[str, Fix] = {}
+    if any(each.is_collecting for each in rates):
+        made[_COLLECTOR.title] = _COLLECTOR
+    if found is None:
+        return tuple(made.values())
     uses_gpu = any(arm.device_s is not None for arm in found.arms)
     for finding in found.findings:
         for each in _of(finding.cause, machine, uses_gpu, found.hz):
@@ -225,6 +238,14 @@ _ALONE: Final = Fix(
 )
 
 
+_COLLECTOR: Final = Fix(
+    "gc.collect(), gc.freeze() and gc.disable() before the loop, and no gc.collect() in a call; "
+    "gc.collect() between ticks, right after a call, where the pause is long enough for it",
+    "gc.enable(), gc.unfreeze()",
+    "objects that refer to each other in a circle stay in memory until the next gc.collect()",
+    title="garbage collections between ticks, none within a call",
+    tier=1,
+)
 _PROCESS: Final = Fix(
     "multiprocessing.Process for what the thread does, or a wait (Event.wait) in each round of it; "
     "one that runs Python code holds the interpreter's lock for 5 ms at a time "

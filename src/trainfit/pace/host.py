@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -21,6 +22,7 @@ from trainfit.hardware.machine.topology import (
 )
 from trainfit.pace.settings import held_awake
 from trainfit.results.pace import Readings
+from trainfit.simgpu.patching import PatchSet
 
 # ---
 # The GPU during the calls: kernel times, what keeps it awake, its clocks.
@@ -366,6 +368,10 @@ class Host(Protocol):
     def no_idle_states(self) -> contextlib.AbstractContextManager[None]:
         """Deep idle states are forbidden within."""
 
+    def collections_s(self) -> float:
+        """Seconds of this process's garbage collections since the last such look, while the time is
+        observed."""
+
     def observed(self) -> contextlib.AbstractContextManager[BlockReadings]:
         """What the machine says of the time within, once that is over."""
 
@@ -377,6 +383,10 @@ class BlockReadings:
         self.readings = Readings()
 
 
+#: Garbage collections between two looks, of a call: those beyond are not told.
+_MOST_COLLECTIONS: Final = 1 << 12
+
+
 class RealHost:
     """This machine, its files below ``root``."""
 
@@ -384,6 +394,8 @@ class RealHost:
         self.device: Device = device or NoDevice()
         self._observer = observer or Observer()
         self._exponent = _calibrated()
+        most = _MOST_COLLECTIONS
+        self._collections = deque[float](maxlen=most), deque[float](maxlen=most)
 
     def look_for_device(self) -> None:
         if not self.device.is_there:
@@ -415,13 +427,25 @@ class RealHost:
     def no_idle_states(self) -> contextlib.AbstractContextManager[None]:
         return held_awake()
 
+    def collections_s(self) -> float:
+        starts, stops = self._collections
+        if not stops:
+            return 0.0
+        seconds = sum(max(0.0, stop - start) for start, stop in zip(starts, stops, strict=False))
+        starts.clear()
+        stops.clear()
+        return seconds
+
     @contextlib.contextmanager
     def observed(self) -> Iterator[BlockReadings]:
         found = BlockReadings()
         before = self._observer.counters()
+        patches = PatchSet()
         try:
+            patches.see_collections(time.perf_counter, *self._collections)
             yield found
         finally:
+            patches.restore()
             found.readings = self._observer.readings(before, self.device.clocks())
 
 

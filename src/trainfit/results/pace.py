@@ -102,6 +102,8 @@ class Block:
     readings: Readings = dataclasses.field(default_factory=Readings)
     fix: FixName | None = None
     """The fix that was in effect."""
+    collected_s: tuple[float, ...] = ()
+    """Garbage collections of Python within each call (empty: there were none)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +155,16 @@ class RateSummary:
     reached_hz: float
     """Calls a second that were made, or could be where the rate is too high."""
     is_reached: bool
+    collected_share: float = 0.0
+    """Of the calls' time, that of garbage collections within them."""
+    misses_collecting: int = 0
+    """Misses that would have ended in time without the garbage collections within."""
+
+    @property
+    def is_collecting(self) -> bool:
+        """Do garbage collections make a fifth of the calls' time, or of the misses?"""
+        late = self.misses > 0 and self.misses_collecting >= 0.2 * self.misses
+        return late or self.collected_share >= 0.2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import threading
 import time
 from pathlib import Path
@@ -98,6 +99,22 @@ def test_other_threads_are_told_by_name_with_the_cores_that_they_want(tmp_path: 
         ended.set()
         named.join()
     assert found == pytest.approx({"camera": 0.5, "without a name in Python": 0.02}, rel=0.2)
+
+
+def test_garbage_collections_are_timed_while_the_time_is_observed() -> None:
+    host, before = RealHost(), list(gc.callbacks)
+    with host.observed():
+        gc.collect()
+        assert 0 < host.collections_s() < 60
+        gc.disable()
+        try:
+            host.collections_s()
+            assert host.collections_s() == 0.0
+        finally:
+            gc.enable()
+    assert gc.callbacks == before
+    gc.collect()
+    assert host.collections_s() == 0.0
 
 
 def test_the_fixed_loop_takes_about_what_it_should() -> None:

@@ -451,9 +451,12 @@ def _cannot_hold(result: PaceResult) -> str:
         return ""
     rates = ", ".join(f"{hz:g}" for hz, _ in result.unheld)
     hz, seconds = max(result.unheld)
+    rows = [row for row in all_rates(result) if row.is_collecting and row.hz in (None, hz)]
+    share = max((row.collected_share for row in rows), default=0.0)
+    collected = f" ({percent(share)} of it garbage collections of Python)" if share else ""
     return (
-        f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}, and the next is "
-        f"due after {duration(result.period / hz)}"
+        f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}{collected}, and "
+        f"the next is due after {duration(result.period / hz)}"
     )
 
 
@@ -466,8 +469,17 @@ def _late(result: PaceResult) -> str:
         return ""
     return (
         f"At {worst.hz:g} Hz {percent(worst.missed_share)} of the calls end after the next one is "
-        f"due, though half of them need {duration(worst.calls.p50)} or less{_next_to(result)}"
+        f"due, though half of them need {duration(worst.calls.p50)} or less"
+        + (_collecting(worst) or _next_to(result))
     )
+
+
+def _collecting(row: RateSummary) -> str:
+    """Which of its late calls garbage collections explain; empty: less than half of them."""
+    if not row.misses_collecting or row.misses_collecting < row.misses / 2:
+        return ""
+    share = row.misses_collecting / row.misses
+    return f"; garbage collections within them make {percent(share)} of these late"
 
 
 def _next_to(result: PaceResult) -> str:
@@ -524,7 +536,7 @@ def _why(found: Attribution | None) -> str:
 _KINDS: Final[Sequence[tuple[str, str]]] = (
     ("calls vary", "calls vary: the middle half of them by a quarter or more"),
     ("calls became", "calls changed during the measurement (heat, or another load)"),
-    ("outliers", "some calls are outliers; other work ran at the same time"),
+    ("outliers", "some calls are outliers; other work or garbage collections ran at the same time"),
     ("too few for p95", "too few calls with work for p95"),
 )
 _DURATION: Final = re.compile(r"--duration (\d+) gives")
