@@ -125,6 +125,22 @@ def test_late_calls_are_told_from_garbage_collections_within_them() -> None:
     assert "garbage" not in verdict_line(dataclasses.replace(found, rates=(other,)))
 
 
+def test_calls_that_are_too_long_back_to_back_as_well_are_not_late_for_the_rate() -> None:
+    """A log that is written to the disk in the call."""
+    late = measured(dataclasses.replace(HEALTHY, hiccups=0.0), ACT)
+    (rate,) = late.rates
+    late = dataclasses.replace(late, rates=(dataclasses.replace(rate, missed_share=0.3),))
+    assert "the rate is not why" not in verdict_line(late)
+    blocks = tuple(
+        dataclasses.replace(each, wall_s=tuple(0.05 if n % 4 == 0 else wall
+                                               for n, wall in enumerate(each.wall_s)))
+        if each.arm == "back_to_back" else each
+        for each in late.blocks
+    )  # fmt: skip
+    text = verdict_line(dataclasses.replace(late, blocks=blocks))
+    assert re.search(r"; back to back 2\d% need more than 33.3 ms, too: the rate is not why", text)
+
+
 def test_a_call_that_collects_garbage_itself_is_told_so() -> None:
     found = measured(dataclasses.replace(HEALTHY, collects=(1, 0.1)), SHORT)
     assert verdict_line(found).startswith("30 Hz cannot be held: a call needs 10")

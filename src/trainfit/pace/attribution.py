@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -35,7 +35,7 @@ from trainfit.pace.statistics import (
     taken_away,
 )
 from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, CauseShare, Estimate, Readings
-from trainfit.results.text import core_count, ghz, percent
+from trainfit.results.text import core_count, duration, ghz, percent
 
 #: An arm is said to help from this part of the excess on, and if the interval's low end is above
 #: the second; what is left unexplained counts from the same on.
@@ -204,9 +204,13 @@ def attribute(seen: PacedSamples) -> Attribution:
     else:
         findings += found
     findings.sort(key=lambda finding: -finding.share.value)
+    low, high = _middle_half(seen, "sleep")
+    if not findings and not seen.competing and high - low > excess.value:
+        cannot_tell += "; " * bool(cannot_tell) + _spread_words(seen)
     would = [f"{_NAMES[arm]}: {why}" for arm, why in seen.why_not.items() if _matters(arm, seen)]
     if seen.competing:
-        would.insert(0, f"the same measurement without {_named(seen.competing)}")
+        names = ", ".join(seen.competing)
+        would.insert(0, f"the same measurement without these threads of this process: {names}")
     return Attribution(
         seen.hz,
         excess,
@@ -215,6 +219,7 @@ def attribute(seen: PacedSamples) -> Attribution:
         "; ".join(part for part in (open_questions, cannot_tell) if part),
         tuple(would) if open_questions or cannot_tell else (),
         tuple(seen.competing),
+        high - low,
     )
 
 
@@ -222,6 +227,21 @@ _GONE: Final = (
     "paced calls were no slower during attribution; the earlier slowdown was not caused by "
     "the pauses, or is over: re-run the measurement"
 )
+
+
+def _middle_half(seen: PacedSamples, arm: Arm) -> tuple[float, float]:
+    low, high = np.percentile(np.concatenate(seen.samples[arm].wall), (25, 75))
+    return float(low), float(high)
+
+
+def _spread_words(seen: PacedSamples) -> str:
+    paced, back = (
+        " to ".join(map(duration, _middle_half(seen, arm))) for arm in ("sleep", "back_to_back")
+    )
+    return (
+        f"calls vary by more than the excess: half of them within {paced}, back to back within "
+        f"{back} (their own work: files, logs, memory, locks; or other programs)"
+    )
 
 
 def _helps(found: Estimate | None) -> bool:
@@ -426,8 +446,8 @@ def _next_to_threads(
     spin = seen.recovered.get("spin")
     if open_questions and spin is not None:
         lost += spin.value
-    waits, threads = seen.waits, _named(seen.competing)
-    works = ", ".join(f"{name} {core_count(each)}" for name, each in seen.competing.items())
+    waits = seen.waits
+    works = ", ".join(f"{name}: {core_count(each)}" for name, each in seen.competing.items())
     is_free = not seen.has_gpu and seen.others_cores < _OTHERS
     if is_free and waits is not None and _helps(waits) and not kept:
         said = (
@@ -440,7 +460,8 @@ def _next_to_threads(
         return kept, ""
     return kept, (
         f"{percent(min(1.0, lost))} of the excess is due to the pause (cold caches, the clock) "
-        f"or to {threads} ({works}, also between calls): what was tried shuts out both"
+        f"or to other threads of this process ({works}, also between calls): what was tried shuts "
+        "out both"
     )
 
 
@@ -452,10 +473,6 @@ def _is_proven(cause: Cause, seen: PacedSamples) -> bool:
     if cause == "c_states":
         return "no_idle_states" in seen.samples
     return cause not in ("cold_caches", "cache_or_contention")
-
-
-def _named(threads: Iterable[str]) -> str:
-    return "this process's thread " + " and ".join(threads)
 
 
 def _took(found: Estimate, what: str) -> str:

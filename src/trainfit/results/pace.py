@@ -206,6 +206,13 @@ class Attribution:
     cannot_tell: str = ""
     would_tell: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
+    middle_half_s: float = 0.0
+    """How far the middle half of the paced calls is apart."""
+
+    @property
+    def is_spread(self) -> bool:
+        """Do paced calls vary by more than they are slower?"""
+        return self.middle_half_s > self.excess_s.value
 
 
 @dataclasses.dataclass(frozen=True)

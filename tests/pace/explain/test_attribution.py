@@ -30,7 +30,7 @@ from trainfit.pace.attribution import PacedSamples, attribute, causes
 from trainfit.pace.fixes import advice
 from trainfit.pace.host import Kernels
 from trainfit.pace.statistics import Sample
-from trainfit.report.sections.pace import pace_subject
+from trainfit.report.sections.pace import pace_subject, verdict_line
 from trainfit.results.pace import Arm, Readings
 
 SEEDS = some_of(range(3), 1)
@@ -104,6 +104,7 @@ def evidence(
     gpu: tuple[float, float] | None = None,
     threads: dict[str, float] | None = None,
     others: float = 0.0,
+    varies: float = 0.02,
 ) -> PacedSamples:
     """Medians in ms; CPU times, probes and kernels' times are (paced, back to back)."""
     import numpy as np
@@ -112,7 +113,7 @@ def evidence(
         paced = arm != "back_to_back"
 
         def times(value: float) -> tuple[np.ndarray, ...]:
-            return tuple(value * 1e-3 * np.linspace(0.98, 1.02, 21) for _ in range(4))
+            return tuple(value * 1e-3 * np.linspace(1 - varies, 1 + varies, 21) for _ in range(4))
 
         pick = 0 if paced else 1
         return Sample(times(walls[arm]), times(cpu[pick]), (), times(before[pick]))
@@ -225,8 +226,10 @@ def test_next_to_a_thread_of_the_process_nothing_is_called_cold_caches() -> None
     found = attribute(evidence(COLD, cpu=(20.0, 10.0), threads={"camera": 1.0}))
     assert not found.findings and found.threads == ("camera",)
     assert "100% of the excess is due to the pause" in found.cannot_tell
-    assert "this process's thread camera (camera 1 core, also between calls)" in found.cannot_tell
-    assert found.would_tell == ("the same measurement without this process's thread camera",)
+    assert "other threads of this process (camera: 1 core, also between calls)" in found.cannot_tell
+    assert found.would_tell == (
+        "the same measurement without these threads of this process: camera",
+    )
     assert [each.title for each in advice(found, {})] == [
         "a process of its own for what the other thread does"
     ]
@@ -250,7 +253,7 @@ def test_a_call_that_waits_longer_while_a_thread_works_competes_with_it() -> Non
     found = attribute(evidence(walls, threads={"camera": 0.9}))
     assert causes(found) == ("competing_thread",) and not found.cannot_tell
     assert found.findings[0].share.value == pytest.approx(1.0)
-    assert "camera 0.9 cores" in found.findings[0].evidence[1]
+    assert "camera: 0.9 cores" in found.findings[0].evidence[1]
     # Other processes make calls wait, too.
     busy = attribute(evidence(walls, threads={"camera": 0.9}, others=1.9))
     assert not busy.findings and "camera" in busy.cannot_tell
@@ -293,6 +296,23 @@ def test_calls_without_a_gpu_have_no_arms_of_it() -> None:
 def test_what_nothing_explains_cannot_be_told() -> None:
     found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 20}, cpu=(10.0, 10.0)))
     assert not found.findings and "remains when" in found.cannot_tell
+
+
+def test_calls_that_vary_by_more_than_the_excess_are_told_so() -> None:
+    """What a call does at any rate (a log to a disk) is no cause, and neither is anything else."""
+    walls: dict[Arm, float] = {"sleep": 20, "back_to_back": 10, "spin": 20, "rehearse_awake": 20}
+    wide = attribute(evidence(walls, varies=0.9))
+    assert not wide.findings and wide.is_spread
+    assert (
+        "half of them within 11 ms to 29 ms, back to back within 5.5 ms to 14.5 ms"
+        in wide.cannot_tell
+    )
+    even = attribute(evidence(walls))
+    assert not even.is_spread and "vary" not in even.cannot_tell
+    found = measured(CACHES, ON_CPU)
+    for seen, words in ((wide, "calls vary by more than that"), (even, "the cause is not known")):
+        text = verdict_line(dataclasses.replace(found, attribution=seen))
+        assert text.endswith(words)
 
 
 def test_without_the_arm_that_works_nothing_is_claimed() -> None:

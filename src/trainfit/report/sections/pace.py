@@ -470,7 +470,21 @@ def _late(result: PaceResult) -> str:
     return (
         f"At {worst.hz:g} Hz {percent(worst.missed_share)} of the calls end after the next one is "
         f"due, though half of them need {duration(worst.calls.p50)} or less"
-        + (_collecting(worst) or _next_to(result))
+        + (_collecting(worst) or _also_back_to_back(result, worst) + _next_to(result))
+    )
+
+
+def _also_back_to_back(result: PaceResult, row: RateSummary) -> str:
+    """That calls are as long at any rate; empty where half as many are, or fewer."""
+    walls = dict(base_walls(result)).get(rate_name(None), [])
+    if not walls or row.hz is None:
+        return ""
+    share = sum(wall > 1 / row.hz for wall in walls) / len(walls)
+    if share <= row.missed_share / 2:
+        return ""
+    return (
+        f"; back to back {percent(share)} need more than {duration(1 / row.hz)}, too: the rate is "
+        "not why"
     )
 
 
@@ -524,8 +538,10 @@ def _why(found: Attribution | None) -> str:
     if found is None:
         return ""
     if not found.findings and found.threads:
-        names = " and ".join(found.threads)
-        return f": cannot tell why, as another thread of this process works meanwhile ({names})"
+        threads = ", ".join(found.threads)
+        return f": cannot tell why, as another thread of this process works meanwhile ({threads})"
+    if not found.findings and found.is_spread:
+        return ": cannot tell why, as calls vary by more than that"
     if not found.findings:
         return ": the cause is not known"
     names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
