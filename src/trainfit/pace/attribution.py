@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from trainfit.pace.host import Kernels
+from trainfit.pace.host import UNNAMED, Kernels
 from trainfit.pace.statistics import (
     Sample,
     Values,
@@ -60,8 +60,8 @@ TRIED: Final[tuple[Arm, ...]] = (
 MOST_AWAKE: Final[tuple[Arm, ...]] = ("launching", "awake", "spin")
 #: Those that keep one thing awake each.
 _APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
-#: Cores that a thread wants while no call runs, to compete with calls; and those that other
-#: processes have, for a call's waits to be due to them as well.
+#: Cores that a thread wants while no call runs (for one of Python: of that time), to compete with
+#: calls; and those that other processes have, for a call's waits to be due to them as well.
 _COMPETES: Final = 0.1
 _OTHERS: Final = 0.3
 
@@ -158,7 +158,13 @@ class PacedSamples:
             name: statistics.fmean(row.get(name, 0.0) for row in rows)
             for name in {name for row in rows for name in row}
         }
-        found = {name: each for name, each in cores.items() if each - in_calls >= _COMPETES}
+        # A pool of PyTorch spins for about a millisecond after a call; Python's threads do not.
+        between = max(0.0, 1 - in_calls)
+        found = {
+            name: each
+            for name, each in cores.items()
+            if between and each - in_calls >= _COMPETES * (1 if name == UNNAMED else between)
+        }
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
     @property

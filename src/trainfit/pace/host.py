@@ -309,7 +309,7 @@ class Observer:
 
 
 #: What Python does not know is one name: a pool's threads are many.
-_UNNAMED: Final = "without a name in Python"
+UNNAMED: Final = "without a name in Python"
 #: Cores from which a thread is told of.
 _TOLD: Final = 0.01
 
@@ -323,7 +323,7 @@ def _other_threads(
     found: dict[str, float] = {}
     for thread, spent in now.items():
         cores = (spent - before.get(thread, spent)) / seconds
-        name = names.get(thread, _UNNAMED)
+        name = names.get(thread, UNNAMED)
         if thread == threading.get_native_id() or name == _AWAKE or cores < _TOLD:
             continue
         found[name] = max(cores, found.get(name, 0.0))

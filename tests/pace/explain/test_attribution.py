@@ -28,7 +28,7 @@ from helpers_paced_machine import MachineTraits, SimulatedWork
 from helpers_report import whole
 from trainfit.pace.attribution import PacedSamples, attribute, causes
 from trainfit.pace.fixes import advice
-from trainfit.pace.host import Kernels
+from trainfit.pace.host import UNNAMED, Kernels
 from trainfit.pace.statistics import Sample
 from trainfit.report.sections.pace import pace_subject, verdict_line
 from trainfit.results.pace import Arm, Readings
@@ -239,13 +239,22 @@ def test_next_to_a_thread_of_the_process_nothing_is_called_cold_caches() -> None
         assert not other.findings and "camera" in other.cannot_tell
 
 
-@pytest.mark.parametrize("threads", [{}, {"logs": 0.05}, {"without a name in Python": 0.6}])
+@pytest.mark.parametrize("threads", [{}, {"logs": 0.05}, {UNNAMED: 0.6}])
 def test_threads_that_work_little_or_for_the_call_leave_cold_caches(
     threads: dict[str, float],
 ) -> None:
     """Calls of 20 ms at 30 Hz have a pool's threads at work for 0.6 of the time."""
     found = attribute(evidence(COLD, cpu=(20.0, 10.0), threads=threads))
     assert causes(found) == ("cold_caches",) and not found.threads and not found.cannot_tell
+
+
+def test_a_thread_that_fills_a_short_pause_competes() -> None:
+    """Calls of 30 ms at 30 Hz leave 3 ms."""
+    walls = {arm: ms + 10 for arm, ms in COLD.items()}
+    busy = attribute(evidence(walls, cpu=(30.0, 20.0), threads={"camera": 0.99}))
+    assert busy.threads == ("camera",) and not busy.findings
+    pool = attribute(evidence(walls, cpu=(30.0, 20.0), threads={UNNAMED: 0.93}))
+    assert causes(pool) == ("cold_caches",)
 
 
 def test_a_call_that_waits_longer_while_a_thread_works_competes_with_it() -> None:
