@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from trainfit.pace.fixes import Fixer
@@ -66,8 +66,10 @@ class MachineTraits:
     idle clock (1: it stays up), which is reached and left with ``gpu_falls_s`` and
     ``gpu_rises_s``. ``cold_launches`` and ``cold_work`` are by how much launches and work are
     slower after a pause. ``can_hold`` is the right to forbid idle states, ``can_wake`` the means
-    to keep the GPU busy. ``noise`` is the coefficient of variation of a call's times,
-    ``hiccups`` how often something else takes a few ms.
+    to keep the GPU busy. ``threads`` are the cores that other threads of the process
+    want, by name, ``collects`` how many calls have one garbage collection, and its seconds.
+    ``noise`` is the coefficient of variation of a call's times, ``hiccups`` how often something
+    else takes a few ms.
     """
 
     headroom: float | None = None
@@ -81,6 +83,8 @@ class MachineTraits:
     cold_work: float = 0.0
     can_hold: bool = True
     can_wake: bool = True
+    threads: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    collects: tuple[int, float] | None = None
     noise: float = 0.03
     hiccups: float = 0.005
 
@@ -93,7 +97,8 @@ class SimulatedMachine:
     ) -> None:
         self.traits, self.work = traits, work or SimulatedWork()
         self._chance = random.Random(seed)
-        self._now = self._cpu = 0.0
+        self._now = self._cpu = self._collected = 0.0
+        self._calls = 0
         self._load = 1.0
         self._call_began = 0.0
         self._gpu_clock = 1.0
@@ -143,7 +148,9 @@ class SimulatedMachine:
         try:
             yield found
         finally:
-            found.readings = Readings(gpu_hz=self.device.clocks().sm_hz)
+            found.readings = Readings(
+                gpu_hz=self.device.clocks().sm_hz, threads_cores=self.traits.threads
+            )
 
     # --- The call -------------------------------------------------------------------------------
     def call(self) -> None:
@@ -159,7 +166,15 @@ class SimulatedMachine:
             self._launch(times)
         if self._chance.random() < traits.hiccups:
             self._busy(self._chance.uniform(2e-3, 8e-3))
+        self._calls += 1
+        if traits.collects is not None and self._calls % traits.collects[0] == 0:
+            self._busy(traits.collects[1])
+            self._collected += traits.collects[1]
         self._last_call = self._now
+
+    def collections_s(self) -> float:
+        found, self._collected = self._collected, 0.0
+        return found
 
     def touch(self) -> None:
         """The data that a call reads is read: it is half of what makes cold work slow."""

@@ -63,10 +63,10 @@ _UNITS: Final = {
     "workers": "empty input_workers num_workers workers",
     "threads": "library_threads second_threads started_threads thread_pools threads worker_threads",
     "cores": "busy_cores cores cores_busy cuda_cores logical_cpus others_cores physical_cores "
-             "quota_cores tensor_cores usable_cores",
+             "quota_cores tensor_cores threads_cores usable_cores",
     "GPUs": "counts gpus",
     "ranks": "ranks world_size",
-    "calls": "call calls first_call launches misses simulated_calls text_calls",
+    "calls": "call calls first_call launches misses misses_collecting simulated_calls text_calls",
     "tokens": "known_tokens model_tokens new_tokens positions prompt_tokens",
     "sequences": "sequences",
     "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "

@@ -37,7 +37,7 @@ from trainfit.pace.fixes import Proof, with_skipped
 from trainfit.pace.host import Kernels
 from trainfit.pace.measuring import Options, measure
 from trainfit.pace.pacer import RehearsalCall
-from trainfit.report.sections.pace import merged, pace_subject
+from trainfit.report.sections.pace import merged, pace_subject, verdict_line
 from trainfit.results.pace import OTHERS, Estimate, PaceResult
 from trainfit.results.text import WIDTH
 
@@ -105,6 +105,47 @@ def test_that_a_rate_cannot_be_held_is_the_headline() -> None:
     assert not dataclasses.replace(found, period=10).unheld
     (often, *_) = screen(pace_subject(dataclasses.replace(found, period=3))).splitlines()
     assert often.startswith("30 Hz cannot be held: one call in 3 needs 20")
+
+
+def test_late_calls_are_told_from_garbage_collections_within_them() -> None:
+    """In every seventh call, as often as a chunked policy works: no period of its own."""
+    traits = dataclasses.replace(HEALTHY, collects=(7, 40e-3))
+    found = measured(traits, SHORT)
+    (rate,) = found.rates
+    assert found.period == 1 and rate.misses_collecting == rate.misses > 3
+    assert "; garbage collections within them make 100% of these late" in verdict_line(found)
+    assert [each.title for each in found.advice] == [
+        "garbage collections between ticks, none within a call"
+    ]
+    busy = dataclasses.replace(found, warnings=(f"{OTHERS} 1.88 cores during the measurement",))
+    assert OTHERS not in verdict_line(busy)
+    quick = measured(dataclasses.replace(HEALTHY, collects=(7, 1e-4)), SHORT)
+    assert not quick.advice and "garbage" not in whole(pace_subject(quick))
+    other = dataclasses.replace(rate, misses_collecting=0, collected_share=0.0)
+    assert "garbage" not in verdict_line(dataclasses.replace(found, rates=(other,)))
+
+
+def test_calls_that_are_too_long_back_to_back_as_well_are_not_late_for_the_rate() -> None:
+    """A log that is written to the disk in the call."""
+    late = measured(dataclasses.replace(HEALTHY, hiccups=0.0), ACT)
+    (rate,) = late.rates
+    late = dataclasses.replace(late, rates=(dataclasses.replace(rate, missed_share=0.3),))
+    assert "the rate is not why" not in verdict_line(late)
+    blocks = tuple(
+        dataclasses.replace(each, wall_s=tuple(0.05 if n % 4 == 0 else wall
+                                               for n, wall in enumerate(each.wall_s)))
+        if each.arm == "back_to_back" else each
+        for each in late.blocks
+    )  # fmt: skip
+    text = verdict_line(dataclasses.replace(late, blocks=blocks))
+    assert re.search(r"; back to back 2\d% need more than 33.3 ms, too: the rate is not why", text)
+
+
+def test_a_call_that_collects_garbage_itself_is_told_so() -> None:
+    found = measured(dataclasses.replace(HEALTHY, collects=(1, 0.1)), SHORT)
+    assert verdict_line(found).startswith("30 Hz cannot be held: a call needs 10")
+    assert "ms (95% of it garbage collections of Python), and the next" in verdict_line(found)
+    assert found.attribution is None and len(found.advice) == 1
 
 
 def test_calls_that_end_too_late_are_said_though_most_do_not() -> None:

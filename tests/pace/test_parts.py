@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -93,6 +94,14 @@ def test_calls_of_one_kind(walls: list[float]) -> None:
     assert rhythm([block(walls)] if walls else []) == CallPattern()
 
 
+def test_garbage_collections_are_no_period() -> None:
+    """They come with every so many new objects: as often as the network of a chunked policy."""
+    walls = ([0.002] * 4 + [0.04]) * 6
+    assert rhythm([block(walls)]) == CallPattern(5, 4)
+    collected = tuple(0.038 if wall > 0.01 else 0.0 for wall in walls)
+    assert rhythm([dataclasses.replace(block(walls), collected_s=collected)]) == CallPattern()
+
+
 # --- Statistics ---------------------------------------------------------------------------------
 def sample(*parts: np.ndarray) -> Sample:
     return Sample(tuple(parts), tuple(parts), (), ())
@@ -168,6 +177,13 @@ def test_doubts_are_said() -> None:
     odd = even.copy()
     odd[7] = 0.2
     assert "calls are outliers (up to 200 ms)" in warnings_of(sample(odd), "30 Hz")[0]
+    collected = np.zeros(30)
+    collected[7] = 0.19
+    (said,) = warnings_of(dataclasses.replace(sample(odd), collected=(collected,)), "30 Hz")
+    assert said.endswith("; garbage collections within them make 1 of these")
+    odd[9] = 0.2
+    (said,) = warnings_of(dataclasses.replace(sample(odd), collected=(collected,)), "30 Hz")
+    assert said.endswith("make 1 of these, other work ran at the same time")
     wide = np.linspace(0.01, 0.03, 60)
     said = " ".join(warnings_of(sample(wide), "30 Hz"))
     assert "calls vary" in said and "slower during the measurement" in said

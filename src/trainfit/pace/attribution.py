@@ -6,6 +6,10 @@ the part of that which is waking up, and leaves the clock's; keeping the GPU bus
 what the GPU's falling clock costs; launching small kernels as well, what a cold driver does.
 What a rehearsal call right before removes in addition to all of these is due to cold caches and
 branch predictors. What no arm removes is undetermined.
+
+Where another thread of the process works, what the caller does between calls also keeps that thread
+off the core, its caches and the interpreter's lock: such an arm then proves neither cold caches nor
+the CPU's clock. That calls wait longer, and nobody else has the cores, does prove the thread.
 """
 
 from __future__ import annotations
@@ -17,10 +21,21 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from trainfit.pace.host import Kernels
-from trainfit.pace.statistics import Sample, estimate, is_slower, median, ratio, speed, taken_away
+import numpy as np
+
+from trainfit.pace.host import UNNAMED, Kernels
+from trainfit.pace.statistics import (
+    Sample,
+    Values,
+    estimate,
+    is_slower,
+    median,
+    ratio,
+    speed,
+    taken_away,
+)
 from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, CauseShare, Estimate, Readings
-from trainfit.results.text import ghz, percent
+from trainfit.results.text import core_count, duration, ghz, percent
 
 #: An arm is said to help from this part of the excess on, and if the interval's low end is above
 #: the second; what is left unexplained counts from the same on.
@@ -45,6 +60,10 @@ TRIED: Final[tuple[Arm, ...]] = (
 MOST_AWAKE: Final[tuple[Arm, ...]] = ("launching", "awake", "spin")
 #: Those that keep one thing awake each.
 _APART: Final[tuple[Arm, ...]] = ("spin", "gpu_awake")
+#: Cores that a thread wants while no call runs (for one of Python: of that time), to compete with
+#: calls; and those that other processes have, for a call's waits to be due to them as well.
+_COMPETES: Final = 0.1
+_OTHERS: Final = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +146,47 @@ class PacedSamples:
         name = list(rows[0])[-1]
         return name, statistics.fmean(row.get(name, 0.0) for row in rows)
 
+    @functools.cached_property
+    def competing(self) -> Mapping[str, float]:
+        """The other threads of the process that work while no call runs, and the cores that each
+        wants. A pool's threads work for the call, and as long as it at most."""
+        rows = [each.threads_cores for each in self.readings.get("sleep", ())]
+        if not rows:
+            return {}
+        in_calls = self.hz * float(np.mean(np.concatenate(self.samples["sleep"].wall)))
+        cores = {
+            name: statistics.fmean(row.get(name, 0.0) for row in rows)
+            for name in {name for row in rows for name in row}
+        }
+        # A pool of PyTorch spins for about a millisecond after a call; Python's threads do not.
+        between = max(0.0, 1 - in_calls)
+        found = {
+            name: each
+            for name, each in cores.items()
+            if between and each - in_calls >= _COMPETES * (1 if name == UNNAMED else between)
+        }
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+    @property
+    def others_cores(self) -> float:
+        """Cores that other processes had while calls were paced."""
+        told = [each.others_cores or 0.0 for each in self.readings.get("sleep", ())]
+        return statistics.fmean(told) if told else 0.0
+
+    @property
+    def waits(self) -> Estimate | None:
+        """The share of the excess by which a call waits longer."""
+
+        def off_core(arm: Arm) -> list[Values]:
+            sample = self.samples[arm]
+            return [a - b for a, b in zip(sample.wall, sample.cpu, strict=True)]
+
+        def share(m: Sequence[float]) -> float:
+            return (m[0] - m[1]) / (m[2] - m[3]) if m[2] > m[3] else math.nan
+
+        paced, back = self.samples["sleep"].wall, self.samples["back_to_back"].wall
+        return estimate(share, (off_core("sleep"), off_core("back_to_back"), paced, back))
+
     def is_slowed(self, arm: Arm = "sleep") -> bool | None:
         """Does the fixed loop run slower before calls of this arm than back to back?"""
         paced, back = self.speed(arm), self.speed("back_to_back")
@@ -145,9 +205,18 @@ def attribute(seen: PacedSamples) -> Attribution:
     findings += _of_the_gpu(seen)
     findings += _of_launching(seen)
     found, cannot_tell = _of_the_rest(seen)
-    findings += found
+    if seen.competing:
+        findings, open_questions = _next_to_threads(seen, findings + found, open_questions)
+    else:
+        findings += found
     findings.sort(key=lambda finding: -finding.share.value)
+    low, high = _middle_half(seen, "sleep")
+    if not findings and not seen.competing and high - low > excess.value:
+        cannot_tell += "; " * bool(cannot_tell) + _spread_words(seen)
     would = [f"{_NAMES[arm]}: {why}" for arm, why in seen.why_not.items() if _matters(arm, seen)]
+    if seen.competing:
+        names = ", ".join(seen.competing)
+        would.insert(0, f"the same measurement without these threads of this process: {names}")
     return Attribution(
         seen.hz,
         excess,
@@ -155,6 +224,8 @@ def attribute(seen: PacedSamples) -> Attribution:
         tuple(findings),
         "; ".join(part for part in (open_questions, cannot_tell) if part),
         tuple(would) if open_questions or cannot_tell else (),
+        tuple(seen.competing),
+        high - low,
     )
 
 
@@ -162,6 +233,21 @@ _GONE: Final = (
     "paced calls were no slower during attribution; the earlier slowdown was not caused by "
     "the pauses, or is over: re-run the measurement"
 )
+
+
+def _middle_half(seen: PacedSamples, arm: Arm) -> tuple[float, float]:
+    low, high = np.percentile(np.concatenate(seen.samples[arm].wall), (25, 75))
+    return float(low), float(high)
+
+
+def _spread_words(seen: PacedSamples) -> str:
+    paced, back = (
+        " to ".join(map(duration, _middle_half(seen, arm))) for arm in ("sleep", "back_to_back")
+    )
+    return (
+        f"calls vary by more than the excess: half of them within {paced}, back to back within "
+        f"{back} (their own work: files, logs, memory, locks; or other programs)"
+    )
 
 
 def _helps(found: Estimate | None) -> bool:
@@ -351,6 +437,48 @@ def _of_rehearsals(
     more = f"{percent(unknown)} of the excess remains also with a rehearsal call right before"
     found = CauseShare("cold_caches", warm, (*said, *_launch_words(seen)))
     return [found], more if unknown >= HELPS else ""
+
+
+# --- Other threads of the process ---------------------------------------------------------------
+
+
+def _next_to_threads(
+    seen: PacedSamples, findings: list[CauseShare], open_questions: str
+) -> tuple[list[CauseShare], str]:
+    """The causes that are proven although other threads of the process work, and a sentence on
+    what is not; ``open_questions`` is the one on the idle CPU."""
+    kept = [each for each in findings if _is_proven(each.cause, seen)]
+    lost = sum(each.share.value for each in findings) - sum(each.share.value for each in kept)
+    spin = seen.recovered.get("spin")
+    if open_questions and spin is not None:
+        lost += spin.value
+    waits = seen.waits
+    works = ", ".join(f"{name}: {core_count(each)}" for name, each in seen.competing.items())
+    is_free = not seen.has_gpu and seen.others_cores < _OTHERS
+    if is_free and waits is not None and _helps(waits) and not kept:
+        said = (
+            f"{percent(waits.value)} of the excess is time in which the call waits for the "
+            "interpreter's lock or a core, and does not work",
+            f"other threads of this process want, also between calls: {works}",
+        )
+        kept, lost = [CauseShare("competing_thread", waits, said)], lost - waits.value
+    if lost < HELPS:
+        return kept, ""
+    return kept, (
+        f"{percent(min(1.0, lost))} of the excess is due to the pause (cold caches, the clock) "
+        f"or to other threads of this process ({works}, also between calls): what was tried shuts "
+        "out both"
+    )
+
+
+def _is_proven(cause: Cause, seen: PacedSamples) -> bool:
+    """Is it shown by something that a thread of the process does not lose by?"""
+    if cause == "cpu_frequency":
+        paced, back = seen.clock("sleep", "cpu_hz"), seen.clock("back_to_back", "cpu_hz")
+        return paced is not None and back is not None and paced < _SLOWED * back
+    if cause == "c_states":
+        return "no_idle_states" in seen.samples
+    return cause not in ("cold_caches", "cache_or_contention")
 
 
 def _took(found: Estimate, what: str) -> str:

@@ -15,7 +15,16 @@ from trainfit.pace.pacer import HYBRID_S, RehearsalCall
 from trainfit.pace.settings import Settings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
 from trainfit.results.findings import Fix
-from trainfit.results.pace import Arm, Attribution, Block, Cause, Estimate, FixName, FixTrial
+from trainfit.results.pace import (
+    Arm,
+    Attribution,
+    Block,
+    Cause,
+    Estimate,
+    FixName,
+    FixTrial,
+    RateSummary,
+)
 from trainfit.results.text import duration, percent
 
 _POLICIES: Final = "sys/devices/system/cpu/cpufreq"
@@ -117,15 +126,21 @@ class Fixer:
 _POWER: Final = "more power and heat, also while idle"
 
 
-def advice(found: Attribution | None, machine: Mapping[str, str]) -> tuple[Fix, ...]:
-    """The fixes of all causes, each once, by tier."""
-    if found is None:
-        return ()
+def advice(
+    found: Attribution | None, machine: Mapping[str, str], rates: Sequence[RateSummary] = ()
+) -> tuple[Fix, ...]:
+    """The fixes of all causes, each once, by tier; ``rates``: of garbage collections in calls."""
     made: dict[str, Fix] = {}
+    if any(each.is_collecting for each in rates):
+        made[_COLLECTOR.title] = _COLLECTOR
+    if found is None:
+        return tuple(made.values())
     uses_gpu = any(arm.device_s is not None for arm in found.arms)
     for finding in found.findings:
         for each in _of(finding.cause, machine, uses_gpu, found.hz):
             made.setdefault(each.title, each)
+    if found.threads:
+        made.setdefault(_PROCESS.title, _PROCESS)
     return tuple(sorted(made.values(), key=lambda each: each.tier or 0))
 
 
@@ -142,6 +157,8 @@ def _of(cause: Cause, machine: Mapping[str, str], uses_gpu: bool, hz: float) -> 
         return [_GRAPHS]
     if cause == "cold_caches":
         return [_rehearse(hz), *graphs, *_cores(machine), _ALONE]
+    if cause == "competing_thread":
+        return [_PROCESS]
     return [*graphs, *_cores(machine), _ALONE]
 
 
@@ -217,6 +234,25 @@ _ALONE: Final = Fix(
     "leave it out",
     "one core that other processes cannot use",
     title="keep other processes off the core",
+    tier=1,
+)
+
+
+_COLLECTOR: Final = Fix(
+    "gc.collect(), gc.freeze() and gc.disable() before the loop, and no gc.collect() in a call; "
+    "gc.collect() between ticks, right after a call, where the pause is long enough for it",
+    "gc.enable(), gc.unfreeze()",
+    "objects that refer to each other in a circle stay in memory until the next gc.collect()",
+    title="garbage collections between ticks, none within a call",
+    tier=1,
+)
+_PROCESS: Final = Fix(
+    "multiprocessing.Process for what the thread does, or a wait (Event.wait) in each round of it; "
+    "one that runs Python code holds the interpreter's lock for 5 ms at a time "
+    "(sys.setswitchinterval)",
+    "leave it in a thread",
+    "memory of a second process, and a queue or shared memory to it",
+    title="a process of its own for what the other thread does",
     tier=1,
 )
 

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -16,10 +17,12 @@ from trainfit.hardware.machine.topology import (
     busy_seconds,
     clock_here,
     idle_seconds,
+    thread_seconds,
     throttle_count,
 )
 from trainfit.pace.settings import held_awake
 from trainfit.results.pace import Readings
+from trainfit.simgpu.patching import PatchSet
 
 # ---
 # The GPU during the calls: kernel times, what keeps it awake, its clocks.
@@ -30,6 +33,8 @@ from trainfit.results.pace import Readings
 #: Of a keep-alive, seconds that the GPU works at a time, and that it then has nothing to do: it
 #: does not go idle within, and a call's kernels do not wait for longer.
 _WORKS_S, _PAUSES_S = 0.5e-3, 0.5e-3
+#: The name of its thread.
+_AWAKE: Final = "trainfit-gpu-awake"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +184,7 @@ class CudaDevice:
                 while not ended.wait(_WORKS_S + _PAUSES_S):
                     sleep(cycles)
 
-        thread = threading.Thread(target=work, name="trainfit-gpu-awake", daemon=True)
+        thread = threading.Thread(target=work, name=_AWAKE, daemon=True)
         thread.start()
         try:
             yield
@@ -247,7 +252,8 @@ def device_in_use() -> Device:
 @dataclasses.dataclass(frozen=True)
 class Counters:
     """Counters at one moment: monotonic time; of the CPUs that may be used, seconds in each
-    C-state, throttle events and CPU seconds worked; CPU seconds of this process with its children.
+    C-state, throttle events and CPU seconds worked; CPU seconds of this process with its children;
+    seconds that its threads worked or waited for a core.
     """
 
     at_s: float
@@ -255,6 +261,7 @@ class Counters:
     throttled: int | None
     all_s: float
     own_s: float
+    threads_s: Mapping[int, float]
 
 
 class Observer:
@@ -272,6 +279,7 @@ class Observer:
             throttle_count(self._system, self._cpus),
             busy_seconds(self._cpus),
             own.user + own.system + own.children_user + own.children_system,
+            thread_seconds(self._system),
         )
 
     def readings(self, before: Counters, clocks: Clocks) -> Readings:
@@ -296,7 +304,30 @@ class Observer:
             gpu_pstate=clocks.pstate,
             gpu_slowed=clocks.is_slowed,
             others_cores=max(0.0, others / seconds),
+            threads_cores=_other_threads(before.threads_s, now.threads_s, seconds),
         )
+
+
+#: What Python does not know is one name: a pool's threads are many.
+UNNAMED: Final = "without a name in Python"
+#: Cores from which a thread is told of.
+_TOLD: Final = 0.01
+
+
+def _other_threads(
+    before: Mapping[int, float], now: Mapping[int, float], seconds: float
+) -> dict[str, float]:
+    """Cores that each other thread of this process wanted in ``seconds``, by its name in Python;
+    of several of one name, the busiest."""
+    names = {each.native_id: each.name for each in threading.enumerate()}
+    found: dict[str, float] = {}
+    for thread, spent in now.items():
+        cores = (spent - before.get(thread, spent)) / seconds
+        name = names.get(thread, UNNAMED)
+        if thread == threading.get_native_id() or name == _AWAKE or cores < _TOLD:
+            continue
+        found[name] = max(cores, found.get(name, 0.0))
+    return found
 
 
 #: Of the fixed loop, seconds at full speed: long enough for the clock (0.2 µs a look), short
@@ -337,6 +368,10 @@ class Host(Protocol):
     def no_idle_states(self) -> contextlib.AbstractContextManager[None]:
         """Deep idle states are forbidden within."""
 
+    def collections_s(self) -> float:
+        """Seconds of this process's garbage collections since the last such look, while the time is
+        observed."""
+
     def observed(self) -> contextlib.AbstractContextManager[BlockReadings]:
         """What the machine says of the time within, once that is over."""
 
@@ -348,6 +383,10 @@ class BlockReadings:
         self.readings = Readings()
 
 
+#: Garbage collections between two looks, of a call: those beyond are not told.
+_MOST_COLLECTIONS: Final = 1 << 12
+
+
 class RealHost:
     """This machine, its files below ``root``."""
 
@@ -355,6 +394,8 @@ class RealHost:
         self.device: Device = device or NoDevice()
         self._observer = observer or Observer()
         self._exponent = _calibrated()
+        most = _MOST_COLLECTIONS
+        self._collections = deque[float](maxlen=most), deque[float](maxlen=most)
 
     def look_for_device(self) -> None:
         if not self.device.is_there:
@@ -386,13 +427,25 @@ class RealHost:
     def no_idle_states(self) -> contextlib.AbstractContextManager[None]:
         return held_awake()
 
+    def collections_s(self) -> float:
+        starts, stops = self._collections
+        if not stops:
+            return 0.0
+        seconds = sum(max(0.0, stop - start) for start, stop in zip(starts, stops, strict=False))
+        starts.clear()
+        stops.clear()
+        return seconds
+
     @contextlib.contextmanager
     def observed(self) -> Iterator[BlockReadings]:
         found = BlockReadings()
         before = self._observer.counters()
+        patches = PatchSet()
         try:
+            patches.see_collections(time.perf_counter, *self._collections)
             yield found
         finally:
+            patches.restore()
             found.readings = self._observer.readings(before, self.device.clocks())
 
 

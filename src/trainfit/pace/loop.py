@@ -68,10 +68,10 @@ class Caller:
         """What there is of a block in which a call raised, or that was interrupted."""
 
     def once(self) -> float:
-        """One call that nothing waits for; its seconds."""
-        began = self._host.now()
-        self._call(_Rows(), began)
-        return self._host.now() - began
+        """One call that nothing waits for; its seconds without those of garbage collections."""
+        rows, began = _Rows(), self._host.now()
+        self._call(rows, began)
+        return self._host.now() - began - sum(rows.collected)
 
     def block(self, plan: Plan) -> Block:
         """Raises :class:`CallError` where a call raises; ``kept`` has those before it then."""
@@ -172,6 +172,7 @@ class Caller:
         before = host.probe() if callee.is_here else 0.0
         cpu = self._cpu_s()
         first = device.mark()
+        host.collections_s()
         began = host.now()
         self.calls += 1
         try:
@@ -179,10 +180,11 @@ class Caller:
         except (Exception, SystemExit) as error:
             raise CallError(_failure(self.calls, error)) from error
         ended = host.now()
+        collected = host.collections_s() if callee.is_here else 0.0
         marks = first, device.mark()
         spent = self._cpu_s() - cpu
         after = host.probe() if callee.is_here else 0.0
-        rows.add(started, ended - began, spent, before, after, marks)
+        rows.add(started, ended - began, spent, before, after, marks, collected)
 
     def _cpu_s(self) -> float:
         """CPU time so far, of the command or of this thread."""
@@ -208,6 +210,7 @@ class Caller:
             probe_after_s=tuple(rows.after) if self._callee.is_here else (),
             settled=min(settled, count // 2),
             fix=plan.fix,
+            collected_s=tuple(rows.collected) if any(rows.collected) else (),
         )
 
 
@@ -222,6 +225,7 @@ class _Rows:
         self.before: list[float] = []
         self.after: list[float] = []
         self.marks: list[tuple[object, object]] = []
+        self.collected: list[float] = []
 
     def add(
         self,
@@ -231,6 +235,7 @@ class _Rows:
         before: float,
         after: float,
         marks: tuple[object, object],
+        collected: float,
     ) -> None:
         self.started.append(started)
         self.wall.append(wall)
@@ -238,6 +243,7 @@ class _Rows:
         self.before.append(before)
         self.after.append(after)
         self.marks.append(marks)
+        self.collected.append(collected)
 
 
 def _pausing(plan: Plan) -> Arm:

@@ -173,8 +173,9 @@ class Session:
         self._first_call_s = self._caller.once()
         self._host.look_for_device()
         begin, first, walls = self._host.now(), self._caller.calls, list[float]()
-        while _goes_on(walls, self._host.now() - begin):
-            walls.append(self._caller.once())
+        with self._host.observed():
+            while _goes_on(walls, self._host.now() - begin):
+                walls.append(self._caller.once())
         times, none = tuple(walls), (0.0,) * len(walls)
         self._first_calls = Block("back_to_back", None, "profile", first, none, none, times, none)
 
@@ -326,7 +327,7 @@ class Session:
             back_to_back=back,
             rates=rates,
             attribution=self._attribution,
-            advice=advice(self._attribution, machine),
+            advice=advice(self._attribution, machine, rates),
             fix_trial=self._proof.fix_trial if self._proof is not None else None,
             warnings=tuple(said),
             notes=tuple(self._notes(rates)),

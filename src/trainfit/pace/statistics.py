@@ -47,11 +47,12 @@ class CallPattern:
 
 def rhythm(blocks: Sequence[Block]) -> CallPattern:
     """Told from the times of all calls: slow ones that come by chance are not another kind, their
-    distances differ. Calls between two blocks may have been made without being noted."""
+    distances differ; garbage collections come regularly, and do not count. Calls between two
+    blocks may have been made without being noted."""
     if not blocks:
         return CallPattern()
     numbers = np.concatenate([_numbers(block) for block in blocks])
-    walls = np.concatenate([np.asarray(block.wall_s) for block in blocks])
+    walls = np.concatenate([np.asarray(b.wall_s) - _collected(b) for b in blocks])
     slow = numbers[_slow(walls)]
     if len(slow) < _LEAST:
         return CallPattern()
@@ -115,10 +116,14 @@ class Sample:
     device: tuple[Values, ...]
     before: tuple[Values, ...]
     """CPU time of the probe before each call."""
+    collected: tuple[Values, ...] = ()
+    """Garbage collections within each call."""
 
     @classmethod
     def of(cls, blocks: Sequence[Block], rhythm: CallPattern) -> Sample:
-        columns: dict[str, list[Values]] = {"wall": [], "cpu": [], "device": [], "before": []}
+        columns: dict[str, list[Values]] = {
+            name: [] for name in ("wall", "cpu", "device", "before", "collected")
+        }
         for block in blocks:
             counts = _counting(block) & rhythm.of(block)
             if not counts.any():
@@ -128,8 +133,9 @@ class Sample:
                 ("cpu", block.cpu_s),
                 ("device", block.device_s),
                 ("before", block.probe_before_s),
+                ("collected", _collected(block)),
             ):
-                if values:
+                if len(values):
                     columns[name].append(np.asarray(values)[counts])
         return cls(**{name: tuple(found) for name, found in columns.items()})
 
@@ -273,6 +279,8 @@ def summary(blocks: Sequence[Block], counted: RateCounts) -> RateSummary | None:
         overrun=_overrun(blocks),
         reached_hz=reached,
         is_reached=hz is None or calls.p50 <= 1 / hz or counted.rhythm.period > 1,
+        collected_share=_sum(sample.collected) / max(1e-9, _sum(sample.wall)),
+        misses_collecting=_collecting(blocks),
     )
 
 
@@ -324,6 +332,23 @@ def _misses(blocks: Sequence[Block]) -> NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, bool), *map(_missed, blocks)])
 
 
+def _collecting(blocks: Sequence[Block]) -> int:
+    """Misses that the garbage collections within make."""
+    return sum(
+        int(((beyond := _beyond(block)) > 0)[beyond <= _collected(block)[block.settled :]].sum())
+        for block in blocks
+        if block.collected_s and block.hz is not None
+    )
+
+
+def _collected(block: Block) -> Values:
+    return np.asarray(block.collected_s or np.zeros(len(block.wall_s)))
+
+
+def _sum(parts: Sequence[Values]) -> float:
+    return float(sum(part.sum() for part in parts))
+
+
 def _again(blocks: Sequence[Block]) -> float | None:
     """The share of the calls after a miss that miss, too; ``None``: nothing was missed."""
     after = np.concatenate(
@@ -371,11 +396,16 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
         if enough_s is not None:
             more = f"--duration {math.ceil(enough_s)} gives about {FEW}"
         said.append(f"{name}: {count(len(values), 'call')} with work: too few for p95; {more}")
-    outliers = _outliers(values)
+    outliers = _outliers(values, values)
     if outliers and len(values) >= FEW:
+        collected = np.concatenate(sample.collected) if sample.collected else np.zeros(len(values))
+        left = _outliers(values, values - collected)
+        why = ["other work ran at the same time"] if left else []
+        if left < outliers:
+            why.insert(0, f"garbage collections within them make {outliers - left} of these")
         said.append(
             f"{name}: {outliers} of {len(values)} calls are outliers (up to "
-            f"{duration(values.max())}); other work ran at the same time"
+            f"{duration(values.max())}); {', '.join(why)}"
         )
     low, middle, high = np.percentile(values, (25, 50, 75))
     if middle > 0 and (high - low) / middle >= _VARIES:
@@ -413,12 +443,13 @@ def machine_warnings(
     return said
 
 
-def _outliers(values: Values) -> int:
+def _outliers(values: Values, of: Values) -> int:
+    """How many ``of`` these are outliers among ``values``."""
     middle = np.median(values)
     deviation = np.median(np.abs(values - middle))
     if not deviation:
         return 0
-    return int((0.6745 * np.abs(values - middle) / deviation > _OUTLIER).sum())
+    return int((0.6745 * np.abs(of - middle) / deviation > _OUTLIER).sum())
 
 
 def _drift(values: Values) -> float:

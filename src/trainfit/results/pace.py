@@ -43,8 +43,10 @@ Cause = Literal[
     "launch_overhead",
     "cold_caches",
     "cache_or_contention",
+    "competing_thread",
 ]
-"""The last where no rehearsal call could tell the two apart."""
+"""The last but one where no rehearsal call could tell the two apart; the last is another thread of
+the process."""
 FixName = Literal["spin", "rehearse", "qos", "governor"]
 
 
@@ -59,7 +61,8 @@ class Readings:
     ``cpu_hz`` is the clock of the CPU that the process was on at the block's end, ``idle_shares``
     how much of the block its CPUs were in each C-state, ``throttled`` how often they were slowed
     for heat. ``gpu_hz`` is the SM clock. ``others_cores`` are the cores that
-    other processes kept busy.
+    other processes kept busy, ``threads_cores`` those that other threads of this process were on
+    or waited for, by thread.
     """
 
     cpu_hz: float | None = None
@@ -69,6 +72,7 @@ class Readings:
     gpu_pstate: int | None = None
     gpu_slowed: bool | None = None
     others_cores: float | None = None
+    threads_cores: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Block:
     readings: Readings = dataclasses.field(default_factory=Readings)
     fix: FixName | None = None
     """The fix that was in effect."""
+    collected_s: tuple[float, ...] = ()
+    """Garbage collections of Python within each call (empty: there were none)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +155,16 @@ class RateSummary:
     reached_hz: float
     """Calls a second that were made, or could be where the rate is too high."""
     is_reached: bool
+    collected_share: float = 0.0
+    """Of the calls' time, that of garbage collections within them."""
+    misses_collecting: int = 0
+    """Misses that would have ended in time without the garbage collections within."""
+
+    @property
+    def is_collecting(self) -> bool:
+        """Do garbage collections make a fifth of the calls' time, or of the misses?"""
+        late = self.misses > 0 and self.misses_collecting >= 0.2 * self.misses
+        return late or self.collected_share >= 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +196,8 @@ class CauseShare:
 @dataclasses.dataclass(frozen=True)
 class Attribution:
     """Why paced calls are slower. ``cannot_tell`` says what is left unexplained ("": nothing),
-    ``would_tell`` what would decide more."""
+    ``would_tell`` what would decide more, ``threads`` which other threads of the process worked
+    while no call ran."""
 
     hz: float
     excess_s: Estimate
@@ -188,6 +205,14 @@ class Attribution:
     findings: tuple[CauseShare, ...]
     cannot_tell: str = ""
     would_tell: tuple[str, ...] = ()
+    threads: tuple[str, ...] = ()
+    middle_half_s: float = 0.0
+    """How far the middle half of the paced calls is apart."""
+
+    @property
+    def is_spread(self) -> bool:
+        """Do paced calls vary by more than they are slower?"""
+        return self.middle_half_s > self.excess_s.value
 
 
 @dataclasses.dataclass(frozen=True)

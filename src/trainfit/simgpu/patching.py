@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -12,6 +13,7 @@ import os
 import sys
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
@@ -116,6 +118,25 @@ class PatchSet:
             optimizer.register_optimizer_step_post_hook(after).remove,
         )
 
+    def see_collections(
+        self, clock: Callable[[], float], starts: deque[float], stops: deque[float]
+    ) -> None:
+        """Have the time put into these at each begin and end of a garbage collection.
+
+        No instruction of Python runs in these calls: a Ctrl-C that comes during a collection would
+        be raised in it, and Python drops what a callback raises.
+        """
+        marks = {"start": property(_noting(clock, starts)), "stop": property(_noting(clock, stops))}
+        # callback(phase, info) is getattr(marks, phase, info): the attribute notes the time.
+        called = functools.partial(getattr, type("CollectorMarks", (), marks)())
+        gc.callbacks.append(called)
+
+        def leave() -> None:
+            with contextlib.suppress(ValueError):  # the script may have emptied the list
+                gc.callbacks.remove(called)
+
+        self.on_restore(leave)
+
     def restore(self) -> None:
         """Put back everything that was replaced, and wait for no import; safe to call twice."""
         while self._ends:
@@ -215,6 +236,12 @@ class LocalHook:
     def __reduce__(self) -> Any:
         # A callable of Python's own that takes any arguments and returns None.
         return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def _noting(clock: Callable[[], float], times: deque[float]) -> Callable[..., None]:
+    """What puts the time into a queue, whatever it is called with, and is no Python code."""
+    every = map(times.append, iter(clock, None))
+    return functools.partial(next, every)
 
 
 def _place(owner: Any) -> tuple[str, str] | None:

@@ -10,6 +10,7 @@ from helpers_cases import some_of
 from helpers_pace import (
     ACT,
     C_STATES,
+    CACHES,
     FREQUENCY,
     GPU_CLOCKS,
     HEALTHY,
@@ -24,10 +25,13 @@ from helpers_pace import (
     without,
 )
 from helpers_paced_machine import MachineTraits, SimulatedWork
+from helpers_report import whole
 from trainfit.pace.attribution import PacedSamples, attribute, causes
-from trainfit.pace.host import Kernels
+from trainfit.pace.fixes import advice
+from trainfit.pace.host import UNNAMED, Kernels
 from trainfit.pace.statistics import Sample
-from trainfit.results.pace import Arm
+from trainfit.report.sections.pace import pace_subject, verdict_line
+from trainfit.results.pace import Arm, Readings
 
 SEEDS = some_of(range(3), 1)
 
@@ -98,6 +102,9 @@ def evidence(
     before: tuple[float, float] = (10.0, 10.0),
     why_not: dict[Arm, str] | None = None,
     gpu: tuple[float, float] | None = None,
+    threads: dict[str, float] | None = None,
+    others: float = 0.0,
+    varies: float = 0.02,
 ) -> PacedSamples:
     """Medians in ms; CPU times, probes and kernels' times are (paced, back to back)."""
     import numpy as np
@@ -106,7 +113,7 @@ def evidence(
         paced = arm != "back_to_back"
 
         def times(value: float) -> tuple[np.ndarray, ...]:
-            return tuple(value * 1e-3 * np.linspace(0.98, 1.02, 21) for _ in range(4))
+            return tuple(value * 1e-3 * np.linspace(1 - varies, 1 + varies, 21) for _ in range(4))
 
         pick = 0 if paced else 1
         return Sample(times(walls[arm]), times(cpu[pick]), (), times(before[pick]))
@@ -123,6 +130,7 @@ def evidence(
         why_not or {},
         has_gpu=gpu is not None,
         kernels=kernels,
+        readings={"sleep": [Readings(threads_cores=threads or {}, others_cores=others)] * 2},
         fast_s=before[1] * 1e-3,
     )
 
@@ -209,6 +217,75 @@ def test_what_a_rehearsal_call_does_not_remove_is_not_the_caches() -> None:
     assert half.cannot_tell == ("50% of the excess remains also with a rehearsal call right before")
 
 
+#: What cold caches look like: all of the excess is the call's own time, a rehearsal removes it.
+COLD: dict[Arm, float] = {"sleep": 20, "back_to_back": 10, "spin": 20, "rehearse_awake": 10}
+
+
+def test_next_to_a_thread_of_the_process_nothing_is_called_cold_caches() -> None:
+    """The call before keeps the thread away as well: a camera thread of pure Python was missed."""
+    found = attribute(evidence(COLD, cpu=(20.0, 10.0), threads={"camera": 1.0}))
+    assert not found.findings and found.threads == ("camera",)
+    assert "100% of the excess is due to the pause" in found.cannot_tell
+    assert "other threads of this process (camera: 1 core, also between calls)" in found.cannot_tell
+    assert found.would_tell == (
+        "the same measurement without these threads of this process: camera",
+    )
+    assert [each.title for each in advice(found, {})] == [
+        "a process of its own for what the other thread does"
+    ]
+    no_rehearsal = {arm: ms for arm, ms in COLD.items() if arm != "rehearse_awake"}
+    for walls in (no_rehearsal, {**no_rehearsal, "spin": 10.0}):
+        other = attribute(evidence(walls, cpu=(20.0, 10.0), threads={"camera": 1.0}))
+        assert not other.findings and "camera" in other.cannot_tell
+
+
+@pytest.mark.parametrize("threads", [{}, {"logs": 0.05}, {UNNAMED: 0.6}])
+def test_threads_that_work_little_or_for_the_call_leave_cold_caches(
+    threads: dict[str, float],
+) -> None:
+    """Calls of 20 ms at 30 Hz have a pool's threads at work for 0.6 of the time."""
+    found = attribute(evidence(COLD, cpu=(20.0, 10.0), threads=threads))
+    assert causes(found) == ("cold_caches",) and not found.threads and not found.cannot_tell
+
+
+def test_a_thread_that_fills_a_short_pause_competes() -> None:
+    """Calls of 30 ms at 30 Hz leave 3 ms."""
+    walls = {arm: ms + 10 for arm, ms in COLD.items()}
+    busy = attribute(evidence(walls, cpu=(30.0, 20.0), threads={"camera": 0.99}))
+    assert busy.threads == ("camera",) and not busy.findings
+    pool = attribute(evidence(walls, cpu=(30.0, 20.0), threads={UNNAMED: 0.93}))
+    assert causes(pool) == ("cold_caches",)
+
+
+def test_a_call_that_waits_longer_while_a_thread_works_competes_with_it() -> None:
+    walls: dict[Arm, float] = {"sleep": 20, "back_to_back": 10, "spin": 20, "rehearse_awake": 10}
+    found = attribute(evidence(walls, threads={"camera": 0.9}))
+    assert causes(found) == ("competing_thread",) and not found.cannot_tell
+    assert found.findings[0].share.value == pytest.approx(1.0)
+    assert "camera: 0.9 cores" in found.findings[0].evidence[1]
+    # Other processes make calls wait, too.
+    busy = attribute(evidence(walls, threads={"camera": 0.9}, others=1.9))
+    assert not busy.findings and "camera" in busy.cannot_tell
+
+
+def test_what_a_thread_cannot_cause_stays_found_next_to_one() -> None:
+    idle: dict[Arm, float] = {"sleep": 20, "back_to_back": 10, "spin": 10, "no_idle_states": 10}
+    assert causes(attribute(evidence(idle, threads={"camera": 0.9}))) == ("c_states",)
+    launches: dict[Arm, float] = {
+        "sleep": 20, "back_to_back": 10, "spin": 20, "gpu_awake": 20, "awake": 20, "launching": 10,
+    }  # fmt: skip
+    seen = evidence(launches, gpu=(5.0, 5.0), threads={"camera": 0.9})
+    assert causes(attribute(seen)) == ("launch_overhead",)
+
+
+def test_the_answer_names_the_thread() -> None:
+    found = measured(dataclasses.replace(CACHES, threads={"camera": 1.0}), ON_CPU)
+    text = pace_subject(found).headline.text
+    assert "another thread of this process works meanwhile (camera)" in text
+    assert "COLD CACHES" not in whole(pace_subject(found))
+    assert "COLD CACHES" in whole(pace_subject(measured(CACHES, ON_CPU)))
+
+
 def test_a_slower_arm_is_nobodys_part() -> None:
     """A governor may find another balance while idle states are forbidden: calls twice as long."""
     found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 10, "no_idle_states": 40}))
@@ -228,6 +305,23 @@ def test_calls_without_a_gpu_have_no_arms_of_it() -> None:
 def test_what_nothing_explains_cannot_be_told() -> None:
     found = attribute(evidence({"sleep": 20, "back_to_back": 10, "spin": 20}, cpu=(10.0, 10.0)))
     assert not found.findings and "remains when" in found.cannot_tell
+
+
+def test_calls_that_vary_by_more_than_the_excess_are_told_so() -> None:
+    """What a call does at any rate (a log to a disk) is no cause, and neither is anything else."""
+    walls: dict[Arm, float] = {"sleep": 20, "back_to_back": 10, "spin": 20, "rehearse_awake": 20}
+    wide = attribute(evidence(walls, varies=0.9))
+    assert not wide.findings and wide.is_spread
+    assert (
+        "half of them within 11 ms to 29 ms, back to back within 5.5 ms to 14.5 ms"
+        in wide.cannot_tell
+    )
+    even = attribute(evidence(walls))
+    assert not even.is_spread and "vary" not in even.cannot_tell
+    found = measured(CACHES, ON_CPU)
+    for seen, words in ((wide, "calls vary by more than that"), (even, "the cause is not known")):
+        text = verdict_line(dataclasses.replace(found, attribution=seen))
+        assert text.endswith(words)
 
 
 def test_without_the_arm_that_works_nothing_is_claimed() -> None:

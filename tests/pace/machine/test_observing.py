@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +77,44 @@ def test_readings_are_differences(tmp_path: Path) -> None:
     assert found.others_cores is not None and found.others_cores >= 0
     tree(tmp_path, c10_us=51_000_000)
     assert observer.readings(before, Clocks()).idle_shares["C10"] > 1  # more than time allows
+
+
+def test_other_threads_are_told_by_name_with_the_cores_that_they_want(tmp_path: Path) -> None:
+    """Each second on a core or in the queue for one; the thread that measures is none of them."""
+    ended = threading.Event()
+    named = threading.Thread(target=ended.wait, name="camera")
+    named.start()
+    try:
+        own, other, unknown = threading.get_native_id(), named.native_id, 1 << 30
+        for thread in (own, other, unknown):
+            write(tmp_path, f"proc/self/task/{thread}/schedstat", "1000000 0 7")
+        observer = Observer(TwoCpus(tree(tmp_path)))
+        before = dataclasses.replace(observer.counters(), at_s=time.monotonic() - 1e3)
+        assert before.threads_s == dict.fromkeys((own, other, unknown), 1e-3)
+        for thread, seconds in ((own, 900), (other, 500), (unknown, 20)):
+            at = f"proc/self/task/{thread}/schedstat"
+            write(tmp_path, at, f"{seconds * 10**9 // 2} {seconds * 10**9 // 2} 9")
+        found = observer.readings(before, Clocks()).threads_cores
+    finally:
+        ended.set()
+        named.join()
+    assert found == pytest.approx({"camera": 0.5, "without a name in Python": 0.02}, rel=0.2)
+
+
+def test_garbage_collections_are_timed_while_the_time_is_observed() -> None:
+    host, before = RealHost(), list(gc.callbacks)
+    with host.observed():
+        gc.collect()
+        assert 0 < host.collections_s() < 60
+        gc.disable()
+        try:
+            host.collections_s()
+            assert host.collections_s() == 0.0
+        finally:
+            gc.enable()
+    assert gc.callbacks == before
+    gc.collect()
+    assert host.collections_s() == 0.0
 
 
 def test_the_fixed_loop_takes_about_what_it_should() -> None:

@@ -28,6 +28,7 @@ from trainfit.results.machine import CoreKind, Fact, NumaNode, absent, cannot_te
 CPUINFO = "/proc/cpuinfo"
 CPUS = "/sys/devices/system/cpu"
 NODES = "/sys/devices/system/node"
+_TASKS = "/proc/self/task"
 
 #: Cores whose greatest frequency or capacity is this much apart are of two kinds. Favoured cores
 #: are a few per cent faster than their kind (Core i9-12900K: 5.2 and 5.1 GHz, its efficiency
@@ -329,6 +330,20 @@ def throttle_count(system: System, cpus: Sequence[int]) -> int | None:
     ]
     told = [count for count in counts if count is not None]
     return sum(told) if told else None
+
+
+def thread_seconds(system: System) -> dict[int, float]:
+    """Seconds that each thread of this process was on a core or waited for one, by the kernel's
+    number of it; empty: not told.
+
+    Source: Documentation/scheduler/sched-stats.rst (schedstat of a task, in nanoseconds).
+    """
+    spent: dict[int, float] = {}
+    for name in system.names(_TASKS).value or ():
+        words = (system.text(f"{_TASKS}/{name}/schedstat").value or "").split()
+        if name.isdigit() and len(words) >= 2 and words[0].isdigit() and words[1].isdigit():
+            spent[int(name)] = (int(words[0]) + int(words[1])) / 1e9
+    return spent
 
 
 def clock_here(system: System) -> float | None:

@@ -95,6 +95,7 @@ CAUSES: Final[dict[Cause, str]] = {
     "launch_overhead": "LAUNCH OVERHEAD: kernels are launched more slowly after a pause",
     "cold_caches": "COLD CACHES: weights and code have left the caches when the call comes",
     "cache_or_contention": "CACHES OR CONTENTION: the same work is slower after a pause",
+    "competing_thread": "COMPETING THREAD: calls wait for another thread of this process",
 }
 AS_FAST: Final = "Calls at these rates are as fast as back to back"
 
@@ -450,9 +451,12 @@ def _cannot_hold(result: PaceResult) -> str:
         return ""
     rates = ", ".join(f"{hz:g}" for hz, _ in result.unheld)
     hz, seconds = max(result.unheld)
+    rows = [row for row in all_rates(result) if row.is_collecting and row.hz in (None, hz)]
+    share = max((row.collected_share for row in rows), default=0.0)
+    collected = f" ({percent(share)} of it garbage collections of Python)" if share else ""
     return (
-        f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}, and the next is "
-        f"due after {duration(result.period / hz)}"
+        f"{rates} Hz cannot be held: {_every(result)} needs {duration(seconds)}{collected}, and "
+        f"the next is due after {duration(result.period / hz)}"
     )
 
 
@@ -465,8 +469,31 @@ def _late(result: PaceResult) -> str:
         return ""
     return (
         f"At {worst.hz:g} Hz {percent(worst.missed_share)} of the calls end after the next one is "
-        f"due, though half of them need {duration(worst.calls.p50)} or less{_next_to(result)}"
+        f"due, though half of them need {duration(worst.calls.p50)} or less"
+        + (_collecting(worst) or _also_back_to_back(result, worst) + _next_to(result))
     )
+
+
+def _also_back_to_back(result: PaceResult, row: RateSummary) -> str:
+    """That calls are as long at any rate; empty where half as many are, or fewer."""
+    walls = dict(base_walls(result)).get(rate_name(None), [])
+    if not walls or row.hz is None:
+        return ""
+    share = sum(wall > 1 / row.hz for wall in walls) / len(walls)
+    if share <= row.missed_share / 2:
+        return ""
+    return (
+        f"; back to back {percent(share)} need more than {duration(1 / row.hz)}, too: the rate is "
+        "not why"
+    )
+
+
+def _collecting(row: RateSummary) -> str:
+    """Which of its late calls garbage collections explain; empty: less than half of them."""
+    if not row.misses_collecting or row.misses_collecting < row.misses / 2:
+        return ""
+    share = row.misses_collecting / row.misses
+    return f"; garbage collections within them make {percent(share)} of these late"
 
 
 def _next_to(result: PaceResult) -> str:
@@ -510,6 +537,11 @@ def _varied(result: PaceResult) -> str:
 def _why(found: Attribution | None) -> str:
     if found is None:
         return ""
+    if not found.findings and found.threads:
+        threads = ", ".join(found.threads)
+        return f": cannot tell why, as another thread of this process works meanwhile ({threads})"
+    if not found.findings and found.is_spread:
+        return ": cannot tell why, as calls vary by more than that"
     if not found.findings:
         return ": the cause is not known"
     names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
@@ -520,7 +552,7 @@ def _why(found: Attribution | None) -> str:
 _KINDS: Final[Sequence[tuple[str, str]]] = (
     ("calls vary", "calls vary: the middle half of them by a quarter or more"),
     ("calls became", "calls changed during the measurement (heat, or another load)"),
-    ("outliers", "some calls are outliers; other work ran at the same time"),
+    ("outliers", "some calls are outliers; other work or garbage collections ran at the same time"),
     ("too few for p95", "too few calls with work for p95"),
 )
 _DURATION: Final = re.compile(r"--duration (\d+) gives")

@@ -1,17 +1,14 @@
 """How long Python's garbage collector stops the process.
 
 Threads cannot see it, as it keeps the interpreter's lock: Python itself tells when it begins and
-ends (``gc.callbacks``). Not one instruction of Python runs in these calls: a Ctrl-C that comes
-during a collection would be raised in it, and Python drops what a callback raises. So what is
-called is made of C functions alone, that put the time into a queue; it is read at the next step.
+ends (``gc.callbacks``). What is called is made of C functions alone
+(:meth:`trainfit.simgpu.patching.PatchSet.see_collections`), that put the time into a queue; it is
+read at the next step.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import functools
-import gc
 import os
 import time
 from collections.abc import Callable
@@ -59,19 +56,7 @@ class CollectorPauses:
 
     def install(self, patches: PatchSet) -> None:
         """Until ``patches`` are restored."""
-        marks = {
-            "start": property(_noting(self._clock, self._starts)),
-            "stop": property(_noting(self._clock, self._stops)),
-        }
-        # callback(phase, info) is getattr(marks, phase, info): the attribute notes the time.
-        called = functools.partial(getattr, type("CollectorMarks", (), marks)())
-        gc.callbacks.append(called)
-
-        def leave() -> None:
-            with contextlib.suppress(ValueError):  # the script may have emptied the list
-                gc.callbacks.remove(called)
-
-        patches.on_restore(leave)
+        patches.see_collections(self._clock, self._starts, self._stops)
 
     def look(self, *, at_end: bool = False) -> None:
         """Tell of the pauses since the last time, if there were any and it is time for it."""
@@ -94,9 +79,3 @@ class CollectorPauses:
             stop = stops.popleft()
             if starts and starts[0] <= stop and (seconds := stop - starts.popleft()) >= _PAUSE_S:
                 self._pauses.append(seconds)
-
-
-def _noting(clock: Callable[[], float], times: collections.deque[float]) -> Callable[..., None]:
-    """What puts the time into a queue, whatever it is called with, and is no Python code."""
-    every = map(times.append, iter(clock, None))
-    return functools.partial(next, every)
