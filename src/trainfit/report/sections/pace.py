@@ -475,7 +475,8 @@ def _late(result: PaceResult) -> str:
 
 
 def _also_back_to_back(result: PaceResult, row: RateSummary) -> str:
-    """That calls are as long at any rate; empty where half as many are, or fewer."""
+    """A clause that says that calls are as long at any rate; empty where half as many are, or
+    fewer."""
     walls = dict(base_walls(result)).get(rate_name(None), [])
     if not walls or row.hz is None:
         return ""
