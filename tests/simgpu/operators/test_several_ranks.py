@@ -319,7 +319,7 @@ def test_a_key_that_only_another_rank_sets_is_not_waited_for(gpu: Any) -> None:
     store = distributed.distributed_c10d._get_default_store()
     store.set("mine", "1")
     assert store.get("mine") == b"1"
-    with pytest.raises(UnsupportedOperatorError, match='"of another rank".* only another rank has'):
+    with pytest.raises(UnsupportedOperatorError, match="only another rank has"):
         store.get("of another rank")
 
 
