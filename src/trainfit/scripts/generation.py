@@ -328,8 +328,8 @@ class GenerationWatch:
                     elif self._ends and self.text is not None:
                         cache = cache_among(kwargs) or cache or self._left
                         self._continue(cache)
-                        self._see_full_windows(cache)
                         found = _to_length(found, self.text)
+                        self._see_full_windows(cache)
                 return found
             finally:
                 self._depth -= 1

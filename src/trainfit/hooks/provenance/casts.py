@@ -19,19 +19,9 @@ _IN_16_BITS: Final = {
 }
 #: What is between both: views, and what changes each number by itself.
 _BETWEEN: Final = (
-    *(
-        "View",
-        "UnsafeView",
-        "Reshape",
-        "Split",
-        "Slice",
-        "Select",
-        "Transpose",
-        "Permute",
-        "Expand",
-    ),
-    *("Unsqueeze", "Squeeze", "Unbind", "Clone", "Alias", "T0", "Gelu", "Relu", "Silu", "Sigmoid"),
-    *("Tanh", "LeakyRelu", "Hardswish", "Mish", "Elu", "NativeDropout", "FusedDropout"),
+    *("View", "UnsafeView", "Reshape", "Split", "Slice", "Select", "Transpose", "Permute"),
+    *("Expand", "Unsqueeze", "Squeeze", "Unbind", "Clone", "Alias", "T0", "Gelu", "Relu", "Silu"),
+    *("Sigmoid", "Tanh", "LeakyRelu", "Hardswish", "Mish", "Elu", "NativeDropout", "FusedDropout"),
 )
 _MARK: Final = "trainfit_cast"
 #: Bytes of a step's casts that are worth a word, and lines that are told.

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.results.runs.learning import Misuse
+from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.torch_private.tensors import storage_key, version
 
 #: Functions that limit each number of a tensor.
@@ -50,7 +51,7 @@ class HandMadeLimits:
         is_limit, is_scale = name in _LIMITS, name in _SCALES
         if not (is_limit or is_scale or name in _MEASURES) or not self._optimizers:
             return
-        is_number = is_scale and isinstance(args[1], int | float)
+        is_number = is_scale and isinstance(next(iter(args[1:2]), None), int | float)
         if self.are_scaled_down if is_number else self._found is not None or not self._are_scaled():
             return
         if is_scale and not is_number and not self._is_measured:
@@ -58,7 +59,10 @@ class HandMadeLimits:
         first = args[0] if args else None
         if isinstance(first, list | tuple):
             first = next(iter(first), None)
-        if not isinstance(first, torch.Tensor) or not self._is_gradient(first):
+        # What optimizers compute of each gradient is no limit of a script's.
+        if not isinstance(first, torch.Tensor) or not called_by_user():
+            return
+        if not self._is_gradient(first):
             return
         if is_number:
             self.are_scaled_down = True

@@ -161,7 +161,8 @@ def _hosts(given: Given) -> dict[str, int]:
     lines = [each for each in named.replace(SEPARATOR, ",").split(",") if each]
     if not lines and (path := next((given[name] for name in _FILES if given.get(name)), "")):
         try:
-            lines = Path(path).read_text().splitlines()
+            # A device may have no end.
+            lines = Path(path).read_text().splitlines() if Path(path).is_file() else []
         except (OSError, UnicodeDecodeError):
             return {}
     found: dict[str, int] = {}
