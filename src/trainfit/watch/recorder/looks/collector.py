@@ -55,7 +55,7 @@ class CollectorPauses:
         self._pauses: list[float] = []
 
     def install(self, patches: PatchSet) -> None:
-        """Until ``patches`` are restored."""
+        """Watch the collector, until ``patches`` are restored."""
         patches.see_collections(self._clock, self._starts, self._stops)
 
     def look(self, *, at_end: bool = False) -> None:
