@@ -65,14 +65,8 @@ WHATEVER_THE_LENGTH: Final = (
     *("recurrent_evaluated", "recurrent_twice", "second_derivative"),
     *("label_out_of_range", "index_out_of_range", "one_number_wanted", "expanded_written"),
     *("class_called", "saved_whole", "whole_in_place", "sizes_of_data"),
-    *(
-        "loss_is_number",
-        "lengths_unsorted",
-        "length_of_none",
-        "attention_shapes",
-        "no_closure",
-        "no_numbers",
-    ),
+    *("loss_is_number", "lengths_unsorted", "length_of_none", "attention_shapes", "no_closure"),
+    "no_numbers",
 )
 #: "… is killed by signal: Bus error. " (`torch/csrc/DataLoader.cpp`, strsignal's words).
 _KILLED_BY: Final = re.compile(r"killed by signal: ([A-Z][A-Za-z -]*?)\.")

@@ -337,7 +337,7 @@ def gap_in(data: Any) -> tuple[str, int, int] | None:
     """The tensor, array or column of a data set, or of one within it, that has a number which is
     not finite: its name, the row, and how many there are."""
     waiting = [("", data)]
-    for prefix, each in itertools.islice(_growing(waiting), _NESTED):
+    for prefix, each in itertools.islice(waiting, _NESTED):  # also what is added meanwhile
         for name, part in _parts(each):
             numbers = _numbers(part)
             if numbers is not None and numbers.size and numbers.size <= _MOST_NUMBERS:
@@ -348,14 +348,6 @@ def gap_in(data: Any) -> tuple[str, int, int] | None:
             (f"{prefix}{name}.", part) for name, part in _held(each) if isinstance(part, Dataset)
         ]
     return None
-
-
-def _growing(waiting: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """What is there, and what is added meanwhile."""
-    number = 0
-    while number < len(waiting):
-        yield waiting[number]
-        number += 1
 
 
 def _held(data: Any) -> Iterator[tuple[str, Any]]:

@@ -83,12 +83,11 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
         for each, allocs in zip(held, groups.values(), strict=True)
     ]
     held = [
-        dataclasses.replace(each, before=int(outcome.granted[late].sum())) if late else each
-        for each, allocs in zip(held, groups.values(), strict=True)
-        for late in [[alloc for alloc in allocs if alloc in before]]
-    ]
-    held = [
-        dataclasses.replace(each, idle=sum(alloc in idle for alloc in allocs))
+        dataclasses.replace(
+            each,
+            before=sum(int(outcome.granted[alloc]) for alloc in allocs if alloc in before),
+            idle=sum(alloc in idle for alloc in allocs),
+        )
         for each, allocs in zip(held, groups.values(), strict=True)
     ]
     held.sort(key=lambda each: -each.nbytes)

@@ -21,7 +21,7 @@ from typing import Any
 
 from trainfit.results.runs.script import Launched
 from trainfit.results.runs.trace import Target
-from trainfit.simgpu.communication.peers import ranks_per_machine
+from trainfit.simgpu.communication.peers import TASKS, ranks_per_machine
 from trainfit.simgpu.device.user_location import loaded_modules
 from trainfit.simgpu.patching import PatchSet
 
@@ -196,9 +196,7 @@ def check_json(path: str) -> None:
         raise ValueError(f"configuration {path!r} is not valid JSON: {error}") from None
 
 
-#: Variables of tasks that are ranks: Slurm's, Open MPI's and PMI's.
-_RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_NUMBERS_OF_TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+#: What tells tasks that are ranks which of their machine they are.
 _LOCAL_RANKS_OF_TASKS = (
     *("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK"),
     "MPI_LOCALRANKID",
@@ -218,7 +216,7 @@ def as_rank(rank: int, gpus: int, target: Target) -> Target:
 def _as_rank(rank: int, gpus: int) -> int:
     """The environment of rank ``rank``; its number on its machine."""
     machine, local = divmod(rank, ranks_per_machine(gpus))
-    of_tasks = any(os.environ.get(name, "1") != "1" for name in _NUMBERS_OF_TASKS)
+    of_tasks = any(os.environ.get(number, "1") != "1" for _, number in TASKS)
     if "RANK" in os.environ or not of_tasks:  # torchrun's; srun starts one of it on each machine
         os.environ["LOCAL_RANK"] = str(local)
         task, of_machine = machine, 0
@@ -227,7 +225,7 @@ def _as_rank(rank: int, gpus: int) -> int:
     numbers = {
         **dict.fromkeys(("RANK", "ROLE_RANK"), rank),
         **dict.fromkeys(("GROUP_RANK", "CROSS_RANK", "SLURM_NODEID"), machine),
-        **dict.fromkeys(_RANKS_OF_TASKS, task),
+        **{name: task for name, _ in TASKS},
         **dict.fromkeys(_LOCAL_RANKS_OF_TASKS, of_machine),
     }
     os.environ.update({k: str(v) for k, v in numbers.items() if k in os.environ})

@@ -309,14 +309,12 @@ def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
 def _sounding(options: Sequence[Candidate], seen: ObservedSettings) -> list[Candidate]:
     """The options with "batch" in a name of their own (``--sub-batch-size``) that have the very
     value that was seen."""
-    found = []
-    for each in options:
-        names = map(plain_name, (*each.option.flags, each.option.name))
-        if any(_BATCH.search(name) for name in names):
-            value = each.option.value
-            if _agrees("batch_size", value, seen) and _source(value, seen) != "rows":
-                found.append(each)
-    return found
+    return [
+        each
+        for each in options
+        if any(_BATCH.search(plain_name(name)) for name in (*each.option.flags, each.option.name))
+        and _source(each.option.value, seen) not in (None, "rows")
+    ]
 
 
 def _option(

@@ -8,22 +8,15 @@ alone. What other tasks would send is what equal ones do (:data:`EQUAL` of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any, Final
 
-from trainfit.simgpu.communication.peers import ranks_per_machine
+from trainfit.simgpu.communication.peers import TASKS, ranks_per_machine
 from trainfit.simgpu.device.errors import UnsupportedOperatorError
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 
 _MODULE: Final = "mpi4py.MPI"
-#: Rank and number of tasks: Open MPI, PMI, Slurm.
-_TASKS: Final = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
 
 
 class Tasks:
@@ -99,13 +92,10 @@ def _only_elsewhere(name: str) -> UnsupportedOperatorError:
 
 def install(patches: PatchSet) -> None:
     """Give scripts that ask mpi4py the number of tasks that they are started with."""
-    for rank, size in _TASKS:
+    for rank, size in TASKS:
         if os.environ.get(size, "1") != "1" and os.environ.get(rank, "").isdigit():
-            patches.when_imported(
-                _MODULE, _of(int(os.environ[rank]), int(os.environ[size]), patches)
-            )
-            return
-
-
-def _of(rank: int, size: int, patches: PatchSet) -> Callable[[ModuleType], None]:
-    return lambda module: patches.set(module, "COMM_WORLD", Tasks(rank, range(size)))
+            world = Tasks(int(os.environ[rank]), range(int(os.environ[size])))
+            break
+    else:
+        return
+    patches.when_imported(_MODULE, lambda module: patches.set(module, "COMM_WORLD", world))

@@ -38,7 +38,13 @@ _TICK_S: Final = 0.005
 #: Where one of these names a single GPU, or ranks come from a batch system, which may give each its
 #: own, GPU 0 of one rank is not that of another.
 _HIDES: Final = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
-_OF_BATCH_SYSTEMS: Final = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK")
+#: Rank and number of tasks that are ranks themselves: Open MPI's, PMI's and Slurm's variables.
+TASKS: Final = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+_OF_BATCH_SYSTEMS: Final = (*(rank for rank, _ in TASKS), "FLUX_TASK_RANK")
 
 
 def gpu_in(group: Any, tensors: Sequence[Any]) -> int | None:

@@ -92,12 +92,13 @@ class OperatorInfo:
 
     def __init__(self, func: Any, name: int) -> None:
         schema = private.schema(func)
+        own = schema.name.removeprefix("aten::")
         self.func = func
         self.name = name
         self.handler = HANDLERS.get(func) or NAMED_HANDLERS.get(schema.name)
         self.kernel = KERNELS.get(func)
         self.maker = MAKERS.get(func)
-        self.library = LIBRARY_OF.get(schema.name.removeprefix("aten::"))
+        self.library = LIBRARY_OF.get(own)
         self.composite = self.handler is None and _is_composite(func)
         #: The operator as it is written in Python, where that is to be run.
         self.body = None if self.handler is not None else _body_of(func)
@@ -107,11 +108,8 @@ class OperatorInfo:
         self.of_lists = self.mutates and schema.name.startswith("aten::_foreach_")
         self.inplace_view = torch.Tag.inplace_view in func.tags
         self.random = torch.Tag.nondeterministic_seeded in func.tags
-        own = schema.name.removeprefix("aten::")
         #: What PyTorch raises of it while deterministic algorithms are on.
-        self.refusal = (
-            refusal(own, schema.overload_name) if schema.name.startswith("aten::") else None
-        )
+        self.refusal = None if own == schema.name else refusal(own, schema.overload_name)
         returned = [r.alias_info for r in schema.returns]
         self.view = any(a is not None and not a.is_write for a in returned)
         self.launches = not self.view and not self.composite and self.body is None
