@@ -423,9 +423,7 @@ def test_the_step_is_predicted_else_bounded_by_its_work_else_takes_no_time() -> 
     trace = TraceOutcome("finished", 1, 1.0, compute=compute, autocast="bfloat16")
     predicted = step_from(trace, gpu, recording)
     assert 0 < predicted.step_s < 0.01
-    assert predicted.source.startswith(
-        "the lower bound of the 90% prediction interval for RTX 4090: "
-    )
+    assert predicted.source.startswith("lower bound for RTX 4090 (90% interval: ")
     least = step_from(trace, gpu)
     assert "no RTX 4090 runs the step in less than" in least.source and least.step_s > 0.001
     # What torch.compile fuses was not seen; a device made to measure has no rates.

@@ -295,6 +295,28 @@ def test_without_workers_nothing_contends() -> None:
     assert alone == pytest.approx(100, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("others", "threads", "batches_per_s"), [(2.0, 2, 50), (0.0, 2, 20), (2.0, 1, 20)]
+)
+def test_threads_that_wait_for_one_another_without_a_core_are_no_work(
+    monkeypatch: pytest.MonkeyPatch, others: float, threads: int, batches_per_s: float
+) -> None:
+    """Without workers, next to others: a worker's one thread makes the same batch in 20 ms."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    found = readings(truth())
+    alone = run(LoaderSettings(0), 20.0)
+    fetches = (records(np.full(len(alone.handed), 0.05), np.full(len(alone.handed), 0.05)),)
+    found.runs["alone"] = [
+        dataclasses.replace(
+            alone, fetches=fetches, next_cpu=np.full(len(alone.handed), 0.05), others_cores=others
+        )
+    ]
+    fitted = fit(found, TWO_CORES)
+    assert fitted is not None
+    rate = fitted.predict(LoaderSettings(0), Consumer(0.0)).batches_per_s
+    assert rate == pytest.approx(batches_per_s, rel=0.1)
+
+
 def test_a_lock_is_no_contention() -> None:
     """Two workers that wait for one another, on cores that are free."""
     cores = Cores((1.0,) * 8)

@@ -362,7 +362,7 @@ def test_plan_tunes_the_loader_of_a_script(real_plan: Plan) -> None:
     assert loading["step_is_bound"]
     assert loading["result"]["step_s"] > 0
     source = loading["result"]["step_source"]
-    assert "lower bound of the 90% prediction interval for RTX 4090" in source
+    assert "lower bound for RTX 4090 (90% interval: " in source
     seen = json.loads(loading["result"]["notes"][0])
     # Tuned at what the GPU alone would like; the stub's DataLoader is the limit at any batch size.
     assert (int(seen["argv"][1]) > 4, seen["argv"][2:]) == (True, ["0", "no"])

@@ -229,8 +229,11 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
         return Fitted(alone, alone, Transfer(), Transfer(), cores, 0.0, alone_pinned=pinned)
     hot = transfer_of(readings, costs)
     start = start_s(readings) or 0.0
+    in_worker = batch_costs(costs)
+    if "alone" in readings.disturbed():
+        alone = _without_thread_waits(alone, in_worker)
     fitted = Fitted(
-        batch_costs(costs),
+        in_worker,
         alone,
         hot,
         cold_transfer_of(readings, hot),
@@ -245,6 +248,26 @@ def fit(readings: Readings, cores: Cores) -> Fitted | None:
     for _ in range(_LOCK_ROUNDS if fitted.locked_share else 0):
         fitted = _with_convoy(_with_lock(fitted, readings), readings)
     return _with_pinning(fitted, readings)
+
+
+def _without_thread_waits(
+    alone: tuple[BatchCost, ...], in_worker: tuple[BatchCost, ...]
+) -> tuple[BatchCost, ...]:
+    """What batches cost a process without workers, as it was measured alongside other processes;
+    what they cost a worker where that is less.
+
+    A process without workers has several threads, which wait for one another at the end of each
+    operator, busily: for one that has no core, too. That wait is in the CPU time of the thread that
+    is measured (2.3 times what one thread needs, measured with 4 busy processes on 2 cores). A
+    worker has one thread, and makes the same batches.
+    """
+    if not alone or torch.get_num_threads() == 1:
+        return alone
+    took, needed = (
+        statistics.fmean(cost.wait_s + cost.work_s for cost in costs)
+        for costs in (alone, in_worker)
+    )
+    return in_worker if needed < took else alone
 
 
 def _parallel_share(readings: Readings, costs: Costs) -> float:

@@ -104,10 +104,7 @@ def fast_end(step: StepSpeed, gpu: str, makeup: StepMakeup | None) -> Consumer:
     """
     low, high = step.range_s
     batches = _batches_of(step, makeup)
-    source = (
-        f"the lower bound of the 90% prediction interval for {gpu}: {duration(low)} to "
-        f"{duration(high)}"
-    )
+    source = f"lower bound for {gpu} (90% interval: {duration(low)} to {duration(high)})"
     if batches > 1:
         source += f", for {batches:g} batches (gradient accumulation)"
     busy = (step.core_s or 0.0) / step.seconds if step.seconds > 0 else 0.0

@@ -223,8 +223,7 @@ def step_words(result: LoaderResult) -> str:
         least = "at least " if result.step_is_bound else ""
         text = f"{least}{duration(result.step_s)}: {source}"
         if result.step_is_bound:
-            text += ". The real step is longer and waits less for batches: give "
-            text += "its time with --step-time"
+            text += "; the real step, given with --step-time, waits less"
         return text
     said = f" ({source})" if source and source != AS_FAST else ""
     return (

@@ -182,14 +182,12 @@ def _remarks(result: LoaderResult, settings: LoaderSettings) -> list[str]:
 
 
 def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
-    """The share of time that the GPU waits; nothing where the step time is 0."""
+    """The share of time that the GPU waits, measured if run; "-" where the step time is 0."""
     if not result.step_s:
         return "-"
-    measured = run.waiting_share if run is not None else None
-    said = percent(candidate.waiting_share) if candidate is not None else ""
-    if measured is None:
-        return said
-    return f"{said} (measured {percent(measured)})" if said else f"measured {percent(measured)}"
+    if run is not None and run.waiting_share is not None:
+        return percent(run.waiting_share)
+    return percent(candidate.waiting_share) if candidate is not None else ""
 
 
 def _start_matters(result: LoaderResult, settings: LoaderSettings) -> bool:
