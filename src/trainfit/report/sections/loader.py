@@ -223,7 +223,7 @@ def step_words(result: LoaderResult) -> str:
         least = "at least " if result.step_is_bound else ""
         text = f"{least}{duration(result.step_s)}: {source}"
         if result.step_is_bound:
-            text += "; the real step, given with --step-time, waits less"
+            text += "; --step-time gives the real one"
         return text
     said = f" ({source})" if source and source != AS_FAST else ""
     return (
