@@ -115,6 +115,30 @@ def test_a_pass_over_another_batch_whose_gradients_are_dropped(kinds: Kinds) -> 
     assert "gradients_dropped" in kinds(training)
 
 
+@pytest.mark.parametrize("carried", [True, False])
+def test_gradients_that_parameters_carry_until_the_step(kinds: Kinds, carried: bool) -> None:
+    """As Opacus does, whose optimizer sums what it clipped of each micro-batch; the last pass is
+    not yet part of it."""
+
+    def training() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        sums: list[dict[str, Any]] = [{} for _ in model.parameters()]
+        for _ in range(_STEPS):
+            for last in (False, True):
+                model(torch.randn(4, 8).cuda()).square().mean().backward()
+                for parameter, kept in zip(model.parameters(), sums, strict=True):
+                    of_it = parameter.__dict__ if carried else kept
+                    of_it["summed_grad"] = of_it.get("summed_grad", 0) + parameter.grad
+                    if last and carried:
+                        parameter.grad = of_it.pop("summed_grad")
+                if last:
+                    optimizer.step()
+                optimizer.zero_grad()
+
+    assert ("gradients_dropped" in kinds(training)) is not carried
+
+
 def closing(zeroes: Callable[[torch.optim.Optimizer, nn.Module], Any]) -> Callable[[], Any]:
     """LBFGS, with what ``zeroes`` does first in its closure."""
 

@@ -222,6 +222,16 @@ def _versions(tensors: Sequence[Any]) -> dict[int, int]:
     return {id(each): version(each.grad) for each in tensors if each.grad is not None}
 
 
+def _carries_gradients(parameter: Any) -> bool:
+    """Has it an attribute that is a tensor of its shape and device, as ``summed_grad`` of Opacus or
+    ``main_grad`` of Megatron: gradients that the next step will use?"""
+    return any(
+        isinstance(each, torch.Tensor)
+        and (each.shape, each.device) == (parameter.shape, parameter.device)
+        for each in getattr(parameter, "__dict__", {}).values()
+    )
+
+
 class Accumulated:
     """The backward passes of the steps that were looked at: those that a step used, and those whose
     gradients were dropped before.
@@ -292,11 +302,13 @@ class Accumulated:
 
     def drop(self, place: str, owner: Any) -> None:
         """Gradients that no step has used are about to be set to zero, by a method of an optimizer
-        or a model."""
-        self._lost += self.used
-        self.used, self.dropped_at = 0, place
+        or a model: not lost where a parameter carries a sum of them itself."""
         is_optimizer = isinstance(owner, torch.optim.Optimizer)
         tensors = tensors_of(owner) if is_optimizer else list(owner.parameters())
+        if any(map(_carries_gradients, tensors)):
+            return
+        self._lost += self.used
+        self.used, self.dropped_at = 0, place
         # Zeros are written into each.
         self._zeroed = {key: before + 1 for key, before in _versions(tensors).items()}
 

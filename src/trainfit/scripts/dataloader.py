@@ -497,7 +497,8 @@ def _samples(loader: Any, batch_sampler: Any) -> int | None:
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
         sampler = sampler.sampler
-    length = length_of(sampler)
-    if length is None:
+    length, batches = length_of(sampler), length_of(batch_sampler)
+    # Fewer than batches: it gives batches itself, which are split or joined (Opacus).
+    if length is None or (batches is not None and length < batches):
         length = length_of(getattr(loader, "dataset", None))
     return None if length is None else -(-length // processes)

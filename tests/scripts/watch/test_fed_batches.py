@@ -233,6 +233,37 @@ def test_an_epoch_of_a_shard_is_the_process_s_own() -> None:
     assert sum(map(len, batches)) == 5
 
 
+class Split:
+    """Batches of another batch sampler, each in halves, as Opacus' ``BatchSplittingSampler``."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __len__(self) -> int:
+        return 2 * len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.sampler:
+            yield from (batch[: len(batch) // 2], batch[len(batch) // 2 :])
+
+
+class Drawn:
+    """Batches of indices that are drawn, with no number of samples."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 3, 5, 7], [1, 2, 4, 8])
+
+
+def test_a_sampler_of_batches_that_are_split_does_not_count_samples() -> None:
+    data = torch.zeros(9, 3)
+    found, batches = watched(lambda: DataLoader(data, batch_sampler=Split(Drawn())))  # type: ignore[arg-type]
+    assert (found.samples, found.data_set) == (9, 9)
+    assert [len(each) for each in batches] == [2, 2, 2, 2]
+
+
 @pytest.mark.parametrize(("keep", "indexed", "started"), [(0, 1, 1), (0, 0, 3), (1, 1, 3)])
 def test_a_simulated_run_starts_no_more_workers_than_there_are_cores(
     keep: int, indexed: int, started: int, monkeypatch: pytest.MonkeyPatch
