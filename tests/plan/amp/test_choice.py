@@ -365,7 +365,7 @@ def test_a_precision_that_fails_is_said_with_its_remedy() -> None:
     # pytorch/examples' VAE: the loss is computed outside of the model, whose output is bfloat16.
     mixed = dataclasses.replace(outcome, message="RuntimeError: Found dtype Float but expected …")
     for function, said in (
-        ("binary_cross_entropy", "binary_cross_entropy (BCELoss) raises"),
+        ("binary_cross_entropy", "BCELoss raises"),
         ("binary_cross_entropy_with_logits", "it fails"),
     ):
         frames = f'  File "main.py", line 81, in loss\n    return F.{function}(x, y)\n'

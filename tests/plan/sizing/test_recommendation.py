@@ -99,7 +99,7 @@ def are_neighbours(answers: Sequence[int], most: int) -> bool:
     ("present", "batch", "reason"),
     [
         (80, 80, ""),  # it is the smallest that is nearly as fast as any
-        (200, 200, "keeping 200: 80 is no faster"),  # never down for nothing
+        (200, 200, "keeping 200: the smaller 80 is no faster"),  # never down for nothing
         (76, 76, "keeping 76: 5% more samples/s at 80 is less than the curve's own error of 6%"),
         (40, 80, ""),  # twice as fast
         (2000, 80, ""),  # does not fit

@@ -396,10 +396,9 @@ def of_failure(dtype: str, outcome: TraceOutcome, message: str) -> Finding:
         return amp_hazard(
             "fails",
             dtype,
-            "binary_cross_entropy (BCELoss) raises an error under autocast, as its gradients "
-            "overflow",
+            "BCELoss raises an error under autocast",
             place,
-            "use BCEWithLogitsLoss on the logits, without the sigmoid",
+            "BCEWithLogitsLoss on the logits, without the sigmoid",
             blocks=True,
         )
     return amp_hazard("fails", dtype, message, place, blocks=True)

@@ -448,7 +448,8 @@ def _no_clear_gain(curve: Curve, present: int, best: int) -> str:
         return ""
     gain = then / now - 1
     if gain < _NOTHING:
-        return f"keeping {present}: {best} is no faster"
+        which = "the smaller " if best < present else ""
+        return f"keeping {present}: {which}{best} is no faster"
     return (
         f"keeping {present}: {percent(gain)} more samples/s at {best} is less than the "
         f"{what} own error of {percent(error)}"
