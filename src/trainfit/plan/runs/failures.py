@@ -84,7 +84,8 @@ def require_step(trace: Trace, command: Command, counted: Counted = "steps") -> 
     if outcome.steps == 0 and counted == "steps" and updates_by_itself(trace):
         return
     if outcome.status == "unsupported":
-        raise ScriptError(f"{command.name}: {outcome.message}", script_output(trace))
+        where = unsaid(outcome, script_output(trace))
+        raise ScriptError(f"{command.name}: {outcome.message}", where)
     if outcome.steps == 0:
         output = script_output(trace)
         what, hint = _printed_exception(outcome, trace.output) or _without_step(
@@ -542,10 +543,17 @@ def exit_hint(outcome: TraceOutcome, output: str, command: Command | None = None
     return f"{check}its own message is below"
 
 
+#: The exception at the end of a traceback, where it is this package's.
+_OURS: Final = re.compile(r"\ntrainfit\.[\w.]+: .*", re.DOTALL)
+
+
 def unsaid(outcome: TraceOutcome, output: str) -> str:
-    """What the script printed; empty where the line on how it ended says it all."""
+    """What the script printed; empty where the line on how it ended says it all. Of what cannot be
+    simulated the frames: the exception is ours."""
     if _is_syntax_error(outcome):
         return ""
+    if outcome.status == "unsupported":
+        return _OURS.sub("", output)
     _, _, said = outcome.message.partition(": ")
     return "" if outcome.status == "exited" and output.split() == said.split() else output
 
