@@ -108,7 +108,9 @@ def _headline(result: WatchResult) -> Headline:
     if worst is not None and severe and (worst.fix.line or worst.fix.settings):
         commands.append(Command(setting_text(worst), "Change"))
     if result.next_command:
-        commands.append(Command(result.next_command, "Next"))
+        # The same command once more: after what the first finding says to change.
+        is_repeated = result.next_command == f"trainfit watch -- {result.header.command}"
+        commands.append(Command(result.next_command, "After the fix" if is_repeated else "Next"))
     told = headline(result.findings) is not None and result.steps
     return Headline(
         kind="Watched run",
