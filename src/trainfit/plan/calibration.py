@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
@@ -106,9 +107,6 @@ def calibrate(
     others = [laboratory.others(time_limit_s)]
     readings = run.memory()
     others.append(laboratory.others(max(deadline - clock(), 1.0)))
-    workspaces = run.once("workspaces", "convolution workspaces")
-    rates = run.once("rates", "matmuls, bandwidth, launches, copies")
-    programs = run.once("programs", "programs of each class of kernels")
     basis: Basis = "measured" if laboratory.stand_in is None else "simulated"
     device = readings[0].device
     profile = Profile(
@@ -116,26 +114,66 @@ def calibrate(
         module_loading="eager" if device.eager_loading else "lazy",
         provenance=_PROVENANCE if laboratory.stand_in is None else _REHEARSAL,
         memory=_memory(readings, others, basis, run.notes),
-        rates=_rates(rates.rates.trials if rates and rates.rates else {}, basis),
+        rates=_rates({}, basis),
         capability=device.capability,
         driver=laboratory.driver(),
         cuda=device.cuda,
         cudnn=device.cudnn,
         torch=device.torch,
     )
-    found = workspaces.workspaces.convolutions if workspaces and workspaces.workspaces else ()
-    convolutions = run.with_models(profile, found)
+    gpu = run.gpu_of(profile)
+    with ThreadPoolExecutor(1) as beside:
+        simulations = beside.submit(run.simulations, gpu)
+        workspaces = run.once("workspaces", "convolution workspaces")
+    # Only what measures times wants all cores.
+    simulated = simulations.result()
+    rates = run.once("rates", "matmuls, bandwidth, launches, copies")
+    programs = run.once("programs", "programs of each class of kernels")
     timed = programs.programs.trials if programs and programs.programs else {}
+    found = dataclasses.replace(
+        _rates(rates.rates.trials if rates and rates.rates else {}, basis),
+        programs=tuple(
+            MeasuredProgram(name, _figure(trials, "s", basis, _HOW_PROGRAMS))
+            for name, trials in timed.items()
+        ),
+    )
+    if found.programs and gpu is not None and simulated.programs is not None:
+        found = _modelled(found, simulated.programs, gpu)
     return dataclasses.replace(
         profile,
-        memory=dataclasses.replace(profile.memory, convolutions=convolutions),
-        rates=run.with_programs(profile, timed, basis),
+        memory=dataclasses.replace(
+            profile.memory, convolutions=_convolutions(workspaces, simulated.workspaces)
+        ),
+        rates=found,
         notes=tuple(run.notes),
+    )
+
+
+def _convolutions(
+    measured: MeasuringOutcome | None, simulated: MeasuringOutcome | None
+) -> tuple[ConvolutionWorkspace, ...]:
+    """The measured workspaces, each with its size on the simulated GPU."""
+    if measured is None or measured.workspaces is None:
+        return ()
+    found = measured.workspaces.convolutions
+    if simulated is None or simulated.workspaces is None:
+        return tuple(found)
+    models = {_identity(each): each.measured_bytes for each in simulated.workspaces.convolutions}
+    return tuple(
+        dataclasses.replace(each, modelled_bytes=models.get(_identity(each))) for each in found
     )
 
 
 _PROVENANCE = "measured by `trainfit calibrate` on this GPU"
 _REHEARSAL = "a rehearsal of `trainfit calibrate` on the simulated GPU: no measurement"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Simulated:
+    """What a simulated GPU says of the measured subjects; ``None``: it came to nothing."""
+
+    workspaces: MeasuringOutcome | None
+    programs: MeasuringOutcome | None
 
 
 class _Run:
@@ -174,47 +212,23 @@ class _Run:
             self._note_failed(readings.failed)
         return outcome
 
-    def with_models(
-        self, profile: Profile, measured: Sequence[ConvolutionWorkspace]
-    ) -> tuple[ConvolutionWorkspace, ...]:
-        """Add the simulated size to each measured workspace."""
-        if not measured:
-            return ()
+    def gpu_of(self, profile: Profile) -> GpuSpec | None:
+        """The catalogue's GPU; ``None``, with a note, where it has none of this name."""
         try:
-            gpu = gpu_of_profile(profile)
+            return gpu_of_profile(profile)
         except GpuNameError:
             self.notes.append(f"{profile.gpus[0]} is not in the catalogue: nothing to compare")
-            return tuple(measured)
-        self._progress("simulating the same convolutions")
-        stand_in = self._laboratory.stand_in or StandIn(gpu, _bare_constants())
-        outcome = self._measure("workspaces", stand_in, needed=False)
-        if outcome is None or outcome.workspaces is None:
-            return tuple(measured)
-        models = {_identity(each): each.measured_bytes for each in outcome.workspaces.convolutions}
-        return tuple(
-            dataclasses.replace(each, modelled_bytes=models.get(_identity(each)))
-            for each in measured
-        )
+            return None
 
-    def with_programs(
-        self, profile: Profile, timed: Mapping[str, tuple[float, ...]], basis: Basis
-    ) -> Rates:
-        """The profile's rates and the timed programs, with what the model says of them."""
-        found = [
-            MeasuredProgram(name, _figure(trials, "s", basis, _HOW_PROGRAMS))
-            for name, trials in timed.items()
-        ]
-        if not found:
-            return profile.rates
-        try:
-            gpu = gpu_of_profile(profile)
-        except GpuNameError:
-            return profile.rates  # said of the workspaces
-        self._progress("simulating the same programs")
-        stand_in = StandIn(gpu, _bare_constants())
-        outcome = self._measure("programs", stand_in, needed=False)
-        rates = dataclasses.replace(profile.rates, programs=tuple(found))
-        return rates if outcome is None else _modelled(rates, outcome, gpu)
+    def simulations(self, gpu: GpuSpec | None) -> _Simulated:
+        """The same workspaces and programs on the simulated GPU, as far as time allows."""
+        found: list[MeasuringOutcome | None] = [None, None]
+        given = self._laboratory.stand_in or (gpu and StandIn(gpu, _bare_constants()))
+        if given and self._left_s() > 0:
+            found[0] = self._measure("workspaces", given, needed=False)
+        if gpu is not None and self._left_s() > 0:
+            found[1] = self._measure("programs", StandIn(gpu, _bare_constants()), needed=False)
+        return _Simulated(*found)
 
     def _measure(
         self, subject: Subject, stand_in: StandIn | None, *, needed: bool
