@@ -26,7 +26,7 @@ LETTERS: Final = frozenset("afrcSsMUo")
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class MeasuringMachine:
     """Where it was measured. ``cudnn`` is its version as one number (91501: 9.15.1)."""
 
     gpu: str
@@ -79,7 +79,7 @@ class MemoryTotals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class MemoryStage:
     """The GPU's memory at a point of the process.
 
     ``free_bytes`` and ``total_bytes`` are cudaMemGetInfo's (``None`` before there is a
@@ -115,7 +115,7 @@ class Mark:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class MemorySegment:
     """A range of reserved memory; ``blocks`` are (address, bytes, asked for, state).
 
     States: "a" in use, "p" freed but waiting for another stream, "i" free.
@@ -156,7 +156,7 @@ class AllocatorTrace:
     free_bytes: tuple[int, ...]
     whole: bool
     marks: tuple[Mark, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[MemorySegment, ...]
 
     def check(self) -> None:
         """Raise ``DecodingError`` unless the columns belong together."""
@@ -211,10 +211,10 @@ class Truth:
     message: str
     simulated: bool
     case: TruthCase
-    machine: Machine
+    machine: MeasuringMachine
     memory: MemoryTotals
     stats: Mapping[str, int]
-    device_memory: tuple[Stage, ...]
+    device_memory: tuple[MemoryStage, ...]
     step_seconds: tuple[float, ...]
     trace: AllocatorTrace
     operators: tuple[OperatorRow, ...]
@@ -243,7 +243,7 @@ class LimitTruth:
 
     simulated: bool
     case: TruthCase
-    machine: Machine
+    machine: MeasuringMachine
     capped: Limit
 
 
@@ -272,7 +272,7 @@ class TimedSteps:
 
     simulated: bool
     case: TruthCase
-    machine: Machine
+    machine: MeasuringMachine
     operator_s: float | None
     timed: tuple[TimedBatch, ...]
 

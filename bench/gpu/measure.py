@@ -95,9 +95,9 @@ def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     case = Case(**request["case"])
     job = prepared(case)
     if request["kind"] == "timed":
-        from gpu.timing import TimedSteps
+        from gpu.timing import StepTimer
 
-        timed = TimedSteps(job, tuple(request["batches"]))
+        timed = StepTimer(job, tuple(request["batches"]))
         return lambda: timed.measure(bool(request["simulate"]))
     events = request.get("events", MOST_EVENTS)
     return lambda: measure_case(job, bool(request["simulate"]), request["profile"], events)
@@ -120,13 +120,13 @@ class CaseMeasurement:
     """The steps of one measurement, in order."""
 
     def __init__(self, job: Any, simulated: bool, profile: bool, most_events: int) -> None:
-        from gpu.machine import DeviceMemory
+        from gpu.machine import MemoryStages
 
         self._job = job
         self._simulated = simulated
         self._profile = profile
         self._most_events = most_events
-        self._memory = DeviceMemory(simulated)
+        self._memory = MemoryStages(simulated)
         self._marks: list[dict[str, Any]] = []
         self._noted: set[str] = set()
         self._status, self._message = "ran", ""

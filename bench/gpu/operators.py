@@ -31,7 +31,7 @@ def read(profile: Any, device: str = "cuda") -> dict[str, Any]:
     return {"operators": _by_operator(events), "reports": _reports(events)}
 
 
-class _Event:
+class _AllocatorReport:
     """One report of the allocator: bytes signed, figures after it, and the operator."""
 
     __slots__ = ("address", "allocated", "end", "nbytes", "operator", "reserved", "time")
@@ -51,16 +51,16 @@ class _Walk:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._found: list[_Event] = []
+        self._found: list[_AllocatorReport] = []
 
-    def run(self, roots: list[Any]) -> list[_Event]:
+    def run(self, roots: list[Any]) -> list[_AllocatorReport]:
         stack: list[tuple[Any, Any]] = [(root, None) for root in roots]
         while stack:
             node, owner = stack.pop()
             kind, fields = node.typed
             kind = str(kind).rpartition(".")[2]
             if kind == "Allocation" and fields.device.type == self._device:
-                self._found.append(_Event(node, fields, owner))
+                self._found.append(_AllocatorReport(node, fields, owner))
             elif kind == "TorchOp" and not node.name.startswith(_MAKERS):
                 owner = node
             stack.extend((child, owner) for child in node.children)
@@ -79,7 +79,7 @@ def _name(node: Any) -> tuple[Any, ...]:
     return node.name, tuple(shapes)
 
 
-def _by_operator(events: list[_Event]) -> list[dict[str, Any]]:
+def _by_operator(events: list[_AllocatorReport]) -> list[dict[str, Any]]:
     """For each operator and shape: the blocks that it took and freed before its end."""
     freed: dict[int, list[int]] = {}
     for event in events:
@@ -108,7 +108,7 @@ def _by_operator(events: list[_Event]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _reports(events: list[_Event]) -> dict[str, Any]:
+def _reports(events: list[_AllocatorReport]) -> dict[str, Any]:
     """The signed bytes of every report, and whether the allocator's sums agree with them."""
     sums_agree = all(
         after.allocated - before.allocated == after.nbytes

@@ -122,7 +122,7 @@ def record(case: Any, gpu: Any) -> Any:
 def predict_largest(case: Any, gpu: Any) -> int:
     """The largest batch of a capped case, from two simulated ones; 0 if none fits.
 
-    Raises ``trainfit.memory.affine.NotAffineError`` where two batch sizes give no law.
+    Raises ``trainfit.results.runs.recording.NotAffineError`` where two batch sizes give no law.
     """
     import_trainfit()
     from trainfit.memory.affine import AffineStream

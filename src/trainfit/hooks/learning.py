@@ -33,7 +33,7 @@ from trainfit.hooks.losses import (
     shape_of,
 )
 from trainfit.hooks.misuse import MisuseObserver
-from trainfit.hooks.modes import Modes
+from trainfit.hooks.modes import SwitchedModes
 from trainfit.hooks.optimizer_looks import (
     FIRST_LOOKS,
     Accumulated,
@@ -121,7 +121,7 @@ class LearningObserver:
         self._batches: Counter[int] = Counter()
         self._is_fed = False
         self._accumulated = Accumulated(place)
-        self._modes = Modes()
+        self._modes = SwitchedModes()
         self._trained_before = False
         self._losses: list[LossScale] = []
         self._models: list[weakref.ref[Any]] = []

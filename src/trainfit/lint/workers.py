@@ -35,7 +35,7 @@ def worker_count(project: Project, index: Index, loader: ast.Call) -> int | None
             return None
     if node is None:
         return 0
-    found = set(_Reader(project).values(index, node, frozenset()))
+    found = set(_NumberReader(project).values(index, node, frozenset()))
     return found.pop() if len(found) == 1 else None
 
 
@@ -60,7 +60,7 @@ def _entry(node: ast.expr) -> ast.expr | None:
     return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == _NAME), None)
 
 
-class _Reader:
+class _NumberReader:
     """Follows an expression to numbers; ``None`` stands for what is no plain number."""
 
     def __init__(self, project: Project) -> None:

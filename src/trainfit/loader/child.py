@@ -58,7 +58,7 @@ _SCRIPT_SHARE = 0.9
 _LEAST_S = 1.0
 
 
-class Child:
+class ChildMeasurement:
     """One measurement; where ``spec`` says no step, ``step_of`` gives it."""
 
     def __init__(self, spec: RunSpec, step_of: StepOf) -> None:

@@ -34,7 +34,15 @@ from trainfit.pace.statistics import (
     speed,
     taken_away,
 )
-from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, CauseShare, Estimate, Readings
+from trainfit.results.pace import (
+    Arm,
+    ArmEffect,
+    Attribution,
+    Cause,
+    CauseShare,
+    Estimate,
+    HostReadings,
+)
 from trainfit.results.text import core_count, duration, ghz, percent
 
 #: An arm is said to help from this part of the excess on, and if the interval's low end is above
@@ -80,7 +88,7 @@ class PacedSamples:
     why_not: Mapping[Arm, str]
     has_gpu: bool = False
     kernels: Mapping[Arm, Kernels] = dataclasses.field(default_factory=dict)
-    readings: Mapping[Arm, Sequence[Readings]] = dataclasses.field(default_factory=dict)
+    readings: Mapping[Arm, Sequence[HostReadings]] = dataclasses.field(default_factory=dict)
     fast_s: float | None = None
 
     def wall(self, arm: Arm) -> float:

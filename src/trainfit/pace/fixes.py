@@ -12,13 +12,13 @@ from typing import Final
 from trainfit.pace.callee import CalleeError
 from trainfit.pace.loop import Plan
 from trainfit.pace.pacer import HYBRID_S, RehearsalCall
-from trainfit.pace.settings import Settings, held_awake
+from trainfit.pace.settings import SystemSettings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
 from trainfit.results.findings import Fix
 from trainfit.results.pace import (
     Arm,
     Attribution,
-    Block,
+    CallBlock,
     Cause,
     Estimate,
     FixName,
@@ -63,9 +63,9 @@ FIX_TEXTS: Final[Mapping[FixName, Fix]] = {
 class Fixer:
     """Applies fixes on this machine, its files below ``root``."""
 
-    def __init__(self, root: Path = Path("/"), settings: Settings | None = None) -> None:
+    def __init__(self, root: Path = Path("/"), settings: SystemSettings | None = None) -> None:
         self._root = root
-        self._settings = settings or Settings(root)
+        self._settings = settings or SystemSettings(root)
 
     def why_not(self, fix: FixName) -> str:
         """Why a fix cannot be tried here, with the remedy; "" if it can."""
@@ -310,7 +310,7 @@ class Proof:
     notes: tuple[str, ...] = ()
 
 
-Make = Callable[[Plan], Block]
+Make = Callable[[Plan], CallBlock]
 
 
 def prove(
@@ -386,7 +386,11 @@ def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate |
 
 
 def _judged(
-    fix: FixName, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
+    fix: FixName,
+    before: list[CallBlock],
+    after: list[CallBlock],
+    counted: RateCounts,
+    spin_s: float,
 ) -> Proof:
     first, last = summary(before, counted), summary(after, counted)
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]

@@ -28,10 +28,10 @@ from trainfit.results.gpus import (
     Basis,
     ConvolutionWorkspace,
     DeviceConstants,
-    Figure,
+    GpuFigure,
+    GpuMemory,
     GpuSpec,
     MeasuredProgram,
-    Memory,
     Profile,
     Rates,
     Unit,
@@ -101,7 +101,7 @@ def calibrate(
     could be measured.
     """
     deadline = clock() + time_limit_s
-    run = _Run(laboratory, lambda: deadline - clock(), progress)
+    run = _CalibrationRuns(laboratory, lambda: deadline - clock(), progress)
     progress("measuring the GPU memory that other processes use")
     others = [laboratory.others(time_limit_s)]
     readings = run.memory()
@@ -138,7 +138,7 @@ _PROVENANCE = "measured by `trainfit calibrate` on this GPU"
 _REHEARSAL = "a rehearsal of `trainfit calibrate` on the simulated GPU: no measurement"
 
 
-class _Run:
+class _CalibrationRuns:
     """The processes of one calibration, within its time."""
 
     def __init__(
@@ -285,11 +285,11 @@ def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
     model says."""
     from trainfit.speed.efficiency import FITTED
     from trainfit.speed.measured import modelled_as, with_rates
-    from trainfit.speed.step import Machine
+    from trainfit.speed.step import HostedGpu
 
     kernels = outcome.programs.kernels if outcome.programs is not None else {}
     bare = dataclasses.replace(rates, programs=())
-    machine = with_rates(Machine(gpu, FITTED), bare, "this one")
+    machine = with_rates(HostedGpu(gpu, FITTED), bare, "this one")
     found = []
     for each in rates.programs:
         launched = kernels.get(each.name, ())
@@ -317,7 +317,7 @@ def _memory(
     others: Sequence[tuple[int, str]],
     basis: Basis,
     notes: list[str],
-) -> Memory:
+) -> GpuMemory:
     held, how = [nbytes for nbytes, _ in others], others[0][1]
     if max(held) - min(held) > _STEADY_BYTES:
         notes.append(
@@ -344,7 +344,7 @@ def _memory(
     ]
     stays = "stays allocated after a first matmul"
     totals = [each.device.memory_bytes for each in readings]
-    return Memory(
+    return GpuMemory(
         context=_figure(contexts, "B", basis, fresh),
         libraries=libraries,
         usable=_figure(totals, "B", basis, "total of cudaMemGetInfo"),
@@ -402,11 +402,11 @@ _HOW_RATES: Final[Mapping[str, str]] = {
 _HOW_PROGRAMS: Final = "CUDA events around calls with several sets of random operands in turn"
 
 
-def _figure(values: Sequence[float], unit: Unit, basis: Basis, how: str) -> Figure:
+def _figure(values: Sequence[float], unit: Unit, basis: Basis, how: str) -> GpuFigure:
     """Median, least and most. Below zero is no amount: a disturbed reading counts as 0."""
     clipped = [max(0.0, float(value)) for value in values]
     middle = statistics.median(clipped)
-    return Figure(middle, min(clipped), max(clipped), unit, basis, how, len(clipped))
+    return GpuFigure(middle, min(clipped), max(clipped), unit, basis, how, len(clipped))
 
 
 # -- real processes ----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trainfit.memory import affine
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.capacity import LARGEST, bounds_of, largest_by_line
 from trainfit.memory.explanation import recorded_settings
@@ -21,11 +20,10 @@ from trainfit.results.configuration import EpochEnd
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import total
 from trainfit.results.plan import PlanResult
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.results.runs.steps import StepPattern
 from trainfit.results.speed import GpuEstimate, Strategy
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.speed import work as scaling
 from trainfit.speed.work import Work, WorkLaw
 
 # ---
@@ -183,13 +181,13 @@ class Job:
         return Work.of_steady_step(self.recording)
 
     @functools.cached_property
-    def memory(self) -> affine.AffineStream | None:
+    def memory(self) -> AffineStream | None:
         """Allocations at every batch size, where that is known."""
         if len(self.pair) != 2:
             return None
         try:
             law = memory_law(self.pair)
-        except affine.NotAffineError:
+        except NotAffineError:
             return None
         return law if law.depends_on_batch else None
 
@@ -202,7 +200,7 @@ class Job:
             return None
         try:
             return work_law(self.pair)
-        except scaling.NotAffineError:
+        except NotAffineError:
             return None
 
     @functools.cached_property

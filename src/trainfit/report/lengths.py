@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.blocks import Chart, Command, Facts, Section, Table, facts, figures, section
+from trainfit.report.blocks import Chart, Facts, Section, Snippet, Table, facts, figures, section
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, chart, color, tip, values, x, y
 from trainfit.results.plan import TunablePoint, TunableSizes
@@ -39,7 +39,7 @@ def length_sections(found: TunableSizes | None, capacity_bytes: int) -> list[Sec
     """Nothing where no tunable was asked about."""
     if found is None:
         return []
-    command = Command(found.command, "Run with it") if found.command else None
+    command = Snippet(found.command, "Run with it") if found.command else None
     return section(
         f"{found.shown}: memory and time (predicted)",
         _facts(found),

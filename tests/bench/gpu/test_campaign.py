@@ -217,7 +217,7 @@ def test_nvml_knows_driver_and_used_memory(
     running = {pid or os.getpid(): used for pid, used in processes.items()}
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(running))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    nvml = machine.Nvml()
+    nvml = machine.ManagementLibrary()
     assert nvml._nvml.handles == [2]
     assert nvml.driver() == "580.1"
     assert nvml.device_used() == 7 * MIB
@@ -233,7 +233,7 @@ def test_without_nvml_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    nvml = machine.Nvml()
+    nvml = machine.ManagementLibrary()
     assert nvml.driver() == "535.2"
     assert nvml.device_used() == 300 * MIB
     assert nvml.process_used() == 250 * MIB
@@ -242,7 +242,7 @@ def test_without_nvml_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    nvml = machine.Nvml()
+    nvml = machine.ManagementLibrary()
     assert (nvml.driver(), nvml.device_used(), nvml.process_used()) == (None, None, None)
 
 
@@ -360,7 +360,7 @@ def test_no_child_is_left_behind(tmp_path: Path) -> None:
     request = {"output": str(tmp_path / "x.json"), "simulate": None, "waits": True,
                "kind": "case", "profile": False,
                "case": dataclasses.asdict(cases.all_cases()[0])}  # fmt: skip
-    child = children.Child(tmp_path, "x", request, "")
+    child = children.MeasuringProcess(tmp_path, "x", request, "")
     process = child._process
     children.stop_all()
     assert process.poll() is not None
@@ -372,7 +372,7 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     before = children.MEASURE
     children.MEASURE = hanging
     try:
-        child = children.Child(tmp_path, "x", {}, "")
+        child = children.MeasuringProcess(tmp_path, "x", {}, "")
     finally:
         children.MEASURE = before
     assert child.measure(0.2) == "it took longer than 0 s"

@@ -17,10 +17,10 @@ from torch import nn
 import trainfit
 from helpers_cases import slow_but
 from trainfit.memory import capacity
-from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.capacity import LARGEST, Device, fits, largest_batch
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.capacity import LARGEST, DeviceCapacity, fits, largest_batch
 from trainfit.memory.replay import Stream, replay
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 Model = Callable[[], nn.Module]
@@ -160,7 +160,7 @@ def test_blocks_that_nothing_uses_leave_room_and_those_that_each_step_needs_do_n
                     torch.zeros(1 << 25, device="cuda")
             sim.end_step()
     stream = Stream.of(sim.recording)
-    device = Device(1 << 40, 0, AllocatorSettings())
+    device = DeviceCapacity(1 << 40, 0, AllocatorSettings())
     free = device.unlimited(stream)
     tight = dataclasses.replace(device, capacity_bytes=capacity.least_capacity(stream, device))
     limited = tight.replay(stream)

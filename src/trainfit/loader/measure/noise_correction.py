@@ -65,7 +65,7 @@ def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
     piece is one estimate, the others a second, and only what both say is speed (an instrumental
     variable).
     """
-    seen = _Seen(*_joined([_seen(group, pieces) for group in groups]))
+    seen = _BatchRates(*_joined([_seen(group, pieces) for group in groups]))
     certainty = 1 / _SPREAD**2
     slope, error = seen.slope()
     known = 1 / error**2 if error else 0.0
@@ -74,7 +74,7 @@ def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _BatchRates:
     """The logarithm of each batch's rate, and two estimates of that of its core's speed; each
     without the mean of its group."""
 

@@ -32,7 +32,7 @@ from trainfit.plan.command.tunables import (
 from trainfit.plan.command.words import (
     OFF,
     ON,
-    Candidate,
+    OptionCandidate,
     Writing,
     said,
     write_switch,
@@ -295,7 +295,7 @@ def with_options(command: Command, found: Iterable[FoundOption]) -> Command:
     )
 
 
-def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
+def _named(options: Sequence[OptionCandidate], name: str) -> list[OptionCandidate]:
     return [
         each
         for each in options
@@ -306,7 +306,7 @@ def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
     ]
 
 
-def _sounding(options: Sequence[Candidate], seen: ObservedSettings) -> list[Candidate]:
+def _sounding(options: Sequence[OptionCandidate], seen: ObservedSettings) -> list[OptionCandidate]:
     """The options with "batch" in a name of their own (``--sub-batch-size``) that have the very
     value that was seen."""
     return [
@@ -318,7 +318,7 @@ def _sounding(options: Sequence[Candidate], seen: ObservedSettings) -> list[Cand
 
 
 def _option(
-    command: Command, name: str, named: Sequence[Candidate], seen: ObservedSettings
+    command: Command, name: str, named: Sequence[OptionCandidate], seen: ObservedSettings
 ) -> FoundOption | LeftOption | None:
     if not named:
         return None
@@ -337,7 +337,9 @@ def _option(
     return write(command, name, chosen, seen)
 
 
-def _only(options: Sequence[Candidate], is_given: Callable[[Candidate], bool]) -> Candidate | None:
+def _only(
+    options: Sequence[OptionCandidate], is_given: Callable[[OptionCandidate], bool]
+) -> OptionCandidate | None:
     """The one of them, or the only one that the command says."""
     if len(options) == 1:
         return options[0]
@@ -406,7 +408,7 @@ def _what_was_seen(name: str, seen: ObservedSettings) -> str:
 
 
 def _number(
-    command: Command, name: str, option: Candidate, seen: ObservedSettings
+    command: Command, name: str, option: OptionCandidate, seen: ObservedSettings
 ) -> FoundOption | LeftOption:
     text = said(command, option) or str(option.option.value)
     unset = name == "prefetch_factor" and text == "None"
@@ -420,7 +422,7 @@ def _number(
 
 
 def _boolean(
-    command: Command, name: str, option: Candidate, seen: ObservedSettings
+    command: Command, name: str, option: OptionCandidate, seen: ObservedSettings
 ) -> FoundOption | LeftOption:
     del seen
     writing = write_switch(command, option, {ON: True, OFF: False})
@@ -432,7 +434,7 @@ def _boolean(
 
 
 def _amp(
-    command: Command, options: Sequence[Candidate], seen: ObservedSettings
+    command: Command, options: Sequence[OptionCandidate], seen: ObservedSettings
 ) -> FoundOption | LeftOption | None:
     readings = amp_readings(command, options)
     if not readings:

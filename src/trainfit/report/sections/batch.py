@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from trainfit.report.blocks import (
     Chart,
-    Command,
     Headline,
+    Snippet,
     Subject,
     Table,
     Tile,
@@ -59,7 +59,7 @@ def noise_subject(result: NoiseResult) -> Subject:
     if result.noise is not None:
         tiles.insert(0, Tile("Noise scale", result.noise.text, "samples, 90% interval"))
     line = result.line
-    following = Command("trainfit batch explain FILE --to BATCH", "Next")
+    following = Snippet("trainfit batch explain FILE --to BATCH", "Next")
     batch = f"{result.micro_batch} × {result.accumulation} micro-batches × "
     cost = ""
     if result.cost_share is not None:

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from trainfit.report.blocks import (
     Chart,
-    Command,
     Headline,
     Item,
     Items,
     Section,
+    Snippet,
     Subject,
     Table,
     Tile,
@@ -129,25 +129,25 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
     ]
 
 
-def _commands(result: LoaderResult) -> Iterator[Command]:
+def _commands(result: LoaderResult) -> Iterator[Snippet]:
     """What to write where."""
     if result.verdict != "cannot_tell" and result.recommended != result.present:
         if result.launch_sets:
-            yield Command(result.launch, "Run")
+            yield Snippet(result.launch, "Run")
         if line := loader_line(result.recommended, result.present, result.launch_sets):
-            yield Command(line, "Write")
+            yield Snippet(line, "Write")
         if result.recommended.worker_threads != result.present.worker_threads:
             threads = f"torch.set_num_threads({result.recommended.worker_threads})"
-            yield Command(threads, "In the DataLoader's worker_init_fn")
+            yield Snippet(threads, "In the DataLoader's worker_init_fn")
     for variable in result.variables:
         if variable.where != "environment":
-            yield Command(variable.line, f"In the {variable.where}")
+            yield Snippet(variable.line, f"In the {variable.where}")
     if result.cores is not None and result.cores.prefix.startswith("torchrun"):
-        yield Command(f"{result.cores.prefix} …", "Instead of python")
+        yield Snippet(f"{result.cores.prefix} …", "Instead of python")
     elif result.launch and not result.launch_sets:
-        yield Command(result.launch, "Run")
+        yield Snippet(result.launch, "Run")
     elif not result.command or result.command.startswith("--loader"):
-        yield from (Command(line, "Before the command") for line in _before_command(result))
+        yield from (Snippet(line, "Before the command") for line in _before_command(result))
 
 
 def _notes(result: LoaderResult) -> Iterator[Note]:

@@ -9,7 +9,6 @@ from typing import Final
 from trainfit.report.blocks import (
     WHOLE,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
@@ -17,6 +16,7 @@ from trainfit.report.blocks import (
     Output,
     Row,
     Section,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -127,7 +127,7 @@ def _headline(result: PaceResult) -> Headline:
     own = next((each for each in result.advice if each.name not in ("", tried)), None)
     commands = []
     if own is not None and not fixed:
-        commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
+        commands.append(Snippet(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
     tiles = [
         Tile(
             rate_name(row.hz),

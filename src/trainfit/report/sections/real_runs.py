@@ -19,8 +19,8 @@ from trainfit.report.blocks import (
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, NAMES, TIP, chart, color, nominal, tip, values, x
 from trainfit.report.notes import plain, protection_notes
-from trainfit.results.gpus import ConvolutionWorkspace, Figure, Profile
-from trainfit.results.real_runs import REHEARSED, Comparison, Verification, VersusCpu
+from trainfit.results.gpus import ConvolutionWorkspace, GpuFigure, Profile
+from trainfit.results.real_runs import REHEARSED, ComparedQuantity, Verification, VersusCpu
 from trainfit.results.speed import Speed
 from trainfit.results.text import (
     GIB,
@@ -135,7 +135,7 @@ def _quantities_table(result: Verification) -> Table:
     )
 
 
-def difference_text(each: Comparison) -> str:
+def difference_text(each: ComparedQuantity) -> str:
     """What was measured more, in bytes and as a share of the prediction."""
     if each.measured_bytes is None:
         return ""
@@ -368,7 +368,7 @@ def _programs(profile: Profile) -> Table | None:
     return table_of(head, rows, numeric=(1, 2, 3, 4))
 
 
-def _figure(title: str, figure: Figure) -> tuple[str, ...]:
+def _figure(title: str, figure: GpuFigure) -> tuple[str, ...]:
     value, low, high = (_amount(x, figure.unit) for x in (figure.value, figure.low, figure.high))
     number, _, unit = low.partition(" ")
     low = number if high.endswith(f" {unit}") else low

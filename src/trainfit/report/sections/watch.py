@@ -11,10 +11,10 @@ from trainfit.findings.ranking import headline
 from trainfit.report.blocks import (
     TONES,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -106,9 +106,9 @@ def _headline(result: WatchResult) -> Headline:
     severe = worst is not None and worst.severity != "info"
     commands = []
     if worst is not None and severe and (worst.fix.line or worst.fix.settings):
-        commands.append(Command(setting_text(worst), "Change"))
+        commands.append(Snippet(setting_text(worst), "Change"))
     if result.next_command:
-        commands.append(Command(result.next_command, "Next"))
+        commands.append(Snippet(result.next_command, "Next"))
     told = headline(result.findings) is not None and result.steps
     return Headline(
         kind="Watched run",
@@ -254,7 +254,7 @@ def _item(each: Finding, place: int) -> Item:
             ("fix", each.fix.action, detail),
             ("steps", steps),
         ),
-        (Command(setting, "Change", detail),) if setting else (),
+        (Snippet(setting, "Change", detail),) if setting else (),
         detail,
         _WHOLE_FIX if ends else 2,
     )

@@ -9,7 +9,6 @@ from typing import Final
 from trainfit.report.blocks import (
     Block,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
@@ -17,6 +16,7 @@ from trainfit.report.blocks import (
     Output,
     Page,
     Section,
+    Snippet,
     Table,
     Text,
 )
@@ -61,7 +61,7 @@ def _block(block: Block) -> str:
 
 
 @_block.register
-def _command(block: Command) -> str:
+def _command(block: Snippet) -> str:
     label = f"{_plain(block.label)}:\n\n" if block.label else ""
     rows = "\n".join(f"- {_plain(row.label)}: {_plain(row.text)}" for row in block.rows)
     return "\n\n".join(part for part in (label + _fenced(block.text), rows) if part)

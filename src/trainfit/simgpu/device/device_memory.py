@@ -17,7 +17,7 @@ from trainfit.results.runs.steps import LAUNCH_QUEUE
 from trainfit.simgpu.allocator.blocks import Block, private_pool, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.simgpu.device.user_location import place_of_user
 from trainfit.torch_private.tensors import storage_key
 
@@ -85,7 +85,7 @@ class DeviceMemory:
     an allocation. Such frees wait in ``_pending`` until the allocator is consistent again.
     """
 
-    def __init__(self, allocators: Sequence[CachingAllocator], recorder: Recorder) -> None:
+    def __init__(self, allocators: Sequence[CachingAllocator], recorder: RecordingBuilder) -> None:
         self.allocators = allocators
         self.recorder = recorder
         self.lives: dict[int, StorageRecord] = {}

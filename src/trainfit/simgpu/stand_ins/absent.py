@@ -27,7 +27,7 @@ _FRAMES: Final = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class StandIn:
+class AbsentPackage:
     """A package that is not installed.
 
     Attributes:
@@ -56,7 +56,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
     were being imported then (empty: none was).
     """
 
-    def __init__(self, known: Mapping[str, StandIn], assume: Callable[[str], None]) -> None:
+    def __init__(self, known: Mapping[str, AbsentPackage], assume: Callable[[str], None]) -> None:
         self._known, self._assume = known, assume
         self._chosen = [name for name in named_in(os.environ) if name in known]
         self._parts: dict[str, Mapping[str, Any]] = {}
@@ -109,7 +109,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
             return None
         if name not in self._of(top):
             return None
-        return importlib.machinery.ModuleSpec(name, _Loader(self.fill), is_package=True)
+        return importlib.machinery.ModuleSpec(name, _AbsentLoader(self.fill), is_package=True)
 
     def fill(self, module: ModuleType) -> None:
         """Give a module its names."""
@@ -139,7 +139,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
                 yield found
 
 
-class _Loader(importlib.abc.Loader):
+class _AbsentLoader(importlib.abc.Loader):
     """One for each module: an ``ImportHook`` changes it."""
 
     def __init__(self, fill: Callable[[ModuleType], None]) -> None:
@@ -150,7 +150,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    def __init__(self, name: str, known: StandIn) -> None:
+    def __init__(self, name: str, known: AbsentPackage) -> None:
         self._name, self.known = name, known
 
     def read_text(self, filename: str) -> str | None:
@@ -169,7 +169,7 @@ def _is_installed(name: str) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    return spec is not None and not isinstance(spec.loader, _Loader)
+    return spec is not None and not isinstance(spec.loader, _AbsentLoader)
 
 
 def _plain(name: str) -> str:
