@@ -313,11 +313,11 @@ def _history(steps: Sequence[int], squares: Floats, traces: Floats) -> tuple[Noi
     return tuple(found)
 
 
-def _cannot_tell(log: Log, found: NoiseEstimate | None, used: int) -> str:
+def _cannot_tell(log: Log, estimate: NoiseEstimate | None, used: int) -> str:
     if log.fault and not used:
         return log.fault
-    if found is not None:
-        return _unbounded(found.noise)
+    if estimate is not None:
+        return _unbounded(estimate.noise)
     if log.steps_seen == 0 and not used:
         return "no step of a torch.optim optimizer of this model was seen"
     if log.accumulation * log.ranks <= 1 and log.method == "none":

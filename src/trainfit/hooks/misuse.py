@@ -525,9 +525,9 @@ class MisuseObserver:
         """``scaled_dot_product_attention`` is about to be called with a mask."""
         self._note_mask("scaled_dot_product_attention", self.masks.attends(mask))
 
-    def _note_mask(self, by: str, found: Misused | None) -> None:
-        if found is not None:
-            self._note("mask_misused", found.how, found.where, by, place=found.place)
+    def _note_mask(self, by: str, misused: Misused | None) -> None:
+        if misused is not None:
+            self._note("mask_misused", misused.how, misused.where, by, place=misused.place)
 
     def attended(self, result: Any) -> None:
         """An attention layer gave its output and its weights."""
@@ -586,8 +586,8 @@ def _is_trained(parameter: torch.nn.Parameter) -> bool:
     return bool(parameter.requires_grad)
 
 
-def _is_padding(found: Misuse) -> bool:
-    return found.kind == "padding_learned"
+def _is_padding(misuse: Misuse) -> bool:
+    return misuse.kind == "padding_learned"
 
 
 def _is_flat(node: Any) -> bool:

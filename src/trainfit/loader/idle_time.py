@@ -186,15 +186,15 @@ def epochs(observed: RehearsalRecord) -> tuple[RehearsedEpoch, ...]:
 
 
 def epoch_seconds(
-    found: tuple[RehearsedEpoch, ...], epoch_batches: int | None, steady: RehearsedRates | None
+    epochs: tuple[RehearsedEpoch, ...], epoch_batches: int | None, steady: RehearsedRates | None
 ) -> tuple[float | None, bool]:
     """The time of an epoch, and whether it was measured (the mean of those that ended)."""
-    whole = [each.seconds for each in found if each.complete]
+    whole = [each.seconds for each in epochs if each.complete]
     if whole:
         return sum(whole) / len(whole), True
     if epoch_batches is None or steady is None or not steady.batches_per_s:
         return None, False
-    begin = found[0].first_batch_s if found else 0.0
+    begin = epochs[0].first_batch_s if epochs else 0.0
     return (begin or 0.0) + epoch_batches / steady.batches_per_s, False
 
 

@@ -286,9 +286,9 @@ def _prefetch(result: LoaderResult) -> SettingReason:
         return SettingReason(name, None, present, why, "")
     mine, value = then.prefetch_factor, str(then.prefetch_factor)
 
-    def differs(each: Candidate) -> bool:
-        same = dataclasses.replace(each.settings, prefetch_factor=mine)
-        return steady(same) == steady(then) and each.settings.prefetch_factor != mine
+    def differs(candidate: Candidate) -> bool:
+        same = dataclasses.replace(candidate.settings, prefetch_factor=mine)
+        return steady(same) == steady(then) and candidate.settings.prefetch_factor != mine
 
     other = _best(result, differs)
     rates = result.rates(other.settings, then) if other is not None else None

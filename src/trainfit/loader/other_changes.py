@@ -419,10 +419,10 @@ def _epochs(case: MeasuredLoad) -> list[Finding]:
 
 
 def _of_epochs(
-    case: MeasuredLoad, kind: str, summary: str, how: str, now: float, then: float, seen: str
+    case: MeasuredLoad, kind: str, summary: str, how: str, now: float, then: float, observed: str
 ) -> Finding:
     assert case.epoch_batches is not None
-    return advice_finding(kind, summary, how, case.epoch_batches / then, now / then, seen)
+    return advice_finding(kind, summary, how, case.epoch_batches / then, now / then, observed)
 
 
 def _epoch_s(case: MeasuredLoad, load: Load, settings: LoaderSettings) -> float:

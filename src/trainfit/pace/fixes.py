@@ -127,19 +127,19 @@ _POWER: Final = "more power and heat, also while idle"
 
 
 def advice(
-    found: Attribution | None, machine: Mapping[str, str], rates: Sequence[RateSummary] = ()
+    attribution: Attribution | None, machine: Mapping[str, str], rates: Sequence[RateSummary] = ()
 ) -> tuple[Fix, ...]:
     """The fixes of all causes, each once, by tier; ``rates``: of garbage collections in calls."""
     made: dict[str, Fix] = {}
     if any(each.is_collecting for each in rates):
         made[_COLLECTOR.title] = _COLLECTOR
-    if found is None:
+    if attribution is None:
         return tuple(made.values())
-    uses_gpu = any(arm.device_s is not None for arm in found.arms)
-    for finding in found.findings:
-        for each in _of(finding.cause, machine, uses_gpu, found.hz):
+    uses_gpu = any(arm.device_s is not None for arm in attribution.arms)
+    for finding in attribution.findings:
+        for each in _of(finding.cause, machine, uses_gpu, attribution.hz):
             made.setdefault(each.title, each)
-    if found.threads:
+    if attribution.threads:
         made.setdefault(_PROCESS.title, _PROCESS)
     return tuple(sorted(made.values(), key=lambda each: each.tier or 0))
 

@@ -162,13 +162,13 @@ class PacedCudaDevice:
             with contextlib.suppress(Exception):
                 self._count(profile, found)
 
-    def _count(self, profile: Any, found: Kernels) -> None:
+    def _count(self, profile: Any, kernels: Kernels) -> None:
         self._torch.cuda.synchronize()
         profile.stop()
         for event in profile.events():
             if event.device_type == self._torch.autograd.DeviceType.CUDA:
-                found.count += 1
-                found.busy_s += event.time_range.elapsed_us() * 1e-6
+                kernels.count += 1
+                kernels.busy_s += event.time_range.elapsed_us() * 1e-6
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:

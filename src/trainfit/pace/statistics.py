@@ -220,10 +220,10 @@ def taken_away(
     return estimate(share, (paced, back, *more, *less))
 
 
-def is_slower(found: Estimate, other_s: float) -> bool:
+def is_slower(estimate: Estimate, other_s: float) -> bool:
     """Is a paced call slower than one back to back, and not by chance?"""
-    by_share = found.value > 1 + SLOWER and found.low > 1 + SLOWER / 2
-    return by_share and (found.value - 1) * other_s > _SLOWER_S
+    by_share = estimate.value > 1 + SLOWER and estimate.low > 1 + SLOWER / 2
+    return by_share and (estimate.value - 1) * other_s > _SLOWER_S
 
 
 def spread(values: Values) -> Spread:

@@ -145,12 +145,14 @@ def _say() -> None:
                 result.save(path if not number else path.with_stem(f"{path.stem}-{number + 1}"))
 
 
-def _line(name: str, seen: RateSummary) -> str:
-    calls, wanted = seen.calls, seen.hz or 0.0
+def _line(name: str, summary: RateSummary) -> str:
+    calls, wanted = summary.calls, summary.hz or 0.0
     shown = "".join(each if each.isprintable() else "?" for each in name)
-    pops = f", every iteration that does the work ({calls.count})" if seen.pops is not None else ""
+    pops = (
+        f", every iteration that does the work ({calls.count})" if summary.pops is not None else ""
+    )
     return (
-        f"{shown} at {wanted:g} Hz: {rate(seen.reached_hz)} iterations/s{pops}, "
+        f"{shown} at {wanted:g} Hz: {rate(summary.reached_hz)} iterations/s{pops}, "
         f"{duration(calls.p50)} each (p99 {duration(calls.p99)}, max {duration(calls.most)}), "
-        f"{seen.misses} missed the next deadline ({percent(seen.missed_share, decimals=2)})"
+        f"{summary.misses} missed the next deadline ({percent(summary.missed_share, decimals=2)})"
     )

@@ -241,9 +241,9 @@ def rows(*given: tuple[str, str] | tuple[str, str, int]) -> tuple[Row, ...]:
     return found.rows if found is not None else ()
 
 
-def items(found: Sequence[Item], noun: str = "") -> Items | None:
+def items(entries: Sequence[Item], noun: str = "") -> Items | None:
     """``None`` without any."""
-    return Items(tuple(found), noun) if found else None
+    return Items(tuple(entries), noun) if entries else None
 
 
 def table(

@@ -278,14 +278,14 @@ def _without_nvml(system: System, reason: str) -> Fact[tuple[Gpu, ...]]:
     return absent(FOLDER, "no NVIDIA GPU is on the PCI bus, and no driver file exists")
 
 
-def _by_files(index: int, seen: _ListedGpu, reason: str) -> Gpu:
-    folder = f"{FOLDER}/{seen.address}"
-    information = f"/proc/driver/nvidia/gpus/{seen.address}/information"
-    device = seen.device
+def _by_files(index: int, listed: _ListedGpu, reason: str) -> Gpu:
+    folder = f"{FOLDER}/{listed.address}"
+    information = f"/proc/driver/nvidia/gpus/{listed.address}/information"
+    device = listed.device
     values: list[tuple[str, Any, str]] = [
-        ("name", seen.name, information),
-        ("uuid", seen.uuid, information),
-        ("pci_address", seen.address, folder),
+        ("name", listed.name, information),
+        ("uuid", listed.uuid, information),
+        ("pci_address", listed.address, folder),
     ]
     if device is not None:
         values += [

@@ -187,9 +187,11 @@ def _sources(claims: Sequence[Claim]) -> dict[str, str]:
     return {source.work: source.reference for each in claims for source in each.sources}
 
 
-def _critical(found: Interval) -> str:
-    low = samples_text(found.low)
-    where = f"{low} to {samples_text(found.high)}" if found.high is not None else f"{low} or more"
+def _critical(interval: Interval) -> str:
+    low = samples_text(interval.low)
+    where = (
+        f"{low} to {samples_text(interval.high)}" if interval.high is not None else f"{low} or more"
+    )
     return f"{where} over a training (all ranges here cover it)"
 
 

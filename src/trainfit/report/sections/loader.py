@@ -344,11 +344,11 @@ def _settings(result: LoaderResult) -> Table | None:
     )
 
 
-def reason_text(each: SettingReason) -> str:
+def reason_text(reason: SettingReason) -> str:
     """Why a setting has its value, or stays as it is."""
-    if each.misread:
-        return f"{each.present!r} {each.misread}; {each.reason}"
-    return f"kept: {each.reason}" if each.is_kept else each.reason
+    if reason.misread:
+        return f"{reason.present!r} {reason.misread}; {reason.reason}"
+    return f"kept: {reason.reason}" if reason.is_kept else reason.reason
 
 
 def _together(texts: Sequence[str]) -> str:
@@ -450,17 +450,17 @@ def _workers(result: LoaderResult) -> Chart | None:
     )
 
 
-def _point(each: Candidate, name: str, per_s: float | None) -> dict[str, Any]:
+def _point(candidate: Candidate, name: str, per_s: float | None) -> dict[str, Any]:
     return {
-        "workers": each.settings.num_workers,
+        "workers": candidate.settings.num_workers,
         "rate": per_s,
         "name": name,
         "tip": tip(
-            settings_words(each.settings),
+            settings_words(candidate.settings),
             (name, f"{rate(per_s)} batches/s"),
-            ("GPU waits", percent(each.waiting_share)),
-            ("busy cores", f"{each.busy_cores:.2f}"),
-            ("slower because", each.oversubscribed),
+            ("GPU waits", percent(candidate.waiting_share)),
+            ("busy cores", f"{candidate.busy_cores:.2f}"),
+            ("slower because", candidate.oversubscribed),
         ),
     }
 

@@ -236,22 +236,22 @@ def _tiles(result: WatchResult) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def _item(each: Finding, place: int) -> Item:
+def _item(finding: Finding, place: int) -> Item:
     steps = ""
-    if each.first_step is not None and each.last_step is not None:
-        steps = f"{each.first_step} to {each.last_step}"
-    setting = setting_text(each)
-    ends = each.kind in KINDS
+    if finding.first_step is not None and finding.last_step is not None:
+        steps = f"{finding.first_step} to {finding.last_step}"
+    setting = setting_text(finding)
+    ends = finding.kind in KINDS
     detail = 0 if ends and not place else _SHOWN if place < _FINDINGS else _MORE
-    sure = "" if each.confidence == "certain" else f", {each.confidence}"
+    sure = "" if finding.confidence == "certain" else f", {finding.confidence}"
     return Item(
-        title(each),
-        TONES[each.severity],
-        each.severity + sure,
+        title(finding),
+        TONES[finding.severity],
+        finding.severity + sure,
         rows(
-            ("evidence", "; ".join(map(evidence_text, each.evidence)), detail),
-            ("cause", each.cause),
-            ("fix", each.fix.action, detail),
+            ("evidence", "; ".join(map(evidence_text, finding.evidence)), detail),
+            ("cause", finding.cause),
+            ("fix", finding.fix.action, detail),
             ("steps", steps),
         ),
         (Snippet(setting, "Change", detail),) if setting else (),
