@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 
 @pytest.fixture(scope="module")
 def golden(bench_scripts: None) -> Any:

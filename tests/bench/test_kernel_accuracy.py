@@ -15,8 +15,6 @@ import torch
 import trainfit
 from trainfit.speed.work import Work
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 pytestmark = pytest.mark.usefixtures("bench_scripts")
 
 

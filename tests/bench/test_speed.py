@@ -21,7 +21,6 @@ from trainfit.speed.work import COLUMNS
 
 WEIGHTS = "convolution_weight_gradient"
 KINDS_MADE = ("matmul", "convolution", WEIGHTS)
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 pytestmark = pytest.mark.usefixtures("bench_scripts")
 
