@@ -95,7 +95,7 @@ REASONED = {
     *("AdviceVerification", "OptimizerUse", "Applicability", "LeftOption", "LoaderChange", "Hang"),
 }
 #: Calls that take a sentence of a result apart again (the data is to have the part).
-TAKEN_APART = 18
+TAKEN_APART = 16
 
 
 #: Fields of a class that says why something is so.
