@@ -33,13 +33,13 @@ class AbsentPackage:
     Attributes:
         distribution: its name on PyPI, and the version that is told.
         parts: for each of its modules by its whole name the names in it; ``made`` on import.
-        said: what the result has to state.
+        assumption: what the result has to state.
     """
 
     distribution: str
     version: str
     parts: Callable[[], Mapping[str, Mapping[str, Any]]]
-    said: str = "its operators' shapes, FLOPs and memory are those of the package"
+    assumption: str = "its operators' shapes, FLOPs and memory are those of the package"
 
 
 def named_in(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -118,7 +118,9 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         if name == top:
             known = self._known[top]
             vars(module)["__version__"] = known.version
-            self._assume(f"{top} is not installed here, a stand-in took its place: {known.said}")
+            self._assume(
+                f"{top} is not installed here, a stand-in took its place: {known.assumption}"
+            )
         vars(module).update(self._of(top)[name])
 
     def _of(self, top: str) -> Mapping[str, Mapping[str, Any]]:
