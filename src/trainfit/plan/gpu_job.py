@@ -350,23 +350,25 @@ def _unseen(end: EpochEnd | None) -> str:
     return end.unseen
 
 
-def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bool = False) -> Job:
+def job_of_recordings(
+    recordings: Sequence[tuple[Path, Recording]], *, on_several: bool = False
+) -> Job:
     """The job of one recording, or of two of the same command at different batch sizes."""
-    for path, recording in found:
+    for path, recording in recordings:
         _require_step(recording, path, on_several=on_several)
-    if len(found) > 2:
+    if len(recordings) > 2:
         raise JobError("--for expects one or two recordings: two batch sizes give all others")
-    path, recording = found[0]
-    batches = [_batch_size(each) for _, each in found]
+    path, recording = recordings[0]
+    batches = [_batch_size(each) for _, each in recordings]
     job = Job(
         _command(recording) or path.name,
         batches[0],
         recording,
         unseen="an evaluation or a checkpoint is looked at by `trainfit plan` only",
     )
-    if len(found) == 1:
+    if len(recordings) == 1:
         return job
-    other_path, other = found[1]
+    other_path, other = recordings[1]
     if None in batches or batches[0] == batches[1]:
         raise JobError(
             f"{str(path)!r} and {str(other_path)!r} are of batch sizes {batches[0]} and "
@@ -374,12 +376,12 @@ def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bo
         )
     if _command(recording) != _command(other):
         raise JobError(f"{str(path)!r} and {str(other_path)!r} are of different commands")
-    pair = [(at, each) for at, (_, each) in zip(batches, found, strict=True) if at is not None]
+    pair = [(at, each) for at, (_, each) in zip(batches, recordings, strict=True) if at is not None]
     return dataclasses.replace(job, pair=_pair(pair))
 
 
-def _pair(found: Sequence[tuple[int, Recording]]) -> tuple[tuple[int, Recording], ...]:
-    return tuple(found) if len(found) == 2 else ()
+def _pair(recordings: Sequence[tuple[int, Recording]]) -> tuple[tuple[int, Recording], ...]:
+    return tuple(recordings) if len(recordings) == 2 else ()
 
 
 def _batch_size(recording: Recording) -> int | None:

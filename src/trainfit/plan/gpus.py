@@ -344,9 +344,9 @@ def _job_notes(job: Job) -> list[str]:
     return notes
 
 
-def _growth_notes(job: Job, found: Sequence[GpuEstimate]) -> list[str]:
+def _growth_notes(job: Job, estimates: Sequence[GpuEstimate]) -> list[str]:
     """What is left out where memory grows, and when the GPUs are full."""
-    filled = [estimate for estimate in found if estimate.runs and grows_on(job, estimate)]
+    filled = [estimate for estimate in estimates if estimate.runs and grows_on(job, estimate)]
     if not filled:
         return []
     growth, steps = job.growth_on(filled[0]), job.pattern.steps
@@ -393,11 +393,11 @@ def _with_effects(estimate: GpuEstimate, job: Job, gpu: GpuSpec) -> GpuEstimate:
 # --- Memory ------------------------------------------------------------------------------------
 
 
-def _too_large(found: Sequence[GpuEstimate]) -> str:
-    if not found:
+def _too_large(estimates: Sequence[GpuEstimate]) -> str:
+    if not estimates:
         return "no GPU was given"
-    least = min(estimate.device_bytes for estimate in found)
-    most = max(found, key=lambda estimate: estimate.memory_bytes)
+    least = min(estimate.device_bytes for estimate in estimates)
+    most = max(estimates, key=lambda estimate: estimate.memory_bytes)
     return (
         f"the job needs {size(least)} and fits none of the GPUs (the largest, "
         f"{most.gpu}, "

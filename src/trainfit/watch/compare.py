@@ -396,24 +396,26 @@ def _logarithm(value: Callable[[Rows], Rows]) -> Effect:
     return lambda before, after: np.log(value(after) / value(before))
 
 
-def _ratio(change: Change, found: EffectEstimate) -> Change:
+def _ratio(change: Change, estimate: EffectEstimate) -> Change:
     """The same change judged by an estimate of a ratio's logarithm."""
-    effect, low, high = (math.expm1(each) for each in (found.effect, found.low, found.high))
-    return _judged(change, EffectEstimate(effect, low, high), math.expm1(found.detectable))
+    effect, low, high = (
+        math.expm1(each) for each in (estimate.effect, estimate.low, estimate.high)
+    )
+    return _judged(change, EffectEstimate(effect, low, high), math.expm1(estimate.detectable))
 
 
-def _judged(change: Change, found: EffectEstimate, detectable: float | None = None) -> Change:
-    detectable = found.detectable if detectable is None else detectable
-    sure = found.is_significant and abs(found.effect) > LEAST_EFFECT
+def _judged(change: Change, estimate: EffectEstimate, detectable: float | None = None) -> Change:
+    detectable = estimate.detectable if detectable is None else detectable
+    sure = estimate.is_significant and abs(estimate.effect) > LEAST_EFFECT
     return Change(
         change.what,
         change.unit,
         change.before,
         change.after,
-        found.effect,
-        (found.low, found.high),
+        estimate.effect,
+        (estimate.low, estimate.high),
         change.basis,
-        ("more" if found.effect > 0 else "less") if sure else "no difference",
+        ("more" if estimate.effect > 0 else "less") if sure else "no difference",
         max(detectable, LEAST_EFFECT),
     )
 

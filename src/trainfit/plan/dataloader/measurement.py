@@ -380,34 +380,34 @@ def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
 
 
 def with_own_options(
-    found: LoaderResult,
+    result: LoaderResult,
     command: Command,
     trace: TraceOutcome | None,
     gpu: GpuSpec,
     time_limit_s: float,
     progress: Callable[[str], None],
 ) -> LoaderResult:
-    """``found`` with a launch line that says the recommended settings as far as placeholders of the
-    ``command`` or options of its script do; the others are left to be written.
+    """``result`` with a launch line that says the recommended settings as far as placeholders of
+    the ``command`` or options of its script do; the others are left to be written.
 
     ``trace`` is the run until the first step. One more simulated run shows whether an option has
     the effect of its name, where there is one that may; it has ``time_limit_s``. Whatever goes
     wrong in that, the options are left alone.
     """
-    if found.verdict == "cannot_tell" or found.recommended == found.present:
-        return found
+    if result.verdict == "cannot_tell" or result.recommended == result.present:
+        return result
     options = _options(command, trace)
-    values = launched_settings(options.command, found)
+    values = launched_settings(options.command, result)
     if options.found and command.processes == 1:
         progress("checking options of the script that set its DataLoader")
         with contextlib.suppress(TrainfitError):  # what was measured must not be lost to it
             options = proven_settings(options, values, gpu, time_limit_s)
     filled = options.proven_command
-    values = launched_settings(filled, found)
+    values = launched_settings(filled, result)
     if not values:
-        return found
-    line = launched(filled, values, {}, found)
-    return dataclasses.replace(found, launch=line.line, launch_sets=tuple(values))
+        return result
+    line = launched(filled, values, {}, result)
+    return dataclasses.replace(result, launch=line.line, launch_sets=tuple(values))
 
 
 def _options(command: Command, trace: TraceOutcome | None) -> CommandOptions:

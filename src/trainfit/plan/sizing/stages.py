@@ -44,12 +44,12 @@ class Pipeline:
     #: Of a step, with ranks that are not of the pipeline.
     collectives: tuple[CollectiveTime, ...] = ()
 
-    def ranks(self, found: Ranks | None) -> Ranks | None:
+    def ranks(self, ranks: Ranks | None) -> Ranks | None:
         """The same ranks with what is known of the stages."""
-        if found is None or not self.stages:
-            return found
+        if ranks is None or not self.stages:
+            return ranks
         return dataclasses.replace(
-            found, stages=self.stages, bubble_share=self.bubble_share, equal=_STAGES
+            ranks, stages=self.stages, bubble_share=self.bubble_share, equal=_STAGES
         )
 
     @property
