@@ -177,19 +177,6 @@ class AllocatorTrace:
 
 
 @dataclasses.dataclass(frozen=True)
-class OperatorRow:
-    """An operator that took blocks and freed them before it ended, in the last step.
-
-    ``inputs`` are its tensors as [dtype, size, size, …]; ``transient_bytes`` the blocks.
-    """
-
-    operator: str
-    inputs: tuple[tuple[str, ...], ...]
-    transient_bytes: tuple[int, ...]
-    calls: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Reports:
     """What the allocator reported to the profiler in the last step.
 
@@ -217,7 +204,6 @@ class Truth:
     device_memory: tuple[MemoryStage, ...]
     step_seconds: tuple[float, ...]
     trace: AllocatorTrace
-    operators: tuple[OperatorRow, ...]
     reports: Reports | None
     profile_error: str | None
     recorded_at: str
@@ -316,11 +302,8 @@ def _decoded(document: dict[str, Any]) -> AnyTruth | None:
         return _part(TimedSteps, document)
     if "trace" not in document:
         return None
-    fields = {key: value for key, value in document.items() if key not in ("format", "version")}
-    for row in fields.get("operators", ()):
-        if isinstance(row, dict) and isinstance(row.get("inputs"), list):
-            row["inputs"] = [[str(value) for value in shape] for shape in row["inputs"]]
-    truth = decode(Truth, fields)
+    names = [field.name for field in dataclasses.fields(Truth)]
+    truth = decode(Truth, {name: document[name] for name in names if name in document})
     truth.trace.check()
     return truth
 

@@ -113,7 +113,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="also pack all into one .tar")
     parser.add_argument("--list", action="store_true", help="show what would be measured")
-    parser.add_argument("--no-profile", action="store_true", help="leave out operators' rows")
+    parser.add_argument("--no-profile", action="store_true", help="leave out what was reported")
     parser.add_argument(
         "--simulate", metavar="GPU", help="a rehearsal on a simulated GPU: no truth"
     )

@@ -34,7 +34,7 @@ from gpu import (  # noqa: E402
     machine,
     measure,
     models,
-    operators,
+    reports,
 )  # fmt: skip
 from gpu.capped import CappedSearch  # noqa: E402
 
@@ -147,29 +147,24 @@ def test_models_train_on_the_cpu(name: str) -> None:
 # -- the profiler ----------------------------------------------------------------------------------
 
 
-def test_operators_own_what_they_take_and_give_back() -> None:
+def test_every_block_is_reported() -> None:
     """On the CPU, whose allocator reports to the profiler in the same way."""
     x = torch.randn(4, 8, 16, 16, requires_grad=True)
     norm = torch.nn.BatchNorm2d(8)
-    with operators.profiler() as profile:
+    with reports.profiler() as profile:
         norm(x).sum().backward()
         kept = torch.empty(1000)
-    found = operators.read(profile, "cpu")
-    rows = {row["operator"]: row for row in found["operators"]}
-    # native_batch_norm's two temporaries, by their size: 8 channels of float32.
-    assert set(rows["aten::native_batch_norm"]["transient_bytes"]) == {32}
-    assert rows["aten::native_batch_norm"]["inputs"][0] == ["float32", 4, 8, 16, 16]
-    assert found["reports"]["block_bytes"].count(kept.nbytes) == 1
-    assert all("empty" not in name for name in rows)
+    block_bytes = reports.read(profile, "cpu")["block_bytes"]
+    # native_batch_norm's temporaries, 8 channels of float32, come and go; what is kept stays.
+    assert block_bytes.count(32) >= 2 and -32 in block_bytes
+    assert block_bytes.count(kept.nbytes) == 1 and -kept.nbytes not in block_bytes
 
 
 def test_a_profile_of_another_device_is_empty() -> None:
-    with operators.profiler() as profile:
+    with reports.profiler() as profile:
         torch.randn(5).sort()
-    assert operators.read(profile) == {
-        "operators": [],
-        "reports": {"allocated_before_bytes": 0, "block_bytes": [], "sums_agree": True},
-    }
+    nothing = {"allocated_before_bytes": 0, "block_bytes": [], "sums_agree": True}
+    assert reports.read(profile) == nothing
 
 
 # -- the machine -----------------------------------------------------------------------------------
