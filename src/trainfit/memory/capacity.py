@@ -49,7 +49,7 @@ def fits(
     device = DeviceCapacity(capacity_bytes, context_bytes, settings or AllocatorSettings())
     if within_bytes is None:
         return device.replay(stream.at(batch)).fits
-    return dataclasses.replace(device, capacity_bytes=within_bytes).has_room(stream.at(batch))
+    return device.within(within_bytes).has_room(stream.at(batch))
 
 
 def largest_batch(
@@ -236,6 +236,16 @@ class DeviceCapacity:
     capacity_bytes: int
     context_bytes: int
     settings: AllocatorSettings
+
+    def within(self, nbytes: int) -> DeviceCapacity:
+        """The same GPU, of whose memory no more than ``nbytes`` are to be used. What a memory
+        fraction allows stays a share of the whole (setMemoryFraction in CUDACachingAllocator.cpp).
+        """
+        fraction = self.settings.per_process_memory_fraction
+        if fraction < 1:
+            fraction = min(fraction * self.capacity_bytes / max(nbytes, 1), 1.0)
+        settings = dataclasses.replace(self.settings, per_process_memory_fraction=fraction)
+        return DeviceCapacity(nbytes, self.context_bytes, settings)
 
     def replay(self, stream: Stream) -> Replay:
         """The stream replayed at the GPU's capacity."""

@@ -85,7 +85,7 @@ class MemoryModel:
 
     def leaves_margin(self, stream: Stream) -> bool:
         """Does it leave the headroom free, but for blocks that nothing uses?"""
-        return dataclasses.replace(self.device, capacity_bytes=self.usable_bytes).has_room(stream)
+        return self.device.within(self.usable_bytes).has_room(stream)
 
     def unlimited(self, stream: Stream) -> Replay:
         """A replay as if memory had no end."""
