@@ -137,10 +137,4 @@ def predict_largest(case: Any, gpu: Any) -> int:
         AllocatorSettings.from_conf(case.alloc_conf),
         per_process_memory_fraction=case.cap_bytes / gpu.memory_bytes,
     )
-    return largest_batch(
-        law,
-        gpu.memory_bytes,
-        gpu.context_bytes,
-        settings,
-        within_bytes=case.cap_bytes + gpu.context_bytes,
-    )
+    return largest_batch(law, gpu.memory_bytes, gpu.context_bytes, settings)
