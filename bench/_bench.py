@@ -38,7 +38,7 @@ sys.path.append(str(ROOT / "tests"))
 
 
 @dataclass(frozen=True)
-class Figure:
+class BenchFigure:
     """A measured figure and its goal, which it reaches from below (``at_most``) or above.
 
     ``unit`` is printed right after the number, so it brings its own space (" GiB", "%").
@@ -176,7 +176,7 @@ def _lines(path: str) -> list[str]:
 
 
 def finish(
-    figures: Sequence[Figure],
+    figures: Sequence[BenchFigure],
     as_json: bool,
     details: dict[str, Any] | None = None,
     tables: Iterable[str] = (),

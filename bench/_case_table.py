@@ -45,7 +45,7 @@ class TableError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class FaultCase:
     """A script with a fault, and how to fix it; the module's docstring says the rest."""
 
     name: str
@@ -102,7 +102,7 @@ class Answer:
         return frozenset(kind for kind, _ in self.findings)
 
 
-def load(folder: Path) -> list[Case]:
+def load(folder: Path) -> list[FaultCase]:
     """The cases of a folder, in the table's order; raises :class:`TableError`."""
     path = folder / "cases.toml"
     try:
@@ -115,15 +115,17 @@ def load(folder: Path) -> list[Case]:
     return [_case(name, row, commands, folder) for name, row in document.get("case", {}).items()]
 
 
-def _case(name: str, row: dict[str, Any], commands: dict[str, str], folder: Path) -> Case:
-    unknown = set(row) - {field.name for field in dataclasses.fields(Case)} | {"name"} & set(row)
+def _case(name: str, row: dict[str, Any], commands: dict[str, str], folder: Path) -> FaultCase:
+    unknown = set(row) - {field.name for field in dataclasses.fields(FaultCase)} | {"name"} & set(
+        row
+    )
     if unknown:
         raise TableError(f"case {name}: unknown {', '.join(sorted(unknown))}")
     if "command" not in row:
         raise TableError(f"case {name}: no command")
     values = {key: tuple(each) if isinstance(each, list) else each for key, each in row.items()}
     values["command"] = commands.get(row["command"], row["command"])
-    found = Case(name=name, **values)
+    found = FaultCase(name=name, **values)
     if not (folder / found.file).is_file():
         raise TableError(f"case {name}: there is no {found.file}; give its script")
     return found
@@ -134,32 +136,32 @@ def on_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def faults(case: Case, said: Answer) -> list[str]:
+def faults(case: FaultCase, answer: Answer) -> list[str]:
     """What is wrong with what was said of the faulty script; nothing: it is right."""
-    whole = on_one_line(said.screen)
-    wrong = [f"first lines lack {each!r}" for each in _missing(case.first, said.first)]
+    whole = on_one_line(answer.screen)
+    wrong = [f"first lines lack {each!r}" for each in _missing(case.first, answer.first)]
     wrong += [f"the screen lacks {each!r}" for each in _missing(case.screen, whole)]
     for each in case.kinds:
-        if not said.kinds & set(each.split("|")):
-            found = ", ".join(sorted(said.kinds)) or "none"
+        if not answer.kinds & set(each.split("|")):
+            found = ", ".join(sorted(answer.kinds)) or "none"
             wrong.append(f"no finding {each} (found: {found})")
     return wrong + [f"the screen has {each!r}" for each in _matching(case.never, whole)]
 
 
-def alarms(case: Case, said: Answer) -> list[str]:
+def alarms(case: FaultCase, answer: Answer) -> list[str]:
     """What is wrong with what was said of the fixed script."""
     wanted = {kind for each in case.kinds for kind in each.split("|")} - set(case.allow)
     wrong = [
         f"finding {kind} ({severity})"
-        for kind, severity in said.findings
+        for kind, severity in answer.findings
         if kind in wanted
         or (severity != "info" and kind not in _OF_THE_MACHINE and kind not in case.allow)
     ]
     if case.fixed:
-        wrong += [f"first lines lack {each!r}" for each in _missing(case.fixed, said.first)]
+        wrong += [f"first lines lack {each!r}" for each in _missing(case.fixed, answer.first)]
     else:
-        wrong += [f"first lines have {each!r}" for each in _matching(case.first, said.first)]
-    return wrong + ([f"exit status {said.status}"] if said.status else [])
+        wrong += [f"first lines have {each!r}" for each in _matching(case.first, answer.first)]
+    return wrong + ([f"exit status {answer.status}"] if answer.status else [])
 
 
 def _missing(patterns: Sequence[str], text: str) -> list[str]:

@@ -67,7 +67,7 @@ def replay_trace(
     second: frozenset[_Choice] = frozenset()
     difference: str | None = None
     while True:
-        run = _Run(trace, reports, memory_bytes, second)
+        run = _TraceReplay(trace, reports, memory_bytes, second)
         try:
             run.play()
         except _Difference as error:
@@ -104,7 +104,7 @@ class _Difference(Exception):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Event:
+class _TraceEvent:
     """One event of a trace; ``size`` is 0 where the trace has none."""
 
     letter: str
@@ -113,7 +113,7 @@ class _Event:
     stream: int
 
 
-def _events(trace: AllocatorTrace) -> Iterator[_Event]:
+def _events(trace: AllocatorTrace) -> Iterator[_TraceEvent]:
     addresses, sizes, free = iter(trace.addresses), iter(trace.sizes), iter(trace.free_bytes)
     changes = dict(trace.streams)
     stream = 0
@@ -123,13 +123,13 @@ def _events(trace: AllocatorTrace) -> Iterator[_Event]:
             address = next(free)
         else:
             address = trace.base_address + next(addresses) * trace.unit_bytes
-        yield _Event(letter, address, next(sizes) if letter in SIZED else 0, stream)
+        yield _TraceEvent(letter, address, next(sizes) if letter in SIZED else 0, stream)
 
 
 class _Model(CachingAllocator):
     """The allocator, with the driver's part read from the trace."""
 
-    def __init__(self, run: _Run, trace: AllocatorTrace, memory_bytes: int) -> None:
+    def __init__(self, run: _TraceReplay, trace: AllocatorTrace, memory_bytes: int) -> None:
         super().__init__(memory_bytes, settings=AllocatorSettings.from_conf(trace.settings))
         self._run = run
         self.defers_events = True
@@ -175,7 +175,7 @@ class _Model(CachingAllocator):
         self._free_block(block)
 
 
-class _Run:
+class _TraceReplay:
     """The requests of a trace, given to the model in order; ``cursor`` is what agreed."""
 
     def __init__(
@@ -236,7 +236,7 @@ class _Run:
     def _expect(self, action: str, address: int, size: int, stream: int) -> None:
         """The model did something: it has to be what the trace has next."""
         letter = _LETTER[action]
-        found = _Event(letter, address, size, stream)
+        found = _TraceEvent(letter, address, size, stream)
         if self.cursor == len(self._events):
             raise _Difference(f"after the end of the trace the model has {_words(found)}")
         wanted = self._events[self.cursor]
@@ -248,7 +248,7 @@ class _Run:
         # A free has no size of its own; free memory of the device is the driver's.
         size = found.size if wanted.letter in SIZED else 0
         address = wanted.address if letter == "o" else found.address
-        if _Event(letter, address, size, stream) != wanted:
+        if _TraceEvent(letter, address, size, stream) != wanted:
             raise _Difference(
                 f"event {self.cursor}: the GPU has {_words(wanted)}, the model {_words(found)}"
             )
@@ -286,7 +286,7 @@ class _Run:
             end += 1
         return end < len(self._events) and self._events[end].letter in "sU"
 
-    def _free(self, event: _Event) -> None:
+    def _free(self, event: _TraceEvent) -> None:
         block = self._blocks.pop(event.address, None)
         if block is None:
             raise _Difference(f"event {self.cursor}: {_words(event)} was never allocated")
@@ -298,7 +298,7 @@ class _Run:
         self._check_report(-block.size)
         self.model.free(block)
 
-    def _complete(self, event: _Event) -> None:
+    def _complete(self, event: _TraceEvent) -> None:
         block = self._waiting.pop(event.address, None)
         if block is None:
             raise _Difference(f"event {self.cursor}: {_words(event)} was not waited for")
@@ -323,7 +323,7 @@ class _Run:
         assert request is not None
         self._allocate(request)
 
-    def _allocate(self, request: _Event) -> None:
+    def _allocate(self, request: _TraceEvent) -> None:
         before = self.cursor
         try:
             block = self.model.malloc(request.size, request.stream)
@@ -417,7 +417,7 @@ def _block_bytes(reports: Reports | None) -> dict[int, int]:
     return dict(enumerate(reports.block_bytes, before + 1))
 
 
-def _words(event: _Event) -> str:
+def _words(event: _TraceEvent) -> str:
     names = {letter: action for action, letter in _LETTER.items()} | {"f": "free"}
     size = f" of {event.size} bytes" if event.size else ""
     return f"{names[event.letter]}{size} at {event.address:#x} on stream {event.stream:#x}"

@@ -30,7 +30,7 @@ HALF: Final = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class ComparedRows:
     """Rows of one class on one GPU: seconds measured and predicted."""
 
     gpu: str
@@ -50,7 +50,7 @@ class Compared:
 # --- Single kernels -------------------------------------------------------------------------------
 
 
-def products(folder: Path, every: int = 1) -> Iterator[Compared]:
+def products(folder: Path, every: int = 1) -> Iterator[ComparedRows]:
     """``kernels_gemm_bf16.csv``: (m, k) times (k, n), by their size."""
     for gpu, rows in _by_gpu(folder / "kernels_gemm_bf16.csv", every):
         m, n, k = (_column(rows, name).astype(np.int64) for name in ("m", "n", "k"))
@@ -66,10 +66,10 @@ def products(folder: Path, every: int = 1) -> Iterator[Compared]:
             ("GEMM below 1 GFLOP", wide & (flops < 1e9)),
             ("GEMM m <= 64", ~wide),
         ):
-            yield Compared(gpu, name, measured[chosen], predicted[chosen])
+            yield ComparedRows(gpu, name, measured[chosen], predicted[chosen])
 
 
-def attention(folder: Path, every: int = 1) -> Iterator[Compared]:
+def attention(folder: Path, every: int = 1) -> Iterator[ComparedRows]:
     """``kernels_attention_bf16.csv``: causal, keys for several queries' heads, by length."""
     for gpu, rows in _by_gpu(folder / "kernels_attention_bf16.csv", every):
         batch, tokens, heads, shared, size = (
@@ -93,7 +93,7 @@ def attention(folder: Path, every: int = 1) -> Iterator[Compared]:
         ):
             of_class = chosen & usual
             bound = name.endswith("at most")
-            yield Compared(gpu, name, measured[of_class], predicted[of_class], bound)
+            yield ComparedRows(gpu, name, measured[of_class], predicted[of_class], bound)
 
 
 def kernel_seconds(table: IntArray, gpu: str) -> Floats:
@@ -130,7 +130,7 @@ def _column(rows: list[dict[str, str]], name: str) -> Floats:
 Act = Callable[[], Any]
 
 
-def modules(folder: Path, every: int = 1) -> Iterator[Compared]:
+def modules(folder: Path, every: int = 1) -> Iterator[ComparedRows]:
     """``modules_liger.csv``: modules that memory bounds, forward, backward and both."""
     with (folder / "modules_liger.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["metric_name"] == "speed"]
@@ -143,7 +143,7 @@ def modules(folder: Path, every: int = 1) -> Iterator[Compared]:
         found.setdefault(key, []).append((float(row["y_value_50"]) / 1e3, predicted))
     for (gpu, kind), pairs in found.items():
         measured, predicted_s = np.array(pairs).T
-        yield Compared(find_gpu(gpu).key, kind, measured, predicted_s)
+        yield ComparedRows(find_gpu(gpu).key, kind, measured, predicted_s)
 
 
 def _module_seconds(row: dict[str, str], config: dict[str, str]) -> float:
@@ -317,12 +317,12 @@ _RESNETS: Final = (
 )
 
 
-def networks() -> Iterator[Compared]:
+def networks() -> Iterator[ComparedRows]:
     """NVIDIA's ResNet-50 rows: steps of convolutions."""
     for gpu, batch, amp, rate in _RESNETS:
         kind = f"ResNet-50, {'AMP channels-last' if amp else 'float32'}"
         predicted = np.array([_resnet_seconds(gpu, batch, amp)])
-        yield Compared(gpu, kind, np.array([batch / rate]), predicted)
+        yield ComparedRows(gpu, kind, np.array([batch / rate]), predicted)
 
 
 def _resnet_seconds(gpu: str, batch: int, amp: bool) -> float:

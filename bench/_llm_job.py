@@ -42,7 +42,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
 
 
 @dataclass(frozen=True)
-class Job:
+class FineTuningJob:
     """A job: ``gpus`` above 1 shards by FSDP; ``rank`` above 0 trains adapters of that rank.
 
     ``loop``: "trainer" (Transformers' Trainer with gradient checkpointing) or "peft" (PEFT's method
@@ -61,7 +61,7 @@ class Job:
 
 def main(text: str) -> int:
     warnings.filterwarnings("ignore")
-    job = Job(**json.loads(text))
+    job = FineTuningJob(**json.loads(text))
     if job.gpus > 1:
         variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(job.gpus)}
         os.environ |= variables | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -90,7 +90,7 @@ def _estimates(model: Any, gpus: int) -> dict[str, int]:
     return {"accelerate": 4 * sum(sizes), "deepspeed": 4 * max(layers) + 18 * numbers // gpus}
 
 
-def _model(job: Job) -> Any:
+def _model(job: FineTuningJob) -> Any:
     """In bfloat16 on the GPU, with adapters where the job has them."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -111,7 +111,7 @@ def _model(job: Job) -> Any:
     return model
 
 
-def _trainer(job: Job, model: Any, out: str) -> None:
+def _trainer(job: FineTuningJob, model: Any, out: str) -> None:
     """fms-hf-tuning's defaults: packed samples, gradient checkpointing, AdamW, full shards."""
     import torch
     from transformers import Trainer, TrainingArguments
@@ -144,7 +144,7 @@ def _layers(model: Any) -> Any:
     return model.layers
 
 
-def _loop(job: Job, model: Any, _: str) -> None:
+def _loop(job: FineTuningJob, model: Any, _: str) -> None:
     """PEFT's method comparison, on batches of its longest samples."""
     import torch
 

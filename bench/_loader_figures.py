@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure
+from _bench import BenchFigure
 
 from trainfit.loader.tuner import RUN_S
 from trainfit.results.dataloader import LoaderSettings, steady
@@ -47,13 +47,13 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class SettingPrediction:
     settings: LoaderSettings
     batches_per_s: float
 
 
 @dataclass(frozen=True)
-class Choice:
+class ToolChoice:
     """What a tool or a rule chose, and the time that it took; ``None``: it chose nothing.
 
     ``note`` is what there is to say about it: why there is nothing, or the tool's own words.
@@ -79,9 +79,9 @@ class Study:
 
     workload: str
     full_grid: int
-    predictions: list[Prediction] = field(default_factory=list)
+    predictions: list[SettingPrediction] = field(default_factory=list)
     sweep: list[Reading] = field(default_factory=list)
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[ToolChoice] = field(default_factory=list)
     finals: list[Reading] = field(default_factory=list)
     probe_s: float = 0.0
     probe: Any = None
@@ -89,7 +89,7 @@ class Study:
     run_s: float = RUN_S
     anchors: list[Reading] = field(default_factory=list)
 
-    def choice(self, who: str) -> Choice | None:
+    def choice(self, who: str) -> ToolChoice | None:
         return next((each for each in self.choices if each.who == who), None)
 
 
@@ -212,7 +212,7 @@ def median(values: Sequence[float]) -> float:
 # Figures -----------------------------------------------------------------------------------------
 
 
-def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[Figure]:
+def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[BenchFigure]:
     """Of all studies together."""
     errors = _errors(studies)
     regrets = [r for study in studies if (r := regret_percent(study, OURS)) is not None]
@@ -222,11 +222,13 @@ def figures(studies: Sequence[Study], wanted: int = GOALS["workloads"]) -> list[
         if study.predictions and (choice := study.choice(OURS)) and choice.settings
     }
     return [
-        Figure("loader_median_error", median(errors), GOALS["median"], True, "%"),
-        Figure("loader_p90_error", percentile_90(errors), GOALS["p90"], True, "%"),
-        Figure("loader_median_regret", median(regrets), GOALS["regret"], True, "%"),
-        Figure("loader_time_share", time_share_percent(studies, OURS), GOALS["share"], True, "%"),
-        Figure("loader_workloads", len(whole), wanted, False),
+        BenchFigure("loader_median_error", median(errors), GOALS["median"], True, "%"),
+        BenchFigure("loader_p90_error", percentile_90(errors), GOALS["p90"], True, "%"),
+        BenchFigure("loader_median_regret", median(regrets), GOALS["regret"], True, "%"),
+        BenchFigure(
+            "loader_time_share", time_share_percent(studies, OURS), GOALS["share"], True, "%"
+        ),
+        BenchFigure("loader_workloads", len(whole), wanted, False),
     ]
 
 
@@ -331,7 +333,12 @@ def load(path: Path) -> list[Study]:
 
 
 def _study(row: dict[str, Any]) -> Study:
-    lists = {"predictions": Prediction, "sweep": Reading, "choices": Choice, "finals": Reading}
+    lists = {
+        "predictions": SettingPrediction,
+        "sweep": Reading,
+        "choices": ToolChoice,
+        "finals": Reading,
+    }
     lists |= {"anchors": Reading}
     read = {
         name: [kind(**{**each, "settings": _settings(each["settings"])}) for each in row[name]]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from _loader_figures import OURS, Choice, Prediction, Reading, Study, top
-from _loader_workloads import SEED, Case
+from _loader_figures import OURS, Reading, SettingPrediction, Study, ToolChoice, top
+from _loader_workloads import SEED, LoaderCase
 
 from trainfit.hardware.machine.core_speed import CoreSpeeds
 from trainfit.loader.measure.loop import is_disturbed
@@ -42,7 +42,7 @@ ANCHORED = (
     LoaderSettings(2, 4, pin_memory=True),
 )
 #: What a loader has of which nothing is said.
-DEFAULT = Choice("PyTorch's default", LoaderSettings(0), 0.0)
+DEFAULT = ToolChoice("PyTorch's default", LoaderSettings(0), 0.0)
 #: Of the sweep's best, so many are measured again next to the choices.
 FINALISTS = 3
 #: A reading taken while the cores ran below this share of their full speed, or next to other
@@ -77,11 +77,11 @@ class Tool(Protocol):
 
     def choose(
         self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
-    ) -> tuple[Choice, Any]: ...
+    ) -> tuple[ToolChoice, Any]: ...
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """How much is measured: settings, rounds of the sweep, seconds of counted batches a run.
 
     Readings (and probes) on slowed cores are taken again ``repeats`` times at most, the others of
@@ -113,14 +113,14 @@ def grid(workers: Iterable[int], prefetch: Iterable[int]) -> tuple[LoaderSetting
 FULL_GRID = grid(WORKERS, PREFETCH)
 
 
-class Bench:
+class LoaderStudy:
     """Studies one workload; ``run`` is replaced in tests."""
 
     def __init__(
         self,
-        case: Case,
+        case: LoaderCase,
         data: Path,
-        plan: Plan,
+        plan: SweepPlan,
         tool: Tool,
         say: Say,
         run: Callable[..., Run] = run_loader,
@@ -152,7 +152,7 @@ class Bench:
         if probed is not None:
             study.probe_s, study.probe = probed.seconds, probed.about
             study.predictions = [
-                Prediction(settings, probed.batches_per_s(settings, consumer))
+                SettingPrediction(settings, probed.batches_per_s(settings, consumer))
                 for settings in self.plan.grid
             ]
 
@@ -248,7 +248,7 @@ class Bench:
             study.probe = traceback.format_exc()
             return None
 
-    def _choose(self, study: Study, consumer: Consumer) -> Choice:
+    def _choose(self, study: Study, consumer: Consumer) -> ToolChoice:
         torch.manual_seed(SEED)
         began = time.monotonic()
         try:
@@ -256,7 +256,7 @@ class Bench:
         except Exception as error:
             self.say(f"{study.workload}: tuning failed: {_last_line(error)}")
             study.ours = traceback.format_exc()
-            return Choice(OURS, None, time.monotonic() - began, f"failed: {_last_line(error)}")
+            return ToolChoice(OURS, None, time.monotonic() - began, f"failed: {_last_line(error)}")
         return choice
 
 
@@ -324,7 +324,7 @@ def failure_text(run: Run) -> str:
     return f"exit status {failure.exit_code}"
 
 
-def studied(benches: Iterable[Bench], keep: Callable[[Sequence[Study]], None]) -> list[Study]:
+def studied(benches: Iterable[LoaderStudy], keep: Callable[[Sequence[Study]], None]) -> list[Study]:
     """All studies; ``keep`` is given all that there are after each workload."""
     studies: list[Study] = []
     for bench in benches:

@@ -34,7 +34,7 @@ class NotInstalledError(Exception):
 
 
 @dataclass(frozen=True)
-class Case:
+class LoaderCase:
     """A workload: its data set from a folder and a number of samples, and its loader.
 
     ``needs`` is the package (and the name that it is imported by) that it cannot do without.
@@ -75,7 +75,7 @@ def quantile_amounts(mean: float, sigma: float, count: int, seed: int) -> np.nda
     return np.random.default_rng([SEED, seed]).permutation(amounts)
 
 
-class Worker:
+class FilterRounds:
     """Real work on a core, in rounds: a filter on a 64 × 64 field by FFT, about 0.1 ms each."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Uneven(Dataset[Tensor]):
 
     def __init__(self, rounds: np.ndarray) -> None:
         self.amounts = rounds
-        self._worker = Worker()
+        self._worker = FilterRounds()
 
     def __len__(self) -> int:
         return len(self.amounts)
@@ -237,7 +237,7 @@ class SharedDecoder(Dataset[Tensor]):
     def __init__(self, samples: int) -> None:
         self.samples = samples
         self.decoder = multiprocessing.Lock()
-        self._worker = Worker()
+        self._worker = FilterRounds()
 
     def __len__(self) -> int:
         return self.samples
@@ -253,14 +253,14 @@ def shared_decoder(_folder: Path, samples: int) -> Dataset[Any]:
     return SharedDecoder(samples)
 
 
-CASES: tuple[Case, ...] = (
-    Case("act_video", "three cameras, H.264 by PyAV", 2, 240, act_video, needs="av"),
-    Case("jpeg_augment", "JPEG, crop, flip, colour", 8, 256, jpegs),
-    Case("png", "PNG decode", 6, 96, pngs),
-    Case("memmap", "windows of a NumPy memmap", 48, 8192, windows),
-    Case("hdf5", "gzip chunks by h5py", 16, 512, cubes, needs="h5py"),
-    Case("tiny_in_memory", "TensorDataset, 32 features", 2048, 131072, tiny),
-    Case("heavy_tail", "lognormal work, CV above 1", 1, 96, uneven),
-    Case("lock_bound", "one lock for two thirds", 8, 1024, shared_decoder),
+CASES: tuple[LoaderCase, ...] = (
+    LoaderCase("act_video", "three cameras, H.264 by PyAV", 2, 240, act_video, needs="av"),
+    LoaderCase("jpeg_augment", "JPEG, crop, flip, colour", 8, 256, jpegs),
+    LoaderCase("png", "PNG decode", 6, 96, pngs),
+    LoaderCase("memmap", "windows of a NumPy memmap", 48, 8192, windows),
+    LoaderCase("hdf5", "gzip chunks by h5py", 16, 512, cubes, needs="h5py"),
+    LoaderCase("tiny_in_memory", "TensorDataset, 32 features", 2048, 131072, tiny),
+    LoaderCase("heavy_tail", "lognormal work, CV above 1", 1, 96, uneven),
+    LoaderCase("lock_bound", "one lock for two thirds", 8, 1024, shared_decoder),
 )
 BY_NAME = {case.name: case for case in CASES}

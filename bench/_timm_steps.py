@@ -36,7 +36,7 @@ _INITS = (
 
 
 @dataclass(frozen=True)
-class Job:
+class PublishedStep:
     """One row of a table: a model's step, and what it took.
 
     ``options`` are what the script was run with: "nhwc" (channels_last), "unfused" (attention by
@@ -61,7 +61,7 @@ class Job:
         return folder / f"{self.model}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
 
 
-def steps(job: Job, folder: Path, timm_path: str) -> dict[str, Any]:
+def steps(job: PublishedStep, folder: Path, timm_path: str) -> dict[str, Any]:
     """The kernels of the job's step: ``table``, ``op``, ``op_phase`` of ``speed.work.Work``.
 
     Or "error": why it could not be simulated. Made once, and then read from ``folder``.
@@ -111,7 +111,7 @@ def _as_it_is(tensor: Any, *_: Any, **__: Any) -> Any:
     return tensor
 
 
-def _simulated(job: Job, timm: Any) -> dict[str, Any]:
+def _simulated(job: PublishedStep, timm: Any) -> dict[str, Any]:
     import torch
 
     import trainfit
@@ -138,7 +138,7 @@ def _simulated(job: Job, timm: Any) -> dict[str, Any]:
     return {"table": work.table, "op": work.op, "op_phase": work.op_phase}
 
 
-def _made(job: Job, timm: Any, torch: Any) -> tuple[Any, Any]:
+def _made(job: PublishedStep, timm: Any, torch: Any) -> tuple[Any, Any]:
     model = timm.create_model(job.model, pretrained=False)
     if hasattr(model, "set_input_size") and model.default_cfg["input_size"][-1] != job.size:
         model.set_input_size(img_size=(job.size, job.size))

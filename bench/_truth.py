@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from _bench import ABSENT, parser
+from _bench import ABSENT, parser, say
 from _truth_files import AnyTruth, read_truth
 
 from trainfit.hardware.gpu.context_memory import gpu_of_profile
@@ -81,9 +81,9 @@ def say_none(text: str, options: argparse.Namespace) -> int:
 
 
 def say_rehearsal(options: argparse.Namespace) -> None:
-    """Above the tables."""
+    """Above the tables, and not within them: stdout has the results alone."""
     if options.rehearsal:
-        print("a rehearsal: the simulation compared with itself, no truth\n")
+        say("a rehearsal: the simulation compared with itself, no truth\n")
 
 
 def prefix(options: argparse.Namespace) -> str:

@@ -26,7 +26,7 @@ LETTERS: Final = frozenset("afrcSsMUo")
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class MeasuringMachine:
     """Where it was measured. ``cudnn`` is its version as one number (91501: 9.15.1)."""
 
     gpu: str
@@ -79,7 +79,7 @@ class MemoryTotals:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class MemoryStage:
     """The GPU's memory at a point of the process.
 
     ``free_bytes`` and ``total_bytes`` are cudaMemGetInfo's (``None`` before there is a
@@ -115,7 +115,7 @@ class Mark:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class MemorySegment:
     """A range of reserved memory; ``blocks`` are (address, bytes, asked for, state).
 
     States: "a" in use, "p" freed but waiting for another stream, "i" free.
@@ -156,7 +156,7 @@ class AllocatorTrace:
     free_bytes: tuple[int, ...]
     whole: bool
     marks: tuple[Mark, ...]
-    segments: tuple[Segment, ...]
+    segments: tuple[MemorySegment, ...]
 
     def check(self) -> None:
         """Raise ``DecodingError`` unless the columns belong together."""
@@ -174,19 +174,6 @@ class AllocatorTrace:
                 raise DecodingError(f"trace.{name} does not belong to trace.kinds")
         if self.unit_bytes < 1:
             raise DecodingError(f"trace.unit_bytes is {self.unit_bytes}, not above 0")
-
-
-@dataclasses.dataclass(frozen=True)
-class OperatorRow:
-    """An operator that took blocks and freed them before it ended, in the last step.
-
-    ``inputs`` are its tensors as [dtype, size, size, …]; ``transient_bytes`` the blocks.
-    """
-
-    operator: str
-    inputs: tuple[tuple[str, ...], ...]
-    transient_bytes: tuple[int, ...]
-    calls: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,13 +198,12 @@ class Truth:
     message: str
     simulated: bool
     case: TruthCase
-    machine: Machine
+    machine: MeasuringMachine
     memory: MemoryTotals
     stats: Mapping[str, int]
-    device_memory: tuple[Stage, ...]
+    device_memory: tuple[MemoryStage, ...]
     step_seconds: tuple[float, ...]
     trace: AllocatorTrace
-    operators: tuple[OperatorRow, ...]
     reports: Reports | None
     profile_error: str | None
     recorded_at: str
@@ -243,7 +229,7 @@ class LimitTruth:
 
     simulated: bool
     case: TruthCase
-    machine: Machine
+    machine: MeasuringMachine
     capped: Limit
 
 
@@ -272,7 +258,7 @@ class TimedSteps:
 
     simulated: bool
     case: TruthCase
-    machine: Machine
+    machine: MeasuringMachine
     operator_s: float | None
     timed: tuple[TimedBatch, ...]
 
@@ -316,11 +302,8 @@ def _decoded(document: dict[str, Any]) -> AnyTruth | None:
         return _part(TimedSteps, document)
     if "trace" not in document:
         return None
-    fields = {key: value for key, value in document.items() if key not in ("format", "version")}
-    for row in fields.get("operators", ()):
-        if isinstance(row, dict) and isinstance(row.get("inputs"), list):
-            row["inputs"] = [[str(value) for value in shape] for shape in row["inputs"]]
-    truth = decode(Truth, fields)
+    names = [field.name for field in dataclasses.fields(Truth)]
+    truth = decode(Truth, {name: document[name] for name in names if name in document})
     truth.trace.check()
     return truth
 

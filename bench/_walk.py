@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from _walk_pages import Command, Picture, PythonBlock, SavedFile, Screen, parts
-from _walk_place import ROOT, Done, Place
+from _walk_pages import Picture, PythonBlock, SavedFile, Screen, TypedCommand, parts
+from _walk_place import ROOT, CloneFolder, Done
 from _walk_screens import different, rewritten
 
 #: Where a new reader starts, and the order of the site from there.
@@ -21,7 +21,7 @@ Verdict = Literal["ok", "failed", "differs", "not run"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartOutcome:
     """What became of one part of a page."""
 
     page: str
@@ -62,7 +62,7 @@ class Walk:
     PyTorch that the samples were made with.
     """
 
-    place: Place
+    place: CloneFolder
     exact: bool = True
     #: Which commands are typed; a screen is looked at where its command was.
     wanted: Callable[[str], bool] = everything
@@ -84,7 +84,7 @@ class Walk:
             if isinstance(part, SavedFile):
                 self.place.save(part.name, part.text)
 
-    def page(self, name: str) -> Iterator[Outcome]:
+    def page(self, name: str) -> Iterator[PartOutcome]:
         """Walk one page; its outcomes as they come."""
         done: dict[str, Done] = {}
         left: dict[str, str] = {}
@@ -93,7 +93,7 @@ class Walk:
             match part:
                 case SavedFile():
                     self.place.save(part.name, part.text)
-                case Command():
+                case TypedCommand():
                     yield self._command(name, part, done, left)
                 case Screen():
                     yield self._screen(name, part, done, left)
@@ -121,15 +121,15 @@ class Walk:
             raise RuntimeError(f"{text}: exit code {done.code}: {done.last_words}")
 
     def _command(
-        self, page: str, part: Command, done: dict[str, Done], left: dict[str, str]
-    ) -> Outcome:
+        self, page: str, part: TypedCommand, done: dict[str, Done], left: dict[str, str]
+    ) -> PartOutcome:
         reason = part.reason
         reason = reason or self.place.has(part.text)
         if reason is None and not self.wanted(part.text):
             reason = "left out of this walk"
         if reason is not None:
             left[part.text] = reason
-            return Outcome(page, part.line, "command", part.text, "not run", reason)
+            return PartOutcome(page, part.line, "command", part.text, "not run", reason)
         return self._typed(page, part.line, "command", part.text, part.codes, done)
 
     def _typed(
@@ -140,26 +140,26 @@ class Walk:
         text: str,
         codes: frozenset[int] | set[int],
         done: dict[str, Done] | None = None,
-    ) -> Outcome:
+    ) -> PartOutcome:
         ended = self.place.run(text, self.limit_s)
         if done is not None:
             done[text] = ended
         if ended.code in codes and "Traceback" not in ended.err:
-            return Outcome(page, line, kind, text, "ok", seconds=ended.seconds)
+            return PartOutcome(page, line, kind, text, "ok", seconds=ended.seconds)
         last = "\n".join((ended.out + ended.err).splitlines()[-12:])
         note = f"exit code {ended.code}\n{last}"
-        return Outcome(page, line, kind, text, "failed", note, ended.seconds)
+        return PartOutcome(page, line, kind, text, "failed", note, ended.seconds)
 
     def _screen(
         self, page: str, part: Screen, done: dict[str, Done], left: dict[str, str]
-    ) -> Outcome:
+    ) -> PartOutcome:
         text = f"what `{part.command}` prints"
         if part.command in left:
-            return Outcome(page, part.first, "screen", text, "not run", left[part.command])
+            return PartOutcome(page, part.first, "screen", text, "not run", left[part.command])
         if part.command not in done:
             if not self.wanted(part.command):
                 why = "left out of this walk"
-                return Outcome(page, part.first, "screen", text, "not run", why)
+                return PartOutcome(page, part.first, "screen", text, "not run", why)
             done[part.command] = self.place.run(part.command, self.limit_s)
         printed = done[part.command].out.splitlines()
         # What a failed command printed is no sample.
@@ -167,21 +167,21 @@ class Walk:
             self._written.setdefault(page, []).append((part, rewritten(part.text, printed)))
         missing = different(part.text, printed, part.measured or not self.exact)
         if not missing:
-            return Outcome(page, part.first, "screen", text, "ok")
-        return Outcome(page, part.first, "screen", text, "differs", "\n".join(missing))
+            return PartOutcome(page, part.first, "screen", text, "ok")
+        return PartOutcome(page, part.first, "screen", text, "differs", "\n".join(missing))
 
-    def _python(self, page: str, part: PythonBlock) -> Outcome:
+    def _python(self, page: str, part: PythonBlock) -> PartOutcome:
         first = part.text.partition("\n")[0]
         try:
             ast.parse(part.text)
         except SyntaxError as error:
-            return Outcome(page, part.line, "python", first, "failed", str(error))
+            return PartOutcome(page, part.line, "python", first, "failed", str(error))
         if part.reason is not None or not self.wanted("python block"):
             why = part.reason or "left out of this walk"
-            return Outcome(page, part.line, "python", first, "not run", why)
+            return PartOutcome(page, part.line, "python", first, "not run", why)
         file = Path(self.place.folder) / f"block-{Path(page).stem}-{part.line}.py"
         file.write_text(part.text, "utf-8")
         outcome = self._typed(page, part.line, "python", f"python {shlex.quote(str(file))}", {0})
-        return Outcome(
+        return PartOutcome(
             page, part.line, "python", first, outcome.verdict, outcome.note, outcome.seconds
         )

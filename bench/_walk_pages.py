@@ -39,7 +39,7 @@ PLACEHOLDER: Final = "…"
 
 
 @dataclass(frozen=True)
-class Command:
+class TypedCommand:
     """A command as it is typed, its lines joined and its remark left out."""
 
     text: str
@@ -88,7 +88,7 @@ class Picture:
     line: int
 
 
-Part = Command | Screen | SavedFile | PythonBlock | Picture
+Part = TypedCommand | Screen | SavedFile | PythonBlock | Picture
 
 
 class PageError(ValueError):
@@ -114,7 +114,7 @@ def parts(markdown: str) -> list[Part]:
         elif token.type in ("code_block", "fence"):
             block = _block(token.type, token.info, token.content, token.map or [0, 0])
             made = _made(block, _Said.read(said, line), last)
-            typed = [part for part in made if isinstance(part, Command)]
+            typed = [part for part in made if isinstance(part, TypedCommand)]
             last = typed[-1].text if typed else last
             found += made
             said = []
@@ -124,7 +124,7 @@ def parts(markdown: str) -> list[Part]:
 
 
 @dataclass(frozen=True)
-class _Block:
+class _CodeBlock:
     info: str
     text: str
     first: int
@@ -132,12 +132,12 @@ class _Block:
     indent: str
 
 
-def _block(kind: str, info: str, text: str, lines: list[int]) -> _Block:
+def _block(kind: str, info: str, text: str, lines: list[int]) -> _CodeBlock:
     first, end = lines
     if kind == "fence":
-        return _Block(info.strip(), text, first + 1, end - 1, "")
+        return _CodeBlock(info.strip(), text, first + 1, end - 1, "")
     text = text.rstrip("\n") + "\n"
-    return _Block("", text, first, first + text.count("\n"), "    ")
+    return _CodeBlock("", text, first, first + text.count("\n"), "    ")
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class _Said:
         return frozenset({0, *(int(rule.removeprefix("exit code ")) for rule in rules)})
 
 
-def _made(block: _Block, said: _Said, last: str | None) -> list[Part]:
+def _made(block: _CodeBlock, said: _Said, last: str | None) -> list[Part]:
     title = _TITLE.search(block.info)
     language = block.info.split(" ")[0]
     if said.no_screen:
@@ -195,7 +195,7 @@ def _made(block: _Block, said: _Said, last: str | None) -> list[Part]:
     return [Screen(block.first, block.end, block.indent, lines, command, said.measured)]
 
 
-def _commands(block: _Block, said: _Said) -> list[Command]:
+def _commands(block: _CodeBlock, said: _Said) -> list[TypedCommand]:
     found, text, start = [], "", block.first
     for number, line in enumerate(block.text.splitlines(), block.first + 1):
         start = start if text else number
@@ -207,6 +207,6 @@ def _commands(block: _Block, said: _Said) -> list[Command]:
             why = said.reason(text)
             if PLACEHOLDER in text:
                 why = why or "the reader's own command"
-            found.append(Command(text, start, why, said.codes(text)))
+            found.append(TypedCommand(text, start, why, said.codes(text)))
         text = ""
     return found

@@ -52,7 +52,7 @@ class Done:
         return lines[-1] if lines else ""
 
 
-class Place:
+class CloneFolder:
     """A folder with a clone in it; ``lent`` is the Python whose packages the clone sees."""
 
     def __init__(self, folder: Path, lent: Path | None = None, python: str = "python3") -> None:

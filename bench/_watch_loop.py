@@ -25,7 +25,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True)
-class Job:
+class WatchedScript:
     """A script on a machine. Times are seconds; of a batch (``*_s`` of the data) or a step.
 
     ``launch_s`` is what the main thread needs to launch a step's kernels, ``gpu_s`` what the GPU
@@ -65,15 +65,15 @@ class Job:
 
 
 @dataclass
-class Loop:
+class WatchedLoop:
     """Runs a job; ``steps`` and ``fetches`` are its tables, ``work`` seconds of kernels a step."""
 
-    job: Job
+    job: WatchedScript
     steps: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.STEPS))
     fetches: Table = dataclasses.field(default_factory=lambda: np.zeros(0, tables.FETCHES))
     work: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
-    def run(self) -> Loop:
+    def run(self) -> WatchedLoop:
         job = self.job
         self._random = np.random.default_rng(job.seed)
         self.steps = tables.empty_rows(tables.STEPS, job.steps)
@@ -196,7 +196,7 @@ class Loop:
 class _Workers:
     """The DataLoader's: batch n goes to worker n mod W, ``prefetch`` of them ahead each."""
 
-    def __init__(self, job: Job, start: float) -> None:
+    def __init__(self, job: WatchedScript, start: float) -> None:
         self._job, self._free = job, [start] * job.workers
         self._done: list[float] = []
         self._taken: list[float] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-from _watch_loop import MIB, Job, Loop
+from _watch_loop import MIB, WatchedLoop, WatchedScript
 from _watch_rates import lightly, sample_in_turns
 
 from trainfit.results.runs import tables
@@ -35,7 +35,7 @@ class World:
     """A job, and what is sampled around it; causes change it before it runs."""
 
     random: np.random.Generator
-    job: Job
+    job: WatchedScript
     header: RunHeader
     memory: dict[str, float] = field(default_factory=dict)
     gpu: dict[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def healthy(random: np.random.Generator) -> World:
         ("NVIDIA GeForce RTX 4090", 165e12, 24),
         ("NVIDIA H100 80GB HBM3", 989e12, 80),
     ][int(random.integers(3))]
-    job = Job(
+    job = WatchedScript(
         steps=int(random.integers(300, 500)),
         batch=int(random.choice([8, 16, 32, 64])),
         cores=cores,
@@ -322,7 +322,7 @@ _IDLE_GPU = {"data", "copy", "host", "cpu", "saves", "ranks"}
 
 
 @dataclass(frozen=True)
-class Sample:
+class KnownRun:
     """A run and what is known of it."""
 
     causes: tuple[Cause, ...]
@@ -334,15 +334,15 @@ class Sample:
         return frozenset(itertools.chain(*((*c.kinds, *c.also) for c in self.causes)))
 
 
-def make(causes: Sequence[Cause], seed: int) -> Sample:
+def make(causes: Sequence[Cause], seed: int) -> KnownRun:
     """One run with these causes."""
     world = healthy(np.random.default_rng(seed))
     for cause in causes:
         cause.make(world)
-    return Sample(tuple(causes), record(world))
+    return KnownRun(tuple(causes), record(world))
 
 
-def make_busy(seed: int) -> Sample:
+def make_busy(seed: int) -> KnownRun:
     """A healthy run on cores that other programs use as well: all that it does on them lasts two to
     four times as long, for the same CPU time."""
     world = healthy(np.random.default_rng(seed))
@@ -365,7 +365,7 @@ def make_busy(seed: int) -> Sample:
         waits[name] = run.processes[name]
     others = 1 - float(np.mean(run.machine["cores_ours"])) / world.job.cores
     waits["main_thread"] = waits["threads"] = waits["cpu_cores"] * (slow - 1) / others
-    return Sample((CONTENTION,), dataclasses.replace(run, core_waits=waits))
+    return KnownRun((CONTENTION,), dataclasses.replace(run, core_waits=waits))
 
 
 def pairs() -> Iterator[tuple[Cause, Cause]]:
@@ -407,15 +407,15 @@ def record(world: World) -> RunRecord:
     )
 
 
-def _loop(world: World, rank: int) -> Loop:
+def _loop(world: World, rank: int) -> WatchedLoop:
     job = dataclasses.replace(world.job, seed=world.job.seed + rank)
     if world.ranks > 1 and rank == 1:  # its data need longer than a step
         fetch = world.slow_rank * job.gpu_s * max(1, job.workers)
         job = dataclasses.replace(job, fetch_cpu_s=fetch, fetch_wait_s=0.0)
-    return Loop(job).run()
+    return WatchedLoop(job).run()
 
 
-def _in_step(loops: Sequence[Loop], rank: int) -> None:
+def _in_step(loops: Sequence[WatchedLoop], rank: int) -> None:
     """Ranks wait for the slowest in the backward pass: all steps end together. Their GPUs are at
     work meanwhile: the all-reduce is a kernel that waits."""
     if len(loops) == 1:
@@ -467,7 +467,7 @@ def _share(table: Table, spent: Any, times: Any) -> Any:
     return np.clip((at - before) / 0.5, 0.0, 1.0)
 
 
-def _gpu(world: World, loop: Loop, times: Any) -> Table:
+def _gpu(world: World, loop: WatchedLoop, times: Any) -> Table:
     """NVML's utilisation is of half a second; a starved GPU lowers its clock by itself."""
     rows, steps = tables.empty_rows(tables.GPUS, len(times)), loop.steps
     busy = _share(steps, loop.work, times)
@@ -493,7 +493,7 @@ def _gpu(world: World, loop: Loop, times: Any) -> Table:
     return rows
 
 
-def _machine(world: World, loop: Loop, times: Any) -> Table:
+def _machine(world: World, loop: WatchedLoop, times: Any) -> Table:
     rows = tables.empty_rows(tables.MACHINE, len(times))
     job, told = world.job, world.machine
     main = _share(loop.steps, loop.steps["cpu_s"], times)
@@ -522,7 +522,7 @@ def _machine(world: World, loop: Loop, times: Any) -> Table:
     return rows
 
 
-def _workers_busy(loop: Loop, times: Any) -> Any:
+def _workers_busy(loop: WatchedLoop, times: Any) -> Any:
     """Cores that workers keep busy, in half-second averages."""
     made = loop.fetches
     if not len(made):
@@ -534,7 +534,7 @@ def _workers_busy(loop: Loop, times: Any) -> Any:
     return np.clip((later - np.interp(times - 0.5, ends, done)), 0.0, loop.job.workers)
 
 
-def _processes(world: World, loop: Loop, times: Any) -> Table:
+def _processes(world: World, loop: WatchedLoop, times: Any) -> Table:
     """The main process and its workers, once a second."""
     job, at = world.job, times[::10]
     whole = tables.empty_rows(tables.PROCESSES, len(at) * (1 + job.workers))

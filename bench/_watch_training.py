@@ -29,7 +29,7 @@ from trainfit.watch.recorder.current_step import FIRST
 from trainfit.watch.recorder.process import FOLDER, begin, place
 
 
-class Training:
+class SmallTraining:
     """A small network, its optimizer and its data."""
 
     def __init__(self, width: int, batch: int) -> None:
@@ -78,7 +78,7 @@ def block(step: Callable[[], None], seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    training = Training(int(sys.argv[1]), int(sys.argv[2]))
+    training = SmallTraining(int(sys.argv[1]), int(sys.argv[2]))
     recorder = begin(place(os.environ[FOLDER]))  # the one that the environment has begun
     for _ in range(2 * FIRST):  # all of the first are recorded in detail
         training.step()

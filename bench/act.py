@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _bench import GIB, ROOT, Figure, answer, finish, parser, table, trainfit
+from _bench import GIB, ROOT, BenchFigure, answer, finish, parser, table, trainfit
 
 EXAMPLE = ROOT / "examples" / "act"
 DATASET = ROOT / "data" / "act-example"
@@ -73,13 +73,13 @@ def main() -> int:
     allocated = now["memory"]["allocated_bytes"] / GIB
     saved = 1 - now["memory"]["allocated_bytes"] / other["memory"]["allocated_bytes"]
     figures = [
-        Figure("act_allocated_at_least", allocated, 5.0, False, " GiB"),
-        Figure("act_allocated_at_most", allocated, 7.0, True, " GiB"),
-        Figure("act_amp_saves", 100 * saved, 1.0, False, "%"),
-        Figure("act_slow_clock_least", 1e3 * least, 7.0, True, " ms"),
-        Figure("act_slow_clock_most", 1e3 * most, 8.0, False, " ms"),
-        Figure("act_plan_seconds", plan["seconds"], 60.0, True, " s"),
-        Figure("act_largest_batch_seconds", search_seconds(options.dataset), 1.0, True, " s"),
+        BenchFigure("act_allocated_at_least", allocated, 5.0, False, " GiB"),
+        BenchFigure("act_allocated_at_most", allocated, 7.0, True, " GiB"),
+        BenchFigure("act_amp_saves", 100 * saved, 1.0, False, "%"),
+        BenchFigure("act_slow_clock_least", 1e3 * least, 7.0, True, " ms"),
+        BenchFigure("act_slow_clock_most", 1e3 * most, 8.0, False, " ms"),
+        BenchFigure("act_plan_seconds", plan["seconds"], 60.0, True, " s"),
+        BenchFigure("act_largest_batch_seconds", search_seconds(options.dataset), 1.0, True, " s"),
     ]
     gap = gap_runs(options.dataset) if options.gap else {}
     tables = [beside_estimate(now, by_hand(options.dataset)), *([gap_table(gap)] if gap else [])]

@@ -29,8 +29,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import Figure, busy, finish, leave, parser, say
-from _case_table import NEUTRAL, Answer, Case, TableError, alarms, faults, load
+from _bench import BenchFigure, busy, finish, leave, parser, say
+from _case_table import NEUTRAL, Answer, FaultCase, TableError, alarms, faults, load
 
 FOLDER: Final = Path(__file__).with_name("case_scripts")
 #: Of each section, the cases that --quick runs; seconds that one run may last.
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(figures(rows), options.json, {"cases": rows, "busy": options.busy})
 
 
-def chosen(cases: list[Case], only: Sequence[str] | None, *, quick: bool) -> list[Case]:
+def chosen(cases: list[FaultCase], only: Sequence[str] | None, *, quick: bool) -> list[FaultCase]:
     """Those asked for; raises :class:`TableError` for a name that is none of them."""
     unknown = set(only or ()) - {case.name for case in cases}
     if unknown:
@@ -75,7 +75,7 @@ def _counted(seen: dict[int, int], section: int) -> int:
     return seen[section]
 
 
-def judged(case: Case, folder: Path) -> dict[str, Any]:
+def judged(case: FaultCase, folder: Path) -> dict[str, Any]:
     """Both runs of a case, with what was wrong with what was said."""
     began = time.monotonic()
     text = (folder / case.file).read_text(encoding="utf-8")
@@ -92,7 +92,7 @@ def judged(case: Case, folder: Path) -> dict[str, Any]:
     return row
 
 
-def asked(case: Case, folder: Path, text: str) -> Answer:
+def asked(case: FaultCase, folder: Path, text: str) -> Answer:
     """What trainfit says of the script with this text, in a copy of the folder, under a name that
     tells nothing."""
     with tempfile.TemporaryDirectory(prefix="trainfit-cases-") as scratch:
@@ -143,7 +143,7 @@ def _findings(value: Any) -> Iterator[tuple[str, str]]:
             yield from _findings(each)
 
 
-def figures(rows: Sequence[dict[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[dict[str, Any]]) -> list[BenchFigure]:
     """All cases, each section, and the false alarms."""
     sections = sorted({row["section"] for row in rows})
     made = [_share(f"cases_section_{n}", [r for r in rows if r["section"] == n]) for n in sections]
@@ -151,13 +151,13 @@ def figures(rows: Sequence[dict[str, Any]]) -> list[Figure]:
     return [
         *made,
         _share("cases_right", rows),
-        Figure("cases_false_alarms", false, 0, True),
+        BenchFigure("cases_false_alarms", false, 0, True),
     ]
 
 
-def _share(name: str, rows: Sequence[dict[str, Any]]) -> Figure:
+def _share(name: str, rows: Sequence[dict[str, Any]]) -> BenchFigure:
     right = sum(not row["wrong"] for row in rows)
-    return Figure(name, 100 * right / len(rows) if rows else float("nan"), GOAL, False, "%")
+    return BenchFigure(name, 100 * right / len(rows) if rows else float("nan"), GOAL, False, "%")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any, Final
 from unittest import mock
 
 import numpy as np
-from _bench import ROOT, Figure, finish, leave, parser, say
+from _bench import ROOT, BenchFigure, finish, leave, parser, say
 from _bench import trainfit as run
 
 import trainfit
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     return finish(found, options.json)
 
 
-def resnets() -> Iterator[Figure]:
+def resnets() -> Iterator[BenchFigure]:
     """How far the efficiency of 8 GPUs is from the published one, in points."""
     for model, name, amp, batch, one, eight in RESNETS:
         gpu = find_gpus(f"8x {name}")
@@ -94,10 +94,10 @@ def resnets() -> Iterator[Figure]:
             f"{1e3 * (took.exposed_s + took.slowest_s):.1f} ms predicted, {1e3 * lost_s:.1f} ms "
             f"measured ({1e3 * lost_s / batch:.3f} ms an image)"
         )
-        yield Figure(title, 100 * abs(predicted - measured), 5, at_most=True)
+        yield BenchFigure(title, 100 * abs(predicted - measured), 5, at_most=True)
 
 
-def gpt2() -> Iterator[Figure]:
+def gpt2() -> Iterator[BenchFigure]:
     """The step without peer-to-peer over that with it, in percent of the measured ratio."""
     gpu = find_gpus("2x TITAN RTX")
     work = Work.of_steady_step(recorded(gpu, transformer))
@@ -108,10 +108,10 @@ def gpt2() -> Iterator[Figure]:
     title = "gpt2, 2 x TITAN RTX, without peer-to-peer over with NVLink"
     times = f"{slow:.3f} s, {fast:.3f} s"
     say(f"{title}: {slow / fast:.3f} predicted ({times}), {measured:.3f} measured")
-    yield Figure(title, 100 * abs(slow / fast / measured - 1), 10, at_most=True, unit="%")
+    yield BenchFigure(title, 100 * abs(slow / fast / measured - 1), 10, at_most=True, unit="%")
 
 
-def of_collectives(table: Path) -> Iterator[Figure]:
+def of_collectives(table: Path) -> Iterator[BenchFigure]:
     """Median error of all rows, and of each GPU's."""
     errors: dict[str, list[float]] = {}
     with table.open(newline="") as file:
@@ -124,7 +124,7 @@ def of_collectives(table: Path) -> Iterator[Figure]:
     everything = [each for of_gpu in errors.values() for each in of_gpu]
     for name, found in {**errors, "all": everything}.items():
         median = 100 * float(np.median(np.abs(found)))
-        yield Figure(f"collectives, {name}: median error", median, 10, at_most=True, unit="%")
+        yield BenchFigure(f"collectives, {name}: median error", median, 10, at_most=True, unit="%")
 
 
 def of_the_table(name: str) -> GpuSpec:
@@ -147,7 +147,7 @@ LAUNCHERS: Final = {
 ROUNDED_BYTES: Final = 2 << 20
 
 
-def of_ranks(families: int | None) -> Iterator[Figure]:
+def of_ranks(families: int | None) -> Iterator[BenchFigure]:
     """The largest and the median ratio of CPU times, and how many answers are right."""
     ratios, right = [], []
     models = runpy.run_path(str(FAMILY))["FAMILIES"]
@@ -170,10 +170,12 @@ def of_ranks(families: int | None) -> Iterator[Figure]:
                 f"of {ranked.ranks}; of {nbytes} bytes {sent} are reduced, {more} more held"
             )
     title = "rank 0 of 8: CPU time over one GPU's"
-    yield Figure(f"{title}, median", float(np.median(ratios)), 1.5, at_most=True)
-    yield Figure(f"{title}, worst", max(ratios), 1.5, at_most=True)
+    yield BenchFigure(f"{title}, median", float(np.median(ratios)), 1.5, at_most=True)
+    yield BenchFigure(f"{title}, worst", max(ratios), 1.5, at_most=True)
     share = 100 * float(np.mean(right))
-    yield Figure("rank 0 of 8: buckets and collectives right", share, 100, at_most=False, unit="%")
+    yield BenchFigure(
+        "rank 0 of 8: buckets and collectives right", share, 100, at_most=False, unit="%"
+    )
 
 
 def peak_of(recording: Recording) -> int:

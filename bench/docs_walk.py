@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from _walk import Walk, pages
-from _walk_place import ROOT, Place, default_lent
+from _walk_place import ROOT, CloneFolder, default_lent
 
 PICTURES = Path("docs") / "pictures"
 
@@ -50,7 +50,7 @@ def main() -> int:
 
 def walked(options: argparse.Namespace, folder: Path) -> int:
     """Walk in ``folder``, print each outcome as it comes, and write if that is wanted."""
-    place = Place(folder, options.lend or default_lent())
+    place = CloneFolder(folder, options.lend or default_lent())
     walk = Walk(place, wanted=lambda text: options.only in text, pictures=options.write)
     walk.prepare()
     counts: Counter[str] = Counter()

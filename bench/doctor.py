@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish, parser, trainfit
+from _bench import BenchFigure, finish, parser, trainfit
 
 from helpers_machines import document, machine, mutated, names
 from trainfit.doctor.checks import diagnose
@@ -44,11 +44,11 @@ def main() -> int:
     }
     failures = mutations()
     figures = [
-        Figure("doctor_seconds", plain, 3.0, True, " s"),
-        Figure("doctor_seconds_with_hanging_nvidia_smi", hanging, 20.0, True, " s"),
-        Figure("causes_identified", sum(identified.values()), len(identified), False),
-        Figure("causes_in_table", len(identified), 13, False),
-        Figure("mutated_machines_without_verdicts", len(failures), 0, True),
+        BenchFigure("doctor_seconds", plain, 3.0, True, " s"),
+        BenchFigure("doctor_seconds_with_hanging_nvidia_smi", hanging, 20.0, True, " s"),
+        BenchFigure("causes_identified", sum(identified.values()), len(identified), False),
+        BenchFigure("causes_in_table", len(identified), 13, False),
+        BenchFigure("mutated_machines_without_verdicts", len(failures), 0, True),
     ]
     details: dict[str, Any] = {
         "causes": identified,

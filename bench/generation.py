@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from _bench import Figure, finish, needs, parser, say
+from _bench import BenchFigure, finish, needs, parser, say
 
 from trainfit.hardware import find_gpu
 from trainfit.memory.replay import Stream, replay
@@ -31,7 +31,7 @@ from trainfit.plan.sizing.generation import decode_seconds
 from trainfit.results.runs.generation import generated_text
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import RunSpec
-from trainfit.speed.step import Machine, step_time
+from trainfit.speed.step import HostedGpu, step_time
 from trainfit.speed.work import COLUMNS, Work
 
 GPU = "RTX 4090"
@@ -70,7 +70,7 @@ with torch.no_grad():
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class GenerationCase:
     """A way to generate; ``window`` and ``mask`` are arguments of its script."""
 
     name: str
@@ -80,10 +80,10 @@ class Case:
 
 
 CASES = (
-    Case("generate()", _MODEL + _GENERATE),
-    Case("generate(), padded prompts", _MODEL + _GENERATE, mask=0),
-    Case("generate(), sliding window", _MODEL + _GENERATE, window=400),
-    Case("a loop of the script's own", _MODEL + _LOOP),
+    GenerationCase("generate()", _MODEL + _GENERATE),
+    GenerationCase("generate(), padded prompts", _MODEL + _GENERATE, mask=0),
+    GenerationCase("generate(), sliding window", _MODEL + _GENERATE, window=400),
+    GenerationCase("a loop of the script's own", _MODEL + _LOOP),
 )
 
 
@@ -115,7 +115,7 @@ def main() -> int:
     return finish(figures, options.json, details)
 
 
-def seen(case: Case, length: int, folder: Path, *, whole: bool) -> Seen:
+def seen(case: GenerationCase, length: int, folder: Path, *, whole: bool) -> Seen:
     """A run of ``case``; ``whole``: every call of it is simulated."""
     script = folder / "generating.py"
     script.write_text(case.script)
@@ -139,7 +139,7 @@ def seen(case: Case, length: int, folder: Path, *, whole: bool) -> Seen:
     )
 
 
-def _seconds(recording: Recording, machine: Machine) -> float:
+def _seconds(recording: Recording, machine: HostedGpu) -> float:
     """Of all calls but the prompt's: one by one where they are all there."""
     text = generated_text(recording)
     assert text is not None
@@ -164,17 +164,17 @@ def _works(recording: Recording, first: int) -> Iterator[Work]:
         )
 
 
-def compared(name: str, short: Seen, full: Seen) -> Iterator[Figure]:
+def compared(name: str, short: Seen, full: Seen) -> Iterator[BenchFigure]:
     """The figures of a case."""
     for what in ("allocated", "reserved", "last"):
         title = "allocated in the last call" if what == "last" else f"{what} peak"
         yield _error(f"{name}: {title}", getattr(short, what), getattr(full, what), MEMORY_PERCENT)
     yield _error(f"{name}: time", short.seconds, full.seconds, TIME_PERCENT)
-    yield Figure(f"{name}: simulated calls", short.simulated, MOST_CALLS, at_most=True)
+    yield BenchFigure(f"{name}: simulated calls", short.simulated, MOST_CALLS, at_most=True)
 
 
-def _error(name: str, value: float, truth: float, goal: float) -> Figure:
-    return Figure(name, abs(100 * (value / truth - 1)), goal, at_most=True, unit="%")
+def _error(name: str, value: float, truth: float, goal: float) -> BenchFigure:
+    return BenchFigure(name, abs(100 * (value / truth - 1)), goal, at_most=True, unit="%")
 
 
 if __name__ == "__main__":

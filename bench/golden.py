@@ -38,7 +38,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import Figure, finish, parser
+from _bench import BenchFigure, finish, parser
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 STORE: Final = ROOT / "bench" / "golden.json.xz"
@@ -67,7 +67,7 @@ Printed = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class Case:
+class GoldenCase:
     """Command lines of trainfit that are run one after the other, and the files that they leave."""
 
     name: str
@@ -79,14 +79,14 @@ class Case:
 
 
 @dataclass
-class Bench:
+class GoldenFolder:
     """A folder with the inputs, and the trainfit that is asked."""
 
     folder: Path
     python: str
     details: dict[str, Any] = field(default_factory=dict)
 
-    def prepare(self, chosen: Sequence[Case]) -> None:
+    def prepare(self, chosen: Sequence[GoldenCase]) -> None:
         """Copy the inputs; ACT's data are made for those that run scripts."""
         for target, source in (
             ("results", RESULTS),
@@ -100,7 +100,7 @@ class Bench:
             make = [self.python, "act/make_dataset.py", "--out", "data"]
             subprocess.run(make, cwd=self.folder, check=True, capture_output=True)
 
-    def output(self, case: Case) -> list[str]:
+    def output(self, case: GoldenCase) -> list[str]:
         """What a case prints and saves, line by line, without what names this place."""
         lines: list[str] = []
         work = Path(tempfile.mkdtemp(prefix="case-", dir=self.folder))
@@ -124,7 +124,7 @@ class Bench:
         own = re.escape(str(self.folder))
         return [re.sub(rf"{own}(/case-\w+)?", "FOLDER", line) for line in lines]
 
-    def outputs(self, chosen: list[Case], jobs: int) -> dict[str, list[str]]:
+    def outputs(self, chosen: list[GoldenCase], jobs: int) -> dict[str, list[str]]:
         """The output of each case by its name."""
         # A fork of a process that has trainfit imported: a tenth of the time of a fresh one.
         with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
@@ -162,7 +162,7 @@ def _here(words: Sequence[str], work: Path, variables: dict[str, str]) -> Printe
     return code, text.getvalue()
 
 
-def cases(quick: bool) -> Iterator[Case]:
+def cases(quick: bool) -> Iterator[GoldenCase]:
     """All that is compared."""
     results = [*RESULTS.glob("*.json"), *RESULTS.glob("*.trainfit")]
     shown = [f"results/{path.name}" for path in sorted(results)]
@@ -171,7 +171,7 @@ def cases(quick: bool) -> Iterator[Case]:
         yield from _renderings(
             file, ("watch", "--read", file) if file in watched else ("show", file)
         )
-        yield Case(f"{file}, Markdown", (("report", file, "-o", "-"),))
+        yield GoldenCase(f"{file}, Markdown", (("report", file, "-o", "-"),))
     for path in sorted((ROOT / "tests" / "machines").glob("*.json")):
         machine = f"machines/{path.name}"
         yield from _renderings(machine, ("doctor", "--machine", machine))
@@ -188,18 +188,18 @@ def cases(quick: bool) -> Iterator[Case]:
         bare = ("--", "python", *re.sub(r"\{\w+:(\w+)\}", r"\1", text).split())
         trace = ("simulate", "--gpu", GPU, "--output", "run.trainfit", "--json", *bare)
         again = [("memory", "run.trainfit", more) for more in ("--explain", "--json")]
-        yield Case(f"simulated: {name}", (trace, *again), "run.trainfit", live=True)
+        yield GoldenCase(f"simulated: {name}", (trace, *again), "run.trainfit", live=True)
         if name in PLANNED:
             save = ("--no-loader", "--thorough", "--json", "--output", "plan.json")
             parts = (("plan", "--gpu", GPU, *save, *command), ("show", "plan.json", "--explain"))
-            yield Case(f"planned: {name}", parts, live=True)
+            yield GoldenCase(f"planned: {name}", parts, live=True)
 
 
-def _renderings(name: str, words: tuple[str, ...]) -> Iterator[Case]:
+def _renderings(name: str, words: tuple[str, ...]) -> Iterator[GoldenCase]:
     for columns in (80, 120):
-        yield Case(f"{name}, {columns} columns", (words,), columns=columns)
-    yield Case(f"{name}, --explain", ((*words, "--explain"),))
-    yield Case(f"{name}, --json", ((*words, "--json"),))
+        yield GoldenCase(f"{name}, {columns} columns", (words,), columns=columns)
+    yield GoldenCase(f"{name}, --explain", ((*words, "--explain"),))
+    yield GoldenCase(f"{name}, --json", ((*words, "--json"),))
 
 
 def document(text: str) -> list[str]:
@@ -270,7 +270,7 @@ def changed(stored: list[str], now: list[str]) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     """Compare, or write (with ``--only`` or ``--quick``: those cases again); the exit code."""
     folder = Path(tempfile.mkdtemp(prefix="golden-"))
-    bench = Bench(folder, options.python)
+    bench = GoldenFolder(folder, options.python)
     try:
         import trainfit.report.page
         import trainfit.results.kinds  # noqa: F401  (once, before the forks)
@@ -305,8 +305,8 @@ def run(options: argparse.Namespace) -> int:
         0 if options.quick or options.only else len(set(stored["cases"]) - {c.name for c in chosen})
     )
     figures = [
-        Figure(f"of {len(chosen)} cases: changed", len(differ), 0, True),
-        Figure("stored cases that are no longer run", lost, 0, True),
+        BenchFigure(f"of {len(chosen)} cases: changed", len(differ), 0, True),
+        BenchFigure("stored cases that are no longer run", lost, 0, True),
     ]
     return finish(figures, options.json, {"changed": differ})
 

@@ -26,7 +26,7 @@ from typing import Final
 
 import _kernel_rows as rows
 import numpy as np
-from _bench import Figure, finish, leave, parser, say, table
+from _bench import BenchFigure, finish, leave, parser, say, table
 
 from trainfit.speed import products
 
@@ -46,7 +46,7 @@ GOALS: Final[Mapping[str, tuple[float, float | None]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class ClassErrors:
     """Errors of one class on one GPU, in percent."""
 
     gpu: str
@@ -57,7 +57,7 @@ class Line:
     bias: float
 
     @classmethod
-    def of(cls, compared: rows.Compared) -> Line:
+    def of(cls, compared: rows.ComparedRows) -> ClassErrors:
         errors = compared.errors
         size = np.abs(errors)
         return cls(
@@ -74,9 +74,9 @@ class Line:
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     if options.left_out:
-        apart = [Line.of(each) for each in left_out(options.data)]
+        apart = [ClassErrors.of(each) for each in left_out(options.data)]
         return finish([], options.json, {}, [shown(apart, {})])
-    lines = [Line.of(each) for each in compared(options.data, QUICK if options.quick else 1)]
+    lines = [ClassErrors.of(each) for each in compared(options.data, QUICK if options.quick else 1)]
     accepted = read_accepted()
     worse = list(worsened(lines, accepted, QUICK_LEEWAY if options.quick else LEEWAY))
     for text in worse:
@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     return finish(figures(lines, worse), options.json, details, [shown(lines, accepted)])
 
 
-def compared(folder: Path, every: int) -> Iterable[rows.Compared]:
+def compared(folder: Path, every: int) -> Iterable[rows.ComparedRows]:
     """All classes that have rows."""
     for source in (rows.products, rows.attention, rows.modules):
         yield from (each for each in source(folder, every) if len(each.measured_s))
@@ -104,7 +104,7 @@ NEIGHBOURS: Final = {
 }
 
 
-def left_out(folder: Path) -> Iterable[rows.Compared]:
+def left_out(folder: Path) -> Iterable[rows.ComparedRows]:
     """Each GPU's matmuls and attention by the design of another architecture."""
     designs = dict(products.DESIGNS)
     for gpu, (own, other) in NEIGHBOURS.items():
@@ -114,7 +114,9 @@ def left_out(folder: Path) -> Iterable[rows.Compared]:
         products.DESIGNS[own] = designs[own]
 
 
-def worsened(lines: Iterable[Line], accepted: Mapping[str, Line], leeway: float) -> Iterable[str]:
+def worsened(
+    lines: Iterable[ClassErrors], accepted: Mapping[str, ClassErrors], leeway: float
+) -> Iterable[str]:
     """What is worse than it was by more than ``leeway`` points."""
     for line in lines:
         before = accepted.get(line.key)
@@ -126,18 +128,18 @@ def worsened(lines: Iterable[Line], accepted: Mapping[str, Line], leeway: float)
                 yield f"{line.key}: {name} {now}%, accepted {then}%"
 
 
-def figures(lines: Iterable[Line], worse: list[str]) -> list[Figure]:
+def figures(lines: Iterable[ClassErrors], worse: list[str]) -> list[BenchFigure]:
     found = []
     for line in lines:
         median, p90 = GOALS.get(line.kind, (None, None))
         for name, goal in (("median", median), ("p90", p90)):
             if goal is not None:
                 title = f"{line.key}, {name}".lower().replace(", ", "_").replace(" ", "_")
-                found.append(Figure(title, getattr(line, name), goal, True, "%"))
-    return [*found, Figure("classes_worse_than_accepted", len(worse), 0, True)]
+                found.append(BenchFigure(title, getattr(line, name), goal, True, "%"))
+    return [*found, BenchFigure("classes_worse_than_accepted", len(worse), 0, True)]
 
 
-def shown(lines: Iterable[Line], accepted: Mapping[str, Line]) -> str:
+def shown(lines: Iterable[ClassErrors], accepted: Mapping[str, ClassErrors]) -> str:
     """The table: each class with what was accepted."""
     rows = []
     for line in lines:
@@ -148,15 +150,15 @@ def shown(lines: Iterable[Line], accepted: Mapping[str, Line]) -> str:
     return table(("GPU", "class", "rows", "median", "p90", "bias", "accepted"), rows)
 
 
-def read_accepted() -> dict[str, Line]:
+def read_accepted() -> dict[str, ClassErrors]:
     """The table of the last accepted run; empty before there was one."""
     if not ACCEPTED.is_file():
         return {}
-    lines = [Line(**each) for each in json.loads(ACCEPTED.read_text())]
+    lines = [ClassErrors(**each) for each in json.loads(ACCEPTED.read_text())]
     return {line.key: line for line in lines}
 
 
-def write_accepted(lines: Iterable[Line]) -> None:
+def write_accepted(lines: Iterable[ClassErrors]) -> None:
     texts = [json.dumps(dataclasses.asdict(line)) for line in lines]
     ACCEPTED.write_text("[\n" + ",\n".join(texts) + "\n]\n")
 

@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import ROOT, Figure, finish, leave, needs, parser, say, table, trainfit
+from _bench import ROOT, BenchFigure, finish, leave, needs, parser, say, table, trainfit
 from _loader_workloads import BY_NAME, DATA
 
 from trainfit.plan.command.parsing import split_line
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(figures(rows), options.json, {"scripts": rows}, [table(heads, shown)])
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Mapping[str, Any]]) -> list[BenchFigure]:
     """A script whose plan or loader failed has no regret, and reaches no goal."""
     nan = float("nan")
     regrets = [nan if row["regret"] is None else row["regret"] for row in rows]
@@ -112,10 +112,12 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     same = sum(row["same_line"] for row in rows)
     failed = any(each != each for each in regrets)
     return [
-        Figure("launch_median_regret", nan if failed else statistics.median(regrets), 5, True, "%"),
-        Figure("launch_worst_regret", nan if failed else max(regrets), 15, True, "%"),
-        Figure("launch_slower_than_own", nan if failed else max(slower), 5, True, "%"),
-        Figure("launch_same_line_twice", same, len(rows), False),
+        BenchFigure(
+            "launch_median_regret", nan if failed else statistics.median(regrets), 5, True, "%"
+        ),
+        BenchFigure("launch_worst_regret", nan if failed else max(regrets), 15, True, "%"),
+        BenchFigure("launch_slower_than_own", nan if failed else max(slower), 5, True, "%"),
+        BenchFigure("launch_same_line_twice", same, len(rows), False),
     ]
 
 

@@ -40,8 +40,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _bench import GIB, Figure, finish, leave, needs, parser, say, table
-from _llm_job import Job
+from _bench import GIB, BenchFigure, finish, leave, needs, parser, say, table
+from _llm_job import FineTuningJob
 
 LIMIT_S = 900
 LONGEST = 768
@@ -58,10 +58,10 @@ Answers = dict[str, dict[str, int] | str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PublishedPeak:
     """A published job with its peak in bytes."""
 
-    job: Job
+    job: FineTuningJob
     measured: int
 
     @property
@@ -108,12 +108,18 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def fms(folder: Path) -> list[Row]:
+def fms(folder: Path) -> list[PublishedPeak]:
     """The table's rows; 4-bit weights are left out."""
     return [
-        Row(
-            Job(row["model"], "A100 80GB SXM", int(row["gpus"]), int(row["batch_size"]), 4096,
-                int(float(row["r"] or 0))),
+        PublishedPeak(
+            FineTuningJob(
+                row["model"],
+                "A100 80GB SXM",
+                int(row["gpus"]),
+                int(row["batch_size"]),
+                4096,
+                int(float(row["r"] or 0)),
+            ),
             int(row["peak_allocated_bytes"]),
         )
         for row in read(folder / "fms_a100_80gb.csv")
@@ -121,11 +127,11 @@ def fms(folder: Path) -> list[Row]:
     ]  # fmt: skip
 
 
-def peft(folder: Path) -> list[Row]:
+def peft(folder: Path) -> list[PublishedPeak]:
     """Rows of language models."""
     return [
-        Row(
-            Job(row["model"], "L40S", 1, int(row["batch_size"]), LONGEST,
+        PublishedPeak(
+            FineTuningJob(row["model"], "L40S", 1, int(row["batch_size"]), LONGEST,
                 32 if row["experiment"].startswith("lora") else 0, "peft"),
             int(row["reserved_max_bytes"]),
         )
@@ -134,14 +140,14 @@ def peft(folder: Path) -> list[Row]:
     ]  # fmt: skip
 
 
-def smallest(rows: Sequence[Row]) -> list[Row]:
+def smallest(rows: Sequence[PublishedPeak]) -> list[PublishedPeak]:
     """Of the small model the smallest batch of each kind."""
     small = [row for row in rows if "3b" in row.job.model.lower()]
     least = min(row.job.batch // (3 - row.job.gpus) for row in small)
     return [row for row in small if row.job.batch // (3 - row.job.gpus) == least]
 
 
-def simulated(row: Row, packages: Path | None) -> dict[str, int] | str:
+def simulated(row: PublishedPeak, packages: Path | None) -> dict[str, int] | str:
     """What the job's process said, or why it said nothing."""
     say(f"{row.name} ...")
     then = "" if packages is None else str(packages / VERSIONS[row.job.model])
@@ -159,11 +165,11 @@ def simulated(row: Row, packages: Path | None) -> dict[str, int] | str:
 
 def compared(
     name: str,
-    rows: Sequence[Row],
+    rows: Sequence[PublishedPeak],
     answers: Answers,
     what: str,
     goals: tuple[float, float],
-) -> list[Figure]:
+) -> list[BenchFigure]:
     """Median, worst, and jobs that were not simulated."""
     errors, failed = [], 0
     for row in rows:
@@ -174,13 +180,13 @@ def compared(
             errors.append(abs(percent(peaks[what], row)))
     errors = errors or [float("nan")]
     return [
-        Figure(f"{name}_median_error", statistics.median(errors), goals[0], True, "%"),
-        Figure(f"{name}_worst_error", max(errors), goals[1], True, "%"),
-        Figure(f"{name}_not_simulated", failed, 0, True),
+        BenchFigure(f"{name}_median_error", statistics.median(errors), goals[0], True, "%"),
+        BenchFigure(f"{name}_worst_error", max(errors), goals[1], True, "%"),
+        BenchFigure(f"{name}_not_simulated", failed, 0, True),
     ]
 
 
-def shown(rows: Sequence[Row], answers: Answers, what: str) -> str:
+def shown(rows: Sequence[PublishedPeak], answers: Answers, what: str) -> str:
     """A row for each job."""
     heads = ("job", "measured, GiB", "predicted", "error", "Accelerate's rule", "DeepSpeed's")
     lines: list[tuple[object, ...]] = []
@@ -195,7 +201,7 @@ def shown(rows: Sequence[Row], answers: Answers, what: str) -> str:
     return table(heads, lines)
 
 
-def percent(predicted: int, row: Row) -> float:
+def percent(predicted: int, row: PublishedPeak) -> float:
     """By how much a prediction is more than what was measured."""
     return 100 * (predicted / row.measured - 1)
 

@@ -47,14 +47,14 @@ from typing import Any
 import _loader_figures as found
 import torch
 from _bench import finish, leave, parser, say, table
-from _loader_figures import Choice, Study
+from _loader_figures import Study, ToolChoice
 from _loader_sweep import (
     PREFETCH,
     QUICK_PREFETCH,
     QUICK_WORKERS,
     WORKERS,
-    Bench,
-    Plan,
+    LoaderStudy,
+    SweepPlan,
     grid,
     studied,
 )
@@ -87,7 +87,7 @@ class Trainfit:
 
     def choose(
         self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
-    ) -> tuple[Choice, Any]:
+    ) -> tuple[ToolChoice, Any]:
         from trainfit.loader.tuning import tune
 
         source = "as fast as it can" if not consumer.step_s else "given"
@@ -104,7 +104,7 @@ class Trainfit:
         )
         seconds = time.monotonic() - began
         note = f"{result.verdict}: limited by {result.limit}"
-        return Choice(found.OURS, result.recommended, seconds, note), dataclasses.asdict(result)
+        return ToolChoice(found.OURS, result.recommended, seconds, note), dataclasses.asdict(result)
 
 
 class _Probed:
@@ -146,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return report(studied(benches, keep), wanted, options.json, left_out)
 
 
-def bench_of(name: str, options: argparse.Namespace) -> Bench:
+def bench_of(name: str, options: argparse.Namespace) -> LoaderStudy:
     """The study of one workload, as the options say."""
-    plan = Plan(
+    plan = SweepPlan(
         grid(options.workers, options.prefetch),
         options.seconds,
         options.rounds,
@@ -157,7 +157,7 @@ def bench_of(name: str, options: argparse.Namespace) -> Bench:
     )
     probe_s = QUICK_PROBE_S if options.quick else PROBE_S
     tool = Trainfit(loader_machine(survey(System())), probe_s, options.seconds)
-    return Bench(BY_NAME[name], options.files, plan, tool, say)
+    return LoaderStudy(BY_NAME[name], options.files, plan, tool, say)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from _bench import Figure, finish, parser, table
+from _bench import BenchFigure, finish, parser, table
 from torch.utils.data import DataLoader, Dataset
 
 from helpers_costs import lognormal_costs
@@ -32,7 +32,7 @@ VARIATIONS = (0.0, 0.4, 1.0)
 
 
 @dataclass(frozen=True)
-class Case:
+class QueueCase:
     """One configuration: its settings, how uneven its batches are, and its step."""
 
     settings: LoaderSettings
@@ -86,15 +86,17 @@ def main() -> int:
         rows.append({"case": case.name, "measured": measured, "predicted": predicted})
     errors = [100 * abs(row["predicted"] / row["measured"] - 1) for row in rows]
     figures = [
-        Figure("sleeping_loader_median_error", statistics.median(errors), 2.0, True, "%"),
-        Figure("sleeping_loader_p90_error", statistics.quantiles(errors, n=10)[-1], 8.0, True, "%"),
+        BenchFigure("sleeping_loader_median_error", statistics.median(errors), 2.0, True, "%"),
+        BenchFigure(
+            "sleeping_loader_p90_error", statistics.quantiles(errors, n=10)[-1], 8.0, True, "%"
+        ),
     ]
     details = {"overheads": dataclasses.asdict(extra), "rows": rows}
     shown = table(("batches/s", "measured", "predicted"), (row.values() for row in rows))
     return finish(figures, options.json, details, [shown])
 
 
-def cases(quick: bool) -> Iterator[Case]:
+def cases(quick: bool) -> Iterator[QueueCase]:
     """Every combination; the step is as fast as the workers on average, or takes no time."""
     workers = (1, 4) if quick else (1, 2, 4, 8)
     prefetch = (1, 2) if quick else (1, 2, 6)
@@ -102,10 +104,10 @@ def cases(quick: bool) -> Iterator[Case]:
         workers, prefetch, (True, False), VARIATIONS, (True, False)
     ):
         step_s = MEAN_S / count if balanced else 0.0
-        yield Case(LoaderSettings(count, factor, in_order=in_order), variation, step_s)
+        yield QueueCase(LoaderSettings(count, factor, in_order=in_order), variation, step_s)
 
 
-def predict(case: Case, waits: Sequence[float], extra: Overheads) -> float:
+def predict(case: QueueCase, waits: Sequence[float], extra: Overheads) -> float:
     """Batches a second by the model."""
     load = Load(
         tuple(BatchCost(seconds + extra.worker_s, 0.0) for seconds in waits),
@@ -115,7 +117,7 @@ def predict(case: Case, waits: Sequence[float], extra: Overheads) -> float:
     return simulate(load, case.settings, len(waits)).batches_per_s
 
 
-def measure(case: Case, waits: Sequence[float]) -> float:
+def measure(case: QueueCase, waits: Sequence[float]) -> float:
     """Batches a second of a real DataLoader, counted as the model counts them."""
     settings = case.settings
     loader = DataLoader(
@@ -138,11 +140,11 @@ def overheads() -> Overheads:
     """Measured with one worker, in three runs that each wait for another part."""
     count, sleep_s = 150, 0.01
     # The worker is the slowest part: what it takes beyond its sleep.
-    worker_s = 1 / measure(Case(LoaderSettings(1, 8), 0.0, 0.0), [sleep_s] * count) - sleep_s
+    worker_s = 1 / measure(QueueCase(LoaderSettings(1, 8), 0.0, 0.0), [sleep_s] * count) - sleep_s
     # Batches are always there: what taking one takes, and a step beyond its sleep.
     receive_s, step_s = ready([0.001] * count, sleep_s)
     # One batch at a time: everything in turn.
-    turn_s = 1 / measure(Case(LoaderSettings(1, 1), 0.0, 0.0), [sleep_s] * count)
+    turn_s = 1 / measure(QueueCase(LoaderSettings(1, 1), 0.0, 0.0), [sleep_s] * count)
     latency_s = max(0.0, turn_s - sleep_s - worker_s - receive_s)
     return Overheads(worker_s, receive_s, step_s - sleep_s, latency_s)
 

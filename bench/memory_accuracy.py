@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from _bench import Figure, finish, leave, parser, say, table
+from _bench import BenchFigure, finish, leave, parser, say, table
 
 GPU = "A100-SXM4-40GB"
 CONTEXT_MIB = 1700
@@ -44,7 +44,7 @@ VGG16_MIB = {32: 8222, 64: 13642, 128: 24408}
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """One measurement and what was predicted for it, in MiB of device memory."""
 
     model: str
@@ -68,7 +68,7 @@ def main() -> int:
     options = parse()
     truth = read_truth(options.data)
     names = chosen(truth, QUICK_MODELS if options.quick else options.limit)
-    rows: list[Row] = []
+    rows: list[MemoryRow] = []
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         vgg16 = pool.apply_async(predict_vgg16)
         jobs = [pool.apply_async(predict_timm, (name, truth[name])) for name in names]
@@ -85,20 +85,20 @@ def main() -> int:
     return finish(figures(rows, vgg16_rows, len(names)), options.json, details, tables)
 
 
-def figures(rows: list[Row], vgg16_rows: list[Row], models: int) -> list[Figure]:
+def figures(rows: list[MemoryRow], vgg16_rows: list[MemoryRow], models: int) -> list[BenchFigure]:
     errors = [row.error_percent for row in rows]
     sizes = sorted(map(abs, errors))
     inside = [row.low <= row.measured <= row.high for row in rows]
     above = [row.measured > row.high for row in rows]
     worst = max(abs(row.error_percent) for row in vgg16_rows)
     return [
-        Figure("device_median_error", statistics.median(sizes), 2.0, True, "%"),
-        Figure("device_p90_error", sizes[int(0.9 * len(sizes))], 6.0, True, "%"),
-        Figure("under_by_2_percent", share(error < -2 for error in errors), 1.0, True, "%"),
-        Figure("inside_interval", share(inside), 90.0, False, "%"),
-        Figure("above_interval", share(above), 5.0, True, "%"),
-        Figure("timm_models_simulated", len({row.model for row in rows}), models, False),
-        Figure("vgg16_worst_error", worst, 4.0, True, "%"),
+        BenchFigure("device_median_error", statistics.median(sizes), 2.0, True, "%"),
+        BenchFigure("device_p90_error", sizes[int(0.9 * len(sizes))], 6.0, True, "%"),
+        BenchFigure("under_by_2_percent", share(error < -2 for error in errors), 1.0, True, "%"),
+        BenchFigure("inside_interval", share(inside), 90.0, False, "%"),
+        BenchFigure("above_interval", share(above), 5.0, True, "%"),
+        BenchFigure("timm_models_simulated", len({row.model for row in rows}), models, False),
+        BenchFigure("vgg16_worst_error", worst, 4.0, True, "%"),
     ]
 
 
@@ -155,28 +155,28 @@ def import_timm() -> None:
     define_torchvision_operators()
 
 
-class Job(typing.NamedTuple):
+class SimulatedTraining(typing.NamedTuple):
     """A model on the simulated GPU, its optimizer, the shape of an image, and its loop."""
 
     model: Any
     optimizer: Any
     shape: tuple[int, ...]
-    train: Callable[[Job, int], None]
+    train: Callable[[SimulatedTraining, int], None]
 
 
-def predict_timm(name: str, truth: dict[int, int]) -> list[Row] | str:
+def predict_timm(name: str, truth: dict[int, int]) -> list[MemoryRow] | str:
     """Rows, or why there are none. A model that cannot be made on the GPU is moved there."""
     import_timm()
     import timm
     import torch
     from timm.optim import create_optimizer_v2
 
-    def build(where: str) -> Job:
+    def build(where: str) -> SimulatedTraining:
         with torch.device(where):
             model = timm.create_model(name)
         model.cuda()
         optimizer = create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=2e-5)
-        return Job(model, optimizer, model.default_cfg["input_size"], train_as_timm)
+        return SimulatedTraining(model, optimizer, model.default_cfg["input_size"], train_as_timm)
 
     problem = ""
     for where in ("cuda", "cpu"):
@@ -187,20 +187,24 @@ def predict_timm(name: str, truth: dict[int, int]) -> list[Row] | str:
     return problem
 
 
-def predict_vgg16() -> list[Row]:
+def predict_vgg16() -> list[MemoryRow]:
     import_timm()
     import torch
     import torchvision
 
-    def build() -> Job:
+    def build() -> SimulatedTraining:
         with torch.device("cuda"):
             model = torchvision.models.vgg16()
-        return Job(model, torch.optim.Adam(model.parameters()), (3, 224, 224), train_plainly)
+        return SimulatedTraining(
+            model, torch.optim.Adam(model.parameters()), (3, 224, 224), train_plainly
+        )
 
     return predict("vgg16 (Adam)", build, VGG16_MIB)
 
 
-def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[Row]:
+def predict(
+    name: str, build: Callable[[], SimulatedTraining], truth: dict[int, int]
+) -> list[MemoryRow]:
     """Two simulations, then every batch size of ``truth`` by replay."""
     from trainfit.memory.affine import AffineStream
     from trainfit.memory.capacity import bounds_of
@@ -217,7 +221,7 @@ def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[
         outcome = replay(stream, capacity_bytes=capacity, context_bytes=CONTEXT_MIB * mib)
         _, bounds = bounds_of(outcome)
         rows.append(
-            Row(
+            MemoryRow(
                 name,
                 batch,
                 measured,
@@ -230,7 +234,7 @@ def predict(name: str, build: Callable[[], Job], truth: dict[int, int]) -> list[
     return rows
 
 
-def record(simulation: Any, build: Callable[[], Job], batch: int) -> Any:
+def record(simulation: Any, build: Callable[[], SimulatedTraining], batch: int) -> Any:
     """Three training steps; parameters are made on the device, where filling them is free."""
     import torch
 
@@ -241,7 +245,7 @@ def record(simulation: Any, build: Callable[[], Job], batch: int) -> Any:
     return simulation.recording
 
 
-def train_as_timm(job: Job, batch: int) -> None:
+def train_as_timm(job: SimulatedTraining, batch: int) -> None:
     """The loop of timm's train.py with its defaults."""
     import torch
     from timm.data.loader import PrefetchLoader
@@ -271,7 +275,7 @@ def forward(model: Any, images: Any, labels: Any, criterion: Any) -> Any:
     return criterion(output, labels)
 
 
-def train_plainly(job: Job, batch: int) -> None:
+def train_plainly(job: SimulatedTraining, batch: int) -> None:
     import torch
     from torch.nn import functional
 
@@ -284,7 +288,7 @@ def train_plainly(job: Job, batch: int) -> None:
         job.optimizer.step()
 
 
-def cells(row: Row) -> tuple[object, ...]:
+def cells(row: MemoryRow) -> tuple[object, ...]:
     sizes = (f"{each:.0f}" for each in (row.low, row.predicted, row.high))
     return (row.model, row.batch, row.measured, *sizes, f"{row.error_percent:+.1f}%")
 

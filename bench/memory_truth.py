@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 
-from _bench import Figure, finish, leave, table
+from _bench import BenchFigure, finish, leave, table
 from _device_trace import replay_trace
 from _truth import in_processes, prefix, read_truths, say_none, say_rehearsal, truth_options
 from _truth_files import LimitTruth, TimedSteps, Truth, TruthCase
@@ -39,7 +39,7 @@ and run this again; it needs no GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class ComparedMemory:
     """One case: bytes measured and simulated, how the replay went, or why it could not be."""
 
     name: str
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
     if not truths:
         return say_none(NONE_YET, options)
     found = in_processes(compare_any, truths, options.jobs)
-    rows = [each for each in found if isinstance(each, Compared)]
+    rows = [each for each in found if isinstance(each, ComparedMemory)]
     limits = [each for each in found if isinstance(each, ComparedLimit)]
     say_rehearsal(options)
     details = {
@@ -107,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
 OfMemory = Truth | LimitTruth
 
 
-def compare_any(truth: OfMemory) -> Compared | ComparedLimit:
+def compare_any(truth: OfMemory) -> ComparedMemory | ComparedLimit:
     simulated.as_in(truth.machine.torch)
     return compare(truth) if isinstance(truth, Truth) else compare_limit(truth)
 
@@ -127,7 +127,7 @@ def thin(found: list[OfMemory]) -> list[OfMemory]:
 # -- one file --------------------------------------------------------------------------------------
 
 
-def compare(truth: Truth) -> Compared:
+def compare(truth: Truth) -> ComparedMemory:
     """Replay the recorded history, and run the same job on the simulated GPU."""
     replayed = replay_trace(truth.trace, truth.machine.memory_bytes, truth.reports)
     measured = (truth.memory.max_allocated_bytes, truth.memory.max_reserved_bytes)
@@ -136,7 +136,7 @@ def compare(truth: Truth) -> Compared:
         peaks = (replayed.peak_allocated_bytes, replayed.peak_reserved_bytes)
         if peaks != measured:
             difference = f"peaks {measured} bytes on the GPU, {peaks} in the model"
-    row = Compared(
+    row = ComparedMemory(
         name=truth.case.name,
         gpu=truth.machine.gpu,
         replay=difference,
@@ -195,16 +195,18 @@ def case_of(case: TruthCase) -> cases.Case:
 # -- all of them -----------------------------------------------------------------------------------
 
 
-def figures(rows: list[Compared], limits: list[ComparedLimit], prefix: str) -> list[Figure]:
+def figures(
+    rows: list[ComparedMemory], limits: list[ComparedLimit], prefix: str
+) -> list[BenchFigure]:
     """Cases that could not be simulated have a figure of their own, and no error."""
     done = [row for row in rows if row.simulated is not None]
-    found: list[Figure] = []
+    found: list[BenchFigure] = []
 
     def all_of(name: str, values: Iterable[bool]) -> None:
         kept = list(values)
         if kept:
             reached = 100 * sum(kept) / len(kept)
-            found.append(Figure(f"{prefix}_{name}", reached, 100, False, "%"))
+            found.append(BenchFigure(f"{prefix}_{name}", reached, 100, False, "%"))
 
     all_of("replay_exact", (row.replay is None for row in rows))
     all_of("cases_simulated", (row.problem is None for row in rows))
@@ -214,12 +216,12 @@ def figures(rows: list[Compared], limits: list[ComparedLimit], prefix: str) -> l
         errors = [abs(row.error_percent(which)) for row in done if row.same_end]
         if errors:
             median = statistics.median(errors)
-            found.append(Figure(f"{prefix}_{name}_median_error", median, goal, True, "%"))
+            found.append(BenchFigure(f"{prefix}_{name}_median_error", median, goal, True, "%"))
     all_of("limits_right", (each.right for each in limits if each.right is not None))
     return found
 
 
-def shown(rows: list[Compared]) -> str:
+def shown(rows: list[ComparedMemory]) -> str:
     """A row for each case; MiB."""
     lines: list[tuple[object, ...]] = []
     for row in rows:

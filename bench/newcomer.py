@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import _bad_commands
-from _bench import Figure, busy, finish, parser, say
-from _walk import Outcome, Walk, pages
-from _walk_place import ADDRESS, INSTALLS, Place
+from _bench import BenchFigure, busy, finish, parser, say
+from _walk import PartOutcome, Walk, pages
+from _walk_place import ADDRESS, INSTALLS, CloneFolder
 
 ACT: Final = (
     "python examples/act/train.py --dataset=data/act-example '--batch_size={batch_size:8}' "
@@ -56,10 +56,10 @@ class Newcomer:
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CloneFolder:
         return self.walk.place
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[BenchFigure]:
         """All that is measured, in the order in which a user meets it."""
         found = [*self._documented()] if "documented" in self.parts else []
         if not found and self.place.lent is None:
@@ -76,8 +76,8 @@ class Newcomer:
                 found += self._times("two busy loops", 2)
         return [*found, self._bad_commands()] if "bad" in self.parts else found
 
-    def _documented(self) -> Iterator[Figure]:
-        outcomes: list[Outcome] = []
+    def _documented(self) -> Iterator[BenchFigure]:
+        outcomes: list[PartOutcome] = []
         # It would put its pinned PyTorch in the place of this one.
         self.walk.wanted = lambda text: text != "make plan"
         for page in pages()[: 1 if self.quick else None]:
@@ -93,10 +93,12 @@ class Newcomer:
             f"{o.page}:{o.line} {o.note}" for o in outcomes if o.verdict == "not run"
         ]
         share = 100 * (len(typed) - len(failed)) / max(len(typed), 1)
-        yield Figure(self._name(f"{len(typed)} documented commands work"), share, 100, False, "%")
-        yield Figure(self._name("sample screens that differ"), len(differ), 0, True)
+        yield BenchFigure(
+            self._name(f"{len(typed)} documented commands work"), share, 100, False, "%"
+        )
+        yield BenchFigure(self._name("sample screens that differ"), len(differ), 0, True)
 
-    def _times(self, when: str, loops: int) -> Iterator[Figure]:
+    def _times(self, when: str, loops: int) -> Iterator[BenchFigure]:
         with busy(loops):
             started = "trainfit simulate --gpu 'RTX 4090' --steps 2 --output two.trainfit -- "
             second_step = self.place.run(started + ACT, 600)
@@ -109,10 +111,12 @@ class Newcomer:
         answer = first_answer(plan.err.splitlines())
         after = answer - second_step.seconds if answer is not None else float("nan")
         whole = plan.seconds if plan.code == 0 else float("nan")
-        yield Figure(self._name(f"ACT, {when}: first answer"), after, FIRST_ANSWER_S, True, " s")
-        yield Figure(self._name(f"ACT, {when}: plan"), whole, PLAN_S, True, " s")
+        yield BenchFigure(
+            self._name(f"ACT, {when}: first answer"), after, FIRST_ANSWER_S, True, " s"
+        )
+        yield BenchFigure(self._name(f"ACT, {when}: plan"), whole, PLAN_S, True, " s")
 
-    def _bad_commands(self) -> Figure:
+    def _bad_commands(self) -> BenchFigure:
         _bad_commands.prepare(self.place.clone)
         wrong = []
         for text in _bad_commands.COMMANDS:
@@ -124,7 +128,7 @@ class Newcomer:
         self.details["bad command lines"] = wrong
         total = len(_bad_commands.COMMANDS)
         name = self._name(f"of {total} bad command lines: short, exit code 2 or 70")
-        return Figure(name, total - len(wrong), total, False)
+        return BenchFigure(name, total - len(wrong), total, False)
 
     def _must(self, text: str) -> None:
         done = self.place.run(text)
@@ -135,20 +139,20 @@ class Newcomer:
         return f"torch {self.torch}: {text}"
 
 
-def make_plan(python: str) -> Figure:
+def make_plan(python: str) -> BenchFigure:
     """Does ``make plan`` in a bare clone end with commands that work?"""
     folder = Path(tempfile.mkdtemp(prefix="newcomer-"))
     try:
-        place = Place(folder / "user", python=python)
+        place = CloneFolder(folder / "user", python=python)
         said = ""
         for text in (f"git clone {ADDRESS}", "cd trainfit", "make plan", ". .venv/bin/activate"):
             done = place.run(text, 1800)
             if done.code:
                 say(f"{text}: exit code {done.code}: {done.last_words}")
-                return Figure("make plan, and what it says to type next", 0, 1, False)
+                return BenchFigure("make plan, and what it says to type next", 0, 1, False)
             said = done.out if text == "make plan" else said
         works = ". .venv/bin/activate" in said and place.run("trainfit --version").code == 0
-        return Figure("make plan, and what it says to type next", works, 1, False)
+        return BenchFigure("make plan, and what it says to type next", works, 1, False)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -169,7 +173,7 @@ def progress(line: str) -> bool:
 def newcomer(torch: str, folder: Path, options: argparse.Namespace) -> Newcomer:
     """A user in ``folder`` whose pip brings this PyTorch."""
     lent = options.lend
-    place = Place(folder, lent, python=options.python)
+    place = CloneFolder(folder, lent, python=options.python)
     if torch != "newest" and lent is None:
         limits = folder / "constraints.txt"
         limits.write_text(f"torch=={torch}.*\n")
@@ -190,7 +194,7 @@ def main() -> int:
     part = "only this: the documented commands, ACT's times, the bad lines; repeat for several"
     made.add_argument("--part", action="append", choices=PARTS, help=part)
     options = made.parse_args()
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     details: dict[str, Any] = {}
     if not options.quick and options.part is None and options.lend is None:
         figures.append(make_plan(options.python))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _bench import Figure, finish, parser
+from _bench import BenchFigure, finish, parser
 from torch import nn
 
 from trainfit.batch import NoiseScale
@@ -41,16 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = made.parse_args(argv)
     torch.set_num_threads(1)
     parts = options.only or PARTS
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     details: dict[str, Any] = {}
     if "quadratic" in parts:
         error, coverage = quadratic(100 if options.quick else 1000, details)
         figures += [
-            Figure("noise_error", 100 * error, 5, True, "%"),
-            Figure("noise_coverage", 100 * coverage, 89, False, "%"),
+            BenchFigure("noise_error", 100 * error, 5, True, "%"),
+            BenchFigure("noise_coverage", 100 * coverage, 89, False, "%"),
         ]
     if "cost" in parts:
-        figures.append(Figure("noise_cost", 100 * cost(40 if options.quick else 200), 2, True, "%"))
+        figures.append(
+            BenchFigure("noise_cost", 100 * cost(40 if options.quick else 200), 2, True, "%")
+        )
     return finish(figures, options.json, details)
 
 

@@ -30,7 +30,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
-from _bench import Figure, finish, parser, table
+from _bench import BenchFigure, finish, parser, table
 
 from helpers_pace import ACT, FREQUENCY, PAIRS, SINGLE, SOUND, measured
 from trainfit.pace.attribution import causes
@@ -63,14 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     healthy = [shares[name][0] for name, *_ in SOUND]
     more = 1e3 * (seed["slow_s"] - seed["fast_s"])
     figures = [
-        Figure("pace_attribution", 100 * min(single), 95, False, "%"),
-        Figure("pace_healthy", 100 * min(healthy), 98, False, "%"),
-        Figure("pace_seed_excess_least", more, 7, False, " ms"),
-        Figure("pace_seed_excess_most", more, 8, True, " ms"),
-        Figure("pace_seed_cured", 1e3 * (seed["cured_s"] - seed["offline_s"]), 0.5, True, " ms"),
-        Figure("pace_late_ratio", pace["hybrid_s"] / pace["sleep_s"], 0.1, True),
-        Figure("pace_overhead", 1e6 * cost, 50, True, " us"),
-        Figure(
+        BenchFigure("pace_attribution", 100 * min(single), 95, False, "%"),
+        BenchFigure("pace_healthy", 100 * min(healthy), 98, False, "%"),
+        BenchFigure("pace_seed_excess_least", more, 7, False, " ms"),
+        BenchFigure("pace_seed_excess_most", more, 8, True, " ms"),
+        BenchFigure(
+            "pace_seed_cured", 1e3 * (seed["cured_s"] - seed["offline_s"]), 0.5, True, " ms"
+        ),
+        BenchFigure("pace_late_ratio", pace["hybrid_s"] / pace["sleep_s"], 0.1, True),
+        BenchFigure("pace_overhead", 1e6 * cost, 50, True, " us"),
+        BenchFigure(
             "pace_rehearsal", 100 * (warmed["sleep"] - warmed["rehearse"]) / excess, 60, False, "%"
         ),
     ]

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _bench import GIB, Figure, finish, parser, table
+from _bench import GIB, BenchFigure, finish, parser, table
 from act import DATASET, make_dataset, run_plan
 
 #: What --quick tries: one of each sort.
@@ -36,9 +36,9 @@ def main() -> int:
     tried = [item for item in remedies["items"] if item["status"] != "not applicable"]
     failed = [item for item in tried if item["status"] == "failed"]
     figures = [
-        Figure("act_remedies_seconds", plan["seconds"], 90.0, True, " s"),
-        Figure("act_remedies_tried", len(tried), 4 if options.quick else 10, False),
-        Figure("act_remedies_failed", len(failed), 0, True),
+        BenchFigure("act_remedies_seconds", plan["seconds"], 90.0, True, " s"),
+        BenchFigure("act_remedies_tried", len(tried), 4 if options.quick else 10, False),
+        BenchFigure("act_remedies_failed", len(failed), 0, True),
     ]
     details = {
         "remedies": remedies,

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _bench import Figure, finish, quick_options, say, trainfit
+from _bench import BenchFigure, finish, quick_options, say, trainfit
 
 from helpers_page import large_recording
 
@@ -34,15 +34,15 @@ def main() -> int:
         first = seconds_of(recording, page, folder)
         again = seconds_of(recording, page, folder)
         figures = [
-            Figure("first page on a machine", first, SECONDS, True, " s"),
-            Figure("page", again, SECONDS, True, " s"),
-            Figure("size", page.stat().st_size / 1e6, MEGABYTES, True, " MB"),
+            BenchFigure("first page on a machine", first, SECONDS, True, " s"),
+            BenchFigure("page", again, SECONDS, True, " s"),
+            BenchFigure("size", page.stat().st_size / 1e6, MEGABYTES, True, " MB"),
         ]
         drawn = drawn_after(page)
     if drawn is None:
         say("no browser: the time until it is drawn was not measured")
     else:
-        figures.append(Figure("drawn after", drawn, SECONDS, True, " s"))
+        figures.append(BenchFigure("drawn after", drawn, SECONDS, True, " s"))
     return finish(figures, options.json, {"allocations": ALLOCATIONS})
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from _bench import ROOT, Figure, finish, leave, parser, say, table
+from _bench import ROOT, BenchFigure, finish, leave, parser, say, table
 from act import DATASET, make_dataset
 
 PAGE: Final = ROOT / "docs" / "seeds.md"
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = list(answers(named))
     failed = [name for name, why, _ in rows if why]
     details = {"failed": {name: why for name, why, _ in rows if why}}
-    figures = [Figure(f"of {len(rows)} commands without an answer", len(failed), 0, True)]
+    figures = [BenchFigure(f"of {len(rows)} commands without an answer", len(failed), 0, True)]
     return finish(figures, options.json, details, [table(("command", "failed", "seconds"), rows)])
 
 

@@ -31,10 +31,10 @@ from typing import Any
 
 import _speed_fit as fitting
 import numpy as np
-from _bench import ROOT, Figure, finish, leave, parser, say
+from _bench import ROOT, BenchFigure, finish, leave, parser, say
 from _bench import table as columns
 from _speed_fit import Steps, whole_model
-from _timm_steps import Job, steps
+from _timm_steps import PublishedStep, steps
 
 from trainfit.hardware import find_gpu
 from trainfit.speed.efficiency import Efficiency
@@ -47,7 +47,7 @@ NEAR = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class TimmTable:
     """A file of timm's: its GPU, and what its script was run with."""
 
     file: str
@@ -66,12 +66,16 @@ _INFER_2024 = ("fast_norm", "half_math")
 #: Of the tables of 2022, models whose layers are others by now.
 _REPLACED = {"tresnet": "in timm 0.6 its normalization was the kernels of the package inplace_abn"}
 TABLES = (
-    Table("timm_train_amp_nchw_pt112_cu113_rtx3090.csv", "RTX 3090", "train", ("unfused",)),
-    Table("timm_train_amp_nhwc_pt112_cu113_rtx3090.csv", "RTX 3090", "train", ("unfused", "nhwc")),
-    Table("timm_infer_amp_nchw_pt240_cu124_rtx3090.csv", "RTX 3090", "infer", _INFER_2024),
-    Table("timm_infer_amp_nchw_pt291_cu128_4090.csv", "RTX 4090", "infer", _INFER),
-    Table("timm_infer_amp_nchw_pt291_cu130_5090.csv", "RTX 5090", "infer", ("reparam",)),
-    Table("timm_infer_amp_nchw_pt291_cu130_pro6000maxq.csv", "RTX PRO 6000 Max-Q", "infer", _INFER),
+    TimmTable("timm_train_amp_nchw_pt112_cu113_rtx3090.csv", "RTX 3090", "train", ("unfused",)),
+    TimmTable(
+        "timm_train_amp_nhwc_pt112_cu113_rtx3090.csv", "RTX 3090", "train", ("unfused", "nhwc")
+    ),
+    TimmTable("timm_infer_amp_nchw_pt240_cu124_rtx3090.csv", "RTX 3090", "infer", _INFER_2024),
+    TimmTable("timm_infer_amp_nchw_pt291_cu128_4090.csv", "RTX 4090", "infer", _INFER),
+    TimmTable("timm_infer_amp_nchw_pt291_cu130_5090.csv", "RTX 5090", "infer", ("reparam",)),
+    TimmTable(
+        "timm_infer_amp_nchw_pt291_cu130_pro6000maxq.csv", "RTX PRO 6000 Max-Q", "infer", _INFER
+    ),
 )
 #: By GPU: the goals of the median and of the 90th percentile.
 OWN_MEDIAN, OWN_P90 = 7.0, 18.0
@@ -93,11 +97,13 @@ def main() -> int:
     for gpu, result in found.items():
         name = short(gpu)
         errors = result["trainfit"]
-        figures.append(Figure(f"{name}_median_error", median(errors), OWN_MEDIAN, True, "%"))
-        figures.append(Figure(f"{name}_p90_error", p90(errors), OWN_P90, True, "%"))
+        figures.append(BenchFigure(f"{name}_median_error", median(errors), OWN_MEDIAN, True, "%"))
+        figures.append(BenchFigure(f"{name}_p90_error", p90(errors), OWN_P90, True, "%"))
     for (one, other), errors in shots.items():
         name = f"{short(one)}_to_{short(other)}_median_error"
-        figures.append(Figure(name, median(errors["trainfit"]), ZERO_SHOT[one, other], True, "%"))
+        figures.append(
+            BenchFigure(name, median(errors["trainfit"]), ZERO_SHOT[one, other], True, "%")
+        )
     details = {"left_out": left_out, "own": plain(found), "zero_shot": plain(shots)}
     heads = ("steps of", "predicted by", "rows", "median", "p90", "bias")
     return finish(figures, options.json, details, [columns(heads, lines(found, shots))])
@@ -110,7 +116,7 @@ def simulated(options: argparse.Namespace) -> tuple[dict[str, Steps], dict[str, 
     """By table the steps that could be simulated; by model why others could not."""
     found: dict[str, Steps] = {}
     left_out: dict[str, str] = {}
-    jobs: dict[Table, list[Job]] = {table: [] for table in TABLES}
+    jobs: dict[TimmTable, list[PublishedStep]] = {table: [] for table in TABLES}
     for table in TABLES:
         for job in rows(options, table):
             if (reason := replaced(job)) is not None:
@@ -139,20 +145,20 @@ def simulated(options: argparse.Namespace) -> tuple[dict[str, Steps], dict[str, 
     return found, left_out
 
 
-def replaced(job: Job) -> str | None:
+def replaced(job: PublishedStep) -> str | None:
     """Why today's model of this name is not the table's, where that is known."""
     of_2022 = "unfused" in job.options
     reasons = (why for name, why in _REPLACED.items() if of_2022 and job.model.startswith(name))
     return next(reasons, None)
 
 
-def rows(options: argparse.Namespace, table: Table) -> list[Job]:
+def rows(options: argparse.Namespace, table: TimmTable) -> list[PublishedStep]:
     """The table's rows, or some of them."""
     with (options.data / table.file).open(newline="") as file:
         read = list(csv.DictReader(file))
     mode = table.mode
     jobs = [
-        Job(
+        PublishedStep(
             row["model"],
             mode,
             int(row[f"{mode}_img_size"]),

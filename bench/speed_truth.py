@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from _bench import Figure, finish, leave, table
+from _bench import BenchFigure, finish, leave, table
 from _truth import (
     in_processes,
     prefix,
@@ -51,7 +51,7 @@ and then, anywhere, `python bench/speed_truth.py --profile profile.json`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class ComparedStep:
     """A step in seconds; ``by_profile_s`` is ``None`` without a profile."""
 
     gpu: str
@@ -116,7 +116,7 @@ def read_all(options: argparse.Namespace, profile: Profile | None) -> list[_Work
     return found
 
 
-def compare(work: _Work) -> Compared:
+def compare(work: _Work) -> ComparedStep:
     """The job at this batch on the simulated GPU, costed without and with the profile.
 
     Raises ``ValueError`` for a GPU whose rates nothing knows.
@@ -136,10 +136,10 @@ def compare(work: _Work) -> Compared:
         check_profile(work.profile, work.title, gpu, truth.machine.driver, force=False)
         machine = machine_of(gpu, None, work.profile.rates, work.title)
         by_profile = step_seconds(recording, machine)
-    return Compared(gpu.name, case.job, work.batch, work.measured_s, predicted, by_profile)
+    return ComparedStep(gpu.name, case.job, work.batch, work.measured_s, predicted, by_profile)
 
 
-def shown(rows: Sequence[Compared]) -> str:
+def shown(rows: Sequence[ComparedStep]) -> str:
     """A row for each step."""
     lines = []
     for row in rows:
@@ -152,7 +152,7 @@ def shown(rows: Sequence[Compared]) -> str:
     return table(heads, lines)
 
 
-def figures(rows: Sequence[Compared], prefix: str) -> list[Figure]:
+def figures(rows: Sequence[ComparedStep], prefix: str) -> list[BenchFigure]:
     """The median of all steps' errors, in percent, without and with the profile."""
     found = [_figure(f"{prefix}_step_median_error", rows, PERCENT, "predicted_s")]
     if all(row.by_profile_s is not None for row in rows):
@@ -161,9 +161,9 @@ def figures(rows: Sequence[Compared], prefix: str) -> list[Figure]:
     return found
 
 
-def _figure(name: str, rows: Sequence[Compared], goal: float, column: str) -> Figure:
+def _figure(name: str, rows: Sequence[ComparedStep], goal: float, column: str) -> BenchFigure:
     errors = [abs(row.off(getattr(row, column))) for row in rows]
-    return Figure(name, 100 * statistics.median(errors), goal, at_most=True, unit="%")
+    return BenchFigure(name, 100 * statistics.median(errors), goal, at_most=True, unit="%")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from _bench import Figure, finish, needs, parser, table
+from _bench import BenchFigure, finish, needs, parser, table
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -57,7 +57,7 @@ def main() -> int:
     import timm
 
     repeats = 1 if options.quick else REPEATS
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     details: dict[str, dict[str, Any]] = {}
     rows: list[tuple[object, ...]] = []
     for name, architecture in MODELS.items():
@@ -69,13 +69,13 @@ def main() -> int:
     return finish(figures, options.json, details, tables)
 
 
-def figures_of(name: str, timings: dict[str, Timing]) -> list[Figure]:
+def figures_of(name: str, timings: dict[str, Timing]) -> list[BenchFigure]:
     ours = timings["trainfit"].warm_s
     fake = ours / timings["FakeTensorMode"].warm_s
     tracker = timings["MemTracker"].warm_s / ours
     return [
-        Figure(f"{name}_step_by_fake_tensor_mode", fake, AT_MOST_FAKE, True, "x"),
-        Figure(f"{name}_mem_tracker_by_step", tracker, AT_LEAST_TRACKER, False, "x"),
+        BenchFigure(f"{name}_step_by_fake_tensor_mode", fake, AT_MOST_FAKE, True, "x"),
+        BenchFigure(f"{name}_mem_tracker_by_step", tracker, AT_LEAST_TRACKER, False, "x"),
     ]
 
 

@@ -37,12 +37,12 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import torch
-from _bench import Figure, finish, parser, say
+from _bench import BenchFigure, finish, parser, say
 from torch import nn
 
 from trainfit.results.runs.watched import load_run
 from trainfit.watch.launch import injected
-from trainfit.watch.recorder.recorder import Place, Recorder
+from trainfit.watch.recorder.recorder import Recorder, RecordingPlace
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 STEPS, QUICK_STEPS = 1_000_000, 100_000
@@ -55,7 +55,7 @@ _SETTLE_S: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Case:
+class OverheadCase:
     """A training whose step takes about so long. ``starts`` processes make ``rounds`` rounds of
     blocks of ``block_s`` each."""
 
@@ -68,9 +68,9 @@ class Case:
 
 
 CASES = (
-    Case(2e-3, 96, 24, 0.4, 6, 16),
-    Case(20e-3, 384, 60, 0.6, 5, 16),
-    Case(0.1, 768, 104, 1.0, 5, 12),
+    OverheadCase(2e-3, 96, 24, 0.4, 6, 16),
+    OverheadCase(20e-3, 384, 60, 0.6, 5, 16),
+    OverheadCase(0.1, 768, 104, 1.0, 5, 12),
 )
 #: Milliseconds of a step that watching may cost, whatever its length.
 MOST_MS: Final = 0.1
@@ -84,11 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for case in CASES:
         found = overhead(case, max(1, case.starts // (FEWER if options.quick else 1)))
         name = f"watch on a step of {case.seconds * 1e3:g} ms"
-        figures.append(Figure(name, found["ms"], MOST_MS, True, " ms"))
+        figures.append(BenchFigure(name, found["ms"], MOST_MS, True, " ms"))
         details[name] = found
         say(_line(name, found))
     memory = growth(QUICK_STEPS if options.quick else STEPS)
-    figures.append(Figure("memory growth of the recorder", memory["mib"], 8.0, True, " MiB"))
+    figures.append(BenchFigure("memory growth of the recorder", memory["mib"], 8.0, True, " MiB"))
     details["memory"] = memory
     return finish(figures, options.json, details)
 
@@ -106,10 +106,10 @@ def _line(name: str, found: dict[str, Any]) -> str:
     )
 
 
-class Training:
+class TrainingProcess:
     """A training of ``case`` in a process of its own, and the sampler of the run in ``folder``."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: OverheadCase, folder: Path) -> None:
         started = time.time(), time.monotonic()
         self._process = subprocess.Popen(
             [sys.executable, str(_TRAINING), str(case.width), str(case.batch)],
@@ -162,7 +162,7 @@ class Training:
         self._sampler.stop()
 
 
-def overhead(case: Case, starts: int) -> dict[str, Any]:
+def overhead(case: OverheadCase, starts: int) -> dict[str, Any]:
     """Milliseconds that a step takes longer when it is watched."""
     rounds = [each for _ in range(starts) for each in _rounds(case)]
     wall, cpu, floor, cpu_floor = [], [], [], []
@@ -202,11 +202,11 @@ def _interval(values: Sequence[float]) -> list[float]:
     return [float(each) for each in np.percentile(drawn, (2.5, 97.5))]
 
 
-def _rounds(case: Case) -> list[dict[str, Any]]:
+def _rounds(case: OverheadCase) -> list[dict[str, Any]]:
     """Rounds of a process that was started afresh."""
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
-        training = Training(case, Path(folder))
+        training = TrainingProcess(case, Path(folder))
         try:
             training.block("watched", _SETTLE_S)
             training.forget()
@@ -229,7 +229,7 @@ def _rounds(case: Case) -> list[dict[str, Any]]:
 def growth(steps: int) -> dict[str, Any]:
     """Memory of this process after a tenth of the steps and at their end, in MiB."""
     with tempfile.TemporaryDirectory() as folder:
-        recorder = Recorder(Place(Path(folder), time.time(), time.monotonic(), "bench"))
+        recorder = Recorder(RecordingPlace(Path(folder), time.time(), time.monotonic(), "bench"))
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters())
         loss = torch.zeros(())

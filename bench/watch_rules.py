@@ -17,8 +17,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from _bench import Figure, finish, parser, say, table
-from _watch_runs import CAUSES, Sample, make, make_busy, pairs
+from _bench import BenchFigure, finish, parser, say, table
+from _watch_runs import CAUSES, KnownRun, make, make_busy, pairs
 
 from trainfit.results.runs.watched import RunRecord
 from trainfit.watch.judge import judge
@@ -36,7 +36,7 @@ class Score:
     silent: int = 0
     confused: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def note(self, sample: Sample, kinds: set[str]) -> None:
+    def note(self, sample: KnownRun, kinds: set[str]) -> None:
         if not sample.causes:
             self.healthy += 1
             self.silent += not kinds
@@ -70,7 +70,7 @@ def ours(run: RunRecord) -> set[str]:
     return {each.kind for each in judge(run).findings if each.severity != "info"}
 
 
-def samples(each: int, of_pairs: int, healthy: int) -> Iterable[Sample]:
+def samples(each: int, of_pairs: int, healthy: int) -> Iterable[KnownRun]:
     """In a fixed order; seeds differ by run."""
     for number, cause in enumerate(CAUSES):
         for turn in range(each):
@@ -103,10 +103,10 @@ def main() -> int:
     for cause, kinds in score.confused.items():
         say(f"{cause}: {dict(kinds)}")
     figures = [
-        Figure("watch_precision_worst", score.worst_precision, 0.95, False),
-        Figure("watch_recall_worst", min(recalls.values()), 0.90, False),
-        Figure("watch_healthy_silent", 100 * score.silent / score.healthy, 98.0, False, "%"),
-        Figure("watch_busy_silent", busy_silent(), 98.0, False, "%"),
+        BenchFigure("watch_precision_worst", score.worst_precision, 0.95, False),
+        BenchFigure("watch_recall_worst", min(recalls.values()), 0.90, False),
+        BenchFigure("watch_healthy_silent", 100 * score.silent / score.healthy, 98.0, False, "%"),
+        BenchFigure("watch_busy_silent", busy_silent(), 98.0, False, "%"),
     ]
     precisions = {kind: score.precision(kind) for kind in {*score.right, *score.wrong}}
     shown = table(("cause", "recall"), ((name, f"{each:.0%}") for name, each in recalls.items()))

@@ -29,7 +29,7 @@ from trainfit.results.machine import (
     PciDevice,
     Storage,
     Surroundings,
-    Threads,
+    ThreadSettings,
     TorchBuild,
     TorchProbe,
     absent,
@@ -184,7 +184,7 @@ def machine(**changes: Any) -> Machine:
     """A healthy workstation with ``changes``: a dict of facts of each part.
 
     ``gpus`` is a list of GPUs, a fact, or ``None`` for a machine without; ``threads`` the
-    variables that are set, or a :class:`Threads`.
+    variables that are set, or a :class:`ThreadSettings`.
     """
     gpus, threads = changes.pop("gpus", [gpu()]), changes.pop("threads", {})
     parts: dict[str, Any] = {
@@ -203,7 +203,7 @@ def machine(**changes: Any) -> Machine:
     }
     for key, change in changes.items():
         parts[key] = changed(parts[key], change)
-    if not isinstance(threads, Threads):
-        threads = Threads(threads, fact(16), fact(8))
+    if not isinstance(threads, ThreadSettings):
+        threads = ThreadSettings(threads, fact(16), fact(8))
     listed = gpus if isinstance(gpus, Fact) else fact(None if gpus is None else tuple(gpus))
     return Machine(threads=threads, gpus=listed, python="3.11.9", **parts)

@@ -12,7 +12,7 @@ from helpers_paced_machine import (
     SimulatedMachine,
     SimulatedWork,
 )
-from trainfit.pace.measuring import Options, measure
+from trainfit.pace.measuring import PaceOptions, measure
 from trainfit.results.pace import Fix, PaceResult
 
 #: Machines with one cause each.
@@ -142,7 +142,7 @@ def measured(
 ) -> PaceResult:
     """The whole of it on a simulated machine."""
     machine = SimulatedMachine(traits, work, seed)
-    options = Options(hz, seconds, fix=fix)
+    options = PaceOptions(hz, seconds, fix=fix)
     fixer = SimulatedFixer(machine)
     return measure(SimulatedCallee(machine), machine, options, target="simulated", fixer=fixer)
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from trainfit.pace.fixes import Fixer
 from trainfit.pace.host import PROBE_S, BlockReadings, Clocks, Kernels, NoDevice
-from trainfit.results.pace import Fix, Readings
+from trainfit.results.pace import Fix, HostReadings
 
 #: Kernel, kernel/sched/pelt.c.
 _HALF_LIFE_S: Final = 0.032
@@ -90,7 +90,7 @@ class MachineTraits:
 
 
 class SimulatedMachine:
-    """A :class:`trainfit.pace.host.Host`, and the callee (:meth:`call`) that runs on it."""
+    """A :class:`trainfit.pace.host.PacedHost`, and the callee (:meth:`call`) that runs on it."""
 
     def __init__(
         self, traits: MachineTraits, work: SimulatedWork | None = None, seed: int = 0
@@ -148,7 +148,7 @@ class SimulatedMachine:
         try:
             yield found
         finally:
-            found.readings = Readings(
+            found.readings = HostReadings(
                 gpu_hz=self.device.clocks().sm_hz, threads_cores=self.traits.threads
             )
 

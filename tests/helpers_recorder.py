@@ -11,7 +11,7 @@ from typing import Any
 
 from trainfit.results.runs.watched import RankRecord, load_run
 from trainfit.watch.recorder import process
-from trainfit.watch.recorder.recorder import Place, Recorder
+from trainfit.watch.recorder.recorder import Recorder, RecordingPlace
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Recording:
 @contextlib.contextmanager
 def recorded(folder: Path) -> Iterator[Recording]:
     """Record what the block does."""
-    place = Place(folder, time.time(), time.monotonic(), "test")
+    place = RecordingPlace(folder, time.time(), time.monotonic(), "test")
     found = Recording(process.begin(place), folder)
     try:
         yield found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -68,14 +69,33 @@ def test_the_readme_is_one_page() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
+#: Folders of bench with scripts as users write them.
+USERS_SCRIPTS = {
+    *("case_scripts", "live_scripts", "launch_scripts", "rank_scripts", "seed_scripts"),
+}
+CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """Private ones too; not those within a class or a function."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for file in (*SOURCE.rglob("*.py"), *(ROOT / "bench").rglob("*.py")):
+        if not USERS_SCRIPTS & set(file.parts):
+            for name in CLASS.findall(file.read_text()):
+                places[name].append(str(file.relative_to(ROOT)))
+    assert len(places) > 1000
+    twice = {name: files for name, files in places.items() if len(files) > 1}
+    assert not twice
+
+
 #: Types that say of a named thing why it is so; what is wrong, because, and what to do is a
 #: `results.findings.Finding`.
 REASONED = {
     *("Finding", "Unknown", "SettingReason", "VariableAdvice", "LaunchPart", "Remedy"),
-    *("Verification", "OptimizerUse", "Applicability", "LeftOption", "LoaderChange", "Hang"),
+    *("AdviceVerification", "OptimizerUse", "Applicability", "LeftOption", "LoaderChange", "Hang"),
 }
 #: Calls that take a sentence of a result apart again (the data is to have the part).
-TAKEN_APART = 18
+TAKEN_APART = 16
 
 
 #: Fields of a class that says why something is so.

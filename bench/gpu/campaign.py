@@ -43,7 +43,7 @@ NEEDS = {
 
 
 @dataclasses.dataclass
-class Job:
+class CampaignJob:
     """One result file to be made."""
 
     name: str
@@ -113,7 +113,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--bundle", type=Path, metavar="FILE", help="also pack all into one .tar")
     parser.add_argument("--list", action="store_true", help="show what would be measured")
-    parser.add_argument("--no-profile", action="store_true", help="leave out operators' rows")
+    parser.add_argument("--no-profile", action="store_true", help="leave out what was reported")
     parser.add_argument(
         "--simulate", metavar="GPU", help="a rehearsal on a simulated GPU: no truth"
     )
@@ -204,10 +204,10 @@ class Campaign:
                 lane.join()
             raise
 
-    def lane(self, share: list[Job]) -> None:
+    def lane(self, share: list[CampaignJob]) -> None:
         """One after the other on the GPU; the next ones prepare themselves meanwhile."""
         waiting = deque(share)
-        running: deque[tuple[Job, children.Child]] = deque()
+        running: deque[tuple[CampaignJob, children.MeasuringProcess]] = deque()
         while (waiting or running) and self.left_s() > 0:
             while waiting and len(running) < 1 + self.options.ready:
                 job = waiting.popleft()
@@ -220,7 +220,7 @@ class Campaign:
         for job in waiting:
             self.outcomes[job.name] = "out of time"
 
-    def _settled(self, job: Job) -> bool:
+    def _settled(self, job: CampaignJob) -> bool:
         if self.done(job.name):
             self.outcomes[job.name] = "there"
             return True
@@ -230,7 +230,7 @@ class Campaign:
             return True
         return False
 
-    def start(self, job: Job) -> children.Child:
+    def start(self, job: CampaignJob) -> children.MeasuringProcess:
         request = {
             "output": str(self.path(job.name)),
             "simulate": self.options.simulate,
@@ -239,9 +239,11 @@ class Campaign:
             "events": self.options.events,
             **job.request,
         }
-        return children.Child(Path(self.scratch.name), job.name, request, job.case.alloc_conf)
+        return children.MeasuringProcess(
+            Path(self.scratch.name), job.name, request, job.case.alloc_conf
+        )
 
-    def finish(self, job: Job, child: children.Child) -> str:
+    def finish(self, job: CampaignJob, child: children.MeasuringProcess) -> str:
         """Let a child measure, and see what it wrote; returns the result's status."""
         began = time.monotonic()
         limit = min(self.options.case_limit, max(self.left_s(), 1.0))
@@ -258,7 +260,7 @@ class Campaign:
         self.pack(self.path(job.name))
         return status
 
-    def write_failure(self, job: Job, problem: str, output: str) -> None:
+    def write_failure(self, job: CampaignJob, problem: str, output: str) -> None:
         case = dataclasses.asdict(job.case)
         result = {
             "format": FORMAT, "version": VERSION, "status": "failed", "message": problem,
@@ -377,10 +379,10 @@ def _is_short(text: str) -> bool:
     return text.startswith(("skipped", "failed", "out of time", "not found", "missing"))
 
 
-def jobs(options: argparse.Namespace) -> Iterator[Job]:
+def jobs(options: argparse.Namespace) -> Iterator[CampaignJob]:
     """Plain jobs, with step times among them: whatever comes of the time, there is some of all."""
     plain = [job_of(case) for case in chosen(options) if case.cap_bytes is None]
-    rest: list[Job] = []
+    rest: list[CampaignJob] = []
     if options.lanes == 1 and not options.families:
         rest = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
     for index, job in enumerate(plain):
@@ -396,9 +398,9 @@ def chosen(options: argparse.Namespace) -> list[cases.Case]:
     return cases.chosen(options.only, options.quick)
 
 
-def in_lanes(jobs: list[Job], lanes: int) -> list[list[Job]]:
+def in_lanes(jobs: list[CampaignJob], lanes: int) -> list[list[CampaignJob]]:
     """Equal shares in the order given; what is large is all in the first."""
-    shares: list[list[Job]] = [[] for _ in range(lanes)]
+    shares: list[list[CampaignJob]] = [[] for _ in range(lanes)]
     most = -(-len(jobs) // lanes)
     large = sum(job.case.model in family_cases.LARGE for job in jobs)
     for job in jobs:
@@ -413,13 +415,13 @@ def in_lanes(jobs: list[Job], lanes: int) -> list[list[Job]]:
     return [share for share in shares if share]
 
 
-def job_of(case: cases.Case) -> Job:
-    return Job(case.name, {"kind": "case", "case": dataclasses.asdict(case)}, case)
+def job_of(case: cases.Case) -> CampaignJob:
+    return CampaignJob(case.name, {"kind": "case", "case": dataclasses.asdict(case)}, case)
 
 
-def timed_job(timed: cases.TimedCase) -> Job:
+def timed_job(timed: cases.TimedCase) -> CampaignJob:
     request = {"case": dataclasses.asdict(timed.case), "batches": timed.batches}
-    return Job(timed.name, {"kind": "timed", **request}, timed.case)
+    return CampaignJob(timed.name, {"kind": "timed", **request}, timed.case)
 
 
 def lacking(case: cases.Case) -> str | None:

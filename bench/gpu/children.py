@@ -20,7 +20,7 @@ ROOT = MEASURE.parents[2]
 #: Seconds that a child may take to prepare itself (imports, a model on the CPU).
 PREPARATION_S = 180.0
 
-_alive: set[Child] = set()
+_alive: set[MeasuringProcess] = set()
 _helpers: set[subprocess.Popen[str]] = set()
 
 
@@ -61,7 +61,7 @@ def ask_gpu() -> dict[str, Any] | None:
         return None
 
 
-class Child:
+class MeasuringProcess:
     """One measuring process."""
 
     def __init__(self, scratch: Path, name: str, request: dict[str, Any], alloc_conf: str) -> None:

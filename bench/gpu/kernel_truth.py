@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _bench import Figure, finish, leave, parser, table
+from _bench import BenchFigure, finish, leave, parser, table
 from _truth import read_profile
 
 from gpu import simulated
@@ -35,14 +35,14 @@ from trainfit.plan.calibration import CalibrationError  # noqa: E402
 from trainfit.plan.sizing.costing import machine_of  # noqa: E402
 from trainfit.results.files.errors import ResultFileError  # noqa: E402
 from trainfit.results.plan import HostCpu  # noqa: E402
-from trainfit.speed.step import REFERENCE_OPERATOR_S, Machine, TimedWork  # noqa: E402
+from trainfit.speed.step import REFERENCE_OPERATOR_S, HostedGpu, TimedWork  # noqa: E402
 from trainfit.speed.work import Work  # noqa: E402
 
 PERCENT, PERCENT_WITH_PROFILE = 15.0, 8.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Compared:
+class ComparedProgram:
     """Seconds of a program's call; ``by_profile_s`` is ``None`` without a profile."""
 
     kind: str
@@ -86,8 +86,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def compare(
-    measured: Mapping[str, float], gpu: Any, machines: Sequence[Machine]
-) -> Iterable[Compared]:
+    measured: Mapping[str, float], gpu: Any, machines: Sequence[HostedGpu]
+) -> Iterable[ComparedProgram]:
     """Every program that was timed."""
     from gpu.kernels import programs
 
@@ -96,19 +96,21 @@ def compare(
             work = work_of(program.make, gpu)
             predicted = [program_seconds(work, each, program.graphed) for each in machines]
             kind = program.name.partition(":")[0]
-            yield Compared(kind, program.name, measured[program.name], *predicted)
+            yield ComparedProgram(kind, program.name, measured[program.name], *predicted)
 
 
 def compare_calls(
-    measured: Mapping[str, Sequence[float]], gpu: Any, machines: Sequence[Machine]
-) -> Iterable[Compared]:
+    measured: Mapping[str, Sequence[float]], gpu: Any, machines: Sequence[HostedGpu]
+) -> Iterable[ComparedProgram]:
     """What the CPU takes for single calls, until they return."""
     from gpu.kernels import host_calls
 
     for name, _, make in host_calls():
         if name in measured:
             work, calls = work_of(make, gpu, prepared=True), measured[name][0]
-            yield Compared("CPU", name, calls, *(host_seconds(work, each) for each in machines))
+            yield ComparedProgram(
+                "CPU", name, calls, *(host_seconds(work, each) for each in machines)
+            )
 
 
 def work_of(make: Any, gpu: Any, prepared: bool = False) -> tuple[Work, int]:
@@ -125,19 +127,19 @@ def work_of(make: Any, gpu: Any, prepared: bool = False) -> tuple[Work, int]:
     return Work.of_step(recording, recording.steps - 1), getattr(call, "of", 1)
 
 
-def program_seconds(work: tuple[Work, int], machine: Machine, graphed: bool) -> float:
+def program_seconds(work: tuple[Work, int], machine: HostedGpu, graphed: bool) -> float:
     """Of one of many calls in a row."""
     timed = TimedWork(work[0], machine)
     kernels = float((timed.seconds + timed.copies).sum())
     return kernels if graphed else max(kernels, timed.issued()[1])
 
 
-def host_seconds(work: tuple[Work, int], machine: Machine) -> float:
+def host_seconds(work: tuple[Work, int], machine: HostedGpu) -> float:
     """What the CPU takes to launch a part of a call."""
     return TimedWork(work[0], machine).issued()[1] / work[1]
 
 
-def by_class(rows: Sequence[Compared]) -> str:
+def by_class(rows: Sequence[ComparedProgram]) -> str:
     """Median and 90th percentile of the errors' sizes, and the median error, in percent."""
     lines = []
     for kind in dict.fromkeys(row.kind for row in rows):
@@ -156,7 +158,7 @@ def _three(errors: Sequence[float]) -> tuple[str, str, str]:
     return f"{both[0]:.1%}", f"{both[1]:.0%}", f"{np.median(errors):+.1%}"
 
 
-def shown(rows: Sequence[Compared]) -> str:
+def shown(rows: Sequence[ComparedProgram]) -> str:
     """A row for each."""
     lines = []
     for row in rows:
@@ -169,15 +171,17 @@ def shown(rows: Sequence[Compared]) -> str:
     return table(heads[: len(lines[0])], lines)
 
 
-def figures(rows: Sequence[Compared]) -> list[Figure]:
+def figures(rows: Sequence[ComparedProgram]) -> list[BenchFigure]:
     """The median of all programs' errors, in percent, without and with the profile."""
     errors = [abs(row.off(row.predicted_s)) for row in rows]
-    found = [Figure("program_median_error", 100 * float(np.median(errors)), PERCENT, True, "%")]
+    found = [
+        BenchFigure("program_median_error", 100 * float(np.median(errors)), PERCENT, True, "%")
+    ]
     if all(row.by_profile_s is not None for row in rows):
         errors = [abs(row.off(row.by_profile_s or 0.0)) for row in rows]
         value = 100 * float(np.median(errors))
         name = "program_median_error_by_profile"
-        found.append(Figure(name, value, PERCENT_WITH_PROFILE, True, "%"))
+        found.append(BenchFigure(name, value, PERCENT_WITH_PROFILE, True, "%"))
     return found
 
 

@@ -33,8 +33,8 @@ from typing import Any, Final
 HERE: Final = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from _bench import ROOT, Figure, finish, leave, parser, say  # noqa: E402
-from _case_table import NEUTRAL, Answer, Case, TableError, alarms, faults, load  # noqa: E402
+from _bench import ROOT, BenchFigure, finish, leave, parser, say  # noqa: E402
+from _case_table import NEUTRAL, Answer, FaultCase, TableError, alarms, faults, load  # noqa: E402
 from cases import findings_of  # noqa: E402
 
 SCRIPTS: Final = HERE / "live_scripts"
@@ -53,7 +53,7 @@ GRACE_S: Final = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class TimeBudget:
     """Until when (``time.monotonic()``), for how long, and where the results go."""
 
     began: float
@@ -86,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return finish(figures(rows), options.json, {"cases": rows, "not_run": absent})
 
 
-def run(cases: Sequence[Case], out: Path, seconds: float) -> None:
+def run(cases: Sequence[FaultCase], out: Path, seconds: float) -> None:
     """Each section in turn, the sections side by side."""
     (out / "runs").mkdir(parents=True, exist_ok=True)
-    plan = Schedule(time.monotonic(), seconds, out)
+    plan = TimeBudget(time.monotonic(), seconds, out)
     with tempfile.TemporaryDirectory(prefix="trainfit-live-") as scratch:
         lanes = [
             threading.Thread(target=_lane, args=(section, cases, plan, Path(scratch)))
@@ -104,14 +104,14 @@ def run(cases: Sequence[Case], out: Path, seconds: float) -> None:
             path.unlink()
 
 
-def _lane(section: int, cases: Sequence[Case], plan: Schedule, scratch: Path) -> None:
+def _lane(section: int, cases: Sequence[FaultCase], plan: TimeBudget, scratch: Path) -> None:
     time.sleep(max(0.0, min(plan.left, LATER.get(section, 0.0) * plan.seconds)))
     for case in cases:
         if case.section == section and plan.left >= LEAST_S:
             _run_case(case, plan, scratch / case.name)
 
 
-def _run_case(case: Case, plan: Schedule, place: Path) -> None:
+def _run_case(case: FaultCase, plan: TimeBudget, place: Path) -> None:
     """In a folder of its own, under a name that tells nothing."""
     place.mkdir()
     shutil.copy(SCRIPTS / case.file, place / NEUTRAL)
@@ -145,7 +145,7 @@ def _ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
     return False
 
 
-def command_line(case: Case, out: Path) -> str:
+def command_line(case: FaultCase, out: Path) -> str:
     """What bash gets; trainfit by this Python, as a machine that is lent has no command of it."""
     words = {
         "{trainfit}": f"{sys.executable} -m trainfit",
@@ -168,7 +168,7 @@ def environment(place: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", **kept}
 
 
-def judged(case: Case, out: Path, *, again: bool = False) -> dict[str, Any] | None:
+def judged(case: FaultCase, out: Path, *, again: bool = False) -> dict[str, Any] | None:
     """What was wrong with what was said of a case; ``None``: it was not run."""
     path = out / f"{case.name}.run.json"
     if not path.is_file():
@@ -191,7 +191,7 @@ def judged(case: Case, out: Path, *, again: bool = False) -> dict[str, Any] | No
     }
 
 
-def is_healthy(case: Case) -> bool:
+def is_healthy(case: FaultCase) -> bool:
     return not (case.first or case.screen or case.kinds)
 
 
@@ -211,7 +211,7 @@ def _report_of(screen: str) -> str:
     return "\n".join(lines[starts[-1] + 1 :] if starts else lines) or screen
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Mapping[str, Any]]) -> list[BenchFigure]:
     """Also prints a line of each case."""
     for row in rows:
         kinds = ", ".join(kind for kind, _ in row["findings"]) or "no finding"
@@ -221,8 +221,8 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     false = sum(bool(row["wrong"]) for row in rows if row["healthy"])
     share = 100 * right / len(faulty) if faulty else float("nan")
     return [
-        Figure("live_right", share, 100.0, False, "%"),
-        Figure("live_false_alarms", false, 0, True),
+        BenchFigure("live_right", share, 100.0, False, "%"),
+        BenchFigure("live_false_alarms", false, 0, True),
     ]
 
 

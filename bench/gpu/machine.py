@@ -42,7 +42,7 @@ def describe(simulated: bool) -> dict[str, Any]:
         "capability": [int(properties.major), int(properties.minor)],
         "memory_bytes": int(properties.total_memory),
         "sm_count": int(properties.multi_processor_count),
-        "driver": None if simulated else Nvml.shared().driver(),
+        "driver": None if simulated else ManagementLibrary.shared().driver(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "cudnn": attempt(torch.backends.cudnn.version),
@@ -56,10 +56,10 @@ def _version(package: str) -> str | None:
     return attempt(metadata.version, package)
 
 
-class Nvml:
+class ManagementLibrary:
     """The driver's management library, through pynvml or the command nvidia-smi."""
 
-    _shared: Nvml | None = None
+    _shared: ManagementLibrary | None = None
 
     def __init__(self) -> None:
         self._nvml = attempt(importlib.import_module, "pynvml")
@@ -68,7 +68,7 @@ class Nvml:
             self._device = attempt(self._open)
 
     @classmethod
-    def shared(cls) -> Nvml:
+    def shared(cls) -> ManagementLibrary:
         if cls._shared is None:
             cls._shared = cls()
         return cls._shared
@@ -133,11 +133,11 @@ def _run(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=20).stdout
 
 
-class DeviceMemory:
+class MemoryStages:
     """The GPU's memory at named stages of a process."""
 
     def __init__(self, simulated: bool) -> None:
-        self._nvml = None if simulated else Nvml.shared()
+        self._nvml = None if simulated else ManagementLibrary.shared()
         self.stages: list[dict[str, Any]] = []
 
     def note(self, stage: str, context: bool = True) -> None:

@@ -95,9 +95,9 @@ def prepare(request: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     case = Case(**request["case"])
     job = prepared(case)
     if request["kind"] == "timed":
-        from gpu.timing import TimedSteps
+        from gpu.timing import StepTimer
 
-        timed = TimedSteps(job, tuple(request["batches"]))
+        timed = StepTimer(job, tuple(request["batches"]))
         return lambda: timed.measure(bool(request["simulate"]))
     events = request.get("events", MOST_EVENTS)
     return lambda: measure_case(job, bool(request["simulate"]), request["profile"], events)
@@ -120,13 +120,13 @@ class CaseMeasurement:
     """The steps of one measurement, in order."""
 
     def __init__(self, job: Any, simulated: bool, profile: bool, most_events: int) -> None:
-        from gpu.machine import DeviceMemory
+        from gpu.machine import MemoryStages
 
         self._job = job
         self._simulated = simulated
         self._profile = profile
         self._most_events = most_events
-        self._memory = DeviceMemory(simulated)
+        self._memory = MemoryStages(simulated)
         self._marks: list[dict[str, Any]] = []
         self._noted: set[str] = set()
         self._status, self._message = "ran", ""
@@ -191,12 +191,12 @@ class CaseMeasurement:
     @contextlib.contextmanager
     def _last_step(self) -> Any:
         """Profile the last step, where that works; a failing profiler costs only its rows."""
-        from gpu import operators
+        from gpu import reports
 
         profile = None
         if self._profile:
             try:
-                profile = operators.profiler()
+                profile = reports.profiler()
                 profile.__enter__()
             except Exception as error:
                 profile, self._profile_error = None, repr(error)
@@ -208,7 +208,7 @@ class CaseMeasurement:
             if profile is not None:
                 try:
                     profile.__exit__(None, None, None)
-                    self._profiled = operators.read(profile)
+                    self._profiled = reports.read(profile)
                 except Exception as error:
                     self._profile_error = repr(error)
 
@@ -261,18 +261,13 @@ class CaseMeasurement:
         }
 
     def _of_profile(self) -> dict[str, Any]:
-        found = self._profiled or {"operators": [], "reports": None}
-        reports = found["reports"]
+        reports = self._profiled
         if reports is not None:
             if len(reports["block_bytes"]) == 0:
                 reports = None
             else:
                 reports["events"] = list(self._events_in)
-        return {
-            "operators": found["operators"],
-            "reports": reports,
-            "profile_error": self._profile_error,
-        }
+        return {"reports": reports, "profile_error": self._profile_error}
 
 
 def start_history() -> None:

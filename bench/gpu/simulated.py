@@ -122,7 +122,7 @@ def record(case: Any, gpu: Any) -> Any:
 def predict_largest(case: Any, gpu: Any) -> int:
     """The largest batch of a capped case, from two simulated ones; 0 if none fits.
 
-    Raises ``trainfit.memory.affine.NotAffineError`` where two batch sizes give no law.
+    Raises ``trainfit.results.runs.recording.NotAffineError`` where two batch sizes give no law.
     """
     import_trainfit()
     from trainfit.memory.affine import AffineStream
@@ -137,10 +137,4 @@ def predict_largest(case: Any, gpu: Any) -> int:
         AllocatorSettings.from_conf(case.alloc_conf),
         per_process_memory_fraction=case.cap_bytes / gpu.memory_bytes,
     )
-    return largest_batch(
-        law,
-        gpu.memory_bytes,
-        gpu.context_bytes,
-        settings,
-        within_bytes=case.cap_bytes + gpu.context_bytes,
-    )
+    return largest_batch(law, gpu.memory_bytes, gpu.context_bytes, settings)

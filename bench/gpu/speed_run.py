@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     made.add_argument("--limit", type=float, default=150.0, metavar="S")
     made.add_argument("--processes", type=int, default=6)
     options = made.parse_args(argv)
-    return Schedule(options.out, options.limit, options.processes).run()
+    return PartProcesses(options.out, options.limit, options.processes).run()
 
 
 def ordered() -> list[str]:
@@ -60,7 +60,7 @@ def ordered() -> list[str]:
     return [*first, *(each for each in names if each not in first)]
 
 
-class Schedule:
+class PartProcesses:
     """The three parts, in processes of their own."""
 
     def __init__(self, out: Path, limit_s: float, processes: int) -> None:

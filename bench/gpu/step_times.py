@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker:
-        Worker(options).run()
+        JobProcess(options).run()
         return 0
     command = [sys.executable, "-u", __file__, *(argv or sys.argv[1:]), "--worker"]
     env = children.environment("")
@@ -66,7 +66,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return made.parse_args(argv)
 
 
-class Worker:
+class JobProcess:
     """One process: claims jobs that no other has, prepares each, and measures it in turn."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -98,8 +98,8 @@ class Worker:
     def _measure(self, timed: cases.TimedCase) -> None:
         import torch
 
-        from gpu.timing import SHORT, TimedSteps
-        from gpu.training import Job
+        from gpu.timing import SHORT, StepTimer
+        from gpu.training import TrainingJob
 
         result: dict[str, Any] = {"format": FORMAT, "version": VERSION}
         simulate = self._options.simulate
@@ -107,7 +107,7 @@ class Worker:
         held = began
         with simulation(simulate):
             try:
-                steps = TimedSteps(Job(timed.case), timed.batches, SHORT)
+                steps = StepTimer(TrainingJob(timed.case), timed.batches, SHORT)
                 self._wait()
                 if not simulate:
                     self._load()

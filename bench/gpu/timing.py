@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from gpu import machine
-from gpu.training import Job
+from gpu.training import TrainingJob
 
 #: Of a kernel's name, which may be a page of C++ templates.
 _NAME = 160
 
 
 @dataclasses.dataclass(frozen=True)
-class Repeats:
+class TimingRepeats:
     """Steps that do not count, and their least seconds; then so many, for as long as this (s),
     whichever is more, and at most."""
 
@@ -35,15 +35,17 @@ class Repeats:
 
 
 #: Where many jobs are to be timed in little time.
-SHORT = Repeats(warm_up=3, warm_up_s=0.05, least=4, seconds=0.2, most=30)
+SHORT = TimingRepeats(warm_up=3, warm_up_s=0.05, least=4, seconds=0.2, most=30)
 
 
-class TimedSteps:
+class StepTimer:
     """One job at its batch sizes, prepared on the CPU."""
 
-    def __init__(self, job: Job, batches: tuple[int, ...], repeats: Repeats | None = None) -> None:
+    def __init__(
+        self, job: TrainingJob, batches: tuple[int, ...], repeats: TimingRepeats | None = None
+    ) -> None:
         self._job, self._batches = job, batches
-        self._repeats = repeats or Repeats()
+        self._repeats = repeats or TimingRepeats()
 
     def measure(self, simulated: bool, host: float | None = None) -> dict[str, Any]:
         """What a truth file says of it; running out of memory ends it, and is no failure.

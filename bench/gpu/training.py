@@ -31,13 +31,13 @@ _KINDS: dict[str, dict[str, bool]] = {
 def prepared(case: Case) -> Any:
     """The job of a case, prepared on the CPU: of ``models.py`` or of ``families.py``."""
     if case.model in MODELS:
-        return Job(case)
+        return TrainingJob(case)
     from gpu.families import FamilyJob
 
     return FamilyJob(case)
 
 
-class Job:
+class TrainingJob:
     """One case, prepared on the CPU; :meth:`run` trains on the GPU.
 
     ``mark(name)`` is called after each part of a step; ``around_last`` is a context manager

@@ -66,7 +66,7 @@ def test_each_case_has_its_script_and_another_text_for_its_fault() -> None:
 
 
 def case(**values: Any) -> Any:
-    return table().Case(name="case", command="", **values)
+    return table().FaultCase(name="case", command="", **values)
 
 
 def test_what_has_to_be_said_is_looked_for_where_it_has_to_stand() -> None:

@@ -75,7 +75,7 @@ def bench() -> Iterator[Any]:
 def test_a_page_is_read_in_order(bench: Any) -> None:
     read = bench.walk_pages
     doctor, plan, verify, file, screen, loader, python = read.parts(PAGE)
-    assert doctor == read.Command("trainfit doctor", 6, codes=frozenset({0, 1}))
+    assert doctor == read.TypedCommand("trainfit doctor", 6, codes=frozenset({0, 1}))
     assert plan.text == 'trainfit plan --gpu "T4" -- python train.py --epochs 1'
     assert plan.codes == {0} and plan.reason is None and plan.line == 7
     assert verify.reason == "it needs a GPU"
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_an_error(bench: Any, page: str, said: str) -> No
 def test_every_page_can_be_read(bench: Any) -> None:
     read = bench.walk_pages
     found = {name: read.parts((ROOT / name).read_text("utf-8")) for name in bench.walk.pages()}
-    commands = [p for parts in found.values() for p in parts if isinstance(p, read.Command)]
+    commands = [p for parts in found.values() for p in parts if isinstance(p, read.TypedCommand)]
     reasons = [command for command in commands if command.reason is not None]
     guides = {f"docs/guide/{guide.name}" for guide in (ROOT / "docs" / "guide").glob("*.md")}
     assert found.keys() >= {"README.md", "docs/getting-started.md", *guides}
@@ -229,7 +229,7 @@ def place(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if not (ROOT / ".git").exists():
         pytest.skip("no repository to clone: this is a source archive")
     folder = tmp_path_factory.mktemp("walk") / "place"
-    return bench.walk_place.Place(folder, bench.walk_place.default_lent())
+    return bench.walk_place.CloneFolder(folder, bench.walk_place.default_lent())
 
 
 def test_a_shell_keeps_its_folder_and_variables(place: Any) -> None:
@@ -241,7 +241,7 @@ def test_a_shell_keeps_its_folder_and_variables(place: Any) -> None:
 
 
 def test_an_installation_is_typed_once(bench: Any, place: Any, tmp_path: Path) -> None:
-    own = bench.walk_place.Place(tmp_path / "own")
+    own = bench.walk_place.CloneFolder(tmp_path / "own")
     assert place.has("pip install '.[report]'") == "the environment is lent"
     assert place.has("make plan") is place.has("trainfit gpus") is None
     assert own.has("cd trainfit") is None
@@ -288,7 +288,7 @@ def test_screens_are_written_into_their_page(
 def test_everything_that_a_reader_types(bench: Any, tmp_path: Path) -> None:
     """README, Getting started and the guides in order, in a clone of their own."""
     walk = bench.walk.Walk(
-        bench.walk_place.Place(tmp_path / "place", bench.walk_place.default_lent())
+        bench.walk_place.CloneFolder(tmp_path / "place", bench.walk_place.default_lent())
     )
     walk.prepare()
     outcomes = [outcome for page in bench.walk.pages() for outcome in walk.page(page)]

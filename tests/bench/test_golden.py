@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 
 @pytest.fixture(scope="module")
 def golden(bench_scripts: None) -> Any:
@@ -64,7 +62,7 @@ def test_every_case_is_stored_and_has_something_to_compare(golden: Any) -> None:
 
 
 def test_a_result_is_shown_as_it_was(golden: Any, tmp_path: Path) -> None:
-    bench = golden.Bench(tmp_path, sys.executable)
+    bench = golden.GoldenFolder(tmp_path, sys.executable)
     (case,) = (c for c in golden.cases(quick=True) if c.name == "results/batch-v1.json, --json")
     bench.prepare([case])
     stored = json.loads(lzma.decompress(golden.STORE.read_bytes()))["cases"]

@@ -76,8 +76,8 @@ def test_options_and_exit_codes_are_the_harness(name: str) -> None:
 
 def test_lines_of_a_figure(bench_scripts: None, capsys: pytest.CaptureFixture[str]) -> None:
     harness = importlib.import_module("_bench")
-    good = harness.Figure("a", 1.0, 2.0, True, "%")
-    bad = harness.Figure("b", float("nan"), 2.0, False)
+    good = harness.BenchFigure("a", 1.0, 2.0, True, "%")
+    bad = harness.BenchFigure("b", float("nan"), 2.0, False)
     assert harness.finish([good], False, {}, [harness.table(("x", "y"), [("one", 2.0)])]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["x    y", "one  2"]
@@ -164,14 +164,14 @@ STUBS: Final[dict[str, tuple[list[str], dict[str, Any]]]] = {
         "ours": lambda _: set(), "busy_silent": lambda: 100.0}),
     "kernel_accuracy": (["--data", "."], {
         "FILES": (), "compared": lambda *_: [None],
-        "Line": SimpleNamespace(of=lambda _: MADE_LINE(**LINE)), "read_accepted": dict}),
+        "ClassErrors": SimpleNamespace(of=lambda _: MADE_LINE(**LINE)), "read_accepted": dict}),
     "speed_accuracy": (["--data", "."], {
         "TABLES": (), "simulated": lambda _: ({}, {"a": "no such model"}),
         "zero_shot": lambda *_: {"trainfit": MADE.np.array([5.0, -5.0])}}),
     "memory_truth": ([], {"read_all": lambda _: [1], "in_processes": lambda *_: [
-        MEASURED.Compared("a", "T4", None, 9, (100, 100), (100, 101))]}),
+        MEASURED.ComparedMemory("a", "T4", None, 9, (100, 100), (100, 101))]}),
     "speed_truth": ([], {"read_all": lambda *_: [1], "in_processes": lambda *_: [
-        MEASURED.Compared("T4", "a", 8, 1.0, 1.1, None)]}),
+        MEASURED.ComparedStep("T4", "a", 8, 1.0, 1.1, None)]}),
     "golden": (["--only", "no such case"], {}),
 }  # fmt: skip
 MADE: Any = SimpleNamespace()
@@ -190,7 +190,7 @@ def test_it_prints_its_goal_lines_last(
     module = importlib.import_module(name)
     monkeypatch.setattr(sys.modules[__name__], "MADE", module)
     monkeypatch.setattr(sys.modules[__name__], "MEASURED", module)
-    monkeypatch.setattr(sys.modules[__name__], "MADE_LINE", getattr(module, "Line", dict))
+    monkeypatch.setattr(sys.modules[__name__], "MADE_LINE", getattr(module, "ClassErrors", dict))
     for attribute, stub in stubs.items():
         monkeypatch.setattr(module, attribute, stub)
     for as_json in (False, True):

@@ -15,8 +15,6 @@ import torch
 import trainfit
 from trainfit.speed.work import Work
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-
 pytestmark = pytest.mark.usefixtures("bench_scripts")
 
 
@@ -80,7 +78,7 @@ def test_measured_attention_is_costed_as_the_simulation_records_it(
 
 def test_a_class_that_is_worse_by_more_than_the_leeway_fails() -> None:
     script = importlib.import_module("kernel_accuracy")
-    then = script.Line("A100", "attention", 9, 10.0, 20.0, 0.0)
+    then = script.ClassErrors("A100", "attention", 9, 10.0, 20.0, 0.0)
     accepted = {then.key: then}
     for change, count in ({"median": 12.0}, 0), ({"median": 12.1}, 1), ({"p90": 22.5}, 1):
         now = dataclasses.replace(then, **change)
@@ -94,8 +92,8 @@ def test_a_class_that_is_worse_by_more_than_the_leeway_fails() -> None:
 def test_errors_are_of_what_was_measured() -> None:
     script = importlib.import_module("kernel_accuracy")
     rows = importlib.import_module("_kernel_rows")
-    compared = rows.Compared("A100", "m", np.array([1.0, 2.0, 4.0]), np.array([1.1, 1.8, 4.0]))
-    line = script.Line.of(compared)
+    compared = rows.ComparedRows("A100", "m", np.array([1.0, 2.0, 4.0]), np.array([1.1, 1.8, 4.0]))
+    line = script.ClassErrors.of(compared)
     assert (line.rows, line.median, line.p90, line.bias) == (3, 10.0, 10.0, 0.0)
 
 

@@ -69,7 +69,7 @@ def test_the_median_of_a_settings_runs_counts_and_failed_runs_do_not() -> None:
 
 
 def test_errors_are_signed_and_of_settings_that_were_both_predicted_and_measured() -> None:
-    predicted = [figures().Prediction(ONE, 11.0), figures().Prediction(TWO, 15.0)]
+    predicted = [figures().SettingPrediction(ONE, 11.0), figures().SettingPrediction(TWO, 15.0)]
     one = study(predictions=predicted, sweep=[reading(ONE, 10.0), reading(FOUR, 9.0)])
     assert figures().errors_percent(one) == {ONE: pytest.approx(10.0)}
 
@@ -84,10 +84,10 @@ def test_a_sweeps_cost_is_one_run_of_each_setting_whatever_the_rounds() -> None:
 
 def test_regret_is_against_the_best_of_the_finals_not_of_the_sweep() -> None:
     choices = [
-        figures().Choice(figures().OURS, TWO, 1.0),
-        figures().Choice("rule", ONE, 0.0),
-        figures().Choice("absent", None, 0.0, "not installed"),
-        figures().Choice("broken", FOUR, 0.0),
+        figures().ToolChoice(figures().OURS, TWO, 1.0),
+        figures().ToolChoice("rule", ONE, 0.0),
+        figures().ToolChoice("absent", None, 0.0, "not installed"),
+        figures().ToolChoice("broken", FOUR, 0.0),
     ]
     finals = [reading(TWO, 18.0), reading(TWO, 20.0), reading(TWO, 19.0)]
     finals += [reading(ONE, 20.0), reading(FOUR, None)]
@@ -101,13 +101,13 @@ def test_regret_is_against_the_best_of_the_finals_not_of_the_sweep() -> None:
 
 def test_a_failure_of_ours_costs_everything_and_the_workload() -> None:
     good = study(
-        predictions=[figures().Prediction(ONE, 10.0)],
+        predictions=[figures().SettingPrediction(ONE, 10.0)],
         sweep=[reading(ONE, 10.0)],
-        choices=[figures().Choice(figures().OURS, ONE, 1.0)],
+        choices=[figures().ToolChoice(figures().OURS, ONE, 1.0)],
         finals=[reading(ONE, 10.0)],
     )
     bad = figures().Study("b", 3, sweep=[reading(ONE, 10.0)])
-    bad.choices = [figures().Choice(figures().OURS, None, 1.0, "failed")]
+    bad.choices = [figures().ToolChoice(figures().OURS, None, 1.0, "failed")]
     bad.finals = [reading(ONE, 10.0)]
     values = {each.name: each for each in figures().figures([good, bad], wanted=2)}
     assert values["loader_median_regret"].value == pytest.approx(50.0)
@@ -116,13 +116,13 @@ def test_a_failure_of_ours_costs_everything_and_the_workload() -> None:
 
 def test_figures_of_injected_tables() -> None:
     fast = study(
-        predictions=[figures().Prediction(each, 10.0) for each in (ONE, TWO, FOUR)],
+        predictions=[figures().SettingPrediction(each, 10.0) for each in (ONE, TWO, FOUR)],
         sweep=[reading(ONE, 10.0, 10.0), reading(TWO, 8.0, 10.0), reading(FOUR, 12.5, 10.0)],
-        choices=[figures().Choice(figures().OURS, ONE, 2.4)],
+        choices=[figures().ToolChoice(figures().OURS, ONE, 2.4)],
         finals=[reading(ONE, 9.9), reading(FOUR, 10.0)],
     )
     other = figures().Study("a", 3, sweep=fast.sweep, finals=fast.finals)
-    other.choices = [figures().Choice(figures().OURS, FOUR, 0.6)]
+    other.choices = [figures().ToolChoice(figures().OURS, FOUR, 0.6)]
     values = {each.name: each.value for each in figures().figures([fast, other])}
     assert values["loader_median_error"] == pytest.approx(20.0)
     # 0, 20 and 25% (inclusive): 0.8 of the way from the second to the third.
@@ -146,7 +146,7 @@ def test_a_single_run_is_compared_with_the_others_of_its_setting() -> None:
 
 def test_the_cores_speed() -> None:
     one = study(
-        predictions=[figures().Prediction(ONE, 10.0)],
+        predictions=[figures().SettingPrediction(ONE, 10.0)],
         sweep=[
             dataclasses.replace(reading(ONE, 10.0), as_run=8.0, core_speed=0.8),
             dataclasses.replace(reading(ONE, 10.0), as_run=8.0, core_speed=1.0),
@@ -165,9 +165,9 @@ def test_a_sweep_is_priced_by_runs_as_long_as_ours() -> None:
 
 def test_readings_survive_a_file_and_nan_becomes_null(tmp_path: Path) -> None:
     one = study(
-        predictions=[figures().Prediction(ONE, 11.0)],
+        predictions=[figures().SettingPrediction(ONE, 11.0)],
         sweep=[reading(ONE, 10.0), reading(TWO, None)],
-        choices=[figures().Choice("absent", None, 0.0, "not installed")],
+        choices=[figures().ToolChoice("absent", None, 0.0, "not installed")],
         probe={"fetch_s": 0.1},
     )
     file = tmp_path / "readings.json"
@@ -206,7 +206,7 @@ class StandIn:
 
     def choose(self, _workload: Any, consumer: Consumer, _watch: Any) -> tuple[Any, Any]:
         self.steps.append(consumer.step_s)
-        return figures().Choice(figures().OURS, self.chosen, 1.0), {"verdict": "change"}
+        return figures().ToolChoice(figures().OURS, self.chosen, 1.0), {"verdict": "change"}
 
 
 def fake_run(rate: Callable[[LoaderSettings], float], broken: LoaderSettings) -> Any:
@@ -233,11 +233,11 @@ def test_a_study_measures_the_grid_then_choices_and_the_best_again(tmp_path: Pat
         return 10.0 * (1 + min(settings.num_workers, 3))
 
     tool = StandIn(lambda settings: 1.1 * rate(settings), persistent)
-    plan = sweep.Plan(grid, 0.1, rounds=3, final_rounds=2)
+    plan = sweep.SweepPlan(grid, 0.1, rounds=3, final_rounds=2)
     run = fake_run(rate, broken=FOUR)
     case = workloads.BY_NAME["heavy_tail"]
     said: list[str] = []
-    bench = sweep.Bench(case, tmp_path, plan, tool, said.append, run)
+    bench = sweep.LoaderStudy(case, tmp_path, plan, tool, said.append, run)
     kept: list[int] = []
     (found,) = sweep.studied([bench], lambda studies: kept.append(len(studies)))
     assert kept == [1] and said and tool.probes == 1
@@ -275,10 +275,10 @@ def test_a_probe_on_slowed_cores_is_made_again(
             return found
 
     tool = Watching(lambda settings: 10.0, ONE)
-    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 1, repeats=1)
+    plan = sweep.SweepPlan((LoaderSettings(0), ONE), 0.01, 1, 1, repeats=1)
     case = workloads.BY_NAME["lock_bound"]  # without files
     run = fake_run(lambda settings: 10.0, FOUR)
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda line: None, run)
+    bench = sweep.LoaderStudy(case, tmp_path, plan, tool, lambda line: None, run)
     study = bench.study()
     assert tool.probes == len(speeds) and study.probe == {"core_speed": kept}
 
@@ -300,9 +300,9 @@ def test_a_machine_that_drifts_is_no_error(tmp_path: Path) -> None:
         return plain(workload, settings, **options)
 
     tool = StandIn(lambda settings: 8.0 * (1 + settings.num_workers), ONE)
-    plan = sweep.Plan(grid, 0.01, rounds=2, final_rounds=1)
+    plan = sweep.SweepPlan(grid, 0.01, rounds=2, final_rounds=1)
     case = workloads.BY_NAME["lock_bound"]  # without files
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda line: None, run)
+    bench = sweep.LoaderStudy(case, tmp_path, plan, tool, lambda line: None, run)
     study = bench.study()
     assert len(study.anchors) == 6
     assert figures().drift(study) == pytest.approx(0.8)
@@ -326,9 +326,9 @@ def test_a_reading_beside_other_processes_is_taken_again(tmp_path: Path) -> None
         return dataclasses.replace(plain(workload, settings, **options), others_cores=others)
 
     tool = StandIn(lambda settings: 10.0, ONE)
-    plan = sweep.Plan((LoaderSettings(0), ONE), 0.01, 1, 1, repeats=1)
+    plan = sweep.SweepPlan((LoaderSettings(0), ONE), 0.01, 1, 1, repeats=1)
     case = workloads.BY_NAME["lock_bound"]  # without files
-    bench = sweep.Bench(case, tmp_path, plan, tool, lambda line: None, run)
+    bench = sweep.LoaderStudy(case, tmp_path, plan, tool, lambda line: None, run)
     study = bench.study()
     (kept,) = [each for each in study.sweep if each.settings == ONE]
     assert kept.others_cores == 0.1 and kept.batches_per_s == pytest.approx(12.0)
@@ -346,9 +346,9 @@ def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
             raise ValueError("no")
 
     run = fake_run(lambda _: 10.0, broken=FOUR)
-    plan = sweep.Plan((ONE, TWO), 0.1, rounds=1, final_rounds=1)
+    plan = sweep.SweepPlan((ONE, TWO), 0.1, rounds=1, final_rounds=1)
     case = workloads.BY_NAME["heavy_tail"]
-    bench = sweep.Bench(case, tmp_path, plan, Raises(), lambda _: None, run)
+    bench = sweep.LoaderStudy(case, tmp_path, plan, Raises(), lambda _: None, run)
     only = bench.study()
     assert only.choices[0].settings is None and only.choices[0].note == "failed: ValueError: no"
     assert "nothing came" in only.probe and not only.predictions
@@ -359,9 +359,9 @@ def test_a_tool_that_raises_loses_its_study_only(tmp_path: Path) -> None:
 def test_one_real_run_of_the_shared_decoder_by_two_workers(tmp_path: Path) -> None:
     sweep, workloads = (importlib.import_module(n) for n in ("_loader_sweep", "_loader_workloads"))
     tool = StandIn(lambda _: 1.0, ONE)
-    plan = sweep.Plan((TWO,), 0.05, rounds=1, final_rounds=1)
+    plan = sweep.SweepPlan((TWO,), 0.05, rounds=1, final_rounds=1)
     case = workloads.BY_NAME["lock_bound"]
-    only = sweep.Bench(case, tmp_path, plan, tool, lambda _: None).study()
+    only = sweep.LoaderStudy(case, tmp_path, plan, tool, lambda _: None).study()
     runs = [*only.sweep, *only.finals]
     assert [each.failure for each in runs] == [""] * 4
     assert all(each.batches_per_s and each.seconds > 0.05 for each in runs)
@@ -373,10 +373,10 @@ def test_one_real_run_of_the_shared_decoder_by_two_workers(tmp_path: Path) -> No
 def test_kept_readings_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     accuracy = importlib.import_module("loader_accuracy")
     one = study(
-        predictions=[figures().Prediction(ONE, 10.2)],
+        predictions=[figures().SettingPrediction(ONE, 10.2)],
         sweep=[reading(ONE, 10.0, 20.0)],
         choices=[
-            figures().Choice(figures().OURS, LoaderSettings(4, 8, True, False), 1.0),
+            figures().ToolChoice(figures().OURS, LoaderSettings(4, 8, True, False), 1.0),
         ],
         finals=[reading(ONE, 10.0), reading(LoaderSettings(4, 8, True, False), 9.8)],
     )

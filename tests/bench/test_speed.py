@@ -21,7 +21,6 @@ from trainfit.speed.work import COLUMNS
 
 WEIGHTS = "convolution_weight_gradient"
 KINDS_MADE = ("matmul", "convolution", WEIGHTS)
-BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 pytestmark = pytest.mark.usefixtures("bench_scripts")
 
@@ -98,14 +97,16 @@ def test_a_roofline_is_fitted_for_comparison() -> None:
 
 def test_a_job_is_kept_under_all_that_it_depends_on(tmp_path: Path) -> None:
     made = importlib.import_module("_timm_steps")
-    job = made.Job("resnet18", "infer", 224, 8, "RTX 3090", 0.1)
-    other = made.Job("resnet18", "infer", 224, 8, "RTX 3090", 0.2)
+    job = made.PublishedStep("resnet18", "infer", 224, 8, "RTX 3090", 0.1)
+    other = made.PublishedStep("resnet18", "infer", 224, 8, "RTX 3090", 0.2)
     assert job.file(tmp_path, "1") == other.file(tmp_path, "1")
     assert len({
         job.file(tmp_path, "1"),
         job.file(tmp_path, "2"),
-        made.Job("resnet18", "train", 224, 8, "RTX 3090", 0.1).file(tmp_path, "1"),
-        made.Job("resnet18", "infer", 224, 8, "RTX 3090", 0.1, ("nhwc",)).file(tmp_path, "1"),
+        made.PublishedStep("resnet18", "train", 224, 8, "RTX 3090", 0.1).file(tmp_path, "1"),
+        made.PublishedStep("resnet18", "infer", 224, 8, "RTX 3090", 0.1, ("nhwc",)).file(
+            tmp_path, "1"
+        ),
     }) == 4  # fmt: skip
 
 
@@ -139,7 +140,7 @@ def test_models_of_2022_whose_layers_were_others_are_left_out() -> None:
     then, now = script.TABLES[0], script.TABLES[3]
 
     def reason(model: str, table: Any) -> str | None:
-        job = script.Job(model, table.mode, 224, 8, table.gpu, 0.1, table.options)
+        job = script.PublishedStep(model, table.mode, 224, 8, table.gpu, 0.1, table.options)
         found: str | None = script.replaced(job)
         return found
 
@@ -154,7 +155,7 @@ def test_a_model_too_large_for_the_machine_is_left_out(
     made = importlib.import_module("_timm_steps")
     monkeypatch.setattr(made, "_prepared", lambda _: type("timm", (), {"__version__": "1"}))
     monkeypatch.setattr(made, "_simulated", lambda *_: pytest.fail("it was made"))
-    job = made.Job("vit_7b", "infer", 224, 8, "RTX 3090", 0.1, (), 1e12)
+    job = made.PublishedStep("vit_7b", "infer", 224, 8, "RTX 3090", 0.1, (), 1e12)
     assert made.steps(job, tmp_path, "") == {"error": "its weights take 4000 GB of this machine's"}
 
 
@@ -164,9 +165,9 @@ def test_another_model_of_the_same_name_is_left_out() -> None:
     timm = SimpleNamespace(create_model=lambda name, pretrained: torch.nn.Linear(100, 100))
     here = 10_100
     for table in (here, here * 1.009 + 4e3):
-        job = made.Job("net", "infer", 8, 2, "RTX 3090", 0.1, (), table)
+        job = made.PublishedStep("net", "infer", 8, 2, "RTX 3090", 0.1, (), table)
         with trainfit.simulate("RTX 3090", limited=False):
             assert made._made(job, timm, torch)[0].weight.is_cuda
-    job = made.Job("net", "infer", 8, 2, "RTX 3090", 0.1, (), 25.05e6)
+    job = made.PublishedStep("net", "infer", 8, 2, "RTX 3090", 0.1, (), 25.05e6)
     with pytest.raises(ValueError, match=r"another model: 0\.01 million"):
         made._made(job, timm, torch)

@@ -20,18 +20,18 @@ from _bench import ABSENT  # noqa: E402
 from _truth_files import TimedSteps, read_truth  # noqa: E402
 from gpu import measure, timing  # noqa: E402
 from gpu.cases import case  # noqa: E402
-from gpu.training import Job  # noqa: E402
+from gpu.training import TrainingJob  # noqa: E402
 
 BATCHES = (4096, 16384)
-FEW = timing.Repeats(most=8)
+FEW = timing.TimingRepeats(most=8)
 
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     """What a process of the campaign writes of a small job."""
     with trainfit.simulate("H100 SXM"):
-        job = Job(case("mlp", BATCHES[0]))
-        found = timing.TimedSteps(job, BATCHES, FEW).measure(simulated=True)
+        job = TrainingJob(case("mlp", BATCHES[0]))
+        found = timing.StepTimer(job, BATCHES, FEW).measure(simulated=True)
     return {"format": measure.FORMAT, "version": measure.VERSION, **found}
 
 
@@ -82,8 +82,8 @@ def test_a_core_that_was_measured_counts(folder: Path, result: dict[str, Any]) -
 @pytest.mark.slow
 def test_running_out_of_memory_ends_a_job_and_is_no_failure() -> None:
     with trainfit.simulate("custom:1.5GiB"):
-        job = Job(case("mlp", 8))
-        found = timing.TimedSteps(job, (8, 1 << 16, 16), FEW).measure(simulated=True)
+        job = TrainingJob(case("mlp", 8))
+        found = timing.StepTimer(job, (8, 1 << 16, 16), FEW).measure(simulated=True)
     assert [row["status"] for row in found["timed"]] == ["ran", "out_of_memory"]
 
 

@@ -19,7 +19,7 @@ from trainfit.version import ISSUES, __version__
 BROKEN = """
 import torch
 from trainfit.simgpu.device import recorder
-recorder.Recorder.malloc = None
+recorder.RecordingBuilder.malloc = None
 """
 #: Imported by every Python process: fails before the script runs.
 FAILS_TO_START = """

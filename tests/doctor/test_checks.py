@@ -36,7 +36,7 @@ from trainfit.results.machine import (
     Machine,
     NumaNode,
     PciDevice,
-    Threads,
+    ThreadSettings,
     TorchBuild,
     absent,
     cannot_tell,
@@ -512,7 +512,7 @@ def test_one_thread_is_good_and_what_it_means_is_said() -> None:
 
 def test_threads_of_opencv_in_workers_are_counted() -> None:
     assert "8 workers that use OpenCV would run 128 threads" in the("threads", made()).cause
-    few = made(cpu={"usable_cores": 4.0}, threads=Threads({}, fact(4), fact(4)))
+    few = made(cpu={"usable_cores": 4.0}, threads=ThreadSettings({}, fact(4), fact(4)))
     assert "would run" not in the("threads", few).cause
 
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE))
 
 import compose  # noqa: E402  (next to this file)
 
-from trainfit.hardware.machine.recorded import Recorder  # noqa: E402
+from trainfit.hardware.machine.recorded import RecordingSystem  # noqa: E402
 from trainfit.hardware.machine.survey import survey  # noqa: E402
 
 FILES = [
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _recorded(data: str | None) -> dict:
-    system = Recorder()
+    system = RecordingSystem()
     survey(system, data, seconds=300)
     for probe in ("nvml_gpus", "cuda_driver", "torch_devices"):
         system.probe(probe, 120)
@@ -131,7 +131,7 @@ def _recorded(data: str | None) -> dict:
     return system.document()
 
 
-def _keep(system: Recorder, path: str) -> None:
+def _keep(system: RecordingSystem, path: str) -> None:
     # A file behind a link is kept by the link's name: Recorder keeps one or the other.
     if Path(path).is_file() and os.access(path, os.R_OK):
         system.text(path)
@@ -139,7 +139,7 @@ def _keep(system: Recorder, path: str) -> None:
         system.link(path)
 
 
-def _walk(system: Recorder, folder: str) -> None:
+def _walk(system: RecordingSystem, folder: str) -> None:
     """A folder with all that is in it, except what links lead to."""
     for name in system.names(folder).value or ():
         path = f"{folder}/{name}"

@@ -35,7 +35,7 @@ from helpers_report import on_one_line, screen, whole
 from trainfit.pace.attribution import causes
 from trainfit.pace.fixes import Proof, with_skipped
 from trainfit.pace.host import Kernels
-from trainfit.pace.measuring import Options, measure
+from trainfit.pace.measuring import PaceOptions, measure
 from trainfit.pace.pacer import RehearsalCall
 from trainfit.report.sections.pace import merged, pace_subject, verdict_line
 from trainfit.results.pace import OTHERS, Estimate, PaceResult
@@ -179,7 +179,7 @@ class Chunked(SimulatedCallee):
 
 def chunked(traits: MachineTraits) -> PaceResult:
     machine = SimulatedMachine(traits, ACT)
-    return measure(Chunked(machine), machine, Options((30.0,), 20.0), target="chunked")
+    return measure(Chunked(machine), machine, PaceOptions((30.0,), 20.0), target="chunked")
 
 
 def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
@@ -197,7 +197,7 @@ def test_calls_that_only_pop_a_queue_are_told_apart() -> None:
 def of_chunks(period: int, hz: tuple[float, ...], seconds: float, said: list[str]) -> PaceResult:
     machine = SimulatedMachine(HEALTHY, ACT)
     callee = Chunked(machine, period)
-    return measure(callee, machine, Options(hz, seconds), say=said.append)
+    return measure(callee, machine, PaceOptions(hz, seconds), say=said.append)
 
 
 def test_each_rate_has_its_row_though_the_work_is_rare() -> None:
@@ -256,7 +256,7 @@ def test_a_chunked_policy_needs_a_rehearsal_of_its_own() -> None:
     """One more call would take an action from the queue, and calls would be counted wrongly."""
     machine = SimulatedMachine(CACHES, SHORT)
     callee = Chunked(machine)
-    options = Options((30.0,), 20.0, fix="rehearse")
+    options = PaceOptions((30.0,), 20.0, fix="rehearse")
     found = measure(callee, machine, options, fixer=SimulatedFixer(machine))
     assert causes(found.attribution) == ("cache_or_contention",)
     assert found.attribution is not None and found.fix_trial is None
@@ -300,7 +300,7 @@ def test_a_rehearsal_that_raises_is_the_failure() -> None:
             raise RuntimeError("a command to the robot")
 
     machine = SimulatedMachine(CACHES, ON_CPU)
-    found = measure(Broken(machine), machine, Options((30.0,), 6.0))
+    found = measure(Broken(machine), machine, PaceOptions((30.0,), 6.0))
     assert found.ended == "failed" and found.failure is not None
     assert found.failure.message == "a command to the robot" and found.rates[0].is_slower
 
@@ -323,7 +323,7 @@ def test_fixes_are_proved(traits: MachineTraits, work: object, fix: str) -> None
 
 def test_a_fix_of_something_else_does_not_help_and_is_undone() -> None:
     machine = SimulatedMachine(GPU_CLOCKS, HEAVY)
-    options = Options((30.0,), 6.0, fix="governor")
+    options = PaceOptions((30.0,), 6.0, fix="governor")
     found = measure(SimulatedCallee(machine), machine, options, fixer=SimulatedFixer(machine))
     assert found.fix_trial is not None and not found.fix_trial.is_fixed
     assert any("did not help" in note for note in found.notes)
@@ -358,7 +358,7 @@ def test_paced_calls_that_are_as_fast_when_looked_into_have_no_cause() -> None:
             self.last = self.machine.now()
 
     machine = SimulatedMachine(HEALTHY, ACT)
-    found = measure(Passing(machine), machine, Options((30.0,), 6.0))
+    found = measure(Passing(machine), machine, PaceOptions((30.0,), 6.0))
     assert found.rates[0].is_slower and found.attribution is not None
     assert found.attribution.findings == ()
     assert found.attribution.cannot_tell
@@ -379,7 +379,9 @@ class Failing(SimulatedCallee):
 
 def failing(at: int, error: BaseException) -> PaceResult:
     machine = SimulatedMachine(HEALTHY, ACT)
-    return measure(Failing(machine, at, error), machine, Options((30.0,), 6.0), target="failing")
+    return measure(
+        Failing(machine, at, error), machine, PaceOptions((30.0,), 6.0), target="failing"
+    )
 
 
 def test_a_call_that_raises_keeps_what_was_measured() -> None:
@@ -431,7 +433,7 @@ def test_an_interrupt_while_calls_are_profiled_leaves_no_baseline() -> None:
         yield Kernels()
 
     machine.device.profiled = profiled  # type: ignore[method-assign]
-    found = measure(callee, machine, Options((30.0,), 6.0), target="profiled")
+    found = measure(callee, machine, PaceOptions((30.0,), 6.0), target="profiled")
     assert found.ended == "interrupted"
     assert [block.phase for block in found.blocks].count("profile") == 1
     assert found.blocks[-1].phase == "profile" and len(found.blocks[-1].wall_s) == 2

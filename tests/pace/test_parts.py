@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trainfit.pace.loop import (
     ROUNDS,
-    Schedule,
+    RateSchedule,
     needed_s,
     said_before,
     scheduled,
@@ -33,7 +33,7 @@ from trainfit.pace.statistics import (
     summary,
     warnings_of,
 )
-from trainfit.results.pace import Block, Estimate, Readings
+from trainfit.results.pace import CallBlock, Estimate, HostReadings
 
 
 def block(
@@ -42,10 +42,10 @@ def block(
     hz: float | None = 30.0,
     first: int = 0,
     late: float = 0.0,
-    readings: Readings | None = None,
-) -> Block:
+    readings: HostReadings | None = None,
+) -> CallBlock:
     due = np.arange(len(walls)) / (hz or 30.0)
-    return Block(
+    return CallBlock(
         "sleep" if hz else "back_to_back",
         hz,
         "baseline",
@@ -54,7 +54,7 @@ def block(
         tuple(due + late),
         tuple(walls),
         tuple(walls),
-        readings=readings or Readings(),
+        readings=readings or HostReadings(),
     )
 
 
@@ -191,7 +191,7 @@ def test_doubts_are_said() -> None:
 
 
 def test_doubts_about_the_machine_are_said() -> None:
-    seen = Readings(throttled=3, others_cores=1.4, gpu_slowed=True)
+    seen = HostReadings(throttled=3, others_cores=1.4, gpu_slowed=True)
     said = " ".join(machine_warnings([block([0.01], readings=seen)], 4.0, 0.01))
     for words in (
         "first call took 4 s",
@@ -278,5 +278,5 @@ def test_the_duration_that_is_named_is_long_enough(hz: float, period: int, secon
 
 
 def test_calls_that_all_do_the_work_need_no_longer_blocks() -> None:
-    assert scheduled(30.0, 1, 4.0) == Schedule(30.0, ROUNDS, 0.8)
+    assert scheduled(30.0, 1, 4.0) == RateSchedule(30.0, ROUNDS, 0.8)
     assert said_before([30.0], 1, 0.1) == []

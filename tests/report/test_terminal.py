@@ -10,7 +10,6 @@ from helpers_page import FILES, entry, tainted
 from trainfit.report.blocks import (
     PAGE,
     Chart,
-    Command,
     Entry,
     Facts,
     Headline,
@@ -19,6 +18,7 @@ from trainfit.report.blocks import (
     Output,
     Row,
     Section,
+    Snippet,
     Subject,
     Text,
     figures,
@@ -35,7 +35,7 @@ PICTURE = bars([(("one",), 1.0, "1 s"), (("two",), 2.0, "2 s")], "l", ("which",)
 PLAIN = figures(("X",), [("9",)], "Nine")
 ALL = Subject(
     Headline("Plan", "good", "Fits: 1.", "What limits: it", "python train.py",
-             (Command("python train.py --a 1", "Run"),), ("edit train.py",)),
+             (Snippet("python train.py --a 1", "Run"),), ("edit train.py",)),
     (
         Section("Facts", (Facts((Row("first", "now", 0), Row("second", "never on a screen"))),)),
         Section("Table", (TABLE,)),  # type: ignore[arg-type]

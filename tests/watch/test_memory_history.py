@@ -14,7 +14,7 @@ from trainfit.memory.snapshot.report import explain_snapshot
 from trainfit.results.runs.watched import memory_path
 from trainfit.results.watch import WatchResult
 from trainfit.watch.recorder.cuda_hooks import MemoryHistory
-from trainfit.watch.recorder.recorder import Place, Recorder
+from trainfit.watch.recorder.recorder import Recorder, RecordingPlace
 
 RESULT = Path(__file__).parents[1] / "fixtures" / "results" / "watch-v1.json"
 
@@ -46,7 +46,7 @@ def test_nothing_is_saved_without_cuda(tmp_path: Path) -> None:
 
 
 def test_the_recorder_saves_the_first_failure(tmp_path: Path) -> None:
-    place = Place(tmp_path, 0.0, 0.0, "python train.py", keeps_memory_history=True)
+    place = RecordingPlace(tmp_path, 0.0, 0.0, "python train.py", keeps_memory_history=True)
     with trainfit.simulate("custom:1500MiB"):
         recorder = Recorder(place)
         recorder.start()

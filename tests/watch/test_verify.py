@@ -16,12 +16,12 @@ import pytest
 
 from helpers_cli import error_line, json_of, trainfit
 from tests.watch.test_compare import header, loader, noise, run
-from trainfit.cli.verbs.watched import _Filled as Filled
+from trainfit.cli.verbs.watched import _FilledCommand as Filled
 from trainfit.report.sections.comparison import tried_subject
 from trainfit.report.writers.terminal import screen
 from trainfit.results.findings import Finding, Fix, Severity
 from trainfit.results.runs.watched import RunRecord
-from trainfit.results.watch import Verification, WatchResult
+from trainfit.results.watch import AdviceVerification, WatchResult
 from trainfit.watch.verify import ShortRunError, _Errors, short_run, verify
 
 COMMAND = ("python", "train.py", "--workers={num_workers:0}")
@@ -57,7 +57,7 @@ class Runs:
 
     def verify(
         self, *findings: Finding, command: Sequence[str] = COMMAND, count: int = 5, **variables: str
-    ) -> Verification:
+    ) -> AdviceVerification:
         def judge(record: RunRecord) -> WatchResult:
             return WatchResult(
                 header(), 90, 9.0, 0.1, None, None, (), limit="input", findings=findings
@@ -66,7 +66,7 @@ class Runs:
         return verify(Filled(command), self, judge, self.told.append, variables, count=count)
 
 
-def text(result: Verification) -> str:
+def text(result: AdviceVerification) -> str:
     return "\n".join(line.text for line in screen(tried_subject(result)))
 
 
@@ -84,7 +84,7 @@ def test_a_change_that_helps_is_proven_in_alternation() -> None:
     assert result.changed_command == "python train.py --workers=4"
     assert result.left_out == {"persistent_workers": "True"}
     assert text(result).startswith("Proven: num_workers=4 is faster, speed +")
-    assert Verification.from_json(result.to_json(), Path("x")) == result
+    assert AdviceVerification.from_json(result.to_json(), Path("x")) == result
 
 
 def test_no_gain_and_worse_are_said() -> None:
@@ -157,7 +157,7 @@ def test_what_cannot_be_tried_is_said_with_the_line(
     result = runs.verify(*findings)
     assert (result.verdict, len(runs.asked), result.line) == ("not tried", 1, line)
     assert reason in result.reason
-    assert Verification.from_json(result.to_json(), Path("x")) == result
+    assert AdviceVerification.from_json(result.to_json(), Path("x")) == result
 
 
 def test_workers_that_stay_are_not_asked_for_without_workers() -> None:

@@ -73,36 +73,36 @@ def steps_claim(trade: Trade | None) -> Claim | None:
     return Claim("steps", text, _MCCANDLISH)
 
 
-def factor_text(found: Interval) -> str:
+def factor_text(interval: Interval) -> str:
     """``0.27 × (0.25 to 0.31)``."""
-    if found.high is None:
-        return f"at least {found.low:.2g} ×"
-    if found.value is None:
-        return f"{found.low:.2g} to {found.high:.2g} ×"
-    value, low, high = f"{found.value:.2g}", f"{found.low:.2g}", f"{found.high:.2g}"
+    if interval.high is None:
+        return f"at least {interval.low:.2g} ×"
+    if interval.value is None:
+        return f"{interval.low:.2g} to {interval.high:.2g} ×"
+    value, low, high = f"{interval.value:.2g}", f"{interval.low:.2g}", f"{interval.high:.2g}"
     return f"{value} ×" if value == low == high else f"{value} × ({low} to {high})"
 
 
-def rate_claim(found: LearningRate, before: int, after: int) -> Claim:
+def rate_claim(rate: LearningRate, before: int, after: int) -> Claim:
     """The learning rate, both betas and warm-up."""
-    if found.factor is None or found.low is None or found.high is None:
-        return Claim("learning rate", found.holds, found.sources)
-    factor = factor_text(Interval(found.factor, found.low, found.high))
+    if rate.factor is None or rate.low is None or rate.high is None:
+        return Claim("learning rate", rate.holds, rate.sources)
+    factor = factor_text(Interval(rate.factor, rate.low, rate.high))
     text = f"multiply by {factor.replace(' ×', '', 1)}"
-    if found.value is not None:
-        text += f", to {found.value:.3g}"
+    if rate.value is not None:
+        text += f", to {rate.value:.3g}"
     if after > before:
         text += " (also try half of that: no rule holds above the largest stable rate)"
-    if found.beta2 is not None:
-        text += f", and set beta2 to {found.beta2:.4g}"
-        if found.beta1 is not None:
-            text += f", beta1 to {found.beta1:.2g}"
-    if found.warm_up:
+    if rate.beta2 is not None:
+        text += f", and set beta2 to {rate.beta2:.4g}"
+        if rate.beta1 is not None:
+            text += f", beta1 to {rate.beta1:.2g}"
+    if rate.warm_up:
         text += ", with a warm-up"
-    text += f"; {found.holds}"
+    text += f"; {rate.holds}"
     if before != after:
         text += "; count warm-up, schedule and EMA in samples"
-    return Claim("learning rate", text, found.sources)
+    return Claim("learning rate", text, rate.sources)
 
 
 def accumulation_claim(before: int, kept: Split | None) -> Claim | None:

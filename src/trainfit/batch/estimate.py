@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.batch import Interval, Method, ModuleNoise, Moment, NoiseResult
+from trainfit.results.batch import Interval, Method, ModuleNoise, NoiseMoment, NoiseResult
 
 #: 95th percentile of the normal distribution: both sides leave 5% outside of a 90% interval.
 _Z: Final = 1.6448536269514722
@@ -89,7 +89,7 @@ def mean_against_all(sizes: Sequence[int]) -> Weights:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class NoiseEstimate:
     """The noise scale and what it consists of; ``noise.high`` is ``None`` where |G|² may be 0."""
 
     noise: Interval
@@ -97,7 +97,7 @@ class Estimate:
     trace: Interval
 
 
-def estimate(square: Floats, trace: Floats) -> Estimate | None:
+def estimate(square: Floats, trace: Floats) -> NoiseEstimate | None:
     """The noise scale from |G|² and tr Σ of each step, in order; ``None`` for fewer than
     :data:`LEAST_STEPS`.
 
@@ -112,7 +112,7 @@ def estimate(square: Floats, trace: Floats) -> Estimate | None:
     t = t_quantile(blocks - 1)
     cov = np.cov(squares, traces) / blocks
     mean_square, mean_trace = float(squares.mean()), float(traces.mean())
-    return Estimate(
+    return NoiseEstimate(
         _fieller(mean_trace, mean_square, cov, t),
         _interval(mean_square, t * math.sqrt(cov[0, 0])),
         _interval(mean_trace, t * math.sqrt(cov[1, 1])),
@@ -303,21 +303,21 @@ def _modules(log: Log, squares: Floats, traces: Floats) -> tuple[ModuleNoise, ..
     return tuple(found)
 
 
-def _history(steps: Sequence[int], squares: Floats, traces: Floats) -> tuple[Moment, ...]:
+def _history(steps: Sequence[int], squares: Floats, traces: Floats) -> tuple[NoiseMoment, ...]:
     found = []
     for begin in range(0, len(steps) - _MOMENT + 1, _MOMENT):
         part = slice(begin, begin + _MOMENT)
         one = estimate(squares[part], traces[part])
         assert one is not None
-        found.append(Moment(steps[begin + _MOMENT // 2], one.noise))
+        found.append(NoiseMoment(steps[begin + _MOMENT // 2], one.noise))
     return tuple(found)
 
 
-def _cannot_tell(log: Log, found: Estimate | None, used: int) -> str:
+def _cannot_tell(log: Log, estimate: NoiseEstimate | None, used: int) -> str:
     if log.fault and not used:
         return log.fault
-    if found is not None:
-        return _unbounded(found.noise)
+    if estimate is not None:
+        return _unbounded(estimate.noise)
     if log.steps_seen == 0 and not used:
         return "no step of a torch.optim optimizer of this model was seen"
     if log.accumulation * log.ranks <= 1 and log.method == "none":

@@ -47,7 +47,7 @@ _WRITTEN: Final[dict[MetricUnit, tuple[str, tuple[str, ...]]]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Condition:
+class FailCondition:
     """``name`` compared with ``limit`` (seconds, bytes, a share, a count); ``text`` as typed."""
 
     text: str
@@ -93,7 +93,7 @@ def gated(options: argparse.Namespace, result: Metered, code: int) -> int:
     return 1 if fails and code == 0 else code
 
 
-def condition(kind: type[Metered], text: str) -> Condition:
+def condition(kind: type[Metered], text: str) -> FailCondition:
     """What ``text`` asks of a result of this kind.
 
     Raises ``argparse.ArgumentTypeError``, to whose text the option's name is added.
@@ -119,17 +119,17 @@ def condition(kind: type[Metered], text: str) -> Condition:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected a number with its unit, such as {written}, got {quantity!r}"
         ) from None
-    return Condition(text, names[word], _OPERATORS[sign], limit)
+    return FailCondition(text, names[word], _OPERATORS[sign], limit)
 
 
-def _argument(kind: str, text: str) -> Condition:
+def _argument(kind: str, text: str) -> FailCondition:
     """An argparse type."""
     module, _, name = kind.partition(":")
     metered = getattr(importlib.import_module(f"trainfit.results.{module}"), name)
     return condition(metered, text)
 
 
-def _checked(kind: type[Metered], text: str) -> Condition:
+def _checked(kind: type[Metered], text: str) -> FailCondition:
     """The condition of an option that argparse could not check."""
     try:
         return condition(kind, text)

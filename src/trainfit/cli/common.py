@@ -37,7 +37,7 @@ Split = Callable[[argparse.ArgumentParser, Sequence[str]], tuple[list[str], list
 
 
 @dataclass(frozen=True)
-class Options:
+class VerbOptions:
     """What can be typed after a verb.
 
     Attributes:

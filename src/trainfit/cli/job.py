@@ -18,7 +18,7 @@ from trainfit.results.text import count, printable, size
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class GpuChoice:
     """The GPU to simulate, its constants, and the rates of the user's calibration profile
     (``None``: there is none that holds for it)."""
 
@@ -32,7 +32,7 @@ def chosen_device(
     environment: Mapping[str, str],
     processes: int,
     machines: int,
-) -> Device:
+) -> GpuChoice:
     """The device of ``--gpu``, ``--profile`` and ``--other-processes``; ``environment`` is the
     job's, which has so many ``processes`` with a GPU each, on so many ``machines``.
 
@@ -100,7 +100,7 @@ def chosen_device(
     )
     # A profile that was forced is another GPU's, or a rehearsal's.
     rates = profile.rates if profile is not None and not notes else None
-    return Device(gpu, constants, rates)
+    return GpuChoice(gpu, constants, rates)
 
 
 def check_others(held_bytes: int, gpu: GpuSpec) -> None:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from trainfit.cli.common import Options, options_with_value
+from trainfit.cli.common import VerbOptions, options_with_value
 from trainfit.cli.config import use_config
 from trainfit.results.text import printable
 from trainfit.version import __version__
@@ -38,10 +38,10 @@ class Verb:
     place: str
     beside: str = ""
 
-    def options(self) -> Options:
+    def options(self) -> VerbOptions:
         """What can be typed after it."""
         module = importlib.import_module(f"trainfit.cli.options.{self.place}")
-        options: Options = getattr(module, self.name.upper())
+        options: VerbOptions = getattr(module, self.name.upper())
         return options
 
     def code(self) -> Callable[[argparse.Namespace, Sequence[str]], int]:

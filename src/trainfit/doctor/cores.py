@@ -108,7 +108,7 @@ def _why(cpu: Cpu) -> str:
     return "; ".join(parts)
 
 
-def _one_cpu(machine: Machine, found: list[Evidence]) -> Check | None:
+def _one_cpu(machine: Machine, evidence: list[Evidence]) -> Check | None:
     """Some imports bind the process to one CPU; so does Slurm without --cpus-per-task."""
     affinity, logical = machine.cpu.affinity.value, machine.cpu.logical_cpus.value
     if not affinity or not logical or len(affinity) > 1 or logical == 1:
@@ -122,7 +122,7 @@ def _one_cpu(machine: Machine, found: list[Evidence]) -> Check | None:
         "all threads and all DataLoader workers share one CPU: loading, decoding and kernel "
         "launches compete for it. An environment or an import that sets an affinity "
         "(GOMP_CPU_AFFINITY, KMP_AFFINITY, taskset, a container's cpuset) is the usual reason.",
-        found,
+        evidence,
         [
             Fix(
                 f"taskset -c 0-{logical - 1} python train.py",
@@ -133,7 +133,7 @@ def _one_cpu(machine: Machine, found: list[Evidence]) -> Check | None:
     )
 
 
-def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
+def _only_efficiency_cores(cpu: Cpu, evidence: list[Evidence]) -> Check | None:
     kinds = {kind.kind: kind for kind in cpu.core_kinds.value or ()}
     slow, fast, affinity = kinds.get("efficiency"), kinds.get("performance"), cpu.affinity.value
     if slow is None or fast is None or not affinity or not set(affinity) <= set(slow.logical_cpus):
@@ -144,7 +144,7 @@ def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
         f"this process may run on efficiency cores only (CPUs {cpu_list_text(affinity)})"[:99],
         "kernel launches and decoding run at the lower clock and fewer instructions per clock "
         "of the efficiency cores, while the performance cores are idle.",
-        found,
+        evidence,
         [
             Fix(
                 f"taskset -c {cpu_list_text(fast.logical_cpus)} python train.py",
@@ -155,7 +155,7 @@ def _only_efficiency_cores(cpu: Cpu, found: list[Evidence]) -> Check | None:
     )
 
 
-def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
+def _hidden_quota(machine: Machine, evidence: list[Evidence]) -> Check | None:
     """A quota that neither os.cpu_count() nor the affinity shows, and nobody sized for."""
     quota, affinity = machine.cpu.quota_cores.value, machine.cpu.affinity.value
     if quota is None or not affinity or quota >= policy.QUOTA_SHARE * len(affinity):
@@ -171,7 +171,7 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
         "os.cpu_count(), nproc and top show the CPUs, not the quota. A job that sizes its threads "
         "or DataLoader workers by them uses up the quota early in each period of 100 ms and "
         "is throttled until the next: step times vary and the GPU waits.",
-        found,
+        evidence,
         [
             Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={number} at most",
@@ -189,7 +189,7 @@ def _hidden_quota(machine: Machine, found: list[Evidence]) -> Check | None:
     )
 
 
-def _few_for_gpus(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
+def _few_for_gpus(machine: Machine, usable: float, evidence: list[Evidence]) -> Check | None:
     gpus = len(gpus_of_job(machine))
     if not gpus or usable >= policy.LEAST_CPUS_PER_GPU * gpus:
         return None
@@ -200,7 +200,7 @@ def _few_for_gpus(machine: Machine, usable: float, found: list[Evidence]) -> Che
         f"{cores(usable)} usable CPUs for {count(gpus, 'GPU')}: fewer than {least}",
         "the main process, its pin-memory thread and the workers share them: "
         "the GPU waits for data, however fast it is.",
-        found,
+        evidence,
         [
             Fix(
                 "decode once and store the tensors, or augment on the GPU (torchvision "
@@ -359,27 +359,27 @@ def _listed(nodes: Sequence[NumaNode]) -> str:
 
 
 def _several(
-    machine: Machine, nodes: Sequence[NumaNode], gpus: Sequence[Gpu], found: list[Evidence]
+    machine: Machine, nodes: Sequence[NumaNode], gpus: Sequence[Gpu], evidence: list[Evidence]
 ) -> tuple[Check, ...]:
     reached = _reached(machine, nodes)
     known = [gpu for gpu in gpus if gpu.numa_node.value is not None]
     known = [gpu for gpu in known if gpu.numa_node.value in {node.node for node in nodes}]
     far = [gpu for gpu in known if reached and gpu.numa_node.value not in reached]
     if far and len(far) == len(known):
-        return tuple(_far(machine, gpu, reached, found) for gpu in far)
+        return tuple(_far(machine, gpu, reached, evidence) for gpu in far)
     if not known:
         needed = (
             "the firmware's NUMA node of each GPU (numa_node is -1): `nvidia-smi topo -m` shows "
             "what the driver knows; in the BIOS, NUMA per socket must be on"
         )
-        return (unsure(NUMA, f"the GPU's NUMA node, of {len(nodes)}", needed, found),)
+        return (unsure(NUMA, f"the GPU's NUMA node, of {len(nodes)}", needed, evidence),)
     if len(reached) == 1:
         node = next(iter(reached))
         near = ", ".join(str(gpu.index) for gpu in known if gpu.numa_node.value == node)
         return (
-            good(NUMA, f"this process is bound to node {node}, that of GPU {near}"[:99], found),
+            good(NUMA, f"this process is bound to node {node}, that of GPU {near}"[:99], evidence),
         )
-    return (_unbound(machine, nodes, known, found),)
+    return (_unbound(machine, nodes, known, evidence),)
 
 
 def _reached(machine: Machine, nodes: Sequence[NumaNode]) -> set[int]:
@@ -387,7 +387,7 @@ def _reached(machine: Machine, nodes: Sequence[NumaNode]) -> set[int]:
     return {node.node for node in nodes if affinity & set(node.cpus)}
 
 
-def _far(machine: Machine, gpu: Gpu, reached: set[int], found: list[Evidence]) -> Check:
+def _far(machine: Machine, gpu: Gpu, reached: set[int], evidence: list[Evidence]) -> Check:
     node = gpu.numa_node.value
     here = ", ".join(str(each) for each in sorted(reached))
     former = cpu_list_text(machine.cpu.affinity.value or ())
@@ -398,7 +398,7 @@ def _far(machine: Machine, gpu: Gpu, reached: set[int], found: list[Evidence]) -
             :99
         ],
         f"{_WHY}.",
-        found,
+        evidence,
         [
             Fix(
                 f"numactl --cpunodebind={node} --membind={node} python train.py",
@@ -410,7 +410,7 @@ def _far(machine: Machine, gpu: Gpu, reached: set[int], found: list[Evidence]) -
 
 
 def _unbound(
-    machine: Machine, nodes: Sequence[NumaNode], gpus: Sequence[Gpu], found: list[Evidence]
+    machine: Machine, nodes: Sequence[NumaNode], gpus: Sequence[Gpu], evidence: list[Evidence]
 ) -> Check:
     first = gpus[0].numa_node.value
     remedies = [
@@ -442,6 +442,6 @@ def _unbound(
         f"{len(nodes)} NUMA nodes, {where}; jobs are not bound unless started so",
         f"{_WHY}. This process is not bound, nor is a job started the same "
         "way. To see the cost, time the job with and without the fix.",
-        found,
+        evidence,
         remedies,
     )

@@ -23,9 +23,9 @@ def evidence(what: str, fact: Fact[T], show: Callable[[T], Any] = str) -> Eviden
     return Evidence(what, f"{state} ({fact.reason})", source=fact.source)
 
 
-def good(name: str, summary: str, found: Sequence[Evidence] = (), why: str = "") -> Check:
+def good(name: str, summary: str, evidence: Sequence[Evidence] = (), why: str = "") -> Check:
     """Nothing is wrong."""
-    return Check("", "info", summary, tuple(found), why, name=name, verdict="good")
+    return Check("", "info", summary, tuple(evidence), why, name=name, verdict="good")
 
 
 def bad(
@@ -33,24 +33,33 @@ def bad(
     kind: str,
     summary: str,
     why: str,
-    found: Sequence[Evidence],
+    evidence: Sequence[Evidence],
     fixes: Sequence[Fix],
     severity: Severity = "warning",
 ) -> Check:
     """Something costs the job its GPU, speed or memory; ``kind`` is a stable identifier."""
-    return Check(kind, severity, summary, tuple(found), why, tuple(fixes), name=name, verdict="bad")
+    return Check(
+        kind, severity, summary, tuple(evidence), why, tuple(fixes), name=name, verdict="bad"
+    )
 
 
 def unsure(
     name: str,
     summary: str,
     needed: str,
-    found: Sequence[Evidence] = (),
+    evidence: Sequence[Evidence] = (),
     to_try: Sequence[Fix] = (),
 ) -> Check:
     """Undetermined; ``needed`` says what would be needed to tell, ``to_try`` what may show it."""
     return Check(
-        "", "info", summary, tuple(found), needed, tuple(to_try), name=name, verdict="cannot_tell"
+        "",
+        "info",
+        summary,
+        tuple(evidence),
+        needed,
+        tuple(to_try),
+        name=name,
+        verdict="cannot_tell",
     )
 
 

@@ -107,7 +107,7 @@ def _name(policies: Sequence[FrequencyPolicy]) -> str:
     return brief(text + (f", EPP {'/'.join(wishes)}" if wishes else ""), 52)
 
 
-def _hidden(machine: Machine, found: list[Evidence]) -> Check:
+def _hidden(machine: Machine, evidence: list[Evidence]) -> Check:
     reason = machine.cpu.policies.reason
     where = "the host decides" if machine.surroundings.virtual_machine.is_known else "it decides"
     return unsure(
@@ -115,7 +115,7 @@ def _hidden(machine: Machine, found: list[Evidence]) -> Check:
         "cpufreq is not visible here: the CPU's clock settings are unknown",
         f"cpufreq of the machine itself ({reason or 'none is listed'}); {where}. Their effect on "
         "calls at a fixed rate can only be measured: paced against back to back.",
-        found,
+        evidence,
     )
 
 
@@ -130,7 +130,7 @@ def _epp(p: FrequencyPolicy) -> int | None:
 
 
 def _pinned(
-    machine: Machine, policies: Sequence[FrequencyPolicy], found: list[Evidence]
+    machine: Machine, policies: Sequence[FrequencyPolicy], evidence: list[Evidence]
 ) -> Check | None:
     """The generic powersave governor sets the lowest clock and never raises it."""
     low = [p for p in policies if p.governor == "powersave" and p.driver not in _OWN_CHOICE]
@@ -144,7 +144,7 @@ def _pinned(
         f"governor powersave under {driver} holds the CPU at its lowest clock",
         "with this driver, powersave sets the lowest clock regardless of the load. Loading, "
         "decoding and launching kernels are slower in proportion to the clocks.",
-        found,
+        evidence,
         _governor_remedies(machine, policies, ("performance", "schedutil", "ondemand")),
     )
 
@@ -194,7 +194,7 @@ def _set_epp(wish: str, group: Sequence[FrequencyPolicy], everywhere: bool) -> s
 
 
 def _limited(
-    machine: Machine, policies: Sequence[FrequencyPolicy], found: list[Evidence]
+    machine: Machine, policies: Sequence[FrequencyPolicy], evidence: list[Evidence]
 ) -> Check | None:
     low = [
         p
@@ -222,7 +222,7 @@ def _limited(
         f"{ghz(worst.hardware_hz or 0)}",
         "scaling_max_freq limits the clock regardless of the load: loading, decoding and "
         "kernel launches are slower in proportion.",
-        found,
+        evidence,
         remedies,
     )
 
@@ -235,7 +235,7 @@ def _khz(hertz: float | None) -> str:
     return f"{round((hertz or 0) / 1e3)}kHz"
 
 
-def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
+def _turbo_off(machine: Machine, evidence: list[Evidence]) -> Check | None:
     turbo = machine.cpu.turbo
     if turbo.value is not False:
         return None
@@ -249,7 +249,7 @@ def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
         "turbo is switched off: the CPU stays at its base clock",
         "one Python thread launches a model's kernels and gains most from turbo; workers that "
         "decode are slowed by the same factor.",
-        found,
+        evidence,
         [
             Fix(
                 f"echo {on} | sudo tee {shlex.quote(file)}",
@@ -261,7 +261,7 @@ def _turbo_off(machine: Machine, found: list[Evidence]) -> Check | None:
 
 
 def _prefers_power(
-    machine: Machine, policies: Sequence[FrequencyPolicy], found: list[Evidence]
+    machine: Machine, policies: Sequence[FrequencyPolicy], evidence: list[Evidence]
 ) -> Check | None:
     saving = [
         p for p in policies if p.governor != "performance" and (_epp(p) or 0) > policy.EPP_POWER
@@ -275,7 +275,7 @@ def _prefers_power(
         f"the CPU is set to save power (EPP {wish}): its clock rises late and not to the maximum",
         "a power-saving EPP also lowers the clock of a loaded core. Loading and kernel "
         "launches are slower, most of all for calls with pauses between them.",
-        found,
+        evidence,
         [*_epp_remedies(machine, policies), *_governor_remedies(machine, policies)],
     )
 
@@ -298,7 +298,7 @@ def _epp_remedies(machine: Machine, policies: Sequence[FrequencyPolicy]) -> list
 
 
 def _scales(
-    machine: Machine, policies: Sequence[FrequencyPolicy], found: list[Evidence]
+    machine: Machine, policies: Sequence[FrequencyPolicy], evidence: list[Evidence]
 ) -> Check | None:
     """Clocks that follow the load: good under a steady one, to be measured under a paced one."""
     slow = [p for p in policies if not _stays_up(p)]
@@ -312,7 +312,7 @@ def _scales(
         "one robot's calls took 7 to 8 ms more at 30 Hz than at 60 Hz. To see whether this "
         "machine does that, time the same call paced and back to back, with and without the fix "
         "(trainfit pace).",
-        found,
+        evidence,
         (*_epp_remedies(machine, policies), *_governor_remedies(machine, policies)),
     )
 

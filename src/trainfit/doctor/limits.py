@@ -53,7 +53,7 @@ def check_files(machine: Machine) -> tuple[Check, ...]:
 
 
 def _few_files(
-    machine: Machine, soft: int, workers: int, needed: int, found: list[Evidence]
+    machine: Machine, soft: int, workers: int, needed: int, evidence: list[Evidence]
 ) -> Check:
     hard = machine.limits.open_files_hard.value
     wanted = max(needed, policy.FILES_WANTED)
@@ -85,7 +85,7 @@ def _few_files(
         "limit the job fails with 'Too many open files' or 'received 0 items of ancdata'. The "
         f"estimate assumes {policy.PREFETCH} prefetched batches per worker with "
         f"{policy.TENSORS_PER_BATCH} tensors each.",
-        found,
+        evidence,
         remedies,
     )
 
@@ -223,7 +223,7 @@ def check_scheduler(machine: Machine) -> tuple[Check, ...]:
     return (good(name, summary, found),)
 
 
-def _one_cpu(machine: Machine, name: str, found: list[Evidence]) -> Check:
+def _one_cpu(machine: Machine, name: str, evidence: list[Evidence]) -> Check:
     wanted = min(8, machine.cpu.logical_cpus.value or 8)
     slurm = machine.surroundings.scheduler.value == "slurm"
     then = f"  # and: srun --cpus-per-task={wanted} python train.py" if slurm else ""
@@ -233,7 +233,7 @@ def _one_cpu(machine: Machine, name: str, found: list[Evidence]) -> Check:
         "the scheduler allocates one CPU: workers and the main process share it",
         "loading and kernel launches compete for it. Slurm gives a task one CPU unless "
         "--cpus-per-task requests more, and since 22.05 srun does not inherit sbatch's value.",
-        found,
+        evidence,
         [
             Fix(
                 _request(machine, wanted) + then,
@@ -250,7 +250,7 @@ def _request(machine: Machine, number: int) -> str:
 
 
 def _more_seen(
-    machine: Machine, name: str, granted: tuple[str, int], usable: float, found: list[Evidence]
+    machine: Machine, name: str, granted: tuple[str, int], usable: float, evidence: list[Evidence]
 ) -> Check:
     variable, number = granted
     return bad(
@@ -259,7 +259,7 @@ def _more_seen(
         f"{variable} allocates {count(number, 'CPU')}, but the process may run on {cores(usable)}",
         "the cluster does not confine jobs to their CPUs: libraries and workers "
         "that count visible CPUs compete with other jobs for theirs.",
-        found,
+        evidence,
         [
             Fix(
                 f"export OMP_NUM_THREADS={number}  # and num_workers={max(1, number - 1)} at most",

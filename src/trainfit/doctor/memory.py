@@ -46,7 +46,7 @@ def check_memory(machine: Machine) -> tuple[Check, ...]:
 
 
 def _enough(
-    machine: Machine, name: str, total: int, available: int, found: list[Evidence]
+    machine: Machine, name: str, total: int, available: int, evidence: list[Evidence]
 ) -> Check:
     summary = f"{size(available)} of {size(total)} RAM available"
     limit = machine.memory.limit_bytes.value
@@ -60,10 +60,10 @@ def _enough(
             f"it is less than one GPU's {size(largest)}: a checkpoint as large as the "
             "GPU cannot be loaded at once (torch.load(..., mmap=True), or one shard at a time)"
         )
-    return good(name, summary, found, why)
+    return good(name, summary, evidence, why)
 
 
-def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | None:
+def _near_limit(machine: Machine, name: str, evidence: list[Evidence]) -> Check | None:
     memory = machine.memory
     limit, used = memory.limit_bytes.value, memory.limit_used_bytes.value
     if not limit or used is None or used < policy.LIMIT_USED_SHARE * limit:
@@ -77,7 +77,7 @@ def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | N
         "at the limit the kernel kills a process of the job (exit code 137; a DataLoader worker "
         "'killed by signal: Killed'). Tensors "
         "in /dev/shm and workers' copies count; reclaimable file cache is not included here.",
-        found,
+        evidence,
         [
             Fix(
                 "lower num_workers or prefetch_factor of the DataLoader",
@@ -98,7 +98,7 @@ def _near_limit(machine: Machine, name: str, found: list[Evidence]) -> Check | N
     )
 
 
-def _nearly_full(name: str, total: int, available: int, found: list[Evidence]) -> Check | None:
+def _nearly_full(name: str, total: int, available: int, evidence: list[Evidence]) -> Check | None:
     least = max(policy.LEAST_AVAILABLE_BYTES, policy.LEAST_AVAILABLE_SHARE * total)
     if available >= min(least, total / 2):
         return None
@@ -109,7 +109,7 @@ def _nearly_full(name: str, total: int, available: int, found: list[Evidence]) -
         "each DataLoader worker is a process of several hundred MB; when memory "
         "runs out, the kernel kills one of them or the job. Before that the page cache is evicted, "
         "and every epoch reads from disk.",
-        found,
+        evidence,
         [
             Fix(
                 f"{_LARGEST}  # then: kill PID",
@@ -120,7 +120,7 @@ def _nearly_full(name: str, total: int, available: int, found: list[Evidence]) -
     )
 
 
-def _swapping(machine: Machine, name: str, found: list[Evidence]) -> Check | None:
+def _swapping(machine: Machine, name: str, evidence: list[Evidence]) -> Check | None:
     memory = machine.memory
     used, total, available = (
         memory.swap_used_bytes.value,
@@ -137,7 +137,7 @@ def _swapping(machine: Machine, name: str, found: list[Evidence]) -> Check | Non
         f"{size(used)} swapped out, only {percent(available / total)} of RAM available",
         "swapped pages are read back from disk when accessed: steps "
         "stall for milliseconds to seconds.",
-        found,
+        evidence,
         [
             Fix(
                 f"{_LARGEST}  # terminate what is not needed: kill PID",
@@ -180,7 +180,7 @@ _NEED = (
 )
 
 
-def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -> Check:
+def _small_shm(machine: Machine, name: str, total: int, evidence: list[Evidence]) -> Check:
     kubernetes = "kube" in (machine.surroundings.container.value or "").lower()
     wanted = policy.SHM_WANTED
     remount = Fix(
@@ -216,7 +216,7 @@ def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -
         f"{_NEED}. Docker and Kubernetes give 64 MiB by default; when it is full, a worker is "
         "'killed by signal: Bus error'. The sharing strategy 'file_system' uses "
         "it, too.",
-        found,
+        evidence,
         [
             *remedies,
             Fix(
@@ -228,14 +228,14 @@ def _small_shm(machine: Machine, name: str, total: int, found: list[Evidence]) -
     )
 
 
-def _full_shm(name: str, free: int, total: int, found: list[Evidence]) -> Check:
+def _full_shm(name: str, free: int, total: int, evidence: list[Evidence]) -> Check:
     return bad(
         name,
         "shm_full",
         f"only {size(free)} of {size(total)} in /dev/shm are free",
         f"{_NEED}. Running jobs fill it, or files left by killed jobs (torch_*, psm_*, "
         "nccl-*): when it is full, a worker is 'killed by signal: Bus error'.",
-        found,
+        evidence,
         [
             Fix(
                 "ls -lS /dev/shm | head; fuser -v /dev/shm/torch_*  # rm unused ones",
@@ -246,14 +246,14 @@ def _full_shm(name: str, free: int, total: int, found: list[Evidence]) -> Check:
     )
 
 
-def _no_shm(machine: Machine, name: str, found: list[Evidence]) -> Check:
+def _no_shm(machine: Machine, name: str, evidence: list[Evidence]) -> Check:
     return bad(
         name,
         "shm_missing",
         "no /dev/shm: DataLoader workers cannot transfer tensors",
         "workers put batches, and multiprocessing its locks, into shared memory: without "
         "it any num_workers above 0 fails.",
-        found,
+        evidence,
         [
             Fix(
                 f"sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o size={policy.SHM_WANTED} "
@@ -289,7 +289,7 @@ def check_disk(machine: Machine) -> tuple[Check, ...]:
     return (check or _fine(storage, found),)
 
 
-def _full(storage: Storage, found: list[Evidence]) -> Check | None:
+def _full(storage: Storage, evidence: list[Evidence]) -> Check | None:
     free = storage.free_bytes.value
     if free is None or free >= policy.LEAST_FREE_BYTES:
         return None
@@ -300,7 +300,7 @@ def _full(storage: Storage, found: list[Evidence]) -> Check | None:
         f"only {size(free)} free at {brief(place, 40)}",
         "a checkpoint with AdamW's moments needs 12 bytes per parameter (1.2 GB for 100 "
         "million); one that does not fit stops the job or is truncated.",
-        found,
+        evidence,
         [
             Fix(
                 f"du -xh --max-depth=2 {shlex.quote(place)} | sort -h | tail  "
@@ -312,7 +312,7 @@ def _full(storage: Storage, found: list[Evidence]) -> Check | None:
     )
 
 
-def _slow(storage: Storage, found: list[Evidence]) -> Check | None:
+def _slow(storage: Storage, evidence: list[Evidence]) -> Check | None:
     measured = storage.read_bytes_per_s.value
     if measured is None or measured >= policy.LEAST_READ_RATE:
         return None
@@ -322,12 +322,12 @@ def _slow(storage: Storage, found: list[Evidence]) -> Check | None:
         f"storage reads at {byte_rate(measured)}, less than {byte_rate(policy.LEAST_READ_RATE)}",
         "one GPU consumes 900 images of 110 kB per second, 100 MB/s, or more: the first "
         "epoch, and every epoch if the data set is larger than RAM, runs at the disk's rate.",
-        found,
+        evidence,
         [_copy(storage), _pack()],
     )
 
 
-def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
+def _rotating(storage: Storage, evidence: list[Evidence]) -> Check | None:
     """A rotating disk whose rate was not measured: the time of its seeks is known."""
     if storage.kind.value != "hdd" or storage.read_bytes_per_s.is_known:
         return None
@@ -338,7 +338,7 @@ def _rotating(storage: Storage, found: list[Evidence]) -> Check | None:
         "a shuffled DataLoader reads files in random order, and each costs a seek of about 10 ms "
         "regardless of the number of workers. Data that fits in RAM is slow in the first epoch "
         "only; large files read sequentially are not affected.",
-        found,
+        evidence,
         [_copy(storage), _pack()],
     )
 
@@ -360,7 +360,7 @@ def _pack() -> Fix:
     )
 
 
-def _fine(storage: Storage, found: list[Evidence]) -> Check:
+def _fine(storage: Storage, evidence: list[Evidence]) -> Check:
     free, measured, kind = (
         storage.free_bytes.value,
         storage.read_bytes_per_s.value,
@@ -368,17 +368,17 @@ def _fine(storage: Storage, found: list[Evidence]) -> Check:
     )
     if free is None:
         needed = f"statvfs of {storage.path}"
-        return unsure(DISK, "the free space could not be read", needed, found)
+        return unsure(DISK, "the free space could not be read", needed, evidence)
     room = f"{size(free)} free"
     if measured is not None:
         named = brief(kind or "kind unknown")
-        return good(DISK, f"{room}, reads {byte_rate(measured)} ({named})", found)
+        return good(DISK, f"{room}, reads {byte_rate(measured)} ({named})", evidence)
     if kind in ("nvme", "ssd", "memory"):
-        return good(DISK, f"{room}, {kind}", found, "read rate not measured")
+        return good(DISK, f"{room}, {kind}", evidence, "read rate not measured")
     words = {"network": "network storage", None: "storage of unknown type"}
     what = words.get(kind, f"{kind} storage")
     needed = (
         "a measured read rate: trainfit doctor --data FOLDER, with the training data's "
         f"folder (checked: {storage.path}; {storage.read_bytes_per_s.reason or 'no rate'})"
     )
-    return unsure(DISK, f"{room}; read rate of {brief(what)} not measured", needed, found)
+    return unsure(DISK, f"{room}; read rate of {brief(what)} not measured", needed, evidence)

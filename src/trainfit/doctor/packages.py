@@ -73,7 +73,7 @@ def _target(build: TorchBuild) -> str:
     return f"ROCm {brief(build.hip, 12)}" if build.hip else "the CPU"
 
 
-def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -> Check | None:
+def _wrong_version(torch: TorchBuild, vision: TorchBuild, evidence: list[Evidence]) -> Check | None:
     expected = expected_torchvision(torch.version)
     present = _minor(vision.version)
     if expected is None or present is None or present == expected:
@@ -86,12 +86,12 @@ def _wrong_version(torch: TorchBuild, vision: TorchBuild, found: list[Evidence])
         f"needs {wanted}",
         "torchvision's operators are compiled against one torch version: with another they do "
         "not load ('operator torchvision::nms does not exist'), or crash.",
-        found,
+        evidence,
         [_reinstall(torch, vision, f"{wanted}.*")],
     )
 
 
-def _wrong_build(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -> Check | None:
+def _wrong_build(torch: TorchBuild, vision: TorchBuild, evidence: list[Evidence]) -> Check | None:
     if _kind(torch) == _kind(vision):
         return None
     wanted = expected_torchvision(torch.version)
@@ -102,7 +102,7 @@ def _wrong_build(torch: TorchBuild, vision: TorchBuild, found: list[Evidence]) -
         f"torch is built for {_target(torch)}, torchvision for {_target(vision)}",
         "torchvision's compiled operators (nms, roi_align, image decoding) do not load or have "
         "no kernel for the GPU; with another major CUDA version the import fails.",
-        found,
+        evidence,
         [_reinstall(torch, vision, version)],
     )
 
@@ -158,7 +158,7 @@ def check_cuda_compat(machine: Machine) -> tuple[Check, ...]:
     return (good(name, f"{pair}: compatible", found, why),)
 
 
-def _unsupported(name: str, found: list[Evidence]) -> Check:
+def _unsupported(name: str, evidence: list[Evidence]) -> Check:
     return bad(
         name,
         "forward_compat_unsupported",
@@ -166,7 +166,7 @@ def _unsupported(name: str, found: list[Evidence]) -> Check:
         "804)",
         "the compat package supports data-center GPUs only. It is found before the driver's "
         "own libcuda, usually through an image's LD_LIBRARY_PATH.",
-        found,
+        evidence,
         [
             Fix(
                 'OLD="$LD_LIBRARY_PATH"; export LD_LIBRARY_PATH="$(echo "$OLD" | tr : \'\\n\' | '

@@ -71,13 +71,13 @@ def _of(machine: Machine, usable: float, workers: int | None, use: PoolUse) -> C
     return bad(NAME, cause, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
 
 
-def _unsure(machine: Machine, summary: str, use: PoolUse, found: list[Evidence]) -> Check:
+def _unsure(machine: Machine, summary: str, use: PoolUse, evidence: list[Evidence]) -> Check:
     why = _why(use)
     if use.in_worker:
         why += f" From {policy.THREADS_PER_CORE:g} threads per core on, a slowdown was measured."
     else:
         why += " Whether workers call what starts its threads cannot be read from the script."
-    return unsure(NAME, summary, f"{why} {_limits(use)}", found, _remedies(machine, use))
+    return unsure(NAME, summary, f"{why} {_limits(use)}", evidence, _remedies(machine, use))
 
 
 def _what(use: PoolUse) -> str:
@@ -192,7 +192,7 @@ def _number(text: str) -> int | None:
     return None
 
 
-def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
+def _invalid(machine: Machine, evidence: list[Evidence]) -> Check | None:
     variables = machine.threads.variables
     told = misread(variables)
     for name in COUNTS:
@@ -212,7 +212,7 @@ def _invalid(machine: Machine, found: list[Evidence]) -> Check | None:
             "thread_setting_invalid",
             f"{name}={brief(text)}: expected a positive number of threads",
             why,
-            found,
+            evidence,
             [
                 Fix(
                     f"export {name}={_wanted(machine)}",
@@ -229,7 +229,7 @@ def _wanted(machine: Machine) -> int:
     return whole(usable / max(1, len(gpus_of_job(machine)))) if usable else 1
 
 
-def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
+def _too_many(machine: Machine, usable: float, evidence: list[Evidence]) -> Check | None:
     most = whole(usable)
     over = {
         name: number
@@ -245,12 +245,12 @@ def _too_many(machine: Machine, usable: float, found: list[Evidence]) -> Check |
         f"{name}={over[name]}, but only {core_count(usable)} can be used",
         "threads beyond the cores are time-sliced: an OpenMP region ends when its last thread "
         "does, so each CPU operator waits for a thread that is not running.",
-        found,
+        evidence,
         [Fix(f"export {key}={most}", restore(machine, key), "none on these cores") for key in over],
     )
 
 
-def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) -> Check | None:
+def _default_over_quota(machine: Machine, usable: float, evidence: list[Evidence]) -> Check | None:
     """OpenMP takes its default from the affinity; it does not know of cgroup quotas."""
     quota, default = machine.cpu.quota_cores.value, machine.threads.torch_default.value
     if quota is None or default is None or threads_set(machine) is not None:
@@ -264,7 +264,7 @@ def _default_over_quota(machine: Machine, usable: float, found: list[Evidence]) 
         f"PyTorch starts {default} threads, but the CPU quota allows {core_count(quota)}",
         "OpenMP counts visible CPUs, not the cgroup's quota. The threads use up the "
         "quota early in each period of 100 ms, then all of them are throttled until the next.",
-        found,
+        evidence,
         [
             Fix(
                 f"export OMP_NUM_THREADS={most} MKL_NUM_THREADS={most}",
@@ -301,7 +301,7 @@ def _opencv_in(machine: Machine, usable: float, workers: int) -> int:
     return workers * threads
 
 
-def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bool) -> Check:
+def _fine(machine: Machine, usable: float, evidence: list[Evidence], *, is_read: bool) -> Check:
     threads = threads_set(machine)
     if threads is None:
         default = machine.threads.torch_default.value
@@ -317,7 +317,7 @@ def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bo
         return good(
             NAME,
             said,
-            found,
+            evidence,
             f"{_in_workers(machine, usable)}; torchrun sets OMP_NUM_THREADS=1 for several ranks",
         )
     why = _in_workers(machine, usable)
@@ -327,4 +327,4 @@ def _fine(machine: Machine, usable: float, found: list[Evidence], *, is_read: bo
             "the main process (a loss, a metric, an optimizer on the CPU) then use one of "
             f"{cores(usable)}: call torch.set_num_threads(n) in the script for those"
         )
-    return good(NAME, f"OMP_NUM_THREADS={threads} on {cores(usable)} usable cores", found, why)
+    return good(NAME, f"OMP_NUM_THREADS={threads} on {cores(usable)} usable cores", evidence, why)

@@ -30,28 +30,28 @@ _OF_SHAPES: Final = {
 }
 
 
-def explained(found: Finding, call: FailedCall) -> Finding:
+def explained(finding: Finding, call: FailedCall) -> Finding:
     """The cause of a failure with what its operands say: the line that is why, where one is."""
-    rule = _RULES.get(found.kind)
-    told = None if rule is None else rule(found, call)
+    rule = _RULES.get(finding.kind)
+    told = None if rule is None else rule(finding, call)
     if told is not None:
         return told
-    if found.kind in _OF_SHAPES and len(call.operands) > 1:
-        return dataclasses.replace(found, title=_joined(found, _shapes(call)))
-    return found
+    if finding.kind in _OF_SHAPES and len(call.operands) > 1:
+        return dataclasses.replace(finding, title=_joined(finding, _shapes(call)))
+    return finding
 
 
-def _told(found: Finding, why: str, fix: str = "", place: str = "") -> Finding:
-    fixes = (Fix(fix), *found.fixes) if fix else found.fixes
-    at = Place.parse(place) or found.place
-    return dataclasses.replace(found, title=_joined(found, why), fixes=fixes, place=at)
+def _told(finding: Finding, why: str, fix: str = "", place: str = "") -> Finding:
+    fixes = (Fix(fix), *finding.fixes) if fix else finding.fixes
+    at = Place.parse(place) or finding.place
+    return dataclasses.replace(finding, title=_joined(finding, why), fixes=fixes, place=at)
 
 
-def _joined(found: Finding, why: str) -> str:
-    return f"{found.title}{'; ' if ':' in found.title else ': '}{why}"
+def _joined(finding: Finding, why: str) -> str:
+    return f"{finding.title}{'; ' if ':' in finding.title else ': '}{why}"
 
 
-def _samples(found: Finding, call: FailedCall) -> Finding | None:
+def _samples(finding: Finding, call: FailedCall) -> Finding | None:
     """Outputs and targets of different numbers of samples."""
     known = [(each, made) for each in call.operands if (made := each.origin("samples"))]
     if not known:
@@ -61,7 +61,7 @@ def _samples(found: Finding, call: FailedCall) -> Finding | None:
             f"{each.name} {_size(each.shape)} is of {_size(made.given)}" for each, made in known[:2]
         )
         return _told(
-            found,
+            finding,
             f"{sources}, indexed by different masks at {_at(known[0][1].place)}",
             "index both by one mask: keep = labels != padding, then output[keep] and labels[keep]",
             known[0][1].place,
@@ -74,7 +74,7 @@ def _samples(found: Finding, call: FailedCall) -> Finding | None:
         if made.operator in _VIEWS and math.prod(made.given) == math.prod(made.gave):
             numbers = math.prod(made.given[1:])
             return _told(
-                found,
+                finding,
                 f"{seen} {_size(made.given)}, numbers of one sample become several samples",
                 f"x.flatten(1) there, which keeps the {made.given[0]} samples of {numbers:,} "
                 f"numbers each; the layer after it has in_features={numbers}",
@@ -82,14 +82,14 @@ def _samples(found: Finding, call: FailedCall) -> Finding | None:
             )
         if made.operator == INDEXING and made.gave == made.given[1:] and not made.with_tensor:
             return _told(
-                found,
+                finding,
                 f"x[…] at {_at(made.place)} gives {_size(made.gave)} of {_size(made.given)}: one "
                 "sample with all its steps",
                 "x[:, -1] there, the last step of each sample, as the batch is dimension 0 "
                 "(batch_first=True)",
                 made.place,
             )
-        return _told(found, f"{seen} {_size(made.given)}", place=made.place)
+        return _told(finding, f"{seen} {_size(made.given)}", place=made.place)
     return None
 
 
@@ -97,23 +97,23 @@ def _is_by_mask(made: Origin) -> bool:
     return made.operator == INDEXING and made.with_tensor
 
 
-def _sizes(found: Finding, call: FailedCall) -> Finding | None:
+def _sizes(finding: Finding, call: FailedCall) -> Finding | None:
     """Two tensors of different sizes, of which one was enlarged by a transposed convolution, or
     has one number for each sample or position of the other."""
     pair = call.operands[:2]
-    if found.kind == "sizes_differ" and (told := _fewer(found, call)) is not None:
+    if finding.kind == "sizes_differ" and (told := _fewer(finding, call)) is not None:
         return told
     if len(pair) < 2 or len(pair[0].shape) != len(pair[1].shape):
         return None
     for one, other in (pair, pair[::-1]):
         made = one.origin("shape")
-        if made is None and one.name.startswith("conv_transpose") and found.place is not None:
-            at = f"{found.place.file}:{found.place.line}"
+        if made is None and one.name.startswith("conv_transpose") and finding.place is not None:
+            at = f"{finding.place.file}:{finding.place.line}"
             made = Origin("shape", one.name.removesuffix("(…)"), (), one.shape, at)
         if made is None or not made.operator.startswith("conv_transpose"):
             continue
         return _told(
-            found,
+            finding,
             f"{one.name} {_size(one.shape)} of {made.operator} at {_at(made.place)}, {other.name} "
             f"{_size(other.shape)}",
             "output_padding=1 of the nn.ConvTranspose layers whose stride is 2 (a convolution with "
@@ -122,12 +122,12 @@ def _sizes(found: Finding, call: FailedCall) -> Finding | None:
             made.place,
         )
     ranked = tuple(each for each in call.operands if len(each.shape) == 3)
-    return (_positions(found, ranked) if found.kind == "sizes_differ" else None) or _shortcut(
-        found, call
+    return (_positions(finding, ranked) if finding.kind == "sizes_differ" else None) or _shortcut(
+        finding, call
     )
 
 
-def _fewer(found: Finding, call: FailedCall) -> Finding | None:
+def _fewer(finding: Finding, call: FailedCall) -> Finding | None:
     """A weight or mask of each sample (or position), next to a tensor with further dimensions."""
     for one in call.operands[:2]:
         for other in call.operands[:2]:
@@ -137,7 +137,7 @@ def _fewer(found: Finding, call: FailedCall) -> Finding | None:
             ones = ", ".join("1" * more)
             fix = f"x.view(-1, {ones})" if len(one.shape) == 1 else "x" + ".unsqueeze(-1)" * more
             return _told(
-                found,
+                finding,
                 f"{one.name} {_size(one.shape)} has a number for each of the first dimensions of "
                 f"{other.name} {_size(other.shape)}, and is broadcast over its last",
                 f"{fix} of {one.name}, so that it is of the same samples",
@@ -145,7 +145,7 @@ def _fewer(found: Finding, call: FailedCall) -> Finding | None:
     return None
 
 
-def _positions(found: Finding, pair: tuple[Operand, ...]) -> Finding | None:
+def _positions(finding: Finding, pair: tuple[Operand, ...]) -> Finding | None:
     """A table of positions (1, positions, width) of a model that is made for another size."""
     table = next((each for each in pair if each.shape[0] == 1 and "." in each.name), None)
     other = next((each for each in pair if each is not table and each.shape[0] > 1), None)
@@ -155,7 +155,7 @@ def _positions(found: Finding, pair: tuple[Operand, ...]) -> Finding | None:
     if width != same or made_for == given or 1 in (made_for, given):
         return None
     return _told(
-        found,
+        finding,
         f"{table.name} is made for {made_for} positions, and {other.name} has {given}",
         "make the model for this input (img_size, max_len), or bring the input to what the model "
         "is made for (resize the images, truncate the texts); of a trained model interpolate "
@@ -163,10 +163,10 @@ def _positions(found: Finding, pair: tuple[Operand, ...]) -> Finding | None:
     )
 
 
-def _shortcut(found: Finding, call: FailedCall) -> Finding | None:
+def _shortcut(finding: Finding, call: FailedCall) -> Finding | None:
     """A block's input that is added to its output, of other channels or of another size."""
     pair = [each for each in call.operands if len(each.shape) == 4][:2]
-    if len(pair) != 2 or found.kind != "sizes_differ" or pair[0].shape[0] != pair[1].shape[0]:
+    if len(pair) != 2 or finding.kind != "sizes_differ" or pair[0].shape[0] != pair[1].shape[0]:
         return None
     output, given = pair
     wide, narrow = output.shape[1], given.shape[1]
@@ -175,7 +175,7 @@ def _shortcut(found: Finding, call: FailedCall) -> Finding | None:
     if 1 in (wide, narrow) or (sizes and stride == 1) or (wide == narrow and not sizes):
         return None
     return _told(
-        found,
+        finding,
         _shapes(call),
         f"bring {given.name} to the shape of {output.name} first: self.shortcut = nn.Conv2d("
         f"{narrow}, {wide}, 1{f', stride={stride}' if stride > 1 else ''}), and self.shortcut("
@@ -183,10 +183,10 @@ def _shortcut(found: Finding, call: FailedCall) -> Finding | None:
     )
 
 
-def _mask(found: Finding, call: FailedCall) -> Finding | None:
+def _mask(finding: Finding, call: FailedCall) -> Finding | None:
     """A mask of attention for another length."""
     query = next((each for each in call.operands if each.name == "query"), None)
-    said = _MASK.search(found.cause)
+    said = _MASK.search(finding.cause)
     if query is None or said is None or len(query.shape) != 3:
         return None
     given, wanted = int(said[1]), int(said[2])
@@ -194,7 +194,7 @@ def _mask(found: Finding, call: FailedCall) -> Finding | None:
     if (given, wanted) != (second, first):
         return None
     return _told(
-        found,
+        finding,
         f"the input {_size(query.shape)} has its samples first, and the layer goes over dimension "
         f"0 ({first}) as positions",
         "batch_first=True of nn.TransformerEncoderLayer, nn.MultiheadAttention and nn.Transformer, "
@@ -202,7 +202,7 @@ def _mask(found: Finding, call: FailedCall) -> Finding | None:
     )
 
 
-def _target_shape(found: Finding, call: FailedCall) -> Finding | None:
+def _target_shape(finding: Finding, call: FailedCall) -> Finding | None:
     """A target with as many numbers as the output, in another shape: an image and its pixels."""
     known = {each.name: each for each in call.operands}
     output, target = known.get("input"), known.get("target")
@@ -211,10 +211,10 @@ def _target_shape(found: Finding, call: FailedCall) -> Finding | None:
     if output.shape[0] != target.shape[0] or len(target.shape) <= len(output.shape) + 1:
         return None
     fix = f"y.flatten(1) of {_size(target.shape)}, or output.view_as(y)"
-    return _told(found, _shapes(call), fix)
+    return _told(finding, _shapes(call), fix)
 
 
-def _targets(found: Finding, call: FailedCall) -> Finding | None:
+def _targets(finding: Finding, call: FailedCall) -> Finding | None:
     """Targets of another type or shape than the loss wants."""
     known = {each.name: each for each in call.operands}
     output, target = known.get("input"), known.get("target")
@@ -230,14 +230,14 @@ def _targets(found: Finding, call: FailedCall) -> Finding | None:
         fix = "y.float(), as this loss compares numbers"
     elif len(shape) == len(output.shape) - 1 and target.dtype != "int64":
         fix = "y.long(): classes are whole numbers of 64 bits"
-    return _told(found, f"output {_typed(output)}, target {_typed(target)}", fix)
+    return _told(finding, f"output {_typed(output)}, target {_typed(target)}", fix)
 
 
 def _typed(operand: Operand) -> str:
     return f"{_size(operand.shape)} {operand.dtype}"
 
 
-def _cut(found: Finding, call: FailedCall) -> Finding | None:
+def _cut(finding: Finding, call: FailedCall) -> Finding | None:
     """A loss without a graph."""
     made = next((it for each in call.operands if (it := each.origin("cut"))), None)
     if made is None:
@@ -249,7 +249,7 @@ def _cut(found: Finding, call: FailedCall) -> Finding | None:
         )
     else:
         fix = f"leave {made.operator} at {_at(made.place)} out of what the loss is computed of"
-    return _told(found, f"{made.operator} at {_at(made.place)} ends it", fix, made.place)
+    return _told(finding, f"{made.operator} at {_at(made.place)} ends it", fix, made.place)
 
 
 #: torch/csrc/autograd/saved_variable.cpp: the shape, and the operator that had computed it.
@@ -266,9 +266,9 @@ _OF_PARTS: Final = {"x[…] = …"}
 _OF_WEIGHTS: Final = {"t", "asstrided", "as", "permute", "unsqueeze", ""}
 
 
-def _in_place(found: Finding, call: FailedCall) -> Finding | None:
+def _in_place(finding: Finding, call: FailedCall) -> Finding | None:
     """A tensor that a backward pass needs was changed in place."""
-    said = _CHANGED.search(found.cause)
+    said = _CHANGED.search(finding.cause)
     if said is None:
         return None
     shape = tuple(int(each) for each in said[1].split(",") if each.strip())
@@ -277,7 +277,7 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
     made = next((each for each in renormed if shape in (each.gave, each.gave[::-1])), None)
     if made is not None:
         return dataclasses.replace(
-            found,
+            finding,
             title=f"nn.Embedding(max_norm=…) changes its weight in place at {_at(made.place)}, and "
             "the weight was used before that",
             fixes=(
@@ -293,12 +293,12 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
     known = [each for each in alike if each.used_at.replace("_", "") in (by, "")]
     known = known or [each for each in alike if _written(each.operator) == by]
     if not by or len({each.place for each in known}) != 1:
-        return _stepped(found, call, shape, by)
+        return _stepped(finding, call, shape, by)
     made = known[0]
     needs = call.needed_by or by
     line = f" at {_at(call.needed_at)}" if call.needed_at else ""
     return _told(
-        found,
+        finding,
         f"{_at(made.place)} changes what {made.used_at or by} gave ({made.operator}, "
         f"{_size(shape)}), and the derivative of {needs}{line} is computed of that",
         "x = x + y in place of x += y there, without inplace=True, or x.clone() before it",
@@ -306,7 +306,7 @@ def _in_place(found: Finding, call: FailedCall) -> Finding | None:
     )
 
 
-def _stepped(found: Finding, call: FailedCall, shape: tuple[int, ...], by: str) -> Finding | None:
+def _stepped(finding: Finding, call: FailedCall, shape: tuple[int, ...], by: str) -> Finding | None:
     """A finding on what an optimizer changed; it changes weights: their node is that of a
     transposed view."""
     made = next((each for each in call.changed if each.operator == STEPPED), None)
@@ -314,7 +314,7 @@ def _stepped(found: Finding, call: FailedCall, shape: tuple[int, ...], by: str) 
     if made is None or alike or by not in _OF_WEIGHTS:
         return None
     return _told(
-        found,
+        finding,
         f"{STEPPED} at {_at(made.place)} changed one of {_size(shape)}, which the loss was "
         "computed of before it",
         place=made.place,
@@ -328,14 +328,14 @@ def _written(operator: str) -> str:
     return operator.strip("_").removeprefix("i") if operator in _IN_PLACE else operator.strip("_")
 
 
-def _earlier(found: Finding, call: FailedCall) -> Finding | None:
+def _earlier(finding: Finding, call: FailedCall) -> Finding | None:
     """A graph that a backward pass has used up."""
     made = next((it for each in call.operands if (it := each.origin("earlier"))), None)
     if made is None:
         return None
     used = f"{_at(made.used_at)} uses" if made.used_at != made.place else "the same line uses"
     return _told(
-        found,
+        finding,
         f"what {_at(made.place)} computed in an earlier step ({made.operator}), {used} in this one",
         f"compute it in each step; or, where it only carries a state over (a hidden state, an "
         f"average), x = x.detach() before {_at(made.used_at)}",
@@ -343,7 +343,7 @@ def _earlier(found: Finding, call: FailedCall) -> Finding | None:
     )
 
 
-def _layer(found: Finding, call: FailedCall) -> Finding | None:
+def _layer(finding: Finding, call: FailedCall) -> Finding | None:
     """A layer that is made for another size."""
     given = next(iter(call.operands), None)
     if not call.layer or given is None or not given.shape:
@@ -358,24 +358,24 @@ def _layer(found: Finding, call: FailedCall) -> Finding | None:
             fix = f"x.flatten(1) before {name}: {flat:,} numbers of each sample"
         else:
             fix = f"{name} = nn.Linear({shape[-1]}, {size[0]}), as wide as what it gets"
-        return _told(found, f"{what} and is made for {size[1]} features", fix)
+        return _told(finding, f"{what} and is made for {size[1]} features", fix)
     if call.kind.startswith("Conv") and "Transpose" not in call.kind and len(shape) == len(size):
-        return _told(found, f"{what}, (samples, channels, …)", _channels(call, shape))
+        return _told(finding, f"{what}, (samples, channels, …)", _channels(call, shape))
     if call.kind.startswith("BatchNorm") and len(shape) > 1:
         fix = f"{name} = nn.{call.kind}({shape[1]}), the channels of its input"
-        return _told(found, f"{what} and is made for {', '.join(map(str, size))}", fix)
-    if call.kind in _RECURRENT and found.kind == "recurrent_input":
-        if "equal to input_size" not in found.cause:
+        return _told(finding, f"{what} and is made for {', '.join(map(str, size))}", fix)
+    if call.kind in _RECURRENT and finding.kind == "recurrent_input":
+        if "equal to input_size" not in finding.cause:
             return None
         fix = f"{name} = nn.{call.kind}({shape[-1]}, …), the last dimension of its input"
-        return _told(found, what, fix)
+        return _told(finding, what, fix)
     if call.kind == "LayerNorm":
         fix = f"{name} = nn.LayerNorm({shape[-1]}), the last dimension of its input"
-        return _told(found, f"{what} and is made for {', '.join(map(str, size))}", fix)
+        return _told(finding, f"{what} and is made for {', '.join(map(str, size))}", fix)
     return None
 
 
-def _index(found: Finding, call: FailedCall) -> Finding | None:
+def _index(finding: Finding, call: FailedCall) -> Finding | None:
     """An index that a table has no row for."""
     if call.wrong_index is None:
         return None
@@ -388,7 +388,7 @@ def _index(found: Finding, call: FailedCall) -> Finding | None:
         )
     else:
         fix = f"nn.Embedding({wrong + 1}, …) or more rows, or indices that begin at 0"
-    return _told(found, f"{wrong}, and {name} has {rows} rows (0 to {rows - 1})", fix)
+    return _told(finding, f"{wrong}, and {name} has {rows} rows (0 to {rows - 1})", fix)
 
 
 def _channels(call: FailedCall, shape: tuple[int, ...]) -> str:
@@ -414,11 +414,11 @@ def _channels(call: FailedCall, shape: tuple[int, ...]) -> str:
     return f"{call.layer} with in_channels={shape[1]}, the channels of what comes before it"
 
 
-def _devices(found: Finding, call: FailedCall) -> Finding | None:
+def _devices(finding: Finding, call: FailedCall) -> Finding | None:
     """An operator with tensors of two devices."""
     if call.listed:
         return _told(
-            found,
+            finding,
             f"{call.layer} ({call.kind}) is in {call.listed}, a plain list or dict: model.to() "
             "moves nothing that is in it, and no optimizer trains it",
             f"{call.listed} = nn.ModuleList(…), or nn.ModuleDict(…)",
@@ -434,7 +434,7 @@ def _devices(found: Finding, call: FailedCall) -> Finding | None:
             )
         else:
             fix = f"{name} = {name}.to(device) before it, or make it there (device=x.device)"
-        return _told(found, f"{name} {_size(hosts[0].shape)} is on the CPU", fix)
+        return _told(finding, f"{name} {_size(hosts[0].shape)} is on the CPU", fix)
     return None
 
 

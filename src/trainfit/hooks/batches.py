@@ -110,7 +110,7 @@ class _Loader(NamedTuple):
     batches: int = 0
 
 
-class Batches(FirstOfKind):
+class TrainingBatches(FirstOfKind):
     """Follows the batches of a training's first steps."""
 
     def __init__(self, place: Callable[[], str | None]) -> None:

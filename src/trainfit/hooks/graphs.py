@@ -48,7 +48,7 @@ _LEAST_RESULTS: Final = 8
 _LOOKED_AT: Final = 256
 
 
-class Graphs:
+class BackwardGraphs:
     """Follows the graphs of the first backward passes."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ from trainfit.hooks.losses import (
     shape_of,
 )
 from trainfit.hooks.misuse import MisuseObserver
-from trainfit.hooks.modes import Modes
+from trainfit.hooks.modes import SwitchedModes
 from trainfit.hooks.optimizer_looks import (
     FIRST_LOOKS,
     Accumulated,
@@ -121,7 +121,7 @@ class LearningObserver:
         self._batches: Counter[int] = Counter()
         self._is_fed = False
         self._accumulated = Accumulated(place)
-        self._modes = Modes()
+        self._modes = SwitchedModes()
         self._trained_before = False
         self._losses: list[LossScale] = []
         self._models: list[weakref.ref[Any]] = []
@@ -429,12 +429,12 @@ class LearningObserver:
             data, at = self.misuse.batches.data, self._place() or ""
             self._not_finite = where_not_finite(optimizer, loss_of(self._root), nodes, data, at)
 
-    def _look_at_owners(self, seen: ObservedOptimizer) -> None:
+    def _look_at_owners(self, observed: ObservedOptimizer) -> None:
         """Do modules that were not called have tensors of an optimizer that got no gradient? Of a
         part that was replaced the optimizer alone holds them."""
         called = self._called()
         within = {key for model in called for key in names_of(model)}
-        foreign = {key for key, had in seen.had.items() if not had and key not in within}
+        foreign = {key for key, had in observed.had.items() if not had and key not in within}
         if called and foreign:
             self._owned |= in_modules(foreign)
 

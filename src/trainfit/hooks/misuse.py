@@ -15,9 +15,9 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from trainfit.hooks.batches import Batches, is_own
+from trainfit.hooks.batches import TrainingBatches, is_own
 from trainfit.hooks.distributions import OF_SAMPLES, Samples, mark, trains_critic
-from trainfit.hooks.graphs import Graphs, Profiling, ScaledLosses, SecondOrder, keeps_result
+from trainfit.hooks.graphs import BackwardGraphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import shape_of
 from trainfit.hooks.modes import Bystanders
@@ -42,8 +42,8 @@ from trainfit.hooks.provenance.host_copies import HostCopies
 from trainfit.hooks.provenance.inputs import Inputs
 from trainfit.hooks.provenance.labels import Labels
 from trainfit.hooks.provenance.masks import Masks, Misused
-from trainfit.hooks.provenance.origins import Origins
-from trainfit.hooks.provenance.outputs import Outputs, Scores, Weights, softmax_by_hand
+from trainfit.hooks.provenance.origins import TensorOrigins
+from trainfit.hooks.provenance.outputs import AttentionWeights, Outputs, Scores, softmax_by_hand
 from trainfit.hooks.provenance.passes import Passes
 from trainfit.hooks.provenance.policies import PolicyTerms
 from trainfit.hooks.provenance.predictions import Predictions
@@ -130,20 +130,20 @@ class MisuseObserver:
         self._flat_by = ""
         self._repeats = Repeats()
         self._remade = Remade()
-        self.batches = Batches(place)
+        self.batches = TrainingBatches(place)
         self.samples = Samples()
-        self.graphs = Graphs()
+        self.graphs = BackwardGraphs()
         self.second_order = SecondOrder()
         self.scaled = ScaledLosses(place)
         self.loaders = Loaders(place)
         self.masks = Masks(place)
         self.outputs = Outputs(place)
-        self.origins = Origins(place, steps)
+        self.origins = TensorOrigins(place, steps)
         self.lost = Lost()
         #: Is a model that is in training mode being called?
         self._calls_for_training = False
         self.predictions = Predictions(place)
-        self.weights = Weights()
+        self.weights = AttentionWeights()
         self.scores = Scores()
         self.terms = Terms(place)
         self.targets = Targets(place)
@@ -525,9 +525,9 @@ class MisuseObserver:
         """``scaled_dot_product_attention`` is about to be called with a mask."""
         self._note_mask("scaled_dot_product_attention", self.masks.attends(mask))
 
-    def _note_mask(self, by: str, found: Misused | None) -> None:
-        if found is not None:
-            self._note("mask_misused", found.how, found.where, by, place=found.place)
+    def _note_mask(self, by: str, misused: Misused | None) -> None:
+        if misused is not None:
+            self._note("mask_misused", misused.how, misused.where, by, place=misused.place)
 
     def attended(self, result: Any) -> None:
         """An attention layer gave its output and its weights."""
@@ -586,8 +586,8 @@ def _is_trained(parameter: torch.nn.Parameter) -> bool:
     return bool(parameter.requires_grad)
 
 
-def _is_padding(found: Misuse) -> bool:
-    return found.kind == "padding_learned"
+def _is_padding(misuse: Misuse) -> bool:
+    return misuse.kind == "padding_learned"
 
 
 def _is_flat(node: Any) -> bool:

@@ -18,7 +18,7 @@ from trainfit.torch_private.modules import BatchNorm, Dropout
 _CALLS: Final = 2
 
 
-class Modes:
+class SwitchedModes:
     """What was switched, and where.
 
     Attributes:

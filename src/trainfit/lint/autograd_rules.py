@@ -20,7 +20,7 @@ from trainfit.lint.index import (
     method_of,
     path_of,
 )
-from trainfit.lint.project import Gradients, Project
+from trainfit.lint.project import GradientModes, Project
 from trainfit.results.findings import Finding
 
 _EVALUATES: Final = re.compile(
@@ -32,7 +32,7 @@ _WANTS_GRADIENTS: Final = frozenset({"backward", "grad", "vjp", "jvp", "jacobian
 
 def no_no_grad(project: Project) -> Iterator[Finding]:
     """A network in eval() mode (or in a function named so) called with gradients recorded."""
-    gradients = Gradients(project)
+    gradients = GradientModes(project)
     frozen = _frozen(project)
     for index in project.indexes:
         for function in index.functions:
@@ -145,7 +145,7 @@ def _first(
     project: Project,
     index: Index,
     scope: Scope,
-    gradients: Gradients,
+    gradients: GradientModes,
     frozen: frozenset[str],
 ) -> ast.Call | None:
     """The first call of a network that evaluates with gradients, if there certainly is one."""
@@ -233,7 +233,7 @@ def _freezes(loop: ast.For) -> bool:
 
 def loss_kept_with_graph(project: Project) -> Iterator[Finding]:
     """`total += loss` and `losses.append(loss)` in a training loop, the loss not detached."""
-    gradients = Gradients(project)
+    gradients = GradientModes(project)
     for loop, index in project.training_loops.items():
         used = _goes_backward(index, loop)
         for statement in loop.body:

@@ -26,7 +26,7 @@ class Reader(Protocol):
         """The value of an expression."""
 
 
-class Calls:
+class CallValues:
     """Values of calls; and, over the rounds, what own functions are given and give back."""
 
     def __init__(self, project: Project) -> None:

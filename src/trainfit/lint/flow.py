@@ -11,9 +11,9 @@ import dataclasses
 from collections import defaultdict
 from typing import Final, TypeAlias
 
-from trainfit.lint.calls import Calls
+from trainfit.lint.calls import CallValues
 from trainfit.lint.index import FUNCTIONS, Function, Index, method_of, path_of
-from trainfit.lint.project import Gradients, Project
+from trainfit.lint.project import GradientModes, Project
 from trainfit.lint.values import (
     FIGURES,
     NUMBER,
@@ -38,12 +38,12 @@ _MODULE_USES: Final = frozenset({"eval", "parameters", "named_parameters", "name
 
 
 @dataclasses.dataclass
-class Known:
+class KnownNames:
     """What is known of a script's functions, classes and modules beyond the body that is read."""
 
     project: Project
-    gradients: Gradients
-    calls: Calls
+    gradients: GradientModes
+    calls: CallValues
     globals: list[Env]
     uses: list[Uses]
     attributes: dict[ast.ClassDef, dict[str, list[Value]]]
@@ -52,12 +52,18 @@ class Known:
     """What the round before has found of them."""
 
     @classmethod
-    def of(cls, project: Project) -> Known:
+    def of(cls, project: Project) -> KnownNames:
         """Nothing yet."""
         uses = [_uses(index) for index in project.indexes]
         globals_: list[Env] = [{} for _ in project.files]
         return cls(
-            project, Gradients(project), Calls(project), globals_, uses, defaultdict(dict), {}
+            project,
+            GradientModes(project),
+            CallValues(project),
+            globals_,
+            uses,
+            defaultdict(dict),
+            {},
         )
 
 
@@ -76,7 +82,9 @@ def _uses(index: Index) -> Uses:
 class Expressions:
     """The expressions of one function (or module), with the environment that they change."""
 
-    def __init__(self, known: Known, index: Index, env: Env, function: Function | None) -> None:
+    def __init__(
+        self, known: KnownNames, index: Index, env: Env, function: Function | None
+    ) -> None:
         self.known, self.index, self.env, self.function = known, index, env, function
         self.values = known.project.values
         self.scope: ast.AST = function or index.file.source.tree
@@ -295,7 +303,7 @@ def follow(project: Project) -> None:
 class _Flow:
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.known = Known.of(project)
+        self.known = KnownNames.of(project)
         self.calls = self.known.calls
         self.closures: dict[Function, Env] = {}
 
@@ -335,7 +343,9 @@ class _Flow:
 class _Body(Expressions):
     """One function's (or module's) statements."""
 
-    def __init__(self, known: Known, index: Index, env: Env, function: Function | None) -> None:
+    def __init__(
+        self, known: KnownNames, index: Index, env: Env, function: Function | None
+    ) -> None:
         super().__init__(known, index, env, function)
         self.nested = 0
 

@@ -152,8 +152,8 @@ def drops_results(source: Source) -> bool:
     )
 
 
-def _critical(found: Finding, title: str) -> Finding:
-    return dataclasses.replace(found, severity="critical", title=title)
+def _critical(finding: Finding, title: str) -> Finding:
+    return dataclasses.replace(finding, severity="critical", title=title)
 
 
 def has_late_steps(source: Source) -> bool:

@@ -288,7 +288,7 @@ Recording = Literal["on", "off", "maybe"]
 _DEPTH: Final = 24
 
 
-class Gradients:
+class GradientModes:
     """Answers for every place; functions are judged by their decorators and by all their calls."""
 
     def __init__(self, project: Project) -> None:

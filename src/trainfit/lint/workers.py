@@ -35,7 +35,7 @@ def worker_count(project: Project, index: Index, loader: ast.Call) -> int | None
             return None
     if node is None:
         return 0
-    found = set(_Reader(project).values(index, node, frozenset()))
+    found = set(_NumberReader(project).values(index, node, frozenset()))
     return found.pop() if len(found) == 1 else None
 
 
@@ -60,56 +60,56 @@ def _entry(node: ast.expr) -> ast.expr | None:
     return next((v for k, v in pairs if isinstance(k, ast.Constant) and k.value == _NAME), None)
 
 
-class _Reader:
+class _NumberReader:
     """Follows an expression to numbers; ``None`` stands for what is no plain number."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
 
-    def values(self, index: Index, node: ast.expr | None, seen: _Seen) -> Iterator[int | None]:
+    def values(self, index: Index, node: ast.expr | None, visited: _Seen) -> Iterator[int | None]:
         if isinstance(node, ast.Constant):
             yield node.value if type(node.value) is int else None
         elif isinstance(node, ast.Name):
-            yield from self._of_name(index, node, seen)
+            yield from self._of_name(index, node, visited)
         elif isinstance(node, ast.Attribute):
-            yield from self._of_attribute(node, seen)
+            yield from self._of_attribute(node, visited)
         elif isinstance(node, ast.Call):
-            yield from self.values(index, _inner(node), seen)
+            yield from self.values(index, _inner(node), visited)
         else:
             yield None
 
-    def _of_name(self, index: Index, node: ast.Name, seen: _Seen) -> Iterator[int | None]:
+    def _of_name(self, index: Index, node: ast.Name, visited: _Seen) -> Iterator[int | None]:
         key = (index.file.number, node.id)
-        if key in seen:
+        if key in visited:
             return
-        seen |= {key}
+        visited |= {key}
         scope = index.scope(node)
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef) and _has(scope, node.id):
-            yield from self._of_parameter(index, scope, node.id, seen)
+            yield from self._of_parameter(index, scope, node.id, visited)
             return
         assigned = list(_assigned(index, node.id))
         for value in assigned:
-            yield from self.values(index, value, seen)
+            yield from self.values(index, value, visited)
         if not assigned:
-            yield from self._of_options(node.id, seen)
+            yield from self._of_options(node.id, visited)
 
-    def _of_attribute(self, node: ast.Attribute, seen: _Seen) -> Iterator[int | None]:
+    def _of_attribute(self, node: ast.Attribute, visited: _Seen) -> Iterator[int | None]:
         """An attribute may be of a class that another file defines."""
         key = (-1, node.attr)
-        if key in seen:
+        if key in visited:
             return
-        seen |= {key}
+        visited |= {key}
         found = [
             (index, value)
             for index in self._project.indexes
             for value in _assigned(index, node.attr)
         ]
         for index, value in found:
-            yield from self.values(index, value, seen)
-        yield from self._of_options(node.attr, seen, is_all=not found)
+            yield from self.values(index, value, visited)
+        yield from self._of_options(node.attr, visited, is_all=not found)
 
     def _of_parameter(
-        self, index: Index, function: Function, name: str, seen: _Seen
+        self, index: Index, function: Function, name: str, visited: _Seen
     ) -> Iterator[int | None]:
         """What the calls of a function give, and its default where they (or none) do not."""
         place, default = _parameter(function, name)
@@ -118,21 +118,23 @@ class _Reader:
         sites = [site for site in sites if self._project.callee(*site) is function]
         options = [_default(call) for call in _decorators(function) if name in _names(call)]
         for value in options:
-            yield from self.values(owner, value, seen)
+            yield from self.values(owner, value, visited)
         for other, call in sites:
             given = argument(call, place, name)
             if given is None and has_stars(call):
                 yield None
             elif given is not None:
-                yield from self.values(other, given, seen)
+                yield from self.values(other, given, visited)
             elif not options:
-                yield from self.values(owner, default, seen)
+                yield from self.values(owner, default, visited)
         if not sites and not options:
-            yield from self.values(index, default, seen)
+            yield from self.values(index, default, visited)
         elif not is_whole and default is not None and not options:
-            yield from self.values(owner, default, seen)
+            yield from self.values(owner, default, visited)
 
-    def _of_options(self, name: str, seen: _Seen, *, is_all: bool = True) -> Iterator[int | None]:
+    def _of_options(
+        self, name: str, visited: _Seen, *, is_all: bool = True
+    ) -> Iterator[int | None]:
         """Defaults of command-line options of that name."""
         found = [
             (index, _default(call))
@@ -140,7 +142,7 @@ class _Reader:
             if _is_option(call) and name in _names(call)
         ]
         for index, value in found:
-            yield from self.values(index, value, seen)
+            yield from self.values(index, value, visited)
         if not found and is_all:
             yield None
 

@@ -10,7 +10,7 @@ from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
 from trainfit.loader.local_tuning import tune_here
 from trainfit.loader.measure.machine_limits import loader_machine
-from trainfit.loader.measure.processes import Progress
+from trainfit.loader.measure.processes import MeasurementProgress
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import SECONDS, probe_workload
 from trainfit.loader.tuner import CONFIRM
@@ -25,7 +25,7 @@ def probe(
     *,
     batch_size: int | None = 1,
     seconds: float = SECONDS,
-    progress: Progress | None = None,
+    progress: MeasurementProgress | None = None,
 ) -> Probe:
     """What batches of a DataLoader, or of a data set with this batch size, cost here.
 
@@ -51,7 +51,7 @@ def tune(
     max_workers: int | None = None,
     any_order: bool = False,
     ranks: int = 1,
-    progress: Progress | None = None,
+    progress: MeasurementProgress | None = None,
 ) -> LoaderResult:
     """The settings that suit a DataLoader (or a data set) whose batches a step takes ``step_s``
     seconds to train on; 0: as fast as the loader can.

@@ -187,7 +187,7 @@ _IMAGES: Final = (
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredLoad:
     """What the remedies look at: a load as it is, with what was measured."""
 
     load: Load
@@ -250,24 +250,24 @@ class LoaderChange:
     settings: LoaderSettings | None = None
 
 
-def decoded_bytes(case: Case) -> int | None:
+def decoded_bytes(case: MeasuredLoad) -> int | None:
     probe = case.probe
     if not probe.samples or not probe.batch_size or not probe.batch_bytes:
         return None
     return probe.samples * probe.batch_bytes // probe.batch_size
 
 
-def is_image(case: Case, name: str) -> bool:
+def is_image(case: MeasuredLoad, name: str) -> bool:
     """Is this part's time spent in libraries for images?"""
     part = case.part(name)
     return any(what.split(".")[0] in _IMAGES for what in (part.what if part else ()))
 
 
-def makes_images(case: Case) -> bool:
+def makes_images(case: MeasuredLoad) -> bool:
     return is_video(case) or any(is_image(case, name) for name in ("decode", "transform"))
 
 
-def is_video(case: Case) -> bool:
+def is_video(case: MeasuredLoad) -> bool:
     part = case.part("decode")
     words = (word for what in (part.what if part else ()) for word in what.split("."))
     return any(word in _VIDEO for word in words)

@@ -58,7 +58,7 @@ _SCRIPT_SHARE = 0.9
 _LEAST_S = 1.0
 
 
-class Child:
+class ChildMeasurement:
     """One measurement; where ``spec`` says no step, ``step_of`` gives it."""
 
     def __init__(self, spec: RunSpec, step_of: StepOf) -> None:
@@ -104,16 +104,16 @@ class Child:
         self._loader = f"{self._loader}: {_in_words(workload)}"
         return workload
 
-    def _scripts(self, found: LoaderObservation) -> Workload | None:
+    def _scripts(self, observation: LoaderObservation) -> Workload | None:
         """The script's; ``None`` where the script itself is what to tell of."""
-        trace = self._trace = found.trace
-        self._recording = found.recording
+        trace = self._trace = observation.trace
+        self._recording = observation.recording
         usable = trace.status in ("finished", "ended")
-        usable |= trace.status in ("unsupported", "timeout") and found.loader is not None
+        usable |= trace.status in ("unsupported", "timeout") and observation.loader is not None
         if not usable:
             self._finish("script")
             return None
-        workload = workload_of(found)
+        workload = workload_of(observation)
         where = trace.loader.where if trace.loader is not None else None
         self._loader = f"{where}: {_in_words(workload)}" if where else _in_words(workload)
         return workload

@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from trainfit.loader.measure.records import BEGAN, WALL
 from trainfit.results.dataloader import LoaderSettings
-from trainfit.results.rehearsal import Cause, Dip, Epoch, Rates, Timeline
+from trainfit.results.rehearsal import (
+    Cause,
+    Dip,
+    RehearsedEpoch,
+    RehearsedRates,
+    UtilisationTimeline,
+)
 from trainfit.results.text import duration
 
 # ---
@@ -105,21 +111,21 @@ def busy_shares(busy: Times, total_s: float, window_s: float) -> Times:
     return np.minimum(np.maximum(shares, 0.0), 1.0)
 
 
-def timeline(observed: RehearsalRecord) -> Timeline:
+def timeline(observed: RehearsalRecord) -> UtilisationTimeline:
     """The busy shares in the windows of nvidia-smi, or longer ones if those were too many."""
     total = observed.total_s
     fitting = (period for period in PERIODS_S if total / period <= _MOST_WINDOWS)
     window = next(fitting, total / _MOST_WINDOWS)
     shares = busy_shares(observed.busy, total, window)
-    return Timeline(window, tuple(float(share) for share in shares))
+    return UtilisationTimeline(window, tuple(float(share) for share in shares))
 
 
-def overall_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | None:
+def overall_rates(observed: RehearsalRecord, batch_size: int | None) -> RehearsedRates | None:
     """The rates of the whole rehearsal; ``None`` if it took no time."""
     return _rates(observed, 0.0, observed.total_s, 0, batch_size)
 
 
-def steady_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | None:
+def steady_rates(observed: RehearsalRecord, batch_size: int | None) -> RehearsedRates | None:
     """The rates from when the queues were full for the first time; ``None`` if it was too short.
 
     What passed after the last step until the loader failed does not count.
@@ -135,7 +141,7 @@ def steady_rates(observed: RehearsalRecord, batch_size: int | None) -> Rates | N
 
 def _rates(
     observed: RehearsalRecord, from_s: float, until: float, first: int, batch_size: int | None
-) -> Rates | None:
+) -> RehearsedRates | None:
     busy = observed.busy
     seconds = until - from_s
     if seconds <= 0:
@@ -144,7 +150,7 @@ def _rates(
     waited = float(np.sum((observed.handed - observed.asked)[first:]))
     waited += until - (float(busy[-1, 1]) if len(busy) else from_s)
     rate = batches / seconds
-    return Rates(
+    return RehearsedRates(
         from_s=from_s,
         seconds=seconds,
         batches=batches,
@@ -159,7 +165,7 @@ def _share(part: float, whole: float) -> float:
     return min(1.0, max(0.0, part / whole))
 
 
-def epochs(observed: RehearsalRecord) -> tuple[Epoch, ...]:
+def epochs(observed: RehearsalRecord) -> tuple[RehearsedEpoch, ...]:
     """The first epochs."""
     firsts = np.flatnonzero(observed.place == 0)
     begins = np.append(observed.asked[firsts] - observed.began, observed.total_s)
@@ -168,7 +174,7 @@ def epochs(observed: RehearsalRecord) -> tuple[Epoch, ...]:
         last = at == len(firsts) - 1
         following = len(observed.epochs) if last else firsts[at + 1]
         found.append(
-            Epoch(
+            RehearsedEpoch(
                 start_s=float(begins[at]),
                 seconds=float(begins[at + 1] - begins[at]),
                 batches=int(following - first),
@@ -180,15 +186,15 @@ def epochs(observed: RehearsalRecord) -> tuple[Epoch, ...]:
 
 
 def epoch_seconds(
-    found: tuple[Epoch, ...], epoch_batches: int | None, steady: Rates | None
+    epochs: tuple[RehearsedEpoch, ...], epoch_batches: int | None, steady: RehearsedRates | None
 ) -> tuple[float | None, bool]:
     """The time of an epoch, and whether it was measured (the mean of those that ended)."""
-    whole = [each.seconds for each in found if each.complete]
+    whole = [each.seconds for each in epochs if each.complete]
     if whole:
         return sum(whole) / len(whole), True
     if epoch_batches is None or steady is None or not steady.batches_per_s:
         return None, False
-    begin = found[0].first_batch_s if found else 0.0
+    begin = epochs[0].first_batch_s if epochs else 0.0
     return (begin or 0.0) + epoch_batches / steady.batches_per_s, False
 
 

@@ -14,7 +14,7 @@ from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
 from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.measure.machine_limits import loader_machine, unknowns
-from trainfit.loader.measure.processes import Progress
+from trainfit.loader.measure.processes import MeasurementProgress
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.threads import GOVERNS, SEVERAL, starts_threads
@@ -286,9 +286,9 @@ def _prefetch(result: LoaderResult) -> SettingReason:
         return SettingReason(name, None, present, why, "")
     mine, value = then.prefetch_factor, str(then.prefetch_factor)
 
-    def differs(each: Candidate) -> bool:
-        same = dataclasses.replace(each.settings, prefetch_factor=mine)
-        return steady(same) == steady(then) and each.settings.prefetch_factor != mine
+    def differs(candidate: Candidate) -> bool:
+        same = dataclasses.replace(candidate.settings, prefetch_factor=mine)
+        return steady(same) == steady(then) and candidate.settings.prefetch_factor != mine
 
     other = _best(result, differs)
     rates = result.rates(other.settings, then) if other is not None else None
@@ -380,7 +380,7 @@ def tune_here(
     *,
     command: str = "",
     loader: str,
-    progress: Progress | None,
+    progress: MeasurementProgress | None,
     command_sets: Mapping[str, str] | None = None,
     started_with: Mapping[str, str] | None = None,
 ) -> LoaderResult:

@@ -14,8 +14,8 @@ from typing import Final
 
 from trainfit.loader.bottleneck import (
     COLDER,
-    Case,
     LoaderChange,
+    MeasuredLoad,
     batches,
     cheaper,
     decoded_bytes,
@@ -56,7 +56,7 @@ _COLLATES: Final = 0.3
 
 
 # --- Transfer to the main process ---------------------------------------------------------------
-def _uint8(case: Case) -> LoaderChange | None:
+def _uint8(case: MeasuredLoad) -> LoaderChange | None:
     """Bytes are copied when they are pinned (or by the driver, if not)."""
     probe, load = case.probe, case.load
     floats = probe.batch_bytes if probe.float_bytes is None else probe.float_bytes
@@ -77,7 +77,7 @@ def _uint8(case: Case) -> LoaderChange | None:
     )
 
 
-def _fewer_tensors(case: Case) -> LoaderChange | None:
+def _fewer_tensors(case: MeasuredLoad) -> LoaderChange | None:
     """Each tensor is transferred as a file with its own descriptor (rf-detr#1399)."""
     tensors, receive_s = case.probe.batch_tensors, case.load.transfer.receive_s
     if case.settings.num_workers == 0 or tensors < _MANY_TENSORS or case.limit != "transfer":
@@ -93,7 +93,7 @@ def _fewer_tensors(case: Case) -> LoaderChange | None:
     )
 
 
-def _sampler(case: Case) -> LoaderChange | None:
+def _sampler(case: MeasuredLoad) -> LoaderChange | None:
     probe, transfer = case.probe, case.load.transfer
     if probe.sampler_s is None or probe.sampler_s > transfer.next_s:
         return None
@@ -113,7 +113,7 @@ def _sampler(case: Case) -> LoaderChange | None:
 
 # --- What a batch costs -----------------------------------------------------------------------
 def _of_batch(
-    case: Case, parts: tuple[str, ...], kind: str, summary: str, how: str, why: str
+    case: MeasuredLoad, parts: tuple[str, ...], kind: str, summary: str, how: str, why: str
 ) -> LoaderChange | None:
     """What makes these parts of a batch's time shorter, by how much is not known."""
     part = case.share(*parts)
@@ -130,7 +130,7 @@ _PARTS: Final = {
 }
 
 
-def _resize(case: Case) -> LoaderChange | None:
+def _resize(case: MeasuredLoad) -> LoaderChange | None:
     if is_video(case) or not is_image(case, "decode"):
         return None
     return _of_batch(
@@ -144,7 +144,7 @@ def _resize(case: Case) -> LoaderChange | None:
     )
 
 
-def _cache(case: Case) -> LoaderChange | None:
+def _cache(case: MeasuredLoad) -> LoaderChange | None:
     """Decoded samples in RAM, if all of them fit."""
     probe = case.probe
     total = decoded_bytes(case)
@@ -163,7 +163,7 @@ def _cache(case: Case) -> LoaderChange | None:
     )
 
 
-def _gpu_transforms(case: Case) -> LoaderChange | None:
+def _gpu_transforms(case: MeasuredLoad) -> LoaderChange | None:
     if not makes_images(case):
         return None
     return _of_batch(
@@ -177,7 +177,7 @@ def _gpu_transforms(case: Case) -> LoaderChange | None:
     )
 
 
-def _gpu_decoding(case: Case) -> LoaderChange | None:
+def _gpu_decoding(case: MeasuredLoad) -> LoaderChange | None:
     how = "torchvision.io.decode_jpeg(list_of_bytes, device='cuda') (JPEG only), or NVIDIA DALI"
     if is_video(case):
         how = "torchcodec.decoders.VideoDecoder(path, device='cuda') in the main process"
@@ -187,7 +187,7 @@ def _gpu_decoding(case: Case) -> LoaderChange | None:
     return _of_batch(case, ("decode",), "gpu_decoding", "decode on the GPU", how, why)
 
 
-def _decoder_threads(case: Case) -> LoaderChange | None:
+def _decoder_threads(case: MeasuredLoad) -> LoaderChange | None:
     """Threads within a sample, where cores are idle that workers do not use."""
     spare = case.machine.usable_cores / max(1, case.settings.num_workers)
     threads = min(_MOST_DECODER_THREADS, int(spare))
@@ -205,7 +205,7 @@ def _decoder_threads(case: Case) -> LoaderChange | None:
     )
 
 
-def _frame_alignment(case: Case) -> LoaderChange | None:
+def _frame_alignment(case: MeasuredLoad) -> LoaderChange | None:
     if not is_video(case):
         return None
     return _of_batch(
@@ -219,7 +219,7 @@ def _frame_alignment(case: Case) -> LoaderChange | None:
     )
 
 
-def _batched_indexing(case: Case) -> LoaderChange | None:
+def _batched_indexing(case: MeasuredLoad) -> LoaderChange | None:
     """Tiny samples in RAM: Python's calls for each of them are the cost (pytorch#154318)."""
     total, free = decoded_bytes(case), case.machine.available_bytes
     if total is None or free is None or total > _CACHE_SHARE * free or not case.waits_for_batches:
@@ -243,13 +243,13 @@ def _batched_indexing(case: Case) -> LoaderChange | None:
     )
 
 
-def _own_collate(case: Case) -> bool:
+def _own_collate(case: MeasuredLoad) -> bool:
     """Is collating the user's own work (to tokenize text), none of it PyTorch's stacking?"""
     names = [name for part in case.probe.parts if part.name == "collate" for name in part.what]
     return bool(names) and not any(name.startswith("torch.") for name in names)
 
 
-def _indexed(case: Case) -> float:
+def _indexed(case: MeasuredLoad) -> float:
     """The share of a batch's time that goes to indexing tensors in RAM (TensorDataset)."""
     reads = [part for part in case.probe.parts if part.name == "read"]
     return sum(part.share for part in reads if all(map(_of_torch, part.what)))
@@ -259,7 +259,7 @@ def _of_torch(name: str) -> bool:
     return name.startswith("torch.utils.data.dataset.")
 
 
-def _storage(case: Case) -> LoaderChange | None:
+def _storage(case: MeasuredLoad) -> LoaderChange | None:
     storage = case.probe.storage
     if storage is None or storage.cold_s is None or storage.cold_s < COLDER * storage.warm_s:
         return None
@@ -277,7 +277,7 @@ def _storage(case: Case) -> LoaderChange | None:
     )
 
 
-def _garbage(case: Case) -> LoaderChange | None:
+def _garbage(case: MeasuredLoad) -> LoaderChange | None:
     """A full collection looks at every object of the process, its imports among them; code that
     makes many objects for each sample sets it off every few batches."""
     share = case.probe.collecting
@@ -296,7 +296,7 @@ def _garbage(case: Case) -> LoaderChange | None:
     )
 
 
-def _in_order(case: Case) -> LoaderChange | None:
+def _in_order(case: MeasuredLoad) -> LoaderChange | None:
     settings, variation = case.settings, case.probe.variation
     if not settings.in_order or settings.num_workers < 2:
         return None
@@ -314,7 +314,7 @@ def _in_order(case: Case) -> LoaderChange | None:
     )
 
 
-CHANGES: Final[tuple[Callable[[Case], LoaderChange | None], ...]] = (
+CHANGES: Final[tuple[Callable[[MeasuredLoad], LoaderChange | None], ...]] = (
     _uint8,
     _fewer_tensors,
     _sampler,
@@ -360,7 +360,7 @@ def beyond(
     base = rate(load, settings, number)
     if math.isinf(base):
         return ()
-    case = Case(
+    case = MeasuredLoad(
         load, probe, settings, machine, epoch_batches, base, number, limit(load, settings, probe)
     )
     found = [*_epochs(case)]
@@ -375,7 +375,7 @@ def _is_worth_it(advice: Finding) -> bool:
     return (advice.share or 0.0) >= _LEAST_SHARE
 
 
-def _advice(case: Case, remedy: LoaderChange) -> Finding:
+def _advice(case: MeasuredLoad, remedy: LoaderChange) -> Finding:
     told = (remedy.kind, remedy.summary, remedy.how)
     if remedy.load is None:
         return advice_finding(*told, None, None, remedy.evidence, remedy.share)
@@ -385,7 +385,7 @@ def _advice(case: Case, remedy: LoaderChange) -> Finding:
 
 
 # --- Epochs -----------------------------------------------------------------------------------
-def _epochs(case: Case) -> list[Finding]:
+def _epochs(case: MeasuredLoad) -> list[Finding]:
     """What restarting workers for each epoch costs; the rates are for whole epochs."""
     settings, starts = case.settings, case.probe.start_s
     if case.epoch_batches is None or settings.num_workers == 0 or settings.persistent_workers:
@@ -419,13 +419,13 @@ def _epochs(case: Case) -> list[Finding]:
 
 
 def _of_epochs(
-    case: Case, kind: str, summary: str, how: str, now: float, then: float, seen: str
+    case: MeasuredLoad, kind: str, summary: str, how: str, now: float, then: float, observed: str
 ) -> Finding:
     assert case.epoch_batches is not None
-    return advice_finding(kind, summary, how, case.epoch_batches / then, now / then, seen)
+    return advice_finding(kind, summary, how, case.epoch_batches / then, now / then, observed)
 
 
-def _epoch_s(case: Case, load: Load, settings: LoaderSettings) -> float:
+def _epoch_s(case: MeasuredLoad, load: Load, settings: LoaderSettings) -> float:
     """Seconds of an epoch that is not the first."""
     assert case.epoch_batches is not None
     simulated = min(case.epoch_batches, _EPOCH_BATCHES)

@@ -40,7 +40,7 @@ from trainfit.loader.measure.probe_runs import (
     mean,
     start_s,
 )
-from trainfit.loader.measure.processes import NullProgress, Progress, captured_stderr
+from trainfit.loader.measure.processes import MeasurementProgress, NullProgress, captured_stderr
 from trainfit.loader.measure.records import COLUMNS, CPU, TOOK, WALL, Run, collected
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.storage_cost import measure_storage
@@ -203,7 +203,7 @@ def probe_workload(
     workload: Workload,
     machine: LoaderMachine,
     seconds: float,
-    progress: Progress | None = None,
+    progress: MeasurementProgress | None = None,
     watch: CoreSpeeds | None = None,
     *,
     known: Probe | None = None,

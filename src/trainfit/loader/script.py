@@ -202,12 +202,12 @@ class Script:
         return LoaderObservation(self._outcome, loader, on_gpu, recording, handles)
 
 
-def workload_of(found: LoaderObservation) -> Workload:
+def workload_of(observation: LoaderObservation) -> Workload:
     """The workload of the script's loader; raises :class:`LoaderError` where it cannot be
     measured."""
-    loader = found.loader
+    loader = observation.loader
     if loader is None:
-        made = found.trace.loaders
+        made = observation.trace.loaders
         if made:
             raise LoaderError(
                 f"it creates {made} DataLoader{'s' if made > 1 else ''}, but none returned "
@@ -223,12 +223,12 @@ def workload_of(found: LoaderObservation) -> Workload:
             "the main process can read them, so workers do not help; keep them on the CPU, or "
             "index them in the loop without a DataLoader"
         )
-    if found.on_gpu:
+    if observation.on_gpu:
         raise LoaderError(
             "its DataLoader returns batches already on the GPU, which only the "
             "main process can do; move them in the loop with .to(device, non_blocking=True) instead"
         )
-    return Workload(loader, handles=found.handles)
+    return Workload(loader, handles=observation.handles)
 
 
 def workload_from(place: str, batch_size: int | None) -> Workload:

@@ -30,7 +30,7 @@ from trainfit.loader.measure.loop import is_disturbed as is_busy
 from trainfit.loader.measure.loop import predicted_save_s, save_seconds
 from trainfit.loader.measure.noise_correction import with_speeds
 from trainfit.loader.measure.probe_runs import UNSAFE, SettingConstraints, bounds
-from trainfit.loader.measure.processes import Progress
+from trainfit.loader.measure.processes import MeasurementProgress
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S, alone_note
 from trainfit.loader.measure.workload import Workload
@@ -118,7 +118,7 @@ class Tuner:
         spec: TuningSpec,
         measured: Measured,
         held: Mapping[int, Measured],
-        progress: Progress,
+        progress: MeasurementProgress,
         result: LoaderResult,
         watch: CoreSpeeds,
     ) -> None:

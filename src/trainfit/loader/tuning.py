@@ -14,7 +14,7 @@ from trainfit.loader import threads
 from trainfit.loader.confirmation import nothing_ran
 from trainfit.loader.measure.fitting import Fitted, share_of
 from trainfit.loader.measure.probe_runs import KINDS, OF_WORKERS
-from trainfit.loader.measure.processes import NullProgress, PartialProgress, Progress
+from trainfit.loader.measure.processes import MeasurementProgress, NullProgress, PartialProgress
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import Measured, probe_workload
@@ -35,7 +35,7 @@ def tune(
     *,
     command: str = "",
     loader: str = "",
-    progress: Progress | None = None,
+    progress: MeasurementProgress | None = None,
     watch: CoreSpeeds | None = None,
     whole: LoaderMachine | None = None,
 ) -> LoaderResult:
@@ -85,7 +85,7 @@ def _held(
     whole: LoaderMachine,
     alone: Measured,
     spec: TuningSpec,
-    progress: Progress,
+    progress: MeasurementProgress,
     watch: CoreSpeeds,
 ) -> dict[int, Measured]:
     """A second measurement with libraries held to one thread in each worker, by that number of

@@ -11,7 +11,16 @@ import numpy as np
 from trainfit.memory.replay import Stream
 from trainfit.results.runs.continuation import resized, shortened, whole, with_decodes
 from trainfit.results.runs.generation import generated_text
-from trainfit.results.runs.recording import FREE, KINDS, MALLOC, OTHER, PHASES, IntArray, Recording
+from trainfit.results.runs.recording import (
+    FREE,
+    KINDS,
+    MALLOC,
+    OTHER,
+    PHASES,
+    IntArray,
+    NotAffineError,
+    Recording,
+)
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 
 # ---
@@ -141,10 +150,6 @@ def renumbered(events: IntArray, new_alloc: IntArray) -> IntArray:
     found[named] = new_alloc[values[named]]
     found[waits] = new_alloc[(values[waits] - 1) // 2] * 2 + (values[waits] - 1) % 2 + 1
     return found * 4 + codes
-
-
-class NotAffineError(Exception):
-    """Two recordings do not follow one law; the message says where they part."""
 
 
 class OtherCourseError(NotAffineError):

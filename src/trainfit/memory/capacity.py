@@ -10,12 +10,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.affine import AffineStream
 from trainfit.memory.peak import moment
 from trainfit.memory.replay import UNLIMITED, Replay, Stream, live_at, replay
 from trainfit.results.gpus import CONTEXT, Constant, total
 from trainfit.results.memory import BatchLaw, BatchPoint, MemoryFigures, Moment, PeakMove
-from trainfit.results.runs.recording import KINDS, IntArray, Recording, decode_context_parts
+from trainfit.results.runs.recording import (
+    KINDS,
+    IntArray,
+    NotAffineError,
+    Recording,
+    decode_context_parts,
+)
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.device.settling import in_use
 
@@ -37,13 +43,13 @@ def fits(
 ) -> bool:
     """Does ``batch`` run on a device of this capacity (releasing caches where needed)?
 
-    With ``within_bytes``: and would it on one of no more than that, as :meth:`Device.has_room` has
-    it?
+    With ``within_bytes``: and would it on one of no more than that, as
+    :meth:`DeviceCapacity.has_room` has it?
     """
-    device = Device(capacity_bytes, context_bytes, settings or AllocatorSettings())
+    device = DeviceCapacity(capacity_bytes, context_bytes, settings or AllocatorSettings())
     if within_bytes is None:
         return device.replay(stream.at(batch)).fits
-    return dataclasses.replace(device, capacity_bytes=within_bytes).has_room(stream.at(batch))
+    return device.within(within_bytes).has_room(stream.at(batch))
 
 
 def largest_batch(
@@ -224,12 +230,22 @@ _DEPTH = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class DeviceCapacity:
     """The GPU's memory and the context's share of it, in bytes, and the allocator's settings."""
 
     capacity_bytes: int
     context_bytes: int
     settings: AllocatorSettings
+
+    def within(self, nbytes: int) -> DeviceCapacity:
+        """The same GPU, of whose memory no more than ``nbytes`` are to be used. What a memory
+        fraction allows stays a share of the whole (setMemoryFraction in CUDACachingAllocator.cpp).
+        """
+        fraction = self.settings.per_process_memory_fraction
+        if fraction < 1:
+            fraction = min(fraction * self.capacity_bytes / max(nbytes, 1), 1.0)
+        settings = dataclasses.replace(self.settings, per_process_memory_fraction=fraction)
+        return DeviceCapacity(nbytes, self.context_bytes, settings)
 
     def replay(self, stream: Stream) -> Replay:
         """The stream replayed at the GPU's capacity."""
@@ -288,7 +304,7 @@ _CACHED: Final = 2.0
 _TO: Final = 1 / 512
 
 
-def least_capacity(stream: Stream, device: Device) -> int:
+def least_capacity(stream: Stream, device: DeviceCapacity) -> int:
     """Bytes of the smallest GPU that ``stream`` fits, otherwise like ``device``: what it allocates
     is not sufficient, and what it reserves not needed, as PyTorch returns blocks when memory is
     full."""
@@ -302,7 +318,7 @@ def least_capacity(stream: Stream, device: Device) -> int:
 
 
 def batch_law(
-    first: Recording, batch: int, second: Recording, other: int, device: Device
+    first: Recording, batch: int, second: Recording, other: int, device: DeviceCapacity
 ) -> BatchLaw:
     """The law of two recordings of one script at two batch sizes, and its limits.
 
@@ -315,7 +331,7 @@ def batch_law(
 
 
 class _Explained:
-    def __init__(self, law: AffineStream, device: Device) -> None:
+    def __init__(self, law: AffineStream, device: DeviceCapacity) -> None:
         self._law = law
         self._device = device
         self._low, self._high = sorted(law.batches)

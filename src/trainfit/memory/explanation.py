@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from trainfit.findings.out_of_memory import MOSTLY, of_first_step, of_full_memory
-from trainfit.memory.affine import NotAffineError
-from trainfit.memory.capacity import Device, batch_law, context_parts, figures
+from trainfit.memory.capacity import DeviceCapacity, batch_law, context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.held import full_memory
@@ -23,7 +22,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.memory import BatchLaw, MemoryReport, OptimizerTable, RecordingSummary
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.recording import PHASES, Recording, gpu_of, step_ends
+from trainfit.results.runs.recording import PHASES, NotAffineError, Recording, gpu_of, step_ends
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
 from trainfit.simgpu.allocator.settings import AllocatorSettings
@@ -115,7 +114,7 @@ def replayed(recording: Recording, settings: AllocatorSettings | None = None) ->
     not fit is told of a GPU that it fits."""
     header = recording.header
     others = header.get("other_processes_bytes") or 0
-    device = Device(
+    device = DeviceCapacity(
         header["gpu_memory_bytes"] - others if header["limited"] else UNLIMITED,
         header["context_bytes"],
         settings or recorded_settings(recording),
@@ -161,7 +160,7 @@ class ExplainError(TrainfitError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class RecordingSource:
     """A recording, the name of its file, and its batch size where that is known."""
 
     recording: Recording
@@ -169,7 +168,7 @@ class Source:
     batch_size: int | None
 
 
-def source(path: Path, batch_size: int | None = None) -> Source:
+def source(path: Path, batch_size: int | None = None) -> RecordingSource:
     """Read a recording; ``batch_size`` outranks what it says of itself.
 
     Raises ``ResultFileError``, and :class:`ExplainError` for a recording of nothing.
@@ -177,10 +176,10 @@ def source(path: Path, batch_size: int | None = None) -> Source:
     recording = whole(Recording.load(path))
     if not len(recording.alloc_bytes):
         raise ExplainError(f"recording {str(path)!r}: nothing was allocated on the GPU")
-    return Source(recording, str(path), batch_size or recording.header.get("batch_size"))
+    return RecordingSource(recording, str(path), batch_size or recording.header.get("batch_size"))
 
 
-def explain(first: Source, second: Source | None = None) -> MemoryReport:
+def explain(first: RecordingSource, second: RecordingSource | None = None) -> MemoryReport:
     """Explain ``first``; with ``second``, also how memory grows with the batch size.
 
     Raises :class:`ExplainError` where the two do not belong together.
@@ -249,7 +248,7 @@ def _told_findings(recording: Recording) -> tuple[Finding, ...]:
     return _told(tuple[Finding, ...], recording.header.get("findings")) or ()
 
 
-def second_run(first: Source) -> tuple[str, str]:
+def second_run(first: RecordingSource) -> tuple[str, str]:
     """The command that records the same script at twice the batch size, and its file; empty if
     unknown."""
     header = first.recording.header
@@ -262,7 +261,7 @@ def second_run(first: Source) -> tuple[str, str]:
     return f"{line_of([*words, '--output', str(output)])} -- {command}", str(output)
 
 
-def _batches(first: Source, second: Source, device: Device) -> BatchLaw:
+def _batches(first: RecordingSource, second: RecordingSource, device: DeviceCapacity) -> BatchLaw:
     _check_pair(first, second)
     assert first.batch_size is not None and second.batch_size is not None
     pair = first.batch_size, second.batch_size
@@ -278,7 +277,7 @@ def _batches(first: Source, second: Source, device: Device) -> BatchLaw:
         return BatchLaw("none", (min(pair), max(pair)), str(error))
 
 
-def _check_pair(first: Source, second: Source) -> None:
+def _check_pair(first: RecordingSource, second: RecordingSource) -> None:
     """Raise unless the two are of one script on one GPU at two batch sizes."""
     one, two = first.recording, second.recording
     names = f"recordings {first.file!r} and {second.file!r}"
@@ -310,10 +309,10 @@ def _name(key: str, value: object) -> object:
     return Path(str(value)).name if key == "script" else value
 
 
-def device_of(recording: Recording) -> Device:
+def device_of(recording: Recording) -> DeviceCapacity:
     """The recorded GPU, less what other processes held, with the recorded allocator settings."""
     header = recording.header
-    return Device(
+    return DeviceCapacity(
         header["gpu_memory_bytes"] - (header.get("other_processes_bytes") or 0),
         header["context_bytes"],
         recorded_settings(recording),
@@ -336,7 +335,7 @@ def _phases(recording: Recording, points: int) -> tuple[str, ...]:
     return tuple(phase_at(recording, int(part[len(part) // 2])) for part in parts if len(part))
 
 
-def _notes(first: Source) -> list[str]:
+def _notes(first: RecordingSource) -> list[str]:
     notes = []
     if first.recording.steps == 0:
         notes.append("no optimizer step was completed: the peak covers what ran until then")

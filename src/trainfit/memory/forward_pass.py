@@ -137,13 +137,13 @@ class Operators:
         elements = int(recording.alloc_bytes[output]) // itemsize
         return CountedOperator(operator, PRODUCTS, elements, output, extra=2 * scores)
 
-    def _scores(self, found: list[CountedOperator]) -> set[int]:
+    def _scores(self, operators: list[CountedOperator]) -> set[int]:
         """The matmuls that computed the scores of a softmax: of as many numbers, shortly before."""
         scores: set[int] = set()
-        for index, each in enumerate(found):
+        for index, each in enumerate(operators):
             if each.row != ATTENTION:
                 continue
-            for before in reversed(found[max(0, index - _SCORES_WITHIN) : index]):
+            for before in reversed(operators[max(0, index - _SCORES_WITHIN) : index]):
                 if before.row == PRODUCTS and before.elements == each.elements:
                     scores.add(before.operator)
                     break

@@ -15,11 +15,11 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.memory.explanation import ExplainError, Source, device_of
+from trainfit.memory.explanation import ExplainError, RecordingSource, device_of
 from trainfit.memory.forward_pass import ATTENTION, Operators, forward_pass
 from trainfit.memory.peak import divided, moment
 from trainfit.memory.replay import Replay, Stream, live_at
-from trainfit.results.memory import Cause, HandReport, HandRow, ModelPart
+from trainfit.results.memory import DifferenceCause, HandReport, HandRow, ModelPart
 from trainfit.results.runs.recording import (
     FREE,
     KINDS,
@@ -111,7 +111,7 @@ _NAMED: Final = 3
 _BACKWARD = PHASES.index("backward")
 
 
-def by_hand(source: Source) -> HandReport:
+def by_hand(source: RecordingSource) -> HandReport:
     """The formula next to the peak of a recording.
 
     Raises :class:`ExplainError` for a recording without an optimizer step, and for one of an
@@ -139,7 +139,11 @@ class _Comparison:
     """Rows of the formula, and the causes of each difference."""
 
     def __init__(
-        self, source: Source, parameters: Sequence[Parameter], stream: Stream, outcome: Replay
+        self,
+        source: RecordingSource,
+        parameters: Sequence[Parameter],
+        stream: Stream,
+        outcome: Replay,
     ) -> None:
         self._source = source
         self._recording = recording = source.recording
@@ -379,11 +383,13 @@ class _Comparison:
         if nbytes:
             self._causes[name][row] += nbytes
 
-    def _listed(self) -> tuple[Cause, ...]:
+    def _listed(self) -> tuple[DifferenceCause, ...]:
         """The causes, the largest first."""
         named = sorted(self._named, key=lambda name: -self._named[name])[:_NAMED]
         found = [
-            Cause(name, sum(rows.values()), dict(rows), tuple(named) * (name == "uncounted"))
+            DifferenceCause(
+                name, sum(rows.values()), dict(rows), tuple(named) * (name == "uncounted")
+            )
             for name, rows in self._causes.items()
         ]
         return tuple(sorted(found, key=lambda cause: -abs(cause.nbytes)))

@@ -40,23 +40,23 @@ def pace(
     from trainfit.hardware.machine.system import System
     from trainfit.pace.callee import Function
     from trainfit.pace.host import RealHost
-    from trainfit.pace.measuring import Options, measure
+    from trainfit.pace.measuring import PaceOptions, measure
     from trainfit.pace.settings import power_facts
 
     rates = tuple(float(each) for each in hz)
     if not rates or min(rates) <= 0 or seconds <= 0:
         raise ValueError("rates and seconds must be above 0")
-    options = Options(rates, float(seconds), fix=fix)
+    options = PaceOptions(rates, float(seconds), fix=fix)
     name = getattr(function, "__qualname__", type(function).__name__)
     facts = power_facts(survey(System(), imports_torch=False))
     return measure(Function(function, rehearse), RealHost(), options, target=name, machine=facts)
 
 
-class _Pace(ModuleType):
+class _PaceModule(ModuleType):
     """``trainfit.pace`` is both a package and what its main function does."""
 
     def __call__(self, *arguments: Any, **options: Any) -> PaceResult:
         return pace(*arguments, **options)
 
 
-sys.modules[__name__].__class__ = _Pace
+sys.modules[__name__].__class__ = _PaceModule

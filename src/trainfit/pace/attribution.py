@@ -34,7 +34,15 @@ from trainfit.pace.statistics import (
     speed,
     taken_away,
 )
-from trainfit.results.pace import Arm, ArmEffect, Attribution, Cause, CauseShare, Estimate, Readings
+from trainfit.results.pace import (
+    Arm,
+    ArmEffect,
+    Attribution,
+    Cause,
+    CauseShare,
+    Estimate,
+    HostReadings,
+)
 from trainfit.results.text import core_count, duration, ghz, percent
 
 #: An arm is said to help from this part of the excess on, and if the interval's low end is above
@@ -80,7 +88,7 @@ class PacedSamples:
     why_not: Mapping[Arm, str]
     has_gpu: bool = False
     kernels: Mapping[Arm, Kernels] = dataclasses.field(default_factory=dict)
-    readings: Mapping[Arm, Sequence[Readings]] = dataclasses.field(default_factory=dict)
+    readings: Mapping[Arm, Sequence[HostReadings]] = dataclasses.field(default_factory=dict)
     fast_s: float | None = None
 
     def wall(self, arm: Arm) -> float:
@@ -193,38 +201,40 @@ class PacedSamples:
         return None if paced is None or back is None else paced < _SLOWED * back
 
 
-def attribute(seen: PacedSamples) -> Attribution:
+def attribute(samples: PacedSamples) -> Attribution:
     """The verdict, with all that decided it."""
-    groups = (seen.samples["sleep"].wall, seen.samples["back_to_back"].wall)
+    groups = (samples.samples["sleep"].wall, samples.samples["back_to_back"].wall)
     excess = estimate(lambda m: m[0] - m[1], groups)
     assert excess is not None  # of two times
     against = ratio(*groups)
-    if against is None or not is_slower(against, seen.wall("back_to_back")):
-        return Attribution(seen.hz, excess, _effects(seen), (), _GONE)
-    findings, open_questions = _of_the_cpu(seen)
-    findings += _of_the_gpu(seen)
-    findings += _of_launching(seen)
-    found, cannot_tell = _of_the_rest(seen)
-    if seen.competing:
-        findings, open_questions = _next_to_threads(seen, findings + found, open_questions)
+    if against is None or not is_slower(against, samples.wall("back_to_back")):
+        return Attribution(samples.hz, excess, _effects(samples), (), _GONE)
+    findings, open_questions = _of_the_cpu(samples)
+    findings += _of_the_gpu(samples)
+    findings += _of_launching(samples)
+    found, cannot_tell = _of_the_rest(samples)
+    if samples.competing:
+        findings, open_questions = _next_to_threads(samples, findings + found, open_questions)
     else:
         findings += found
     findings.sort(key=lambda finding: -finding.share.value)
-    low, high = _middle_half(seen, "sleep")
-    if not findings and not seen.competing and high - low > excess.value:
-        cannot_tell += "; " * bool(cannot_tell) + _spread_words(seen)
-    would = [f"{_NAMES[arm]}: {why}" for arm, why in seen.why_not.items() if _matters(arm, seen)]
-    if seen.competing:
-        names = ", ".join(seen.competing)
+    low, high = _middle_half(samples, "sleep")
+    if not findings and not samples.competing and high - low > excess.value:
+        cannot_tell += "; " * bool(cannot_tell) + _spread_words(samples)
+    would = [
+        f"{_NAMES[arm]}: {why}" for arm, why in samples.why_not.items() if _matters(arm, samples)
+    ]
+    if samples.competing:
+        names = ", ".join(samples.competing)
         would.insert(0, f"the same measurement without these threads of this process: {names}")
     return Attribution(
-        seen.hz,
+        samples.hz,
         excess,
-        _effects(seen),
+        _effects(samples),
         tuple(findings),
         "; ".join(part for part in (open_questions, cannot_tell) if part),
         tuple(would) if open_questions or cannot_tell else (),
-        tuple(seen.competing),
+        tuple(samples.competing),
         high - low,
     )
 
@@ -235,14 +245,14 @@ _GONE: Final = (
 )
 
 
-def _middle_half(seen: PacedSamples, arm: Arm) -> tuple[float, float]:
-    low, high = np.percentile(np.concatenate(seen.samples[arm].wall), (25, 75))
+def _middle_half(samples: PacedSamples, arm: Arm) -> tuple[float, float]:
+    low, high = np.percentile(np.concatenate(samples.samples[arm].wall), (25, 75))
     return float(low), float(high)
 
 
-def _spread_words(seen: PacedSamples) -> str:
+def _spread_words(samples: PacedSamples) -> str:
     paced, back = (
-        " to ".join(map(duration, _middle_half(seen, arm))) for arm in ("sleep", "back_to_back")
+        " to ".join(map(duration, _middle_half(samples, arm))) for arm in ("sleep", "back_to_back")
     )
     return (
         f"calls vary by more than the excess: half of them within {paced}, back to back within "
@@ -250,32 +260,32 @@ def _spread_words(seen: PacedSamples) -> str:
     )
 
 
-def _helps(found: Estimate | None) -> bool:
-    return found is not None and found.value >= HELPS and found.low > _SURELY
+def _helps(estimate: Estimate | None) -> bool:
+    return estimate is not None and estimate.value >= HELPS and estimate.low > _SURELY
 
 
-def _matters(arm: Arm, seen: PacedSamples) -> bool:
-    return arm in _NAMES and (arm != "gpu_awake" or seen.has_gpu)
+def _matters(arm: Arm, samples: PacedSamples) -> bool:
+    return arm in _NAMES and (arm != "gpu_awake" or samples.has_gpu)
 
 
 # --- The CPU -----------------------------------------------------------------------------------
 
 
-def _of_the_cpu(seen: PacedSamples) -> tuple[list[CauseShare], str]:
+def _of_the_cpu(samples: PacedSamples) -> tuple[list[CauseShare], str]:
     """Clock or idle states, if a core that is kept busy makes calls fast again."""
-    spin = seen.recovered.get("spin")
+    spin = samples.recovered.get("spin")
     if spin is None or not _helps(spin):
         return [], ""
     said = [_took(spin, "keeping the core busy between calls")]
-    awake = seen.recovered.get("no_idle_states")
+    awake = samples.recovered.get("no_idle_states")
     if awake is not None:
-        return _divided(seen, spin, awake, said), ""
-    cpu = seen.cpu_growth()
-    said += _cpu_words(seen)
-    if cpu >= _IN_IT * spin.value and seen.is_slowed():
+        return _divided(samples, spin, awake, said), ""
+    cpu = samples.cpu_growth()
+    said += _cpu_words(samples)
+    if cpu >= _IN_IT * spin.value and samples.is_slowed():
         return [CauseShare("cpu_frequency", spin, tuple(said))], ""
-    if cpu < _NOT_IN_IT * spin.value and not seen.is_slowed():
-        return [CauseShare("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(seen)))], ""
+    if cpu < _NOT_IN_IT * spin.value and not samples.is_slowed():
+        return [CauseShare("c_states", spin, (*said, _WAITS_LONGER, *_idle_words(samples)))], ""
     return [], (
         f"{percent(spin.value)} of the excess is caused by the idle CPU, but whether by its clock "
         "or its idle states could not be determined"
@@ -286,38 +296,40 @@ _WAITS_LONGER = "the call's CPU time does not grow, its waits do: each wait ends
 
 
 def _divided(
-    seen: PacedSamples, spin: Estimate, awake: Estimate, said: list[str]
+    samples: PacedSamples, spin: Estimate, awake: Estimate, said: list[str]
 ) -> list[CauseShare]:
     """Idle states' part is what goes when they are forbidden; the clock's what does not."""
     found = []
     # Calls that became slower still (a governor that found another balance) are nobody's part.
-    clock = seen.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
+    clock = samples.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
     if _helps(awake):
         words = _took(awake, "disabling deep idle states (/dev/cpu_dma_latency)")
-        found.append(CauseShare("c_states", awake, (*said, words, *_idle_words(seen))))
+        found.append(CauseShare("c_states", awake, (*said, words, *_idle_words(samples))))
     if _helps(clock) or not found:
-        cpu = _cpu_words(seen)
+        cpu = _cpu_words(samples)
         words = _took(awake, "disabling deep idle states") + ": not the wake-up"
         found.append(CauseShare("cpu_frequency", clock or spin, (*said, words, *cpu)))
     return found
 
 
-def _cpu_words(seen: PacedSamples) -> list[str]:
-    said = [f"{percent(max(0.0, seen.cpu_growth()))} of the excess is CPU time of the call itself"]
-    paced, back = seen.speed("sleep"), seen.speed("back_to_back")
+def _cpu_words(samples: PacedSamples) -> list[str]:
+    said = [
+        f"{percent(max(0.0, samples.cpu_growth()))} of the excess is CPU time of the call itself"
+    ]
+    paced, back = samples.speed("sleep"), samples.speed("back_to_back")
     if paced is not None and back is not None:
         said.append(
             f"a small fixed loop right before each call runs at {percent(paced)} of "
             f"its full speed paced, at {percent(back)} back to back"
         )
-    low, high = seen.clock("sleep", "cpu_hz"), seen.clock("back_to_back", "cpu_hz")
+    low, high = samples.clock("sleep", "cpu_hz"), samples.clock("back_to_back", "cpu_hz")
     if low is not None and high is not None:
         said.append(f"cpufreq reports {ghz(low)} paced, {ghz(high)} back to back")
     return said
 
 
-def _idle_words(seen: PacedSamples) -> list[str]:
-    paced, back = seen.idle_share("sleep"), seen.idle_share("back_to_back")
+def _idle_words(samples: PacedSamples) -> list[str]:
+    paced, back = samples.idle_share("sleep"), samples.idle_share("back_to_back")
     if paced is None or back is None:
         return []
     return [
@@ -329,17 +341,17 @@ def _idle_words(seen: PacedSamples) -> list[str]:
 # --- The GPU -----------------------------------------------------------------------------------
 
 
-def _of_the_gpu(seen: PacedSamples) -> list[CauseShare]:
-    if not seen.has_gpu:
+def _of_the_gpu(samples: PacedSamples) -> list[CauseShare]:
+    if not samples.has_gpu:
         return []
-    growth, awake = seen.gpu_growth, _of_gpu_awake(seen)
+    growth, awake = samples.gpu_growth, _of_gpu_awake(samples)
     if growth is None:  # keeping the GPU busy may have kept a core awake, too
-        if awake is None or not _helps(awake) or _helps(seen.recovered.get("spin")):
+        if awake is None or not _helps(awake) or _helps(samples.recovered.get("spin")):
             return []
         words = _took(awake, "keeping the GPU busy"), "keeping the core busy does not"
         return [CauseShare("gpu_clocks", awake, (*words, "kernel times could not be measured"))]
     said = [f"{percent(max(0.0, growth))} of the excess is kernel time on the GPU"]
-    paced, back = seen.clock("sleep", "gpu_hz"), seen.clock("back_to_back", "gpu_hz")
+    paced, back = samples.clock("sleep", "gpu_hz"), samples.clock("back_to_back", "gpu_hz")
     fell = paced is not None and back is not None and paced < _SLOWED * back
     if paced is not None and back is not None:
         said.append(f"SM clock {paced / 1e6:.0f} MHz paced, {back / 1e6:.0f} MHz back to back")
@@ -353,14 +365,14 @@ def _of_the_gpu(seen: PacedSamples) -> list[CauseShare]:
     return []
 
 
-def _of_gpu_awake(seen: PacedSamples) -> Estimate | None:
+def _of_gpu_awake(samples: PacedSamples) -> Estimate | None:
     """What keeping the GPU busy removes: with an idle core, or with a busy one. A
     governor that follows the load answers shorter calls with a lower clock, so that the GPU's part
     may only show where the core is busy."""
-    alone = seen.recovered.get("gpu_awake")
-    if "awake" not in seen.samples or "spin" not in seen.samples:
+    alone = samples.recovered.get("gpu_awake")
+    if "awake" not in samples.samples or "spin" not in samples.samples:
         return alone
-    with_spin = seen.part(("awake",), ("spin",))
+    with_spin = samples.part(("awake",), ("spin",))
     found = [each for each in (alone, with_spin) if each is not None]
     return max(found, key=lambda each: each.value, default=None)
 
@@ -368,74 +380,74 @@ def _of_gpu_awake(seen: PacedSamples) -> Estimate | None:
 # --- Launches, and what no arm took away --------------------------------------------------------
 
 
-def _of_launching(seen: PacedSamples) -> list[CauseShare]:
+def _of_launching(samples: PacedSamples) -> list[CauseShare]:
     """A cold driver: what launching small kernels removes where core and GPU are awake."""
-    if "launching" not in seen.samples or "awake" not in seen.samples:
+    if "launching" not in samples.samples or "awake" not in samples.samples:
         return []
-    warm = seen.part(("launching",), ("awake",))
+    warm = samples.part(("launching",), ("awake",))
     if warm is None or not _helps(warm):
         return []
     words = _took(warm, "launching small kernels between calls, with core and GPU kept busy,")
-    return [CauseShare("launch_overhead", warm, (words, *_launch_words(seen)))]
+    return [CauseShare("launch_overhead", warm, (words, *_launch_words(samples)))]
 
 
-def _launch_words(seen: PacedSamples) -> list[str]:
-    kernels = seen.kernels.get("back_to_back")
+def _launch_words(samples: PacedSamples) -> list[str]:
+    kernels = samples.kernels.get("back_to_back")
     if kernels is None or not kernels.count:
         return []
-    busy = kernels.busy_s / seen.wall("back_to_back")
+    busy = kernels.busy_s / samples.wall("back_to_back")
     return [
         f"a call launches {kernels.count} kernels, and the GPU is busy for {percent(busy)} of "
         "its time"
     ]
 
 
-def _of_the_rest(seen: PacedSamples) -> tuple[list[CauseShare], str]:
+def _of_the_rest(samples: PacedSamples) -> tuple[list[CauseShare], str]:
     """What stays with everything awake: caches, if a rehearsal call removes it."""
-    arm = next((arm for arm in MOST_AWAKE if arm in seen.samples), None)
-    apart = tuple(each for each in _APART if _helps(seen.recovered.get(each)))
-    rest = seen.left(apart if arm is None or arm == "spin" else (arm,))
+    arm = next((arm for arm in MOST_AWAKE if arm in samples.samples), None)
+    apart = tuple(each for each in _APART if _helps(samples.recovered.get(each)))
+    rest = samples.left(apart if arm is None or arm == "spin" else (arm,))
     if rest is None or not _helps(rest):
         return [], ""
-    awake = "CPU and GPU are" if seen.has_gpu else "the CPU is"
+    awake = "CPU and GPU are" if samples.has_gpu else "the CPU is"
     left = f"{percent(rest.value)} of the excess remains when {awake} kept awake"
     if arm is None:
         return (
             [],
             f"{percent(rest.value)} of the excess: the measurement with a busy core is missing",
         )
-    if seen.has_gpu and "gpu_awake" not in seen.samples:
+    if samples.has_gpu and "gpu_awake" not in samples.samples:
         return [], f"{left} (the GPU could not be kept awake)"
-    if "rehearse_awake" in seen.samples:
-        return _of_rehearsals(seen, arm, rest, left)
-    growth = seen.cpu_growth(arm)
-    if growth < _IN_IT * rest.value or seen.is_slowed(arm):
+    if "rehearse_awake" in samples.samples:
+        return _of_rehearsals(samples, arm, rest, left)
+    growth = samples.cpu_growth(arm)
+    if growth < _IN_IT * rest.value or samples.is_slowed(arm):
         return [], left
     said = (
         left,
         f"{percent(growth)} of the excess is then the call's own CPU time at full clock: "
         "the same instructions need longer, because of cold caches or other work on the core",
-        *_launch_words(seen),
+        *_launch_words(samples),
     )
     return [CauseShare("cache_or_contention", rest, said)], ""
 
 
 def _of_rehearsals(
-    seen: PacedSamples, arm: Arm, rest: Estimate, left: str
+    samples: PacedSamples, arm: Arm, rest: Estimate, left: str
 ) -> tuple[list[CauseShare], str]:
     """Cold caches are what goes when the same call was made right before, on a core that was awake
     either way."""
-    warm = seen.part(("rehearse_awake",), (arm,))
+    warm = samples.part(("rehearse_awake",), (arm,))
     if warm is None or not _helps(warm):
         return [], f"{left}, also with a rehearsal call right before: it is not cold caches"
     said = [left, _took(warm, "a rehearsal call right before, in addition,")]
-    touched = seen.part(("touch",), (arm,)) if "touch" in seen.samples else None
+    touched = samples.part(("touch",), (arm,)) if "touch" in samples.samples else None
     if touched is not None:
         data = _took(touched, "reading the parameters right before, without running anything,")
         said.append(f"{data}: that much is their way from memory, the rest code and predictors")
     unknown = rest.value - warm.value
     more = f"{percent(unknown)} of the excess remains also with a rehearsal call right before"
-    found = CauseShare("cold_caches", warm, (*said, *_launch_words(seen)))
+    found = CauseShare("cold_caches", warm, (*said, *_launch_words(samples)))
     return [found], more if unknown >= HELPS else ""
 
 
@@ -443,18 +455,18 @@ def _of_rehearsals(
 
 
 def _next_to_threads(
-    seen: PacedSamples, findings: list[CauseShare], open_questions: str
+    samples: PacedSamples, findings: list[CauseShare], open_questions: str
 ) -> tuple[list[CauseShare], str]:
     """The causes that are proven although other threads of the process work, and a sentence on
     what is not; ``open_questions`` is the one on the idle CPU."""
-    kept = [each for each in findings if _is_proven(each.cause, seen)]
+    kept = [each for each in findings if _is_proven(each.cause, samples)]
     lost = sum(each.share.value for each in findings) - sum(each.share.value for each in kept)
-    spin = seen.recovered.get("spin")
+    spin = samples.recovered.get("spin")
     if open_questions and spin is not None:
         lost += spin.value
-    waits = seen.waits
-    works = ", ".join(f"{name}: {core_count(each)}" for name, each in seen.competing.items())
-    is_free = not seen.has_gpu and seen.others_cores < _OTHERS
+    waits = samples.waits
+    works = ", ".join(f"{name}: {core_count(each)}" for name, each in samples.competing.items())
+    is_free = not samples.has_gpu and samples.others_cores < _OTHERS
     if is_free and waits is not None and _helps(waits) and not kept:
         said = (
             f"{percent(waits.value)} of the excess is time in which the call waits for the "
@@ -471,38 +483,37 @@ def _next_to_threads(
     )
 
 
-def _is_proven(cause: Cause, seen: PacedSamples) -> bool:
+def _is_proven(cause: Cause, samples: PacedSamples) -> bool:
     """Is it shown by something that a thread of the process does not lose by?"""
     if cause == "cpu_frequency":
-        paced, back = seen.clock("sleep", "cpu_hz"), seen.clock("back_to_back", "cpu_hz")
+        paced, back = samples.clock("sleep", "cpu_hz"), samples.clock("back_to_back", "cpu_hz")
         return paced is not None and back is not None and paced < _SLOWED * back
     if cause == "c_states":
-        return "no_idle_states" in seen.samples
+        return "no_idle_states" in samples.samples
     return cause not in ("cold_caches", "cache_or_contention")
 
 
-def _took(found: Estimate, what: str) -> str:
-    low, high = max(-1.0, found.low), min(2.0, found.high)
+def _took(estimate: Estimate, what: str) -> str:
+    low, high = max(-1.0, estimate.low), min(2.0, estimate.high)
     if high <= 0:
         return f"{what} removes none of the excess"
-    return (
-        f"{what} removes {percent(found.value)} of the excess ({percent(low)} to {percent(high)})"
-    )
+    removed = f"{percent(estimate.value)} of the excess ({percent(low)} to {percent(high)})"
+    return f"{what} removes {removed}"
 
 
-def _effects(seen: PacedSamples) -> tuple[ArmEffect, ...]:
+def _effects(samples: PacedSamples) -> tuple[ArmEffect, ...]:
     found = [
         ArmEffect(
             arm,
             wall_s=median(sample.wall),
             cpu_s=median(sample.cpu),
             device_s=median(sample.device),
-            speed=seen.speed(arm),
-            recovered=seen.recovered.get(arm),
+            speed=samples.speed(arm),
+            recovered=samples.recovered.get(arm),
         )
-        for arm, sample in seen.samples.items()
+        for arm, sample in samples.samples.items()
     ]
-    return (*found, *(ArmEffect(arm, why_not=why) for arm, why in seen.why_not.items()))
+    return (*found, *(ArmEffect(arm, why_not=why) for arm, why in samples.why_not.items()))
 
 
 #: What each arm is, as it is said.
@@ -514,6 +525,8 @@ _NAMES: Final[Mapping[Arm, str]] = {
 }
 
 
-def causes(found: Attribution | None) -> tuple[Cause, ...]:
+def causes(attribution: Attribution | None) -> tuple[Cause, ...]:
     """The causes found, the largest first."""
-    return tuple(finding.cause for finding in found.findings) if found is not None else ()
+    return (
+        tuple(finding.cause for finding in attribution.findings) if attribution is not None else ()
+    )

@@ -28,7 +28,7 @@ class CalleeError(TrainfitError):
     """What cannot be called."""
 
 
-class Callee(Protocol):
+class PacedCallee(Protocol):
     """Something to call; ``is_here``: in the thread that measures, so that its CPU
     time and core speed are known. ``has_rehearsal``: there is a function that does a call's work
     and changes no state."""
@@ -102,7 +102,7 @@ class Function:
         pass
 
 
-def why_no_rehearsal(callee: Callee, period: int) -> str:
+def why_no_rehearsal(callee: PacedCallee, period: int) -> str:
     """Why a rehearsal call would tell nothing, with the remedy; "" if it would."""
     if period == 1 or callee.has_rehearsal:
         return ""
@@ -159,7 +159,7 @@ def _callable(place: str, option: str, example: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-class Command:
+class CommandCallee:
     """A command that gets an empty line for each call and answers with one line."""
 
     is_here = has_rehearsal = False

@@ -12,13 +12,13 @@ from typing import Final
 from trainfit.pace.callee import CalleeError
 from trainfit.pace.loop import Plan
 from trainfit.pace.pacer import HYBRID_S, RehearsalCall
-from trainfit.pace.settings import Settings, held_awake
+from trainfit.pace.settings import SystemSettings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
 from trainfit.results.findings import Fix
 from trainfit.results.pace import (
     Arm,
     Attribution,
-    Block,
+    CallBlock,
     Cause,
     Estimate,
     FixName,
@@ -63,9 +63,9 @@ FIX_TEXTS: Final[Mapping[FixName, Fix]] = {
 class Fixer:
     """Applies fixes on this machine, its files below ``root``."""
 
-    def __init__(self, root: Path = Path("/"), settings: Settings | None = None) -> None:
+    def __init__(self, root: Path = Path("/"), settings: SystemSettings | None = None) -> None:
         self._root = root
-        self._settings = settings or Settings(root)
+        self._settings = settings or SystemSettings(root)
 
     def why_not(self, fix: FixName) -> str:
         """Why a fix cannot be tried here, with the remedy; "" if it can."""
@@ -127,19 +127,19 @@ _POWER: Final = "more power and heat, also while idle"
 
 
 def advice(
-    found: Attribution | None, machine: Mapping[str, str], rates: Sequence[RateSummary] = ()
+    attribution: Attribution | None, machine: Mapping[str, str], rates: Sequence[RateSummary] = ()
 ) -> tuple[Fix, ...]:
     """The fixes of all causes, each once, by tier; ``rates``: of garbage collections in calls."""
     made: dict[str, Fix] = {}
     if any(each.is_collecting for each in rates):
         made[_COLLECTOR.title] = _COLLECTOR
-    if found is None:
+    if attribution is None:
         return tuple(made.values())
-    uses_gpu = any(arm.device_s is not None for arm in found.arms)
-    for finding in found.findings:
-        for each in _of(finding.cause, machine, uses_gpu, found.hz):
+    uses_gpu = any(arm.device_s is not None for arm in attribution.arms)
+    for finding in attribution.findings:
+        for each in _of(finding.cause, machine, uses_gpu, attribution.hz):
             made.setdefault(each.title, each)
-    if found.threads:
+    if attribution.threads:
         made.setdefault(_PROCESS.title, _PROCESS)
     return tuple(sorted(made.values(), key=lambda each: each.tier or 0))
 
@@ -310,7 +310,7 @@ class Proof:
     notes: tuple[str, ...] = ()
 
 
-Make = Callable[[Plan], Block]
+Make = Callable[[Plan], CallBlock]
 
 
 def prove(
@@ -386,7 +386,11 @@ def _recovered(before: Sample, after: Sample, counted: RateCounts) -> Estimate |
 
 
 def _judged(
-    fix: FixName, before: list[Block], after: list[Block], counted: RateCounts, spin_s: float
+    fix: FixName,
+    before: list[CallBlock],
+    after: list[CallBlock],
+    counted: RateCounts,
+    spin_s: float,
 ) -> Proof:
     first, last = summary(before, counted), summary(after, counted)
     samples = [Sample.of(blocks, counted.rhythm) for blocks in (before, after)]

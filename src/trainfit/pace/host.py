@@ -21,7 +21,7 @@ from trainfit.hardware.machine.topology import (
     throttle_count,
 )
 from trainfit.pace.settings import held_awake
-from trainfit.results.pace import Readings
+from trainfit.results.pace import HostReadings
 from trainfit.simgpu.patching import PatchSet
 
 # ---
@@ -60,7 +60,7 @@ class Kernels:
         return Kernels(round(self.count / max(1, calls)), self.busy_s / max(1, calls))
 
 
-class Device(Protocol):
+class PacedDevice(Protocol):
     """What a measurement needs of a GPU."""
 
     @property
@@ -117,7 +117,7 @@ class NoDevice:
         return Clocks()
 
 
-class CudaDevice:
+class PacedCudaDevice:
     """The current CUDA device of PyTorch in this process."""
 
     is_there = True
@@ -162,13 +162,13 @@ class CudaDevice:
             with contextlib.suppress(Exception):
                 self._count(profile, found)
 
-    def _count(self, profile: Any, found: Kernels) -> None:
+    def _count(self, profile: Any, kernels: Kernels) -> None:
         self._torch.cuda.synchronize()
         profile.stop()
         for event in profile.events():
             if event.device_type == self._torch.autograd.DeviceType.CUDA:
-                found.count += 1
-                found.busy_s += event.time_range.elapsed_us() * 1e-6
+                kernels.count += 1
+                kernels.busy_s += event.time_range.elapsed_us() * 1e-6
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
@@ -234,12 +234,12 @@ def _asked(call: Any, *arguments: Any) -> Any:
     return None
 
 
-def device_in_use() -> Device:
+def device_in_use() -> PacedDevice:
     """PyTorch's, if the code that was called uses one; ask after a first call."""
     torch = sys.modules.get("torch")
     with contextlib.suppress(Exception):
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            return CudaDevice(torch)
+            return PacedCudaDevice(torch)
     return NoDevice()
 
 
@@ -250,7 +250,7 @@ def device_in_use() -> Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Counters:
+class HostCounters:
     """Counters at one moment: monotonic time; of the CPUs that may be used, seconds in each
     C-state, throttle events and CPU seconds worked; CPU seconds of this process with its children;
     seconds that its threads worked or waited for a core.
@@ -271,9 +271,9 @@ class Observer:
         self._system = system or System()
         self._cpus = self._system.affinity().value or ()
 
-    def counters(self) -> Counters:
+    def counters(self) -> HostCounters:
         own = os.times()
-        return Counters(
+        return HostCounters(
             time.monotonic(),
             idle_seconds(self._system, self._cpus),
             throttle_count(self._system, self._cpus),
@@ -282,7 +282,7 @@ class Observer:
             thread_seconds(self._system),
         )
 
-    def readings(self, before: Counters, clocks: Clocks) -> Readings:
+    def readings(self, before: HostCounters, clocks: Clocks) -> HostReadings:
         """The readings since ``before``."""
         hertz = clock_here(self._system)
         now = self.counters()
@@ -296,7 +296,7 @@ class Observer:
         throttled = None
         if now.throttled is not None and before.throttled is not None:
             throttled = max(0, now.throttled - before.throttled)
-        return Readings(
+        return HostReadings(
             cpu_hz=hertz,
             idle_shares=shares,
             throttled=throttled,
@@ -338,11 +338,11 @@ PROBE_S: Final = 10e-6
 _BASE, _MODULUS = 3**300 + 2, (1 << 511) - 187
 
 
-class Host(Protocol):
+class PacedHost(Protocol):
     """What a measurement needs of a machine; times in seconds on one monotonic clock."""
 
     @property
-    def device(self) -> Device:
+    def device(self) -> PacedDevice:
         """The host's GPU, as far as calls use it."""
 
     def look_for_device(self) -> None:
@@ -380,7 +380,7 @@ class BlockReadings:
     """Filled in when a block is over."""
 
     def __init__(self) -> None:
-        self.readings = Readings()
+        self.readings = HostReadings()
 
 
 #: Garbage collections between two looks, of a call: those beyond are not told.
@@ -390,8 +390,8 @@ _MOST_COLLECTIONS: Final = 1 << 12
 class RealHost:
     """This machine, its files below ``root``."""
 
-    def __init__(self, device: Device | None = None, observer: Observer | None = None) -> None:
-        self.device: Device = device or NoDevice()
+    def __init__(self, device: PacedDevice | None = None, observer: Observer | None = None) -> None:
+        self.device: PacedDevice = device or NoDevice()
         self._observer = observer or Observer()
         self._exponent = _calibrated()
         most = _MOST_COLLECTIONS

@@ -13,10 +13,10 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from trainfit.pace.callee import Callee
-from trainfit.pace.host import Host
+from trainfit.pace.callee import PacedCallee
+from trainfit.pace.host import PacedHost
 from trainfit.pace.pacer import HYBRID_S, RehearsalCall
-from trainfit.results.pace import Arm, Block, CallFailure, FixName, Phase, Unmeasured
+from trainfit.results.pace import Arm, CallBlock, CallFailure, FixName, Phase, Unmeasured
 from trainfit.results.text import duration
 from trainfit.scripts.fault import script_traceback
 
@@ -59,12 +59,12 @@ class CallError(Exception):
 class Caller:
     """Makes blocks of calls, and counts calls through all of them."""
 
-    def __init__(self, callee: Callee, host: Host) -> None:
+    def __init__(self, callee: PacedCallee, host: PacedHost) -> None:
         self._callee, self._host = callee, host
         self.calls = 0
         self.rehearsals: list[RehearsalCall] = []
         """One for each block that rehearses as a :class:`trainfit.pace.pacer.Pacer` does."""
-        self.kept: Block | None = None
+        self.kept: CallBlock | None = None
         """What there is of a block in which a call raised, or that was interrupted."""
 
     def once(self) -> float:
@@ -73,7 +73,7 @@ class Caller:
         self._call(rows, began)
         return self._host.now() - began - sum(rows.collected)
 
-    def block(self, plan: Plan) -> Block:
+    def block(self, plan: Plan) -> CallBlock:
         """Raises :class:`CallError` where a call raises; ``kept`` has those before it then."""
         self.kept = None
         rows, first = _Rows(), self.calls
@@ -191,12 +191,12 @@ class Caller:
         spent = self._callee.cpu_s()
         return self._host.cpu_now() if spent is None else spent
 
-    def _made(self, plan: Plan, rows: _Rows, first: int) -> Block:
+    def _made(self, plan: Plan, rows: _Rows, first: int) -> CallBlock:
         device, count = self._host.device, len(rows.wall)
         settling = settling_s(plan.seconds)
         begin = rows.started[0] if count else 0.0
         settled = sum(at - begin < settling for at in rows.started)
-        return Block(
+        return CallBlock(
             arm=plan.arm,
             hz=plan.hz,
             phase=plan.phase,
@@ -273,7 +273,7 @@ _LEAST_CALLS: Final = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class RateSchedule:
     """The schedule of one rate: how many blocks (0: the time does not hold one), seconds of each,
     and its calls at least."""
 
@@ -283,20 +283,20 @@ class Schedule:
     least: int = _LEAST_CALLS
 
 
-def scheduled(hz: float, period: int, seconds: float) -> Schedule:
+def scheduled(hz: float, period: int, seconds: float) -> RateSchedule:
     """Blocks of ``hz`` in ``seconds``, the work being done in every ``period``-th call.
 
     Fewer blocks than :data:`ROUNDS`, and longer ones, where shorter ones may have no call with
     work.
     """
     if period == 1:
-        return Schedule(hz, ROUNDS, seconds / ROUNDS)
+        return RateSchedule(hz, ROUNDS, seconds / ROUNDS)
     blocks = min(ROUNDS, int(seconds / needed_s(hz, period) + 1e-9))
     if not blocks:
-        return Schedule(hz, 0, seconds)
+        return RateSchedule(hz, 0, seconds)
     each = seconds / blocks
     # Of any ``period`` calls in a row one does the work; those at the beginning do not count.
-    return Schedule(hz, blocks, each, period + math.ceil(settling_s(each) * hz) + 1)
+    return RateSchedule(hz, blocks, each, period + math.ceil(settling_s(each) * hz) + 1)
 
 
 def needed_s(hz: float, period: int) -> float:

@@ -14,9 +14,9 @@ from typing import Final, Literal
 import numpy as np
 
 from trainfit.pace.attribution import MOST_AWAKE, TRIED, PacedSamples, attribute
-from trainfit.pace.callee import Callee, why_no_rehearsal
+from trainfit.pace.callee import PacedCallee, why_no_rehearsal
 from trainfit.pace.fixes import Fixer, Proof, advice, prove, with_skipped
-from trainfit.pace.host import Host, Kernels
+from trainfit.pace.host import Kernels, PacedHost
 from trainfit.pace.loop import (
     OF_THE_GPU,
     ROUNDS,
@@ -45,13 +45,13 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.pace import (
     Arm,
     Attribution,
-    Block,
+    CallBlock,
     CallFailure,
     FixName,
+    HostReadings,
     PaceResult,
     Phase,
     RateSummary,
-    Readings,
     Unmeasured,
 )
 
@@ -81,7 +81,7 @@ Ended = Literal["finished", "failed", "interrupted"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PaceOptions:
     """What to measure: calls a second, seconds for each rate, and a fix to try."""
 
     hz: tuple[float, ...] = (15.0, 30.0, 60.0)
@@ -91,9 +91,9 @@ class Options:
 
 
 def measure(
-    callee: Callee,
-    host: Host,
-    options: Options,
+    callee: PacedCallee,
+    host: PacedHost,
+    options: PaceOptions,
     *,
     target: str = "",
     fixer: Fixer | None = None,
@@ -123,14 +123,19 @@ class Session:
     """One measurement while it is made."""
 
     def __init__(
-        self, callee: Callee, host: Host, options: Options, fixer: Fixer, progress: Progress
+        self,
+        callee: PacedCallee,
+        host: PacedHost,
+        options: PaceOptions,
+        fixer: Fixer,
+        progress: Progress,
     ) -> None:
         self._host, self._options, self._fixer = host, options, fixer
         self._callee = callee
         self._progress = progress
         self._caller = Caller(callee, host)
-        self._blocks: list[Block] = []
-        self._first_calls: Block | None = None
+        self._blocks: list[CallBlock] = []
+        self._first_calls: CallBlock | None = None
         self._kernels: dict[Arm, Kernels] = {}
         self._why_not: dict[Arm, str] = {}
         self._first_call_s: float | None = None
@@ -177,7 +182,9 @@ class Session:
             while _goes_on(walls, self._host.now() - begin):
                 walls.append(self._caller.once())
         times, none = tuple(walls), (0.0,) * len(walls)
-        self._first_calls = Block("back_to_back", None, "profile", first, none, none, times, none)
+        self._first_calls = CallBlock(
+            "back_to_back", None, "profile", first, none, none, times, none
+        )
 
     def _rhythm(self) -> CallPattern:
         """The pattern of all calls so far but the very first, which is like no other."""
@@ -253,13 +260,13 @@ class Session:
             numbers = np.arange(first, self._caller.calls)
             self._kernels[plan.arm] = kernels.of_one(int(found.has(numbers).sum()))
 
-    def _block(self, plan: Plan) -> Block:
+    def _block(self, plan: Plan) -> CallBlock:
         made = self._caller.block(plan)
         self._blocks.append(made)
         return made
 
     # --- What it amounts to ---------------------------------------------------------------------
-    def _of(self, arm: Arm, hz: float | None, phase: Phase) -> list[Block]:
+    def _of(self, arm: Arm, hz: float | None, phase: Phase) -> list[CallBlock]:
         return [b for b in self._blocks if b.arm == arm and b.hz == hz and b.phase == phase]
 
     def _counted(self) -> RateCounts:
@@ -279,7 +286,7 @@ class Session:
     def _attributed(self, hz: float) -> Attribution | None:
         counted = self._counted()
         samples: dict[Arm, Sample] = {}
-        readings: dict[Arm, list[Readings]] = {}
+        readings: dict[Arm, list[HostReadings]] = {}
         for arm in ("back_to_back", "sleep", *TRIED):
             blocks = self._of(arm, None if arm == "back_to_back" else hz, "attribution")
             sample = Sample.of(blocks, counted.rhythm)
@@ -376,7 +383,7 @@ class Session:
         return said
 
 
-def fast_probe(blocks: Sequence[Block]) -> float | None:
+def fast_probe(blocks: Sequence[CallBlock]) -> float | None:
     """What the fixed loop takes at the highest speed that was seen."""
     took = [*(b.probe_before_s for b in blocks), *(b.probe_after_s for b in blocks)]
     values = np.concatenate([np.zeros(0), *(np.asarray(each) for each in took)])

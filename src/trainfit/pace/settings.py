@@ -29,7 +29,7 @@ def state_file(environment: Mapping[str, str]) -> Path:
     return state_folder(environment) / "pace-undo.json"
 
 
-class Settings:
+class SystemSettings:
     """Files below ``root`` that are changed and brought back; ``state`` keeps what they held."""
 
     def __init__(self, root: Path = Path("/"), state: Path | None = None) -> None:

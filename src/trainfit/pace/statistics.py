@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from trainfit.results.pace import OTHERS, Block, Estimate, RateSummary, Spread
+from trainfit.results.pace import OTHERS, CallBlock, Estimate, RateSummary, Spread
 from trainfit.results.text import core_count, count, duration, percent
 
 # ---
@@ -40,12 +40,12 @@ class CallPattern:
         """Do the calls with these numbers do the work?"""
         return np.asarray(numbers % self.period == self.phase)
 
-    def of(self, block: Block) -> NDArray[np.bool_]:
+    def of(self, block: CallBlock) -> NDArray[np.bool_]:
         """Does each call of a block?"""
         return self.has(_numbers(block))
 
 
-def rhythm(blocks: Sequence[Block]) -> CallPattern:
+def rhythm(blocks: Sequence[CallBlock]) -> CallPattern:
     """Told from the times of all calls: slow ones that come by chance are not another kind, their
     distances differ; garbage collections come regularly, and do not count. Calls between two
     blocks may have been made without being noted."""
@@ -71,7 +71,7 @@ def are_mixed(walls: Sequence[float]) -> bool:
     return 0 < len(_slow(np.asarray(walls))) < _LEAST
 
 
-def _numbers(block: Block) -> NDArray[np.intp]:
+def _numbers(block: CallBlock) -> NDArray[np.intp]:
     return block.first_call + np.arange(len(block.wall_s))
 
 
@@ -120,7 +120,7 @@ class Sample:
     """Garbage collections within each call."""
 
     @classmethod
-    def of(cls, blocks: Sequence[Block], rhythm: CallPattern) -> Sample:
+    def of(cls, blocks: Sequence[CallBlock], rhythm: CallPattern) -> Sample:
         columns: dict[str, list[Values]] = {
             name: [] for name in ("wall", "cpu", "device", "before", "collected")
         }
@@ -144,7 +144,7 @@ class Sample:
         return sum(map(len, self.wall))
 
 
-def _counting(block: Block) -> NDArray[np.bool_]:
+def _counting(block: CallBlock) -> NDArray[np.bool_]:
     return np.arange(len(block.wall_s)) >= block.settled
 
 
@@ -220,10 +220,10 @@ def taken_away(
     return estimate(share, (paced, back, *more, *less))
 
 
-def is_slower(found: Estimate, other_s: float) -> bool:
+def is_slower(estimate: Estimate, other_s: float) -> bool:
     """Is a paced call slower than one back to back, and not by chance?"""
-    by_share = found.value > 1 + SLOWER and found.low > 1 + SLOWER / 2
-    return by_share and (found.value - 1) * other_s > _SLOWER_S
+    by_share = estimate.value > 1 + SLOWER and estimate.low > 1 + SLOWER / 2
+    return by_share and (estimate.value - 1) * other_s > _SLOWER_S
 
 
 def spread(values: Values) -> Spread:
@@ -247,7 +247,7 @@ class RateCounts:
     reference: Sample | None = None
 
 
-def summary(blocks: Sequence[Block], counted: RateCounts) -> RateSummary | None:
+def summary(blocks: Sequence[CallBlock], counted: RateCounts) -> RateSummary | None:
     """A summary of blocks of one arm at one rate; ``None`` where no call of them counts. Too few
     calls are not compared with those back to back (``ratio`` is ``None``)."""
     sample = Sample.of(blocks, counted.rhythm)
@@ -290,7 +290,7 @@ def speed(before: Sequence[Values], fast_s: float | None) -> float | None:
     return fast_s / took if took and fast_s else None
 
 
-def _pops(blocks: Sequence[Block], counted: RateCounts) -> Spread | None:
+def _pops(blocks: Sequence[CallBlock], counted: RateCounts) -> Spread | None:
     if counted.rhythm.period == 1:
         return None
     values = np.concatenate(
@@ -299,7 +299,7 @@ def _pops(blocks: Sequence[Block], counted: RateCounts) -> Spread | None:
     return spread(values) if len(values) else None
 
 
-def _late(blocks: Sequence[Block]) -> Spread | None:
+def _late(blocks: Sequence[CallBlock]) -> Spread | None:
     """How long after it was due a call started, of those that the call before did not hold up."""
     found = []
     for block in blocks:
@@ -311,7 +311,7 @@ def _late(blocks: Sequence[Block]) -> Spread | None:
     return spread(np.maximum(0.0, values)) if len(values) else None
 
 
-def _beyond(block: Block) -> Values:
+def _beyond(block: CallBlock) -> Values:
     """Seconds by which each call that counts ended after the next was due; negative: before."""
     if block.hz is None:
         return np.zeros(0)
@@ -319,20 +319,20 @@ def _beyond(block: Block) -> Values:
     return np.asarray(ended - np.asarray(block.due_s) - 1 / block.hz)[block.settled :]
 
 
-def _missed(block: Block) -> NDArray[np.bool_]:
+def _missed(block: CallBlock) -> NDArray[np.bool_]:
     return _beyond(block) > 0
 
 
-def _overrun(blocks: Sequence[Block]) -> Spread | None:
+def _overrun(blocks: Sequence[CallBlock]) -> Spread | None:
     values = np.concatenate([np.zeros(0), *map(_beyond, blocks)])
     return spread(values[values > 0]) if (values > 0).any() else None
 
 
-def _misses(blocks: Sequence[Block]) -> NDArray[np.bool_]:
+def _misses(blocks: Sequence[CallBlock]) -> NDArray[np.bool_]:
     return np.concatenate([np.zeros(0, bool), *map(_missed, blocks)])
 
 
-def _collecting(blocks: Sequence[Block]) -> int:
+def _collecting(blocks: Sequence[CallBlock]) -> int:
     """Misses that the garbage collections within make."""
     return sum(
         int(((beyond := _beyond(block)) > 0)[beyond <= _collected(block)[block.settled :]].sum())
@@ -341,7 +341,7 @@ def _collecting(blocks: Sequence[Block]) -> int:
     )
 
 
-def _collected(block: Block) -> Values:
+def _collected(block: CallBlock) -> Values:
     return np.asarray(block.collected_s or np.zeros(len(block.wall_s)))
 
 
@@ -349,7 +349,7 @@ def _sum(parts: Sequence[Values]) -> float:
     return float(sum(part.sum() for part in parts))
 
 
-def _again(blocks: Sequence[Block]) -> float | None:
+def _again(blocks: Sequence[CallBlock]) -> float | None:
     """The share of the calls after a miss that miss, too; ``None``: nothing was missed."""
     after = np.concatenate(
         [np.zeros(0, bool), *(found[1:][found[:-1]] for found in map(_missed, blocks))]
@@ -357,7 +357,7 @@ def _again(blocks: Sequence[Block]) -> float | None:
     return float(after.mean()) if len(after) else None
 
 
-def _reached_hz(blocks: Sequence[Block], hz: float) -> float:
+def _reached_hz(blocks: Sequence[CallBlock], hz: float) -> float:
     spans = [block.started_s[-1] - block.started_s[0] for block in blocks if len(block.due_s) > 1]
     calls = sum(len(block.due_s) - 1 for block in blocks if len(block.due_s) > 1)
     return calls / sum(spans) if sum(spans) > 0 else hz
@@ -421,7 +421,7 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
 
 
 def machine_warnings(
-    blocks: Sequence[Block], first_call_s: float | None, usual_s: float | None
+    blocks: Sequence[CallBlock], first_call_s: float | None, usual_s: float | None
 ) -> list[str]:
     """Warnings on the machine during the measurement."""
     said = []

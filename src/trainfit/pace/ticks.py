@@ -24,7 +24,7 @@ from typing import Final
 
 from trainfit.pace.statistics import RateCounts, Sample, rhythm, summary, warnings_of
 from trainfit.results.files.writing import is_replaceable
-from trainfit.results.pace import Block, PaceResult, RateSummary
+from trainfit.results.pace import CallBlock, PaceResult, RateSummary
 from trainfit.results.text import duration, percent, rate
 
 #: Turns that are kept of a loop, the last ones: 9 hours at 30 Hz, 32 bytes each.
@@ -34,7 +34,7 @@ _SETTLING: Final = 5
 OUTPUT: Final = "TRAINFIT_PACE_OUTPUT"
 
 
-class Loop:
+class TickLoop:
     """The turns of one loop."""
 
     def __init__(self, hz: float, name: str) -> None:
@@ -69,7 +69,7 @@ class Loop:
         started = list(self._started[:count])
         # A turn is due a period after the last one began: the loop has no deadlines of ours.
         due = [started[0], *(at + 1 / self.hz for at in started[:-1])]
-        block = Block(
+        block = CallBlock(
             "sleep",
             self.hz,
             "baseline",
@@ -103,7 +103,7 @@ class Loop:
         )
 
 
-_loops: dict[tuple[float, str], Loop] = {}
+_loops: dict[tuple[float, str], TickLoop] = {}
 _lock = threading.Lock()
 
 
@@ -118,13 +118,13 @@ def tick(hz: float, name: str = "loop") -> contextlib.AbstractContextManager[Non
     return loop.turn()
 
 
-def _new(hz: float, name: str) -> Loop:
+def _new(hz: float, name: str) -> TickLoop:
     if not 0 < hz < float("inf"):
         raise ValueError("expected a rate above 0")
     with _lock:
         if not _loops:
             atexit.register(_say)
-        return _loops.setdefault((hz, name), Loop(hz, name))
+        return _loops.setdefault((hz, name), TickLoop(hz, name))
 
 
 def seen() -> tuple[PaceResult, ...]:
@@ -145,12 +145,14 @@ def _say() -> None:
                 result.save(path if not number else path.with_stem(f"{path.stem}-{number + 1}"))
 
 
-def _line(name: str, seen: RateSummary) -> str:
-    calls, wanted = seen.calls, seen.hz or 0.0
+def _line(name: str, summary: RateSummary) -> str:
+    calls, wanted = summary.calls, summary.hz or 0.0
     shown = "".join(each if each.isprintable() else "?" for each in name)
-    pops = f", every iteration that does the work ({calls.count})" if seen.pops is not None else ""
+    pops = (
+        f", every iteration that does the work ({calls.count})" if summary.pops is not None else ""
+    )
     return (
-        f"{shown} at {wanted:g} Hz: {rate(seen.reached_hz)} iterations/s{pops}, "
+        f"{shown} at {wanted:g} Hz: {rate(summary.reached_hz)} iterations/s{pops}, "
         f"{duration(calls.p50)} each (p99 {duration(calls.p99)}, max {duration(calls.most)}), "
-        f"{seen.misses} missed the next deadline ({percent(seen.missed_share, decimals=2)})"
+        f"{summary.misses} missed the next deadline ({percent(summary.missed_share, decimals=2)})"
     )

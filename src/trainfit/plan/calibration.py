@@ -29,10 +29,10 @@ from trainfit.results.gpus import (
     Basis,
     ConvolutionWorkspace,
     DeviceConstants,
-    Figure,
+    GpuFigure,
+    GpuMemory,
     GpuSpec,
     MeasuredProgram,
-    Memory,
     Profile,
     Rates,
     Unit,
@@ -102,7 +102,7 @@ def calibrate(
     could be measured.
     """
     deadline = clock() + time_limit_s
-    run = _Run(laboratory, lambda: deadline - clock(), progress)
+    run = _CalibrationRuns(laboratory, lambda: deadline - clock(), progress)
     progress("measuring the GPU memory that other processes use")
     others = [laboratory.others(time_limit_s)]
     readings = run.memory()
@@ -169,14 +169,14 @@ _REHEARSAL = "a rehearsal of `trainfit calibrate` on the simulated GPU: no measu
 
 
 @dataclasses.dataclass(frozen=True)
-class _Simulated:
+class _SimulatedReadings:
     """What a simulated GPU says of the measured subjects; ``None``: it came to nothing."""
 
     workspaces: MeasuringOutcome | None
     programs: MeasuringOutcome | None
 
 
-class _Run:
+class _CalibrationRuns:
     """The processes of one calibration, within its time."""
 
     def __init__(
@@ -220,7 +220,7 @@ class _Run:
             self.notes.append(f"{profile.gpus[0]} is not in the catalogue: nothing to compare")
             return None
 
-    def simulations(self, gpu: GpuSpec | None) -> _Simulated:
+    def simulations(self, gpu: GpuSpec | None) -> _SimulatedReadings:
         """The same workspaces and programs on the simulated GPU, as far as time allows."""
         found: list[MeasuringOutcome | None] = [None, None]
         given = self._laboratory.stand_in or (gpu and StandIn(gpu, _bare_constants()))
@@ -228,7 +228,7 @@ class _Run:
             found[0] = self._measure("workspaces", given, needed=False)
         if gpu is not None and self._left_s() > 0:
             found[1] = self._measure("programs", StandIn(gpu, _bare_constants()), needed=False)
-        return _Simulated(*found)
+        return _SimulatedReadings(*found)
 
     def _measure(
         self, subject: Subject, stand_in: StandIn | None, *, needed: bool
@@ -299,11 +299,11 @@ def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
     model says."""
     from trainfit.speed.efficiency import FITTED
     from trainfit.speed.measured import modelled_as, with_rates
-    from trainfit.speed.step import Machine
+    from trainfit.speed.step import HostedGpu
 
     kernels = outcome.programs.kernels if outcome.programs is not None else {}
     bare = dataclasses.replace(rates, programs=())
-    machine = with_rates(Machine(gpu, FITTED), bare, "this one")
+    machine = with_rates(HostedGpu(gpu, FITTED), bare, "this one")
     found = []
     for each in rates.programs:
         launched = kernels.get(each.name, ())
@@ -331,7 +331,7 @@ def _memory(
     others: Sequence[tuple[int, str]],
     basis: Basis,
     notes: list[str],
-) -> Memory:
+) -> GpuMemory:
     held, how = [nbytes for nbytes, _ in others], others[0][1]
     if max(held) - min(held) > _STEADY_BYTES:
         notes.append(
@@ -358,7 +358,7 @@ def _memory(
     ]
     stays = "stays allocated after a first matmul"
     totals = [each.device.memory_bytes for each in readings]
-    return Memory(
+    return GpuMemory(
         context=_figure(contexts, "B", basis, fresh),
         libraries=libraries,
         usable=_figure(totals, "B", basis, "total of cudaMemGetInfo"),
@@ -416,11 +416,11 @@ _HOW_RATES: Final[Mapping[str, str]] = {
 _HOW_PROGRAMS: Final = "CUDA events around calls with several sets of random operands in turn"
 
 
-def _figure(values: Sequence[float], unit: Unit, basis: Basis, how: str) -> Figure:
+def _figure(values: Sequence[float], unit: Unit, basis: Basis, how: str) -> GpuFigure:
     """Median, least and most. Below zero is no amount: a disturbed reading counts as 0."""
     clipped = [max(0.0, float(value)) for value in values]
     middle = statistics.median(clipped)
-    return Figure(middle, min(clipped), max(clipped), unit, basis, how, len(clipped))
+    return GpuFigure(middle, min(clipped), max(clipped), unit, basis, how, len(clipped))
 
 
 # -- real processes ----------------------------------------------------------------------------

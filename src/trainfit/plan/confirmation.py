@@ -20,11 +20,11 @@ from trainfit.plan.sizing.curve import Grain
 from trainfit.plan.sizing.memory_model import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import BatchCheck
+from trainfit.results.runs.recording import NotAffineError
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import duration
 from trainfit.simgpu.device.settling import LEAST_STEPS
 from trainfit.speed.step import step_time
-from trainfit.speed.work import NotAffineError
 
 #: A rule holds where a simulated run lies this close to it. The typical of a few steps differs a
 #: little from the typical of others; a rule that does not hold was never seen this close.

@@ -28,7 +28,7 @@ from trainfit.results.gpus import LIBRARIES, DeviceConstants, Rates
 from trainfit.results.plan import HostCpu
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 
 #: Seconds for a look at the data set's samples: usually, and for a plan that is to be thorough.
 LOOK_AT_SAMPLES_S: Final = {False: 5.0, True: 60.0}
@@ -206,7 +206,7 @@ class FirstRun:
             self._constants.other_processes_bytes,
         )
 
-    def _machine(self) -> Machine:
+    def _machine(self) -> HostedGpu:
         settings, profile = self._settings, self._constants.profile
         return machine_of(self._gpu, settings.cpu, settings.rates, profile)
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from trainfit.memory import affine
 from trainfit.memory.affine import AffineStream
 from trainfit.memory.capacity import LARGEST, bounds_of, largest_by_line
 from trainfit.memory.explanation import recorded_settings
@@ -21,11 +20,10 @@ from trainfit.results.configuration import EpochEnd
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.gpus import total
 from trainfit.results.plan import PlanResult
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.results.runs.steps import StepPattern
 from trainfit.results.speed import GpuEstimate, Strategy
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.speed import work as scaling
 from trainfit.speed.work import Work, WorkLaw
 
 # ---
@@ -183,13 +181,13 @@ class Job:
         return Work.of_steady_step(self.recording)
 
     @functools.cached_property
-    def memory(self) -> affine.AffineStream | None:
+    def memory(self) -> AffineStream | None:
         """Allocations at every batch size, where that is known."""
         if len(self.pair) != 2:
             return None
         try:
             law = memory_law(self.pair)
-        except affine.NotAffineError:
+        except NotAffineError:
             return None
         return law if law.depends_on_batch else None
 
@@ -202,7 +200,7 @@ class Job:
             return None
         try:
             return work_law(self.pair)
-        except scaling.NotAffineError:
+        except NotAffineError:
             return None
 
     @functools.cached_property
@@ -352,23 +350,25 @@ def _unseen(end: EpochEnd | None) -> str:
     return end.unseen
 
 
-def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bool = False) -> Job:
+def job_of_recordings(
+    recordings: Sequence[tuple[Path, Recording]], *, on_several: bool = False
+) -> Job:
     """The job of one recording, or of two of the same command at different batch sizes."""
-    for path, recording in found:
+    for path, recording in recordings:
         _require_step(recording, path, on_several=on_several)
-    if len(found) > 2:
+    if len(recordings) > 2:
         raise JobError("--for expects one or two recordings: two batch sizes give all others")
-    path, recording = found[0]
-    batches = [_batch_size(each) for _, each in found]
+    path, recording = recordings[0]
+    batches = [_batch_size(each) for _, each in recordings]
     job = Job(
         _command(recording) or path.name,
         batches[0],
         recording,
         unseen="an evaluation or a checkpoint is looked at by `trainfit plan` only",
     )
-    if len(found) == 1:
+    if len(recordings) == 1:
         return job
-    other_path, other = found[1]
+    other_path, other = recordings[1]
     if None in batches or batches[0] == batches[1]:
         raise JobError(
             f"{str(path)!r} and {str(other_path)!r} are of batch sizes {batches[0]} and "
@@ -376,12 +376,12 @@ def job_of_recordings(found: Sequence[tuple[Path, Recording]], *, on_several: bo
         )
     if _command(recording) != _command(other):
         raise JobError(f"{str(path)!r} and {str(other_path)!r} are of different commands")
-    pair = [(at, each) for at, (_, each) in zip(batches, found, strict=True) if at is not None]
+    pair = [(at, each) for at, (_, each) in zip(batches, recordings, strict=True) if at is not None]
     return dataclasses.replace(job, pair=_pair(pair))
 
 
-def _pair(found: Sequence[tuple[int, Recording]]) -> tuple[tuple[int, Recording], ...]:
-    return tuple(found) if len(found) == 2 else ()
+def _pair(recordings: Sequence[tuple[int, Recording]]) -> tuple[tuple[int, Recording], ...]:
+    return tuple(recordings) if len(recordings) == 2 else ()
 
 
 def _batch_size(recording: Recording) -> int | None:

@@ -25,14 +25,14 @@ from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.runs.steps import DTYPES
 from trainfit.results.speed import (
     Anchor,
-    Effect,
+    FigureEffect,
     GpuComparison,
     GpuEstimate,
     StepSpeed,
     Strategy,
 )
 from trainfit.results.text import byte_rate, ghz, size, three_digits, times, with_prefix
-from trainfit.speed.step import Machine, step_time
+from trainfit.speed.step import HostedGpu, step_time
 from trainfit.speed.work import COLUMNS, Work
 
 # ---
@@ -104,7 +104,9 @@ def runnable(work: Work, gpu: GpuSpec) -> Work:
     return dataclasses.replace(work, table=table)
 
 
-def step_on(job: Job, machine: Machine, batch: int | None, factor: float = 1.0) -> StepSpeed | None:
+def step_on(
+    job: Job, machine: HostedGpu, batch: int | None, factor: float = 1.0
+) -> StepSpeed | None:
     work = job.work_at(batch)
     if work is None:
         return None
@@ -170,7 +172,9 @@ def _of_run(estimate: GpuEstimate, run: StepSpeed | None, job: Job, *, grows: bo
     )
 
 
-def _saturated(job: Job, machine: Machine, largest: int | None, factor: float) -> StepSpeed | None:
+def _saturated(
+    job: Job, machine: HostedGpu, largest: int | None, factor: float
+) -> StepSpeed | None:
     """The step at the saturation batch size, of the batch sizes that fit.
 
     First among the powers of two, then among all that are costed between two of them.
@@ -340,9 +344,9 @@ def _job_notes(job: Job) -> list[str]:
     return notes
 
 
-def _growth_notes(job: Job, found: Sequence[GpuEstimate]) -> list[str]:
+def _growth_notes(job: Job, estimates: Sequence[GpuEstimate]) -> list[str]:
     """What is left out where memory grows, and when the GPUs are full."""
-    filled = [estimate for estimate in found if estimate.runs and grows_on(job, estimate)]
+    filled = [estimate for estimate in estimates if estimate.runs and grows_on(job, estimate)]
     if not filled:
         return []
     growth, steps = job.growth_on(filled[0]), job.pattern.steps
@@ -389,11 +393,11 @@ def _with_effects(estimate: GpuEstimate, job: Job, gpu: GpuSpec) -> GpuEstimate:
 # --- Memory ------------------------------------------------------------------------------------
 
 
-def _too_large(found: Sequence[GpuEstimate]) -> str:
-    if not found:
+def _too_large(estimates: Sequence[GpuEstimate]) -> str:
+    if not estimates:
         return "no GPU was given"
-    least = min(estimate.device_bytes for estimate in found)
-    most = max(found, key=lambda estimate: estimate.memory_bytes)
+    least = min(estimate.device_bytes for estimate in estimates)
+    most = max(estimates, key=lambda estimate: estimate.memory_bytes)
     return (
         f"the job needs {size(least)} and fits none of the GPUs (the largest, "
         f"{most.gpu}, "
@@ -442,19 +446,19 @@ _FIGURES: Final[Mapping[str, tuple[str, Callable[[GpuSpec], str]]]] = {
 }
 
 
-def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[Effect]:
+def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[FigureEffect]:
     """Effect of 10% more of each figure, everything else unchanged."""
     machine, batch = machine_of(gpu), estimate.run_batch
     base = step_on(job, machine, batch) if estimate.samples_per_s is not None else None
     if base is None:
         return
 
-    def change(other: Machine) -> float:
+    def change(other: HostedGpu) -> float:
         found = step_on(job, other, batch)
         return found.seconds / base.seconds - 1 if found is not None else 0.0
 
     more_memory = dataclasses.replace(gpu, memory_bytes=int(gpu.memory_bytes * _MORE))
-    yield Effect(
+    yield FigureEffect(
         "memory",
         size(gpu.memory_bytes),
         largest_batch=job.capacity.largest(memory_model_of(job, more_memory)),
@@ -469,12 +473,12 @@ def _effects(job: Job, gpu: GpuSpec, estimate: GpuEstimate) -> Iterable[Effect]:
             else value * _MORE
         )
         better = dataclasses.replace(gpu, **{field: more})
-        yield Effect(figure, written(gpu), change(dataclasses.replace(machine, gpu=better)))
+        yield FigureEffect(figure, written(gpu), change(dataclasses.replace(machine, gpu=better)))
     faster = dataclasses.replace(machine, core_speed=machine.core_speed * _MORE)
-    yield Effect("the CPU's clock", f"{ghz(machine.core_hz)} (assumed)", change(faster))
+    yield FigureEffect("the CPU's clock", f"{ghz(machine.core_hz)} (assumed)", change(faster))
     link = dataclasses.replace(
         machine,
         pinned_bytes_per_s=machine.pinned_bytes_per_s * _MORE,
         pageable_bytes_per_s=machine.pageable_bytes_per_s * _MORE,
     )
-    yield Effect("PCIe", f"{byte_rate(machine.pinned_bytes_per_s)} (assumed)", change(link))
+    yield FigureEffect("PCIe", f"{byte_rate(machine.pinned_bytes_per_s)} (assumed)", change(link))

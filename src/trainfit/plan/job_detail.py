@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware import GpuNameError, GpuSpec, find_gpu
-from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.affine import AffineStream
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.explanation import recorded_settings, replayed, summarize
 from trainfit.memory.peak import held_by_kind, step_memory
@@ -21,11 +21,19 @@ from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.results.gpus import total
 from trainfit.results.memory import BatchMemory, RecordingSummary
 from trainfit.results.plan import HostCpu, JobDetail, PlanResult
-from trainfit.results.runs.recording import FREE, KINDS, MALLOC, PHASES, Recording, step_ends
+from trainfit.results.runs.recording import (
+    FREE,
+    KINDS,
+    MALLOC,
+    PHASES,
+    NotAffineError,
+    Recording,
+    step_ends,
+)
 from trainfit.results.runs.steps import DTYPES, MARKS
 from trainfit.results.runs.steps import KINDS as KERNEL_KINDS
 from trainfit.results.speed import KernelSpan, MemoryPoint, OperatorSpan, StepTimeline, StepWork
-from trainfit.speed.step import Launched, Machine, TimedWork, step_work
+from trainfit.speed.step import HostedGpu, LaunchedWork, TimedWork, step_work
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import Floats, Work, steady
 
@@ -36,7 +44,7 @@ from trainfit.speed.work import Floats, Work, steady
 _MARKS: Final = frozenset(KERNEL_KINDS.index(name) for name in MARKS)
 
 
-def step_timeline(recording: Recording, machine: Machine) -> StepTimeline | None:
+def step_timeline(recording: Recording, machine: HostedGpu) -> StepTimeline | None:
     """``None`` where the recording has no whole step or no kernels, or the GPU no known rates."""
     if not has_rates(machine.gpu) or not recording.steps:
         return None
@@ -58,7 +66,7 @@ def step_timeline(recording: Recording, machine: Machine) -> StepTimeline | None
     )
 
 
-def _operator_ends(work: Work, launched: Launched) -> Floats:
+def _operator_ends(work: Work, launched: LaunchedWork) -> Floats:
     """When the CPU is done with each operator: all later ones wait for what a launch waited for."""
     waited = np.zeros(len(launched.operator_s))
     np.maximum.at(waited, work.op, launched.launched_s - launched.issued_s)
@@ -84,7 +92,7 @@ def _operators(recording: Recording, first: int, ends: Floats) -> tuple[Operator
     return tuple(spans)
 
 
-def _kernels(work: Work, launched: Launched, took: Floats) -> tuple[KernelSpan, ...]:
+def _kernels(work: Work, launched: LaunchedWork, took: Floats) -> tuple[KernelSpan, ...]:
     names = ("kind", "dtype", "flops", "read", "written")
     kinds, dtypes, flops, read, written = (work.column(name).tolist() for name in names)
     ends, seconds = launched.ended_s.tolist(), took.tolist()

@@ -198,18 +198,18 @@ def _threads(line: LaunchCommand) -> Iterator[LaunchPart]:
         yield part
 
 
-def _variable(each: SettingReason, line: LaunchCommand) -> LaunchPart:
+def _variable(reason: SettingReason, line: LaunchCommand) -> LaunchPart:
     """A variable that holds a library's threads."""
-    value, present = each.value or "", each.present or ""
+    value, present = reason.value or "", reason.present or ""
     status: PartStatus = "set" if value else "not set"
     recommended = ""
-    if each.name in line.kept:
+    if reason.name in line.kept:
         recommended = value
-        status, value = "kept", line.kept[each.name]
+        status, value = "kept", line.kept[reason.name]
     elif value and present == value:
         status = "kept"
     return LaunchPart(
-        each.name, status, "environment", each.reason, value, present, each.evidence, _HERE,
+        reason.name, status, "environment", reason.reason, value, present, reason.evidence, _HERE,
         recommended=recommended,
     )  # fmt: skip
 
@@ -327,9 +327,9 @@ def _loader(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
         yield _worth_it(_expressed(part, plan, line.command), found)
 
 
-def _worth_it(part: LaunchPart, found: LoaderResult) -> LaunchPart:
+def _worth_it(part: LaunchPart, result: LoaderResult) -> LaunchPart:
     """A change of the script is asked for only where it wins something."""
-    if part.status != "by hand" or found.verdict == "change":
+    if part.status != "by hand" or result.verdict == "change":
         return part
     why = f"{part.value} gains too little to change the script: {part.reason}"
     return dataclasses.replace(
@@ -354,15 +354,15 @@ def _workers_here(plan: PlanResult) -> int:
     return found.recommended.num_workers if found is not None else 0
 
 
-def _settings(found: LoaderResult) -> Iterator[str]:
+def _settings(result: LoaderResult) -> Iterator[str]:
     """The settings that every DataLoader's user looks for, and what else is to be changed."""
     for field in dataclasses.fields(LoaderSettings):
         name = field.name
         if name == "library_threads":  # variables before the command
             continue
-        if name in _OF_WORKERS and not found.recommended.num_workers:
+        if name in _OF_WORKERS and not result.recommended.num_workers:
             continue
-        changes = getattr(found.recommended, name) != getattr(found.present, name)
+        changes = getattr(result.recommended, name) != getattr(result.present, name)
         if changes or name in LOADER_TUNABLES:
             yield name
 

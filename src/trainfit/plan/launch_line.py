@@ -128,14 +128,14 @@ def launched(
     command: Command,
     values: Mapping[str, str],
     variables: Mapping[str, str],
-    found: LoaderResult | None,
+    result: LoaderResult | None,
 ) -> LaunchCommand:
-    """``command`` with what was ``found`` of its DataLoader (``None``: nothing was)."""
-    advice, cores = ((), None) if found is None else (found.variables, found.cores)
+    """``command`` with what was ``result`` of its DataLoader (``None``: nothing was)."""
+    advice, cores = ((), None) if result is None else (result.variables, result.cores)
     if command.processes > 1:  # which cores each process has is its launcher's matter
         cores = None
-    made = launch(command, values, variables, advice, cores, useless_variables(command, found))
-    return dataclasses.replace(made, found=found)
+    made = launch(command, values, variables, advice, cores, useless_variables(command, result))
+    return dataclasses.replace(made, found=result)
 
 
 def launch_command(plan: PlanResult, command: Command) -> LaunchCommand:
@@ -157,7 +157,7 @@ def launched_loader(loading: DataLoading | None) -> LoaderResult | None:
 
 
 def launch_values(
-    plan: PlanResult, command: Command, found: LoaderResult | None
+    plan: PlanResult, command: Command, result: LoaderResult | None
 ) -> Mapping[str, str]:
     """What the command's placeholders are filled with."""
     values: dict[str, str] = {}
@@ -168,16 +168,16 @@ def launch_values(
     values |= accumulation_for(command, plan.step, present, best, by_noise).values
     if "amp" in command.present and choice is not None and choice.value is not None:
         values["amp"] = choice.value
-    if found is not None:
-        values |= launched_settings(command, found)
+    if result is not None:
+        values |= launched_settings(command, result)
     return values
 
 
-def launched_settings(command: Command, found: LoaderResult) -> dict[str, str]:
+def launched_settings(command: Command, result: LoaderResult) -> dict[str, str]:
     """What is written into the DataLoader's placeholders; nothing that PyTorch refuses where the
     number of workers stays 0 because the command has no placeholder for it."""
-    values = loader_values(command.present, found.recommended)
-    if "num_workers" not in command.present and not found.present.num_workers:
+    values = loader_values(command.present, result.recommended)
+    if "num_workers" not in command.present and not result.present.num_workers:
         for name in ("prefetch_factor", "persistent_workers"):
             values.pop(name, None)
     return values
@@ -190,10 +190,10 @@ def renamed(command: Command, word: str, other: str) -> Command:
     return dataclasses.replace(command, words=words)
 
 
-def useless_variables(command: Command, found: LoaderResult | None) -> dict[str, str]:
+def useless_variables(command: Command, result: LoaderResult | None) -> dict[str, str]:
     """Variables of the job that hold no number of threads, with what their values do, in words
-    that follow the variable; without those that ``found`` gives a value."""
-    advised = () if found is None else [each.name for each in found.variables]
+    that follow the variable; without those that ``result`` gives a value."""
+    advised = () if result is None else [each.name for each in result.variables]
     said = misread({**os.environ, **command.environment()})
     return {name: what for name, what in said.items() if name not in advised}
 

@@ -127,44 +127,44 @@ def _read_of_ranks(command: Command) -> str | None:
     return found[0] if found else None
 
 
-def note_batches(job: PlannedJob, found: Batches) -> None:
+def note_batches(job: PlannedJob, batches: Batches) -> None:
     """What is odd about the batch sizes."""
     notes, batch = job.notes, job.batch
-    data_set = found.limits.data_set if found.limits is not None else None
-    if found.largest is not None and found.largest >= LARGEST:
+    data_set = batches.limits.data_set if batches.limits is not None else None
+    if batches.largest is not None and batches.largest >= LARGEST:
         unknown = "" if data_set is not None else ", and the number of samples is not known"
         notes.append(f"memory sets no limit up to batch size {LARGEST}{unknown}")
-    note_cached_blocks(job, found)
+    note_cached_blocks(job, batches)
     if data_set is not None and not is_full(job.first, batch):
         notes.append(
             f"the data set has {data_set} samples: batches of {batch} were requested, "
             f"{data_set} samples were returned"
         )
-    if job.noise_scale is not None and (found.limits is None or found.limits.trains is None):
+    if job.noise_scale is not None and (batches.limits is None or batches.limits.trains is None):
         step = EffectiveBatch(job.command, job.makeup, batch)
         notes.append(
             _not_chosen_by_noise(step, job.noise_scale)
-            if found.limits is not None and found.limits.knee is not None and step.is_kept
+            if batches.limits is not None and batches.limits.knee is not None and step.is_kept
             else "--noise-scale has no effect here: it needs gradients, a batch size that fits, "
             "the samples of a step, and step times that are predicted for several"
         )
 
 
-def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
+def note_cached_blocks(job: PlannedJob, batches: Batches) -> None:
     """Note that memory is full of blocks that nothing uses any more, which a cache that grows by
     copies leaves; or that far larger batch sizes fit than leave the margin, as steps need such
     blocks."""
-    largest, law, model = found.largest, found.law, job.memory_model
-    here = found.recommended_peak
+    largest, law, model = batches.largest, batches.law, job.memory_model
+    here = batches.recommended_peak
     if here is not None and here.retries:
         job.notes.append(
-            f"batch size {found.recommended} reserves {size(here.peak_reserved)} for "
+            f"batch size {batches.recommended} reserves {size(here.peak_reserved)} for "
             f"{size(here.peak_allocated)} of tensors: PyTorch keeps blocks until memory is full, "
             f"then releases those that nothing uses ({count(here.retries, 'time')}); with "
             f"{allocator_variable(job.command)[0]}=expandable_segments:True it needs fewer"
         )
         return
-    most = found.limits.memory if found.limits is not None else None
+    most = batches.limits.memory if batches.limits is not None else None
     if not most or not largest or law is None or largest < _FAR * most:
         return
     peak = model.limited(law.at(most))
@@ -183,7 +183,7 @@ def note_cached_blocks(job: PlannedJob, found: Batches) -> None:
     job.notes.add(
         f"plan with {name}=expandable_segments:True for a larger batch size: {why} "
         f"({size(other)} with the variable)",
-        kind="action" if found.recommended == most else "note",
+        kind="action" if batches.recommended == most else "note",
     )
 
 
@@ -233,13 +233,13 @@ def note_accumulation(notes: Notes, kept: Accumulation) -> None:
         notes.append(kept.note)
 
 
-def note_learning(job: PlannedJob, found: Batches) -> None:
+def note_learning(job: PlannedJob, batches: Batches) -> None:
     """Note that the recommended batch size changes the samples of a step, and what explains
     that."""
-    best = found.recommended
+    best = batches.recommended
     if job.infers or not best or not job.batch or best == job.batch:
         return
-    step = EffectiveBatch(job.command, job.makeup, job.batch, found.by_noise)
+    step = EffectiveBatch(job.command, job.makeup, job.batch, batches.by_noise)
     replicas = replicas_of(job.first)
     before, after = (replicas * step.samples_at(batch) for batch in (job.batch, best))
     if before == after:

@@ -24,12 +24,12 @@ from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult
 from trainfit.results.real_runs import (
     REHEARSED,
-    Comparison,
+    ComparedQuantity,
     RealRunOutcome,
     Verification,
 )
 from trainfit.results.runs.continuation import whole
-from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.measurement import GpuEnvironment, StandIn
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.spec import RunSpec
@@ -114,7 +114,7 @@ class RealGpu(Protocol):
 
     stand_in: StandIn | None
 
-    def probe(self, python: Interpreter, limit_s: float) -> Device:
+    def probe(self, python: Interpreter, limit_s: float) -> GpuEnvironment:
         """The GPU as PyTorch sees it; raises :class:`NoGpuError`."""
 
     def others(self, limit_s: float) -> tuple[int, str]:
@@ -183,7 +183,7 @@ def verify(
 
 def _compare(
     memory: MemoryFigures, outcome: RealRunOutcome, held: int, tolerance: float | None
-) -> dict[str, Comparison]:
+) -> dict[str, ComparedQuantity]:
     ranges = stated_ranges(memory, tolerance)
     measured = {
         "allocated": outcome.allocated_bytes,
@@ -195,7 +195,9 @@ def _compare(
         "reserved": memory.reserved_bytes,
         "device": memory.device_bytes,
     }
-    return {name: Comparison(predicted[name], *ranges[name], measured[name]) for name in predicted}
+    return {
+        name: ComparedQuantity(predicted[name], *ranges[name], measured[name]) for name in predicted
+    }
 
 
 def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, tuple[int, int]]:
@@ -252,7 +254,7 @@ def _device_bytes(outcome: RealRunOutcome, held: int) -> int | None:
 
 def _notes(
     prediction: Prediction,
-    device: Device,
+    device: GpuEnvironment,
     outcome: RealRunOutcome,
     how: str,
     cause: Finding | None,
@@ -299,7 +301,7 @@ class ThisMachine:
         self._sandbox = sandbox
         self._processes = Processes(stand_in)
 
-    def probe(self, python: Interpreter, limit_s: float) -> Device:
+    def probe(self, python: Interpreter, limit_s: float) -> GpuEnvironment:
         """The GPU as PyTorch sees it in the command's interpreter."""
         try:
             outcome = self._processes.context(limit_s, python)

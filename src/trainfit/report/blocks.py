@@ -35,7 +35,7 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True)
-class Command:
+class Snippet:
     """Something to type or to write, with a button that copies it; ``label`` says what it is.
 
     A fix has its ``undo`` and its ``cost``, which are shown wherever it is.
@@ -134,7 +134,7 @@ class Item:
     tone: Tone = "plain"
     tag: str = ""
     rows: tuple[tuple[str, str] | Row, ...] = ()
-    commands: tuple[Command, ...] = ()
+    commands: tuple[Snippet, ...] = ()
     detail: int = WHOLE
     lines: int = 2
     """Lines of a text on a screen at most."""
@@ -148,7 +148,7 @@ class Items:
     noun: str = ""
 
 
-Block = Command | Text | Output | Facts | Table | Chart | Items
+Block = Snippet | Text | Output | Facts | Table | Chart | Items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Headline:
     text: str
     limit: str = ""
     subject: str = ""
-    commands: tuple[Command, ...] = ()
+    commands: tuple[Snippet, ...] = ()
     changes: tuple[str, ...] = ()
     tiles: tuple[Tile, ...] = ()
 
@@ -241,9 +241,9 @@ def rows(*given: tuple[str, str] | tuple[str, str, int]) -> tuple[Row, ...]:
     return found.rows if found is not None else ()
 
 
-def items(found: Sequence[Item], noun: str = "") -> Items | None:
+def items(entries: Sequence[Item], noun: str = "") -> Items | None:
     """``None`` without any."""
-    return Items(tuple(found), noun) if found else None
+    return Items(tuple(entries), noun) if entries else None
 
 
 def table(

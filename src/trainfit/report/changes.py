@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trainfit.report.blocks import Command, Item, Items, Section, facts, items, rows, section
+from trainfit.report.blocks import Item, Items, Section, Snippet, facts, items, rows, section
 from trainfit.results.changes import (
     NOT_NEEDED,
     Combination,
@@ -94,7 +94,7 @@ def _remedy(remedy: Remedy, before: MemoryFigures, largest_before: int | None) -
             ("found", seen),
             *(("change", each) for each in remedy.how),
         ),
-        (Command(remedy.launch, "Run"),) if remedy.launch is not None else (),
+        (Snippet(remedy.launch, "Run"),) if remedy.launch is not None else (),
     )
 
 
@@ -179,7 +179,7 @@ def _together(combination: Combination | None) -> Items | None:
         ("extra", _extra(combination.extra)),
         ("change", "as for each of them"),
     )
-    launch = (Command(combination.launch, "Run"),)
+    launch = (Snippet(combination.launch, "Run"),)
     return items([Item(f"{names}: {fits}", "plain", "together", told, launch)])
 
 

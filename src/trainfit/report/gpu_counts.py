@@ -154,10 +154,10 @@ def _table(result: GpuComparison) -> Table | None:
     )
 
 
-def _best_of_each(found: Sequence[GpuEstimate]) -> list[GpuEstimate]:
+def _best_of_each(estimates: Sequence[GpuEstimate]) -> list[GpuEstimate]:
     """The strategy that comes first for each number of each GPU."""
     first: dict[tuple[str, int], GpuEstimate] = {}
-    for each in found:
+    for each in estimates:
         first.setdefault((each.gpu, each.count), each)
     return list(first.values())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainfit.report.blocks import Chart, Command, Facts, Section, Table, facts, figures, section
+from trainfit.report.blocks import Chart, Facts, Section, Snippet, Table, facts, figures, section
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, chart, color, tip, values, x, y
 from trainfit.results.plan import TunablePoint, TunableSizes
@@ -16,95 +16,95 @@ _GROWTHS = {
 }
 
 
-def solved_text(found: TunableSizes | None) -> str:
+def solved_text(sizes: TunableSizes | None) -> str:
     """The largest value that fits, as a sentence; empty where it was not asked for."""
-    if found is None or found.largest is None:
+    if sizes is None or sizes.largest is None:
         return ""
-    batch = _present_batch(found)
-    if not found.largest:
-        return f"No {found.shown} that was simulated fits{batch}."
-    text = f"Largest {found.shown}{batch}: {found.largest:,}"
-    if found.too_large is not None:
-        text += f" ({found.too_large:,} does not fit)"
-    if found.recommended and found.recommended != found.largest:
-        text += f", {found.recommended:,} with the safety margin"
-    elif not found.recommended:
+    batch = _present_batch(sizes)
+    if not sizes.largest:
+        return f"No {sizes.shown} that was simulated fits{batch}."
+    text = f"Largest {sizes.shown}{batch}: {sizes.largest:,}"
+    if sizes.too_large is not None:
+        text += f" ({sizes.too_large:,} does not fit)"
+    if sizes.recommended and sizes.recommended != sizes.largest:
+        text += f", {sizes.recommended:,} with the safety margin"
+    elif not sizes.recommended:
         text += ", none with the safety margin"
-    if found.limit is not None and found.largest >= found.limit:
-        text += f" ({found.limit_reason})"
+    if sizes.limit is not None and sizes.largest >= sizes.limit:
+        text += f" ({sizes.limit_reason})"
     return text + "."
 
 
-def length_sections(found: TunableSizes | None, capacity_bytes: int) -> list[Section]:
+def length_sections(sizes: TunableSizes | None, capacity_bytes: int) -> list[Section]:
     """Nothing where no tunable was asked about."""
-    if found is None:
+    if sizes is None:
         return []
-    command = Command(found.command, "Run with it") if found.command else None
+    command = Snippet(sizes.command, "Run with it") if sizes.command else None
     return section(
-        f"{found.shown}: memory and time (predicted)",
-        _facts(found),
+        f"{sizes.shown}: memory and time (predicted)",
+        _facts(sizes),
         command,
-        _table(found),
-        _chart(found, capacity_bytes),
+        _table(sizes),
+        _chart(sizes, capacity_bytes),
     )
 
 
-def _facts(found: TunableSizes) -> Facts | None:
+def _facts(sizes: TunableSizes) -> Facts | None:
     return facts(
-        ("largest", _largest(found), 3),
-        ("limit", _limit(found), 12),
-        ("growth", _growth(found), 14),
-        ("other batches", _others(found), 15),
-        ("not known", found.reason, 5),
+        ("largest", _largest(sizes), 3),
+        ("limit", _limit(sizes), 12),
+        ("growth", _growth(sizes), 14),
+        ("other batches", _others(sizes), 15),
+        ("not known", sizes.reason, 5),
         lines=3,
     )
 
 
-def _present_batch(found: TunableSizes) -> str:
-    batch = next((each.batch_size for each in found.points if each.is_simulated), None)
+def _present_batch(sizes: TunableSizes) -> str:
+    batch = next((each.batch_size for each in sizes.points if each.is_simulated), None)
     return f" at batch size {batch}" if batch else ""
 
 
-def _largest(found: TunableSizes) -> str:
-    if found.largest is None:
+def _largest(sizes: TunableSizes) -> str:
+    if sizes.largest is None:
         return ""
-    if not found.largest:
-        return f"none that was simulated fits; {found.too_large or found.present:,} does not"
-    text = f"{found.largest:,} fits{_present_batch(found)} (simulated)"
-    if found.too_large is not None:
-        text += f"; {found.too_large:,} does not"
-    if found.recommended and found.recommended != found.largest:
-        text += f"; {found.recommended:,} leaves the safety margin"
+    if not sizes.largest:
+        return f"none that was simulated fits; {sizes.too_large or sizes.present:,} does not"
+    text = f"{sizes.largest:,} fits{_present_batch(sizes)} (simulated)"
+    if sizes.too_large is not None:
+        text += f"; {sizes.too_large:,} does not"
+    if sizes.recommended and sizes.recommended != sizes.largest:
+        text += f"; {sizes.recommended:,} leaves the safety margin"
     return text
 
 
-def _limit(found: TunableSizes) -> str:
-    if found.limit is None:
+def _limit(sizes: TunableSizes) -> str:
+    if sizes.limit is None:
         return ""
-    return f"{found.limit:,}: {found.limit_reason}"
+    return f"{sizes.limit:,}: {sizes.limit_reason}"
 
 
-def _growth(found: TunableSizes) -> str:
-    if not found.growth:
+def _growth(sizes: TunableSizes) -> str:
+    if not sizes.growth:
         return ""
-    text = f"memory grows {_GROWTHS[found.growth]}"
-    if found.quadratic_bytes:
-        where = f", most of them in {found.quadratic_in}" if found.quadratic_in else ""
-        text += f": {size(found.quadratic_bytes)} at {found.present:,} do{where}"
+    text = f"memory grows {_GROWTHS[sizes.growth]}"
+    if sizes.quadratic_bytes:
+        where = f", most of them in {sizes.quadratic_in}" if sizes.quadratic_in else ""
+        text += f": {size(sizes.quadratic_bytes)} at {sizes.present:,} do{where}"
     return text
 
 
-def _others(found: TunableSizes) -> str:
+def _others(sizes: TunableSizes) -> str:
     """About the largest at other batch sizes."""
     limits = [
         f"{each.value:,} at {each.batch_size}" + (" (the limit)" if each.by_model else "")
-        for each in found.limits
+        for each in sizes.limits
     ]
     return f"about {', '.join(limits)} (not simulated)" if limits else ""
 
 
-def _table(found: TunableSizes) -> Table | None:
-    cells = {(each.value, each.batch_size): each for each in found.points}
+def _table(sizes: TunableSizes) -> Table | None:
+    cells = {(each.value, each.batch_size): each for each in sizes.points}
     lengths = sorted({value for value, _ in cells})
     batches = sorted({batch or 0 for _, batch in cells})
     rows = []
@@ -113,11 +113,11 @@ def _table(found: TunableSizes) -> Table | None:
         rows.append((f"{value:,}", *("" if each is None else _cell(each) for each in row)))
     columns = [f"batch {batch}" if batch else "current batch" for batch in batches]
     return table_of(
-        (found.shown, *columns),
+        (sizes.shown, *columns),
         rows,
         "Device memory and the time of a step; * does not fit",
         range(1 + len(batches)),
-        [place for place, value in enumerate(lengths) if value == found.present],
+        [place for place, value in enumerate(lengths) if value == sizes.present],
         detail=30,
     )
 
@@ -129,26 +129,26 @@ def _cell(point: TunablePoint) -> str:
     return text + ("" if point.fits else " *")
 
 
-def _chart(found: TunableSizes, capacity_bytes: int) -> Chart | None:
-    if len({each.value for each in found.points}) < 2:
+def _chart(sizes: TunableSizes, capacity_bytes: int) -> Chart | None:
+    if len({each.value for each in sizes.points}) < 2:
         return None
-    names = [str(batch) for batch in sorted({each.batch_size or 0 for each in found.points})]
+    names = [str(batch) for batch in sorted({each.batch_size or 0 for each in sizes.points})]
     rows = [
         {
             "value": each.value,
             "memory": each.device_bytes / GIB,
             "batch": str(each.batch_size or 0),
             "tip": tip(
-                f"{found.shown} {each.value:,}, batch size {each.batch_size or '-'}",
+                f"{sizes.shown} {each.value:,}, batch size {each.batch_size or '-'}",
                 ("device", size(each.device_bytes)),
                 ("step", duration(each.step_s) if each.step_s is not None else "-"),
                 ("fits", "yes" if each.fits else "no"),
             ),
         }
-        for each in found.points
+        for each in sizes.points
     ]
-    says = solved_text(found) or (
-        f"Device memory by {found.shown} and batch size; the GPU has {size(capacity_bytes)}."
+    says = solved_text(sizes) or (
+        f"Device memory by {sizes.shown} and batch size; the GPU has {size(capacity_bytes)}."
     )
     spec = chart(
         280,
@@ -158,7 +158,7 @@ def _chart(found: TunableSizes, capacity_bytes: int) -> Chart | None:
                 "data": values(rows),
                 "mark": {"type": "line", "point": True, "tooltip": True},
                 "encoding": {
-                    "x": x("value", found.shown),
+                    "x": x("value", sizes.shown),
                     "y": y("memory", "device memory (GiB)"),
                     "color": color("batch", names, COLORS[: len(names)]),
                 },
@@ -171,7 +171,7 @@ def _chart(found: TunableSizes, capacity_bytes: int) -> Chart | None:
         ],
     )
     table = figures(
-        (found.shown, "Batch size", "Device", "Step", "Fits", "From"),
+        (sizes.shown, "Batch size", "Device", "Step", "Fits", "From"),
         [
             (
                 f"{each.value:,}",
@@ -181,12 +181,12 @@ def _chart(found: TunableSizes, capacity_bytes: int) -> Chart | None:
                 "yes" if each.fits else "no",
                 "its own run" if each.is_simulated else "two other batch sizes",
             )
-            for each in found.points
+            for each in sizes.points
         ],
-        f"Memory and time by {found.shown} and batch size",
+        f"Memory and time by {sizes.shown} and batch size",
         (0, 1, 2, 3),
     )
-    return Chart(f"Memory against {found.shown}, by batch size", says, spec, table)
+    return Chart(f"Memory against {sizes.shown}, by batch size", says, spec, table)
 
 
 # ---
@@ -200,61 +200,64 @@ _CACHES = {
 }
 
 
-def generation_sections(found: Generation | None) -> list[Section]:
+def generation_sections(generation: Generation | None) -> list[Section]:
     """Nothing for a script that generates no text."""
-    if found is None:
+    if generation is None:
         return []
-    return section("Generated text (predicted)", _generation_facts(found), _frontier(found))
+    return section(
+        "Generated text (predicted)", _generation_facts(generation), _frontier(generation)
+    )
 
 
-def _generation_facts(found: Generation) -> Facts | None:
+def _generation_facts(generation: Generation) -> Facts | None:
     cache = ""
-    if found.cache_bytes is not None:
-        cache = f"{size(found.cache_bytes)} at the end ({_CACHES.get(found.cache, found.cache)})"
+    if generation.cache_bytes is not None:
+        kind = _CACHES.get(generation.cache, generation.cache)
+        cache = f"{size(generation.cache_bytes)} at the end ({kind})"
         cache = cache.replace(" ()", "")
     return facts(
-        ("text", _text(found), 8),
+        ("text", _text(generation), 8),
         ("KV cache", cache, 9),
-        ("time", _time(found), 8),
-        ("tokens/s", _rates(found), 8),
-        ("context", _longest(found), 9),
+        ("time", _time(generation), 8),
+        ("tokens/s", _rates(generation), 8),
+        ("context", _longest(generation), 9),
     )
 
 
-def _text(found: Generation) -> str:
-    prompt = "" if found.prompt_tokens is None else f"{found.prompt_tokens:,} prompt + "
-    text = f"{prompt}{found.new_tokens:,} new tokens"
-    if found.sequences:
-        text += f", {count(found.sequences, 'sequence')}"
-    left = found.known_tokens - found.simulated_calls
-    calls = f"{found.simulated_calls:,} of {found.new_tokens:,} calls simulated"
+def _text(generation: Generation) -> str:
+    prompt = "" if generation.prompt_tokens is None else f"{generation.prompt_tokens:,} prompt + "
+    text = f"{prompt}{generation.new_tokens:,} new tokens"
+    if generation.sequences:
+        text += f", {count(generation.sequences, 'sequence')}"
+    left = generation.known_tokens - generation.simulated_calls
+    calls = f"{generation.simulated_calls:,} of {generation.new_tokens:,} calls simulated"
     if left > 0:
         calls += ", the others follow from them"
-    return f"{text} (by {found.by}); {calls}"
+    return f"{text} (by {generation.by}); {calls}"
 
 
-def _time(found: Generation) -> str:
-    if found.first_token_s is None or found.token_s is None or found.total_s is None:
+def _time(generation: Generation) -> str:
+    if generation.first_token_s is None or generation.token_s is None or generation.total_s is None:
         return ""
-    first, last = map(duration, found.token_s)
+    first, last = map(duration, generation.token_s)
     each = first if first == last else f"{first} (the first) to {last} (the last)"
     return (
-        f"first token after {duration(found.first_token_s)}, then {each} a token; "
-        f"{duration(found.total_s)} in all"
+        f"first token after {duration(generation.first_token_s)}, then {each} a token; "
+        f"{duration(generation.total_s)} in all"
     )
 
 
-def _rates(found: Generation) -> str:
-    if found.tokens_per_s is None:
+def _rates(generation: Generation) -> str:
+    if generation.tokens_per_s is None:
         return ""
-    text = f"{rate(found.tokens_per_s)} a sequence"
-    if found.all_tokens_per_s is not None and found.sequences != 1:
-        text += f", {rate(found.all_tokens_per_s)} in all"
+    text = f"{rate(generation.tokens_per_s)} a sequence"
+    if generation.all_tokens_per_s is not None and generation.sequences != 1:
+        text += f", {rate(generation.all_tokens_per_s)} in all"
     return text
 
 
-def _longest(found: Generation) -> str:
-    point = found.longest
+def _longest(generation: Generation) -> str:
+    point = generation.longest
     if point is None:
         return ""
     at = f" at batch size {point.batch_size}" if point.batch_size else ""
@@ -267,10 +270,10 @@ def _positions(point: ContextPoint) -> str:
     return f"{about}{point.positions:,} tokens{model}"
 
 
-def _frontier(found: Generation) -> Table | None:
+def _frontier(generation: Generation) -> Table | None:
     return table_of(
         ("Batch size", "Longest context"),
-        [(str(each.batch_size), _positions(each)) for each in found.frontier],
+        [(str(each.batch_size), _positions(each)) for each in generation.frontier],
         "The longest context, prompt and new tokens together, that fits at a batch size",
         (0,),
         detail=45,

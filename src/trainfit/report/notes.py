@@ -71,13 +71,13 @@ def plan_notes(result: PlanResult) -> list[Note]:
     return [note for note in found if note.text not in _told_by_parts(result)]
 
 
-def generation_notes(found: Generation | None) -> list[Note]:
+def generation_notes(generation: Generation | None) -> list[Note]:
     """Notes that figures are for a part of the text only, and why."""
-    if found is None or not found.reason:
+    if generation is None or not generation.reason:
         return []
     text = (
-        f"figures are for {found.known_tokens:,} of {found.new_tokens:,} new tokens, whose memory "
-        f"may be more at the end: {found.reason}"
+        f"figures are for {generation.known_tokens:,} of {generation.new_tokens:,} new tokens, "
+        f"whose memory may be more at the end: {generation.reason}"
     )
     return [Note("note", text, severity="changes the figures")]
 

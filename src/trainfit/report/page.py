@@ -44,12 +44,12 @@ from trainfit.results.loader import LoaderResult
 from trainfit.results.memory import RecordingSummary, SnapshotReport
 from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
-from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.real_runs import Verification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
 from trainfit.results.text import cores, count, ghz, size
-from trainfit.results.watch import Comparison, Verification, WatchResult
+from trainfit.results.watch import AdviceVerification, Comparison, WatchResult
 from trainfit.version import __version__
 
 # ---
@@ -196,14 +196,14 @@ _SUBJECTS: Final[Mapping[type, _Build]] = {
     LoaderResult: _of(loader_subject),
     Rehearsal: _of(rehearsal_subject),
     WatchResult: _of(watch_subject),
-    Verification: _of(tried_subject),
+    AdviceVerification: _of(tried_subject),
     Comparison: _of(runs_subject),
     PaceResult: _of(pace_subject),
     BatchExplanation: _of(trade_subject),
     NoiseResult: _of(noise_subject),
     SnapshotReport: _of(snapshot_subject),
     DoctorResult: _of(doctor_subject),
-    PlanVerification: _of(prediction_subject),
+    Verification: _of(prediction_subject),
     GpusResult: _of(catalogue_subject),
     Profile: _of(profile_subject),
 }

@@ -131,24 +131,24 @@ def _why(result: WatchResult) -> str:
     return f" (the GPU is busy {percent(result.gpu_busy)} of the time)"
 
 
-def evidence_text(each: Evidence) -> str:
+def evidence_text(evidence: Evidence) -> str:
     """ "waiting for batches 41 ms/step"."""
-    return f"{printable(each.what)} {_value(each)}"
+    return f"{printable(evidence.what)} {_value(evidence)}"
 
 
-def _value(each: Evidence) -> str:
-    if isinstance(each.value, str):
-        return printable(each.value)
-    unit, _, per = each.unit.partition("/")
+def _value(evidence: Evidence) -> str:
+    if isinstance(evidence.value, str):
+        return printable(evidence.value)
+    unit, _, per = evidence.unit.partition("/")
     suffix = f"/{per}" if per else ""
     if unit in ("s", "ms"):
-        seconds = each.value if unit == "s" else each.value / 1e3
+        seconds = evidence.value if unit == "s" else evidence.value / 1e3
         return duration(seconds) + suffix
     if unit in ("B", "bytes"):
-        return size(round(each.value)) + suffix
-    if not each.unit and 0 < abs(each.value) < 1:
-        return percent(each.value)
-    return f"{three_digits(each.value)} {printable(each.unit)}".rstrip()
+        return size(round(evidence.value)) + suffix
+    if not evidence.unit and 0 < abs(evidence.value) < 1:
+        return percent(evidence.value)
+    return f"{three_digits(evidence.value)} {printable(evidence.unit)}".rstrip()
 
 
 def title(finding: Finding) -> str:

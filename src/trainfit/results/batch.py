@@ -72,7 +72,7 @@ class ModuleNoise:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class NoiseMoment:
     """The noise scale around one optimizer step."""
 
     step: int
@@ -103,7 +103,7 @@ class NoiseResult(ResultFile):
     gradient_square: Interval | None
     trace: Interval | None
     modules: tuple[ModuleNoise, ...] = ()
-    history: tuple[Moment, ...] = ()
+    history: tuple[NoiseMoment, ...] = ()
     steps_left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     cost_share: float | None = None

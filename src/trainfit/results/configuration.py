@@ -192,6 +192,13 @@ class EpochEnd:
             return "evaluation and checkpoint" if self.saved else "evaluation"
         return "checkpoint" if self.saved else "later steps"
 
+    @property
+    def is_plural(self) -> bool:
+        """Is what needs the memory more than one thing ("later steps need")?"""
+        if self.later is not None or self.final is not None:
+            return False
+        return self.saved == (self.evaluation == "simulated")
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchShapes:

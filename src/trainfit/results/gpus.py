@@ -292,7 +292,7 @@ ModuleLoading = Literal["lazy", "eager"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Figure:
+class GpuFigure:
     """One figure of a GPU in ``unit``, with its spread.
 
     ``low`` and ``high`` are the least and the most seen in ``samples`` measurements, or the
@@ -332,7 +332,7 @@ class ConvolutionWorkspace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class GpuMemory:
     """Device memory, all in bytes.
 
     ``context`` is a fresh process after its first tensor; ``included`` are libraries whose
@@ -341,12 +341,12 @@ class Memory:
     the total of cudaMemGetInfo.
     """
 
-    context: Figure | None
+    context: GpuFigure | None
     included: tuple[str, ...] = ()
-    libraries: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
-    usable: Figure | None = None
-    others: Figure | None = None
-    cublas_workspace: Figure | None = None
+    libraries: Mapping[str, GpuFigure] = dataclasses.field(default_factory=dict)
+    usable: GpuFigure | None = None
+    others: GpuFigure | None = None
+    cublas_workspace: GpuFigure | None = None
     convolutions: tuple[ConvolutionWorkspace, ...] = ()
 
 
@@ -391,7 +391,7 @@ class MeasuredProgram:
     """
 
     name: str
-    seconds: Figure
+    seconds: GpuFigure
     kernels: tuple[Kernel, ...] = ()
     modelled_s: float | None = None
     group: str = ""
@@ -410,11 +410,11 @@ class Rates:
     ``model`` names the version of the model that the programs' kernels are of; those of another are
     simulated again before they are used (:func:`trainfit.plan.calibration.of_this_model`)."""
 
-    matmul: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
-    memory_bandwidth: Figure | None = None
-    launch: Figure | None = None
-    host_to_device_pinned: Figure | None = None
-    host_to_device_pageable: Figure | None = None
+    matmul: Mapping[str, GpuFigure] = dataclasses.field(default_factory=dict)
+    memory_bandwidth: GpuFigure | None = None
+    launch: GpuFigure | None = None
+    host_to_device_pinned: GpuFigure | None = None
+    host_to_device_pageable: GpuFigure | None = None
     programs: tuple[MeasuredProgram, ...] = ()
     model: str = ""
 
@@ -432,7 +432,7 @@ class Profile(ResultFile):
     gpus: tuple[str, ...]
     module_loading: ModuleLoading
     provenance: str
-    memory: Memory
+    memory: GpuMemory
     rates: Rates = dataclasses.field(default_factory=Rates)
     capability: tuple[int, int] | None = None
     driver: str | None = None

@@ -18,17 +18,17 @@ from trainfit.results.loader import LoaderResult
 from trainfit.results.memory import SnapshotReport
 from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
-from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.real_runs import Verification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.speed import GpuComparison
-from trainfit.results.watch import Comparison, Verification, WatchResult
+from trainfit.results.watch import AdviceVerification, Comparison, WatchResult
 
 _KINDS: Final[tuple[type[ResultFile], ...]] = (
-    *(PlanResult, SweepResult, GpuComparison, GpusResult, PlanVerification, Profile),
-    *(LoaderResult, Rehearsal, WatchResult, Comparison, Verification),
+    *(PlanResult, SweepResult, GpuComparison, GpusResult, Verification, Profile),
+    *(LoaderResult, Rehearsal, WatchResult, Comparison, AdviceVerification),
     *(PaceResult, BatchExplanation, NoiseResult, DoctorResult, SnapshotReport),
 )
 #: By the names of formats.

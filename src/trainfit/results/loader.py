@@ -115,8 +115,8 @@ def advice_finding(
 def most_helpful_first(advice: Iterable[Finding]) -> list[Finding]:
     """Predicted gains, the largest first; then the largest shares."""
 
-    def order(each: Finding) -> tuple[bool, float]:
-        return each.fix.gain is None, -(each.fix.gain or each.share or 0.0)
+    def order(finding: Finding) -> tuple[bool, float]:
+        return finding.fix.gain is None, -(finding.fix.gain or finding.share or 0.0)
 
     return sorted(advice, key=order)
 

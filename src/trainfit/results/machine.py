@@ -236,7 +236,7 @@ class Surroundings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Threads:
+class ThreadSettings:
     """Thread settings of the libraries, as the environment has them (absent: not set)."""
 
     variables: Mapping[str, str]
@@ -411,7 +411,7 @@ class Machine:
     storage: Storage
     limits: Limits
     surroundings: Surroundings
-    threads: Threads
+    threads: ThreadSettings
     cuda: CudaStack
     gpus: Fact[tuple[Gpu, ...]]
     python: str

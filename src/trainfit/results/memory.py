@@ -436,7 +436,7 @@ class HandRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cause:
+class DifferenceCause:
     """A reason for a part of the difference: ``nbytes`` is what it adds to the simulated figure
     (negative: what it removes), ``rows`` the same by the rows it belongs to.
 
@@ -484,7 +484,7 @@ class HandReport:
     activation_bytes: int
     moment: Moment
     rows: tuple[HandRow, ...]
-    causes: tuple[Cause, ...]
+    causes: tuple[DifferenceCause, ...]
     unexplained_bytes: int
     unexplained_rows: Mapping[str, int]
     by_hand_bytes: int

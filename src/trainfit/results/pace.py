@@ -55,7 +55,7 @@ OTHERS: Final = "other processes used"
 
 
 @dataclasses.dataclass(frozen=True)
-class Readings:
+class HostReadings:
     """What the machine said around a block; ``None`` is not readable here.
 
     ``cpu_hz`` is the clock of the CPU that the process was on at the block's end, ``idle_shares``
@@ -76,7 +76,7 @@ class Readings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class CallBlock:
     """Calls in one go, spent in one way; a value a call, in seconds.
 
     Calls are counted through all blocks, the block's first is number ``first_call``. ``due_s``
@@ -99,7 +99,7 @@ class Block:
     probe_after_s: tuple[float, ...] = ()
     settled: int = 0
     """The first call that counts: those before found the machine as the last block left it."""
-    readings: Readings = dataclasses.field(default_factory=Readings)
+    readings: HostReadings = dataclasses.field(default_factory=HostReadings)
     fix: FixName | None = None
     """The fix that was in effect."""
     collected_s: tuple[float, ...] = ()
@@ -288,7 +288,7 @@ class PaceResult(ResultFile):
     target: str
     hz: tuple[float, ...]
     duration_s: float
-    blocks: tuple[Block, ...]
+    blocks: tuple[CallBlock, ...]
     first_call_s: float | None
     period: int
     phase: int

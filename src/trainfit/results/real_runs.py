@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from trainfit.results.files.documents import Format, ResultFile
-from trainfit.results.runs.measurement import Device
+from trainfit.results.runs.measurement import GpuEnvironment
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.trace import ScriptOutcome
 
@@ -33,7 +33,7 @@ class RealRunOutcome(ScriptOutcome):
     device.
     """
 
-    device: Device | None = None
+    device: GpuEnvironment | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     outside_bytes: int | None = None
@@ -44,7 +44,7 @@ class RealRunOutcome(ScriptOutcome):
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class ComparedQuantity:
     """One quantity: predicted, with the range that was stated, and measured, in bytes."""
 
     predicted_bytes: int
@@ -86,7 +86,7 @@ class Verification(ResultFile):
     gpu_measured: str
     steps: int
     range_basis: str
-    compared: Mapping[str, Comparison]
+    compared: Mapping[str, ComparedQuantity]
     fits_predicted: bool
     fits_measured: bool
     step_seconds: tuple[float, ...]

@@ -36,7 +36,7 @@ Cause = Literal[
 
 
 @dataclasses.dataclass(frozen=True)
-class Timeline:
+class UtilisationTimeline:
     """Utilisation over time, as nvidia-smi reads it.
 
     ``busy_shares`` are the shares of consecutive windows of ``window_s`` in which a step ran;
@@ -52,7 +52,7 @@ class Timeline:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rates:
+class RehearsedRates:
     """Rates of a part of the rehearsal.
 
     ``busy_share`` is the mean utilisation, ``waiting_share`` what of the time the loop spent in
@@ -86,7 +86,7 @@ class Dip:
 
 
 @dataclasses.dataclass(frozen=True)
-class Epoch:
+class RehearsedEpoch:
     """One pass of the loader, from its ``iter`` to the next; ``complete``: until it ended.
 
     ``first_batch_s`` is what passed until its first batch (``None``: there was none).
@@ -141,12 +141,12 @@ class Rehearsal(ResultFile):
     step_source: str
     ended: Literal["duration", "fault", "interrupted", "empty"]
     duration_s: float
-    overall: Rates | None
-    steady: Rates | None
-    timeline: Timeline
+    overall: RehearsedRates | None
+    steady: RehearsedRates | None
+    timeline: UtilisationTimeline
     idle_s: Mapping[str, float]
     dips: tuple[Dip, ...]
-    epochs: tuple[Epoch, ...]
+    epochs: tuple[RehearsedEpoch, ...]
     epochs_begun: int
     epoch_s: float | None
     epoch_measured: bool

@@ -74,7 +74,7 @@ class CollectiveTime:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class PipelineStage:
     """The stages of a pipeline that one rank has: what it holds, ``allocated_bytes`` at the peak
     and ``device_bytes`` as nvidia-smi shows it; the seconds of a step in which its GPU computes
     (``None``: not known), and the bytes that it sends to other ranks in it."""
@@ -104,7 +104,7 @@ class Ranks:
     collectives: tuple[CollectiveTime, ...]
     equal: str
     machines: int = 1
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[PipelineStage, ...] = ()
     bubble_share: float | None = None
     sharing: int = 1
 
@@ -357,7 +357,7 @@ class DataLoading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Effect:
+class FigureEffect:
     """What a tenth more of one figure of a GPU changes for the job.
 
     ``value`` is written for people, with its unit. ``step_change`` is that of the step's time
@@ -410,7 +410,7 @@ class GpuEstimate:
     samples_per_unit: float | None = None
     cost: float | None = None
     notes: tuple[str, ...] = ()
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[FigureEffect, ...] = ()
     largest_is_exact: bool = True
     count: int = 1
     strategy: Strategy = ""

@@ -317,7 +317,7 @@ class VerifiedRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Verification(ResultFile):
+class AdviceVerification(ResultFile):
     """``verdict`` is about ``settings``, the recommendation of the finding ``kind``, as far as the
     command can be given it; "not tried": ``reason`` says why.
 

@@ -16,7 +16,7 @@ Kind = Literal["read", "decode", "transform", "collate", "wait"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class CostRule:
     """A rule for the functions of a module (and of those below it) that match one of ``names``.
 
     ``kind`` ``None`` sends the question on to the caller. A ``general`` rule, of libraries that
@@ -31,12 +31,12 @@ class Rule:
 
 def _rules(
     kind: Kind | None, modules: str, names: str = "*", general: bool = False
-) -> tuple[Rule, ...]:
-    return tuple(Rule(each, kind, tuple(names.split()), general) for each in modules.split())
+) -> tuple[CostRule, ...]:
+    return tuple(CostRule(each, kind, tuple(names.split()), general) for each in modules.split())
 
 
 #: The first rule that matches decides; a module's exceptions stand before its rule.
-RULES: Final[tuple[Rule, ...]] = (
+RULES: Final[tuple[CostRule, ...]] = (
     # PyTorch's own collation; the loader's ``collate_fn`` is recognized by the fetcher's call of
     # it.
     *_rules("collate", needed.COLLATION),
@@ -228,7 +228,7 @@ def _by_words(stack: Sequence[StackFrame], general: Classification | None) -> Cl
 
 
 @functools.lru_cache(1 << 12)
-def rule_of(module: str, name: str) -> Rule | None:
+def rule_of(module: str, name: str) -> CostRule | None:
     """The rule for a function, or ``None``: it is nobody's that the table knows."""
     for rule in RULES:
         if _below(module, rule.module) and any(fnmatchcase(name, each) for each in rule.names):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from trainfit.results.gpus import DeviceConstants, GpuSpec
-from trainfit.results.runs.measurement import Device, MeasuringOutcome, MeasuringRequest
+from trainfit.results.runs.measurement import GpuEnvironment, MeasuringOutcome, MeasuringRequest
 
 
 def device(
@@ -27,10 +27,10 @@ def device(
     return Simulation(gpu, constants=constants)
 
 
-def describe() -> Device:
+def describe() -> GpuEnvironment:
     """The GPU and the software, as PyTorch names them."""
     cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return Device(
+    return GpuEnvironment(
         gpu=torch.cuda.get_device_name(0),
         capability=torch.cuda.get_device_capability(0),
         memory_bytes=torch.cuda.mem_get_info(0)[1],

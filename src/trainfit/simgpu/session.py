@@ -38,7 +38,7 @@ from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.errors import visible_gpus
 from trainfit.simgpu.device.modes import Modes
 from trainfit.simgpu.device.ownership import ModuleTracker, Ownership
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.simgpu.device.settling import StepUse
 from trainfit.simgpu.device.tensor import set_engine
 from trainfit.simgpu.operators import compilation, sparse, torchvision_operators
@@ -55,7 +55,7 @@ from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.stand_ins import deepspeed
-from trainfit.simgpu.stand_ins.absent import AbsentPackages, StandIn
+from trainfit.simgpu.stand_ins.absent import AbsentPackage, AbsentPackages
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.simgpu.stand_ins.flash_attention import FLASH_ATTN
 from trainfit.simgpu.stand_ins.selective_scan import CAUSAL_CONV1D
@@ -69,7 +69,7 @@ from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only
 from trainfit.torch_private.tensors import local_part
 
 #: The packages that there are stand-ins for, by the name that is imported.
-STAND_INS: Final[dict[str, StandIn]] = {
+STAND_INS: Final[dict[str, AbsentPackage]] = {
     "causal_conv1d": CAUSAL_CONV1D,
     "flash_attn": FLASH_ATTN,
     "mamba_ssm": MAMBA_SSM,
@@ -250,7 +250,7 @@ class Simulation:
         self.cycle = StepCycle()
         #: Called where the host waits for the device, but for copies to it.
         self.on_wait: Callable[[WaitKind], None] = lambda _: None
-        self._recorder = Recorder()
+        self._recorder = RecordingBuilder()
         self._memory = DeviceMemory(
             [self._make_allocator(settings, number) for number in range(self.gpu.count)],
             self._recorder,

@@ -499,8 +499,8 @@ def _sizes_of(table: IntArray) -> Sizes:
     return Sizes(rows, columns, depth, batches, read, written, table[:, COLUMNS.index("dtype")])
 
 
-def _put(found: Products, where: NDArray[np.bool_], values: Products) -> None:
-    for column, value in zip(found, values, strict=True):
+def _put(products: Products, where: NDArray[np.bool_], values: Products) -> None:
+    for column, value in zip(products, values, strict=True):
         column[where] = value
 
 

@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from trainfit.results.gpus import OF_DATA, Figure, Kernel, MeasuredProgram, Rates
+from trainfit.results.gpus import OF_DATA, GpuFigure, Kernel, MeasuredProgram, Rates
 from trainfit.results.runs.recording import IntArray
 from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.kernel_times import KernelTimes
 from trainfit.speed.spread import CLASSES, ClassCost, classes_of
-from trainfit.speed.step import Machine, TimedWork
+from trainfit.speed.step import HostedGpu, TimedWork
 from trainfit.speed.work import CODES, COLUMNS, Work
 
 #: What :mod:`trainfit.speed.calibration` measures: sides of square matmuls, bytes of a copy on the
@@ -52,7 +52,7 @@ _OF_ONE: Final = 0.5
 _UNLIKELY: Final = 5.0
 
 
-def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
+def with_rates(machine: HostedGpu, rates: Rates, title: str) -> HostedGpu:
     """``machine`` with what was measured in place of the datasheet's and of what is assumed.
 
     ``title`` is the profile's name. What the profile lacks stays as it is.
@@ -78,7 +78,7 @@ def with_rates(machine: Machine, rates: Rates, title: str) -> Machine:
     return dataclasses.replace(found, classes=class_costs(found, rates.programs))
 
 
-def _with_host(machine: Machine, rates: Rates) -> Machine:
+def _with_host(machine: HostedGpu, rates: Rates) -> HostedGpu:
     """Copies, and how fast the core that launched is."""
     changes: dict[str, Any] = {}
     if (pinned := _value(rates.host_to_device_pinned)) is not None:
@@ -96,12 +96,12 @@ def _with_host(machine: Machine, rates: Rates) -> Machine:
     return dataclasses.replace(machine, **changes)
 
 
-def product_flops(machine: Machine, dtype: str, side: int) -> float:
+def product_flops(machine: HostedGpu, dtype: str, side: int) -> float:
     """FLOP/s of a square matmul, as the model has it."""
     return 2 * side**3 / float(_square(dtype, side, machine).seconds(machine.efficiency)[0])
 
 
-def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> float:
+def _rate_factor(machine: HostedGpu, dtype: str, side: int, measured: float) -> float:
     """The factor by which the peak changes where a square matmul runs at ``measured`` FLOP/s: its
     arithmetic follows the peak, its launch and its results' passage do not."""
     factor = 1.0
@@ -116,13 +116,13 @@ def _rate_factor(machine: Machine, dtype: str, side: int, measured: float) -> fl
     return min(factor, _MOST_FACTOR)
 
 
-def _square(dtype: str, side: int, machine: Machine) -> KernelTimes:
+def _square(dtype: str, side: int, machine: HostedGpu) -> KernelTimes:
     flops = 2 * side**3
     sizes = {"rows": side, "columns": side, "depth": side}
     return KernelTimes(_kernel("matmul", dtype, flops=flops, **sizes), machine.gpu)
 
 
-def _bandwidth_factor(machine: Machine, measured: float) -> float:
+def _bandwidth_factor(machine: HostedGpu, measured: float) -> float:
     """The factor by which the bandwidth changes where a copy on the device reads and writes
     ``measured`` bytes a second: its passage follows the bandwidth, its launch does not."""
     row = _kernel("pointwise", "integer", read=_COPY_BYTES, written=_COPY_BYTES)
@@ -137,7 +137,7 @@ def _kernel(kind: str, dtype: str, **columns: int) -> IntArray:
     return np.array([[{**values, **columns}.get(name, 0) for name in COLUMNS]], np.int64)
 
 
-def _value(figure: Figure | None) -> float | None:
+def _value(figure: GpuFigure | None) -> float | None:
     """A rate that was measured on the GPU itself."""
     measured = figure is not None and figure.basis == "measured" and figure.value > 0
     return figure.value if measured and figure is not None else None
@@ -147,7 +147,7 @@ def _value(figure: Figure | None) -> float | None:
 # Classes of kernels, by programs that were measured.
 
 
-def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mapping[str, ClassCost]:
+def class_costs(machine: HostedGpu, programs: Iterable[MeasuredProgram]) -> Mapping[str, ClassCost]:
     """The cost of each class that a program was measured of; ``machine`` has the measured peaks."""
     logs: dict[str, list[float]] = {}
     for program in programs:
@@ -161,7 +161,7 @@ def class_costs(machine: Machine, programs: Iterable[MeasuredProgram]) -> Mappin
     return {name: _cost(values) for name, values in logs.items()}
 
 
-def _waits_for_cpu(program: MeasuredProgram, machine: Machine) -> bool:
+def _waits_for_cpu(program: MeasuredProgram, machine: HostedGpu) -> bool:
     """Does it take as long as its launches, which say nothing of its kernels? No graph takes
     recurrent layers; the programs of others are in one, or longer than their launches."""
     if not any(each.kind == "recurrent" for each in program.kernels):
@@ -193,7 +193,7 @@ class Modelled(NamedTuple):
     group: str
 
 
-def modelled_as(kernels: Sequence[Kernel], machine: Machine) -> Modelled | None:
+def modelled_as(kernels: Sequence[Kernel], machine: HostedGpu) -> Modelled | None:
     """The model's times of a program's kernels one after the other; ``None`` of no kernels, or
     where this version knows none such."""
     if any(each.kind not in CODES or each.dtype not in DTYPES for each in kernels):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trainfit.results.runs.steps import MARKS, TRANSFERS
-from trainfit.speed.step import Machine, TimedWork
+from trainfit.speed.step import HostedGpu, TimedWork
 from trainfit.speed.timeline import WAITS
 from trainfit.speed.work import CODES, Work
 
@@ -32,7 +32,7 @@ class PipelineStep:
     computing_s: Mapping[int, float]
 
 
-def pipeline_step(works: Mapping[int, Work], machine: Machine) -> PipelineStep | None:
+def pipeline_step(works: Mapping[int, Work], machine: HostedGpu) -> PipelineStep | None:
     """The step of a pipeline from those of all stages, by rank; ``None`` where what is sent and
     what is received in them do not belong together."""
     stages = {rank: _Stage(rank, work, machine) for rank, work in works.items()}
@@ -64,7 +64,7 @@ def _run(stages: Mapping[int, _Stage]) -> float | None:
 class _Stage:
     """One rank: its rows in order, and when what it has launched is done."""
 
-    def __init__(self, rank: int, work: Work, machine: Machine) -> None:
+    def __init__(self, rank: int, work: Work, machine: HostedGpu) -> None:
         timed = TimedWork(work, machine)
         issued, self._host_s = timed.issued()
         self._rank = rank

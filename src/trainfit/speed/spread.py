@@ -59,7 +59,7 @@ _SHORT: Final = 2048
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class StepSpread:
     """How wide a step's time is: factors on it between which nine of ten lie, and which classes of
     kernels make it wide, the widest first."""
 
@@ -110,7 +110,7 @@ def spread_of(
     copies_s: float = 0.0,
     exposed_s: float = 0.0,
     measured: Mapping[str, ClassCost] | None = None,
-) -> Spread:
+) -> StepSpread:
     """The spread of a step of ``step_s`` whose kernels take ``seconds`` each and copies from the
     host ``copies_s``, which the CPU takes ``host_s`` to launch and which goes at its pace for
     ``launching_s``, and which collectives make ``exposed_s`` longer; ``measured`` are classes that
@@ -146,7 +146,7 @@ def spread_of(
         named = [CLASSES[each] for each in order if parts[each] > _NAMED_SHARE * parts.sum()]
     # A CPU that is as slow as it may be can be the limit where it is none.
     slow = host_s * math.exp(spreads["launches by the CPU"]) / max(step_s, 1e-12)
-    return Spread(math.exp(-width), max(math.exp(width), slow), tuple(named))
+    return StepSpread(math.exp(-width), max(math.exp(width), slow), tuple(named))
 
 
 def classes_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

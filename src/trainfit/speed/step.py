@@ -14,11 +14,11 @@ from trainfit.hardware import GpuSpec
 from trainfit.results.runs.recording import PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES, KINDS, PAGEABLE_COPIES, PINNED_COPIES
 from trainfit.results.speed import Bound, Limit, OperatorTime, StepWork
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.speed.collectives import SLOWED_BY, collective_seconds, slowest_of
 from trainfit.speed.efficiency import FITTED, Efficiency
 from trainfit.speed.kernel_times import PLAIN, KernelTimes, peak_flops
-from trainfit.speed.spread import ClassCost, Spread, factors_of, spread_of
+from trainfit.speed.spread import ClassCost, StepSpread, factors_of, spread_of
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import LEFT_OUT, Floats, Work, one_off, steady
 
@@ -123,7 +123,7 @@ def issue_seconds(work: Work, costs: HostCosts, speed: float = 1.0) -> tuple[Flo
 
 
 @dataclasses.dataclass(frozen=True)
-class Machine:
+class HostedGpu:
     """A GPU in a computer: copies from pinned and pageable memory in bytes a second (assumed: PCIe
     4.0 x16, and what the loader takes for pageable memory), and how fast a core of its CPU is, as
     a multiple of the reference (:mod:`trainfit.speed.step`; ``core_measured``: by a
@@ -156,7 +156,7 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTime:
+class StepBreakdown:
     """A step's time in seconds, and what it is made of.
 
     ``gpu_s`` is what its kernels take together, ``host_s`` what the CPU takes to launch them,
@@ -175,12 +175,12 @@ class StepTime:
     bound: Bound
     by_kind_s: Mapping[str, float]
     core_s: float
-    spread: Spread
+    spread: StepSpread
     communication_s: float = 0.0
     exposed_s: float = 0.0
     slowest_s: float = 0.0
 
-    def of_each(self, steps: int) -> StepTime:
+    def of_each(self, steps: int) -> StepBreakdown:
         """The mean, where it is the time of so many steps."""
         times: dict[str, Any] = {
             name: each / steps for name, each in vars(self).items() if isinstance(each, float)
@@ -189,7 +189,7 @@ class StepTime:
         return dataclasses.replace(self, by_kind_s=by_kind, **times)
 
 
-def step_time(work: Work, machine: Machine) -> StepTime:
+def step_time(work: Work, machine: HostedGpu) -> StepBreakdown:
     """The time of one step whose last kernel ends it: as of a loop that reads its loss, or of steps
     one after the other whose launches are the limit.
 
@@ -214,7 +214,7 @@ def step_time(work: Work, machine: Machine) -> StepTime:
     for name, total in zip(PLAIN.values(), totals.tolist(), strict=True):
         if total:
             by_kind[name] = by_kind.get(name, 0.0) + total
-    found = StepTime(
+    found = StepBreakdown(
         step_s,
         gpu_s,
         host_s,
@@ -256,7 +256,7 @@ def _one_of_many(costed: TimedWork) -> tuple[float, float, float, float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Launched:
+class LaunchedWork:
     """Work on a timeline, seconds from its begin: when the CPU is done with each operator and
     issues each kernel if it never waits, when it really launches each kernel, and when each begins
     and ends.
@@ -273,7 +273,7 @@ class TimedWork:
     """Work with what it takes on a machine: ``seconds`` of each kernel, ``copies`` of those between
     host and device, ``links`` of collectives; all of the ``calls`` that it stands for."""
 
-    def __init__(self, work: Work, machine: Machine) -> None:
+    def __init__(self, work: Work, machine: HostedGpu) -> None:
         self._work = work
         self.times = KernelTimes(work.table, machine.gpu)
         self.seconds = self.times.seconds(machine.efficiency)
@@ -295,23 +295,23 @@ class TimedWork:
         """When each kernel is launched if the CPU never waits, and when the CPU is done."""
         return self._issued, float(self._done[-1]) if len(self._done) else 0.0
 
-    def launch(self, timeline: Timeline) -> Launched:
+    def launch(self, timeline: Timeline) -> LaunchedWork:
         """It comes next on the timeline."""
         host_s = float(self._done[-1]) if len(self._done) else 0.0
         began = timeline.host_s
         took = self.seconds + self.copies + self.links
         ready, ends = timeline.add(self._work, took, self._issued, host_s)
-        return Launched(began + self._done, self._issued + began, ready, ends - took, ends)
+        return LaunchedWork(began + self._done, self._issued + began, ready, ends - took, ends)
 
 
-def _copy_seconds(work: Work, machine: Machine) -> Floats:
+def _copy_seconds(work: Work, machine: HostedGpu) -> Floats:
     moved = work.column("read").astype(np.float64)
     pageable, pinned = work.is_kind(*PAGEABLE_COPIES), work.is_kind(*PINNED_COPIES)
     rate = np.where(pageable, machine.pageable_bytes_per_s, machine.pinned_bytes_per_s)
     return np.where(pageable | pinned, moved / rate, 0.0)
 
 
-def _bound(costed: TimedWork, machine: Machine, host_s: float) -> Bound:
+def _bound(costed: TimedWork, machine: HostedGpu, host_s: float) -> Bound:
     """What the most of the step's time goes to."""
     times, seconds, calls = costed.times, costed.seconds, costed.calls
     gpu_s, copies_s = float(seconds.sum()), float(costed.copies.sum())
@@ -338,8 +338,8 @@ class StepClock:
     """When everything that was submitted so far is done, as :func:`speed.step.step_time` has it:
     kernels in order, each when the CPU has launched it (see :class:`simgpu.clock.Clock`)."""
 
-    def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
-        self._recorder, self._machine = recorder, Machine(gpu, FITTED)
+    def __init__(self, recorder: RecordingBuilder, gpu: GpuSpec) -> None:
+        self._recorder, self._machine = recorder, HostedGpu(gpu, FITTED)
         self._timeline = Timeline()
         self._ops = self._kernels = 0
         #: What nobody has asked the time of yet: operators and kernels up to each pause, and its
@@ -389,7 +389,7 @@ class StepClock:
             work, machine = Work(table, stream, own, phase), self._machine
         TimedWork(work, machine).launch(self._timeline)
 
-    def _idle(self) -> Machine:
+    def _idle(self) -> HostedGpu:
         """A machine whose operators need no time."""
         host = self._machine.host
         free = dataclasses.replace(host, forward_s=0.0, backward_s=0.0, view_s=0.0)
@@ -400,7 +400,7 @@ class StepClock:
 # A step's GPU time by phase and operator.
 
 
-def step_work(recording: Recording, machine: Machine) -> StepWork | None:
+def step_work(recording: Recording, machine: HostedGpu) -> StepWork | None:
     """The work of the step that stands for all others; ``None`` where no kernel was recorded."""
     if not recording.steps:
         return None

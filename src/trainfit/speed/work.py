@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from trainfit.results.runs.decodes import KERNEL_SIZES
 from trainfit.results.runs.recording import KINDS as PURPOSES
-from trainfit.results.runs.recording import PHASES, IntArray, Recording, RepeatedCall
+from trainfit.results.runs.recording import (
+    PHASES,
+    IntArray,
+    NotAffineError,
+    Recording,
+    RepeatedCall,
+)
 from trainfit.results.runs.steps import KINDS, MARKS
 from trainfit.simgpu.device.recorder import REPLAY
 from trainfit.simgpu.device.settling import steady_step
@@ -248,10 +254,6 @@ def one_off(recording: Recording) -> NDArray[np.bool_]:
 
 #: Columns that are the same at every batch size.
 _FIXED = [COLUMNS.index(name) for name in ("kind", "dtype", "launches")]
-
-
-class NotAffineError(Exception):
-    """Two steps do not launch the same kernels; the message says where they part."""
 
 
 @dataclasses.dataclass(frozen=True)

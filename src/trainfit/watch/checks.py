@@ -89,7 +89,7 @@ def thread_place(rank: RankView) -> Place | None:
 
 
 @dataclass(frozen=True)
-class Cores:
+class BusyCores:
     """Cores that the run may use, and how many of them are busy (medians)."""
 
     usable: float
@@ -110,7 +110,7 @@ def usable_cores(header: RunHeader) -> float | None:
     return min(limits) if limits else None
 
 
-def cores(rank: RankView) -> Cores | None:
+def cores(rank: RankView) -> BusyCores | None:
     """``None``: not known, or too few samples."""
     usable = usable_cores(rank.header)
     every, ours = median(rank.machine["cores_busy"]), median(rank.machine["cores_ours"])
@@ -122,7 +122,7 @@ def cores(rank: RankView) -> Cores | None:
     # With a quota, or where more cores are busy than the run may use, others have other cores.
     if every is None or ((is_quota or every > 1.05 * usable) and ours is not None):
         every = ours
-    return None if every is None else Cores(usable, every)
+    return None if every is None else BusyCores(usable, every)
 
 
 def is_crowded(rank: RankView) -> bool | None:

@@ -21,10 +21,10 @@ from trainfit.watch.intervals import (
     STEPS,
     TIME,
     Effect,
-    Estimate,
+    EffectEstimate,
     Groups,
-    Measured,
     Rows,
+    SteadyRows,
     groups,
     measured,
     peak_gpu_bytes,
@@ -269,7 +269,7 @@ def _is_theirs(change: Change, before: float, after: float) -> bool:
     return own <= LEAST_EFFECT if change.verdict == "more" else own >= -LEAST_EFFECT
 
 
-def _needs(rows: Sequence[Sequence[Measured]]) -> str:
+def _needs(rows: Sequence[Sequence[SteadyRows]]) -> str:
     """What is missing; empty: nothing."""
     least = min(len(run) for runs in rows for run in runs)
     if least >= LEAST_STEPS:
@@ -280,7 +280,7 @@ def _needs(rows: Sequence[Sequence[Measured]]) -> str:
     )
 
 
-def _differ(rows: Sequence[Sequence[Measured]]) -> bool:
+def _differ(rows: Sequence[Sequence[SteadyRows]]) -> bool:
     """Are times to be told for a sample, as batches have different sizes?"""
     runs = [run for each in rows for run in each]
     if not all("samples" in run.known for run in runs):
@@ -291,7 +291,7 @@ def _differ(rows: Sequence[Sequence[Measured]]) -> bool:
 def _notes(
     before: Sequence[RunRecord],
     after: Sequence[RunRecord],
-    rows: Sequence[Sequence[Measured]],
+    rows: Sequence[Sequence[SteadyRows]],
     other: str,
 ) -> Iterator[str]:
     yield (
@@ -317,7 +317,7 @@ def _notes(
 # -- changes -----------------------------------------------------------------------------------
 
 
-def _changes(rows: Sequence[Sequence[Measured]], per_sample: bool) -> Iterator[Change]:
+def _changes(rows: Sequence[Sequence[SteadyRows]], per_sample: bool) -> Iterator[Change]:
     """The one that the verdict is about first."""
     made = groups(*([run.rows for run in runs] for runs in rows))
     totals = [np.sum([run.totals for run in runs], axis=0) for runs in (made.before, made.after)]
@@ -396,24 +396,26 @@ def _logarithm(value: Callable[[Rows], Rows]) -> Effect:
     return lambda before, after: np.log(value(after) / value(before))
 
 
-def _ratio(change: Change, found: Estimate) -> Change:
+def _ratio(change: Change, estimate: EffectEstimate) -> Change:
     """The same change judged by an estimate of a ratio's logarithm."""
-    effect, low, high = (math.expm1(each) for each in (found.effect, found.low, found.high))
-    return _judged(change, Estimate(effect, low, high), math.expm1(found.detectable))
+    effect, low, high = (
+        math.expm1(each) for each in (estimate.effect, estimate.low, estimate.high)
+    )
+    return _judged(change, EffectEstimate(effect, low, high), math.expm1(estimate.detectable))
 
 
-def _judged(change: Change, found: Estimate, detectable: float | None = None) -> Change:
-    detectable = found.detectable if detectable is None else detectable
-    sure = found.is_significant and abs(found.effect) > LEAST_EFFECT
+def _judged(change: Change, estimate: EffectEstimate, detectable: float | None = None) -> Change:
+    detectable = estimate.detectable if detectable is None else detectable
+    sure = estimate.is_significant and abs(estimate.effect) > LEAST_EFFECT
     return Change(
         change.what,
         change.unit,
         change.before,
         change.after,
-        found.effect,
-        (found.low, found.high),
+        estimate.effect,
+        (estimate.low, estimate.high),
         change.basis,
-        ("more" if found.effect > 0 else "less") if sure else "no difference",
+        ("more" if estimate.effect > 0 else "less") if sure else "no difference",
         max(detectable, LEAST_EFFECT),
     )
 

@@ -143,7 +143,7 @@ _POWER: Final = 1 + _NORMAL.inv_cdf(0.80) / _Z
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EffectEstimate:
     """An effect with its 95% interval; ``detectable`` is how large one must be to be found in
     80 of 100 such comparisons."""
 
@@ -168,7 +168,7 @@ class Groups:
     before: tuple[Resampled, ...]
     after: tuple[Resampled, ...]
 
-    def estimate(self, effect: Effect) -> Estimate:
+    def estimate(self, effect: Effect) -> EffectEstimate:
         """The interval of ``effect``, the wider of two.
 
         That of the steps: percentiles of the block bootstrap, expanded as few blocks need it
@@ -184,7 +184,7 @@ class Groups:
         factor = self._expansion(effect)
         below, above = factor * (value - low), factor * (high - value)
         between = self._between_runs(effect)
-        return Estimate(value, value - max(below, between), value + max(above, between))
+        return EffectEstimate(value, value - max(below, between), value + max(above, between))
 
     def _expansion(self, effect: Effect) -> float:
         """How much wider than the percentiles: a variance that is made of k blocks is (k - 1) / k
@@ -261,7 +261,7 @@ def _sum(runs: Sequence[Resampled]) -> Resampled:
 # The columns of a run's steady steps that are compared, and its peaks.
 
 
-#: Columns of :attr:`Measured.rows`. Time is without evaluations and checkpoints, of which a run
+#: Columns of :attr:`SteadyRows.rows`. Time is without evaluations and checkpoints, of which a run
 #: has as many as it is long; "busy" is the time of the GPU's stream within "looked_at".
 COLUMNS: Final = ("time", "samples", "steps", "busy", "looked_at", *PHASES, "other")
 TIME, SAMPLES, STEPS, BUSY, LOOKED_AT = range(5)
@@ -269,7 +269,7 @@ _APART: Final = ("checkpoint", "evaluation")
 
 
 @dataclass(frozen=True)
-class Measured:
+class SteadyRows:
     """Steady steps of a run's first rank; ``rows`` has shape (rows, columns), 0 where a column was
     not measured, which ``known`` tells. A row is a step, or the sums of one that was recorded in
     detail and of the light ones after it, whose phases are known by it alone."""
@@ -287,7 +287,7 @@ class Measured:
         return int(self.rows[:, STEPS].sum())
 
 
-def measured(view: RunView) -> Measured:
+def measured(view: RunView) -> SteadyRows:
     """The measured columns of a run; without a step that has no length."""
     steps = view.judged.steps
     steps = steps[np.isfinite(steps["step_s"]) & (steps["step_s"] > 0)]
@@ -310,7 +310,7 @@ def measured(view: RunView) -> Measured:
     if light.any():
         rows = np.add.reduceat(rows, np.union1d([0], np.flatnonzero(~light)))
     batch = float(np.median(steps["samples"][told])) if told.any() else None
-    return Measured(rows, frozenset(known), batch)
+    return SteadyRows(rows, frozenset(known), batch)
 
 
 def _busy(steps: Table, whole: Rows) -> tuple[Rows, Rows]:

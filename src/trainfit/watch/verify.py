@@ -24,7 +24,7 @@ from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RunRecord, exit_words, load_run
-from trainfit.results.watch import Comparison, Verification, VerifiedRun, WatchResult
+from trainfit.results.watch import AdviceVerification, Comparison, VerifiedRun, WatchResult
 from trainfit.watch.compare import LEAST_STEPS, WARM_UP, compare_groups
 from trainfit.watch.intervals import measured
 from trainfit.watch.launch import WatchedCommand
@@ -286,7 +286,7 @@ def verify(
     variables: Mapping[str, str] | None = None,
     *,
     count: int = LEAST_RUNS,
-) -> Verification:
+) -> AdviceVerification:
     """Run ``command`` as it is, choose the change, and prove it or not.
 
     ``count`` is how many runs that takes: 1 and a multiple of 4. ``variables`` is the environment
@@ -391,21 +391,23 @@ def _steps(record: RunRecord) -> int:
 # -- verdicts ----------------------------------------------------------------------------------
 
 
-def _not_enough(plain: Sequence[str], first: RunRecord) -> Verification:
+def _not_enough(plain: Sequence[str], first: RunRecord) -> AdviceVerification:
     reason = (
         f"the run has {_steps(first)} steady steps, and {LEAST_STEPS} are needed "
         f"({LEAST_RECORDED} with the warm-up): let it train longer, or raise --verify-steps"
     )
-    return Verification("cannot tell", line_of(plain), reason=reason, runs=(_run(False, first),))
+    return AdviceVerification(
+        "cannot tell", line_of(plain), reason=reason, runs=(_run(False, first),)
+    )
 
 
 def _nothing_to_try(
     plain: Sequence[str], findings: Sequence[Finding], first: RunRecord
-) -> Verification:
+) -> AdviceVerification:
     """Why, and what to change by hand."""
     by_hand = next((each for each in findings if each.fix.settings or each.fix.line), None)
     by_hand = by_hand or next((each for each in findings if each.severity != "info"), None)
-    made = Verification("not tried", line_of(plain), runs=(_run(False, first),))
+    made = AdviceVerification("not tried", line_of(plain), runs=(_run(False, first),))
     if by_hand is None:
         return dataclasses.replace(made, reason="nothing to change was found")
     settings = by_hand.fix.settings
@@ -435,9 +437,9 @@ def _told(
     *,
     reason: str = "",
     comparison: Comparison | None = None,
-) -> Verification:
+) -> AdviceVerification:
     prefix = [f"{name}={value}" for name, value in trial.variables.items()]
-    return Verification(
+    return AdviceVerification(
         verdict,
         line_of(plain),
         trial.finding.kind,

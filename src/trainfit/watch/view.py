@@ -66,14 +66,14 @@ def trainings(rank: RankRecord) -> tuple[Training, ...]:
     return tuple(found)
 
 
-def judged(found: Sequence[Training]) -> Training | None:
+def judged(trainings: Sequence[Training]) -> Training | None:
     """The longest of trainings whose steps differ; ``None``: all steps are judged together."""
-    if len(found) < 2:
+    if len(trainings) < 2:
         return None
-    lengths = [each.step_s for each in found]
+    lengths = [each.step_s for each in trainings]
     if max(lengths) <= _ALIKE_LENGTHS * min(lengths):
         return None
-    return max(found, key=lambda each: each.seconds)
+    return max(trainings, key=lambda each: each.seconds)
 
 
 def judged_steps(rank: RankRecord) -> Table:

@@ -34,7 +34,7 @@ from gpu import (  # noqa: E402
     machine,
     measure,
     models,
-    operators,
+    reports,
 )  # fmt: skip
 from gpu.capped import CappedSearch  # noqa: E402
 
@@ -147,29 +147,24 @@ def test_models_train_on_the_cpu(name: str) -> None:
 # -- the profiler ----------------------------------------------------------------------------------
 
 
-def test_operators_own_what_they_take_and_give_back() -> None:
+def test_every_block_is_reported() -> None:
     """On the CPU, whose allocator reports to the profiler in the same way."""
     x = torch.randn(4, 8, 16, 16, requires_grad=True)
     norm = torch.nn.BatchNorm2d(8)
-    with operators.profiler() as profile:
+    with reports.profiler() as profile:
         norm(x).sum().backward()
         kept = torch.empty(1000)
-    found = operators.read(profile, "cpu")
-    rows = {row["operator"]: row for row in found["operators"]}
-    # native_batch_norm's two temporaries, by their size: 8 channels of float32.
-    assert set(rows["aten::native_batch_norm"]["transient_bytes"]) == {32}
-    assert rows["aten::native_batch_norm"]["inputs"][0] == ["float32", 4, 8, 16, 16]
-    assert found["reports"]["block_bytes"].count(kept.nbytes) == 1
-    assert all("empty" not in name for name in rows)
+    block_bytes = reports.read(profile, "cpu")["block_bytes"]
+    # native_batch_norm's temporaries, 8 channels of float32, come and go; what is kept stays.
+    assert block_bytes.count(32) >= 2 and -32 in block_bytes
+    assert block_bytes.count(kept.nbytes) == 1 and -kept.nbytes not in block_bytes
 
 
 def test_a_profile_of_another_device_is_empty() -> None:
-    with operators.profiler() as profile:
+    with reports.profiler() as profile:
         torch.randn(5).sort()
-    assert operators.read(profile) == {
-        "operators": [],
-        "reports": {"allocated_before_bytes": 0, "block_bytes": [], "sums_agree": True},
-    }
+    nothing = {"allocated_before_bytes": 0, "block_bytes": [], "sums_agree": True}
+    assert reports.read(profile) == nothing
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -217,7 +212,7 @@ def test_nvml_knows_driver_and_used_memory(
     running = {pid or os.getpid(): used for pid, used in processes.items()}
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(running))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    nvml = machine.Nvml()
+    nvml = machine.ManagementLibrary()
     assert nvml._nvml.handles == [2]
     assert nvml.driver() == "580.1"
     assert nvml.device_used() == 7 * MIB
@@ -233,7 +228,7 @@ def test_without_nvml_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    nvml = machine.Nvml()
+    nvml = machine.ManagementLibrary()
     assert nvml.driver() == "535.2"
     assert nvml.device_used() == 300 * MIB
     assert nvml.process_used() == 250 * MIB
@@ -242,7 +237,7 @@ def test_without_nvml_nvidia_smi_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    nvml = machine.Nvml()
+    nvml = machine.ManagementLibrary()
     assert (nvml.driver(), nvml.device_used(), nvml.process_used()) == (None, None, None)
 
 
@@ -360,7 +355,7 @@ def test_no_child_is_left_behind(tmp_path: Path) -> None:
     request = {"output": str(tmp_path / "x.json"), "simulate": None, "waits": True,
                "kind": "case", "profile": False,
                "case": dataclasses.asdict(cases.all_cases()[0])}  # fmt: skip
-    child = children.Child(tmp_path, "x", request, "")
+    child = children.MeasuringProcess(tmp_path, "x", request, "")
     process = child._process
     children.stop_all()
     assert process.poll() is not None
@@ -372,7 +367,7 @@ def test_a_child_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     before = children.MEASURE
     children.MEASURE = hanging
     try:
-        child = children.Child(tmp_path, "x", {}, "")
+        child = children.MeasuringProcess(tmp_path, "x", {}, "")
     finally:
         children.MEASURE = before
     assert child.measure(0.2) == "it took longer than 0 s"

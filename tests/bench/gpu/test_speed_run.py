@@ -44,7 +44,7 @@ def test_one_part_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def start(
-        self: speed_run.Schedule, name: str, words: list[str], **_: str
+        self: speed_run.PartProcesses, name: str, words: list[str], **_: str
     ) -> subprocess.Popen[bytes]:
         gate = words[words.index("--gate") + 1] if "--gate" in words else ""
         with (tmp_path / f"{name}.log").open("wb") as log:
@@ -53,20 +53,20 @@ def test_one_part_after_the_other(
         self._started.append(process)
         return process
 
-    monkeypatch.setattr(speed_run.Schedule, "_start", start)
+    monkeypatch.setattr(speed_run.PartProcesses, "_start", start)
     assert speed_run.main(["--out", str(tmp_path), "--limit", "30"]) == 0
     assert (tmp_path / "order").read_text().split() == ["calibrate", "steps", "kernels"]
     assert "0 of 30 jobs timed" in capsys.readouterr().out
 
 
 def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: speed_run.Schedule, name: str, *_: object, **__: str) -> object:
+    def start(self: speed_run.PartProcesses, name: str, *_: object, **__: str) -> object:
         (tmp_path / f"{name}.log").touch()
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         self._started.append(process)
         return process
 
-    monkeypatch.setattr(speed_run.Schedule, "_start", start)
-    schedule = speed_run.Schedule(tmp_path, 1.0, 1)
+    monkeypatch.setattr(speed_run.PartProcesses, "_start", start)
+    schedule = speed_run.PartProcesses(tmp_path, 1.0, 1)
     assert schedule.run() == 1
     assert all(each.poll() is not None for each in schedule._started)

@@ -18,7 +18,7 @@ from trainfit.doctor.checks import diagnose
 from trainfit.lint.api import read_script
 from trainfit.report.sections.doctor import checks_subject
 from trainfit.results.doctor import Check, DoctorResult, PoolUse, ScriptReport, WorkerPools
-from trainfit.results.machine import Threads
+from trainfit.results.machine import ThreadSettings
 
 MACHINES = ROOT / "tests" / "machines"
 DATA = """
@@ -54,7 +54,7 @@ def checks(found: WorkerPools | None, cpus: float = 24, **variables: str) -> tup
     opencv = int(variables.get("OPENCV_FOR_THREADS_NUM", cpus))
     of = machine(
         cpu={"usable_cores": float(cpus), "affinity": tuple(range(int(cpus)))},
-        threads=Threads(variables, fact(opencv), fact(int(cpus))),
+        threads=ThreadSettings(variables, fact(opencv), fact(int(cpus))),
     )
     return diagnose(of, ("threads",), found)
 
@@ -151,7 +151,7 @@ def test_what_is_bad_already_stays(tmp_path: Path) -> None:
 
 
 def test_where_the_pools_size_is_not_known_nothing_is_claimed(tmp_path: Path) -> None:
-    of = machine(threads=Threads({}, unknown(), unknown()))
+    of = machine(threads=ThreadSettings({}, unknown(), unknown()))
     (check,) = diagnose(of, ("threads",), pools(tmp_path))
     assert check.verdict == "good"
 
@@ -231,7 +231,7 @@ def test_it_is_a_finding_from_the_jobs_cores_on(
 ) -> None:
     use = PoolUse("OpenCV", "cv2.resize", "data.py", 1, in_worker)
     found = WorkerPools(workers != 0, workers, (use,))
-    of = machine(cpu={"usable_cores": usable}, threads=Threads({}, fact(threads), fact(1)))
+    of = machine(cpu={"usable_cores": usable}, threads=ThreadSettings({}, fact(threads), fact(1)))
     (check,) = diagnose(of, ("threads",), found)
     number = (2 if workers is None else workers) * threads
     assert (check.verdict != "good") == (threads > 1 and number > usable)

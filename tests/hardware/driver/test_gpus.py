@@ -22,7 +22,7 @@ from trainfit.hardware.machine import cuda_stack, nvml
 from trainfit.hardware.machine.cuda_stack import read_cuda_stack
 from trainfit.hardware.machine.gpus import read_gpus
 from trainfit.hardware.machine.nvml import place
-from trainfit.hardware.machine.recorded import RecordedSystem, Recorder, replayed
+from trainfit.hardware.machine.recorded import RecordedSystem, RecordingSystem, replayed
 from trainfit.hardware.machine.system import System
 from trainfit.results.machine import CudaStack, Fact, Gpu, known
 
@@ -858,7 +858,7 @@ def test_a_hanging_nvml_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_this_machine_replays_as_it_was_read(tmp_path: Path) -> None:
-    recorder = Recorder()
+    recorder = RecordingSystem()
     read = read_cuda_stack(recorder), read_gpus(recorder)
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(recorder.document()))

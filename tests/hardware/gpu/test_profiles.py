@@ -34,8 +34,8 @@ from trainfit.results.gpus import (
     LIBRARIES,
     Constant,
     DeviceConstants,
-    Figure,
-    Memory,
+    GpuFigure,
+    GpuMemory,
     Profile,
     Rates,
     total,
@@ -46,7 +46,7 @@ MIB = 1 << 20
 RTX = find_gpu("RTX 4090")
 
 
-def figure(mib: float, spread: float = 0.0, **changes: Any) -> Figure:
+def figure(mib: float, spread: float = 0.0, **changes: Any) -> GpuFigure:
     values: dict[str, Any] = {
         "value": mib * MIB,
         "low": (mib - spread) * MIB,
@@ -56,7 +56,7 @@ def figure(mib: float, spread: float = 0.0, **changes: Any) -> Figure:
         "how": "counted",
         "samples": 3,
     }
-    return Figure(**{**values, **changes})
+    return GpuFigure(**{**values, **changes})
 
 
 #: Every library has a figure of its own, so that a sum tells which ones were counted.
@@ -65,7 +65,7 @@ PROFILE = Profile(
     gpus=(RTX.name,),
     module_loading="lazy",
     provenance="a test",
-    memory=Memory(
+    memory=GpuMemory(
         context=figure(400, 4),
         libraries={name: figure(mib) for name, mib in ADDITIONS.items()},
         usable=figure(RTX.memory_bytes / MIB),
@@ -87,7 +87,7 @@ def saved(profile: Profile, folder: Path) -> Path:
 
 _AMOUNTS = st.floats(0, 1e15, allow_nan=False)
 _FIGURES = st.tuples(_AMOUNTS, _AMOUNTS, _AMOUNTS).map(sorted).map(
-    lambda three: Figure(three[1], three[0], three[2], "B", "measured", "how ü\n", 3)
+    lambda three: GpuFigure(three[1], three[0], three[2], "B", "measured", "how ü\n", 3)
 )  # fmt: skip
 
 
@@ -98,9 +98,12 @@ _FIGURES = st.tuples(_AMOUNTS, _AMOUNTS, _AMOUNTS).map(sorted).map(
     driver=st.none() | st.text(max_size=9),
 )
 def test_profiles_survive_json(
-    context: Figure | None, libraries: dict[str, Figure], notes: tuple[str, ...], driver: str | None
+    context: GpuFigure | None,
+    libraries: dict[str, GpuFigure],
+    notes: tuple[str, ...],
+    driver: str | None,
 ) -> None:
-    memory = Memory(context=context, libraries=libraries)
+    memory = GpuMemory(context=context, libraries=libraries)
     profile = dataclasses.replace(PROFILE, memory=memory, notes=notes, driver=driver)
     assert Profile.from_json(profile.to_json(), Path("p")) == profile
 
@@ -229,7 +232,7 @@ def test_the_rule_keeps_its_anchor_and_its_sum() -> None:
 
 
 def test_a_profile_replaces_what_it_knows() -> None:
-    only_context = dataclasses.replace(PROFILE, memory=Memory(context=figure(300)))
+    only_context = dataclasses.replace(PROFILE, memory=GpuMemory(context=figure(300)))
     constants = device_constants(RTX, profile=only_context, title="mine.json")
     assert constants.profile == "mine.json"
     assert constants.parts[0] == Constant(
@@ -243,8 +246,13 @@ def test_a_profile_replaces_what_it_knows() -> None:
     [
         ({}, "RTX 3090", None, "measured on NVIDIA GeForce RTX 4090, not on NVIDIA GeForce RTX 30"),
         ({}, "RTX 4090", "550.2", "measured with driver 580.1, this one is 550.2"),
-        ({"memory": Memory(None, usable=figure(8192))}, "RTX 4090", None, "its GPU has 8,192 MiB"),
-        ({"memory": Memory(figure(1, basis="simulated"))}, "RTX 4090", None, "is a trial run"),
+        (
+            {"memory": GpuMemory(None, usable=figure(8192))},
+            "RTX 4090",
+            None,
+            "its GPU has 8,192 MiB",
+        ),
+        ({"memory": GpuMemory(figure(1, basis="simulated"))}, "RTX 4090", None, "is a trial run"),
     ],
 )
 def test_a_foreign_profile_is_refused_unless_forced(

@@ -21,7 +21,7 @@ from trainfit.hardware.machine.recorded import (
     FORMAT,
     VARIABLES,
     RecordedSystem,
-    Recorder,
+    RecordingSystem,
     read_machine,
     replayed,
 )
@@ -217,7 +217,7 @@ def test_answers_that_were_not_recorded_are_no_answers() -> None:
 def test_this_machine_replays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("SOME_TOKEN", "secret")
-    recorder = Recorder()
+    recorder = RecordingSystem()
     asked = [
         lambda s: s.text("/proc/meminfo").map(lambda text: text.split()[1], "a size"),
         lambda s: s.names("/sys/devices/system/cpu"),
@@ -242,7 +242,7 @@ def test_a_recording_tells_unread_from_empty(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("")
     (tmp_path / "full").write_text("text")
     (tmp_path / "to").symlink_to("full")
-    recorder = Recorder()
+    recorder = RecordingSystem()
     recorder.names(str(tmp_path))
     for name in ("empty", "to"):
         recorder.text(str(tmp_path / name))
@@ -260,7 +260,7 @@ def test_a_recorder_starts_children_with_the_whole_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "value")
-    done = Recorder().command(
+    done = RecordingSystem().command(
         [sys.executable, "-c", "import os; print(os.environ['SOME_TOKEN'])"], 30
     )
     assert done.value is not None and done.value.stdout.strip() == "value"

@@ -27,7 +27,7 @@ from helpers_trees import (
 from trainfit.hardware.machine.files import RecordedFiles, expanded
 from trainfit.hardware.machine.limits import THREAD_VARIABLES, read_limits
 from trainfit.hardware.machine.memory import read_memory
-from trainfit.hardware.machine.recorded import VARIABLES, RecordedSystem, Recorder
+from trainfit.hardware.machine.recorded import VARIABLES, RecordedSystem, RecordingSystem
 from trainfit.hardware.machine.storage import mount_of, read_mounts, read_storage
 from trainfit.hardware.machine.surroundings import read_surroundings
 from trainfit.hardware.machine.system import System
@@ -445,7 +445,7 @@ def test_this_machine_as_it_is() -> None:
 
 
 def test_a_recording_of_this_machine_reads_as_it_did() -> None:
-    recorder = Recorder()
+    recorder = RecordingSystem()
     before = readings(recorder, None)
     document = json.loads(json.dumps(recorder.document()))
     after = readings(RecordedSystem(document), None)

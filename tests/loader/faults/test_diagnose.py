@@ -27,7 +27,7 @@ from trainfit.hardware.machine.files import RecordedFiles
 from trainfit.hardware.machine.system import System
 from trainfit.loader.faults.diagnose import context_of, diagnose, diagnose_run
 from trainfit.loader.measure import processes
-from trainfit.loader.measure.loop import Loop, failure_of
+from trainfit.loader.measure.loop import PacedLoop, failure_of
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
@@ -98,7 +98,7 @@ class Waits:
 
 def test_a_worker_that_dies_while_its_iterator_is_made_has_an_exit_code() -> None:
     loader = DataLoader(Calls(dies_of(signal.SIGKILL)), batch_sampler=Waits(), num_workers=1)
-    loop = Loop(loader, FORK2, Consumer(0.0), 5.0, 12, False, os.getpid())
+    loop = PacedLoop(loader, FORK2, Consumer(0.0), 5.0, 12, False, os.getpid())
     failure = processes.call(loop.run, 20.0).value
     assert failure is not None and "killed by signal: Killed" in failure.message
     assert failure.worker_exits == (-9,)

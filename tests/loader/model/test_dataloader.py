@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from helpers_cases import slow_but
 from helpers_costs import lognormal_costs
-from trainfit.loader.measure.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
+from trainfit.loader.measure.events import (
+    Cores,
+    CoreWork,
+    EventSimulation,
+    Process,
+    Queue,
+    Sleep,
+    Take,
+)
 from trainfit.loader.measure.model import BatchCost, Load, Outcome, Transfer, simulate
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.measurement import Consumer
@@ -32,15 +40,15 @@ def works(seconds: Sequence[float]) -> tuple[BatchCost, ...]:
 
 # --- Events -----------------------------------------------------------------------------------
 def test_work_shares_the_cores_and_sleep_does_not() -> None:
-    simulation = Simulation(Cores((1.0,)))
+    simulation = EventSimulation(Cores((1.0,)))
     ended: dict[str, float] = {}
 
-    def process(name: str, *steps: Sleep | Work):  # type: ignore[no-untyped-def]
+    def process(name: str, *steps: Sleep | CoreWork):  # type: ignore[no-untyped-def]
         yield from steps
         ended[name] = simulation.now
 
-    simulation.start(process("long", Work(3.0)))
-    simulation.start(process("short", Work(1.0)))
+    simulation.start(process("long", CoreWork(3.0)))
+    simulation.start(process("short", CoreWork(1.0)))
     simulation.start(process("asleep", Sleep(1.5)))
     simulation.run()
     # Two share the core until the short one has worked 1 s, at 2 s; 2 s of work are left then.
@@ -50,17 +58,17 @@ def test_work_shares_the_cores_and_sleep_does_not() -> None:
 
 _STEPS = st.one_of(
     st.builds(Sleep, st.floats(0.01, 1.0)),
-    st.builds(Work, st.floats(0.01, 1.0), st.integers(1, 6).map(float)),
+    st.builds(CoreWork, st.floats(0.01, 1.0), st.integers(1, 6).map(float)),
 )
 
 
 @given(st.integers(1, 3), st.lists(st.lists(_STEPS, min_size=1, max_size=4), max_size=5))
-def test_all_work_is_done_once(cores: int, programs: list[list[Sleep | Work]]) -> None:
+def test_all_work_is_done_once(cores: int, programs: list[list[Sleep | CoreWork]]) -> None:
     """Whatever shares the cores, and however many threads it has (more than cores, too)."""
-    simulation = Simulation(Cores((1.0,) * cores))
+    simulation = EventSimulation(Cores((1.0,) * cores))
     ended = []
 
-    def process(steps: list[Sleep | Work]):  # type: ignore[no-untyped-def]
+    def process(steps: list[Sleep | CoreWork]):  # type: ignore[no-untyped-def]
         yield from steps
         ended.append(steps)
 
@@ -69,17 +77,20 @@ def test_all_work_is_done_once(cores: int, programs: list[list[Sleep | Work]]) -
     simulation.run()
     assert len(ended) == len(programs)
     asked = sum(
-        step.seconds * step.width for steps in programs for step in steps if isinstance(step, Work)
+        step.seconds * step.width
+        for steps in programs
+        for step in steps
+        if isinstance(step, CoreWork)
     )
     assert simulation.busy_s == pytest.approx(asked)
 
 
 def test_threads_stay_on_their_core_until_another_is_idle() -> None:
     """Three on two cores: one has a core of its own, and then another's is taken over."""
-    simulation, ended = Simulation(Cores((1.0, 1.0))), {}
+    simulation, ended = EventSimulation(Cores((1.0, 1.0))), {}
 
     def process(name: str, work_s: float) -> Process:
-        yield Work(work_s)
+        yield CoreWork(work_s)
         ended[name] = simulation.now
 
     for name in "abc":
@@ -91,15 +102,15 @@ def test_threads_stay_on_their_core_until_another_is_idle() -> None:
 
 
 def test_wide_work_takes_several_cores() -> None:
-    simulation, ended = Simulation(Cores((1.0,) * 3)), {}
+    simulation, ended = EventSimulation(Cores((1.0,) * 3)), {}
 
-    def process(name: str, work: Work) -> Process:
+    def process(name: str, work: CoreWork) -> Process:
         yield work
         ended[name] = simulation.now
 
-    simulation.start(process("wide", Work(1.0, 2.0)))
-    simulation.start(process("narrow", Work(1.0)))
-    simulation.start(process("late", Work(0.5)))
+    simulation.start(process("wide", CoreWork(1.0, 2.0)))
+    simulation.start(process("narrow", CoreWork(1.0)))
+    simulation.start(process("late", CoreWork(0.5)))
     simulation.run()
     # "late" shares one of the two cores of "wide" until it is done, at 1 s.
     assert ended == {"narrow": 1.0, "late": 1.0, "wide": pytest.approx(1.25)}
@@ -121,7 +132,7 @@ def test_impossible_machines(words: tuple[object, ...]) -> None:
 
 
 def test_a_queue_keeps_its_order() -> None:
-    simulation, queue, got = Simulation(Cores((1.0,))), Queue(), []
+    simulation, queue, got = EventSimulation(Cores((1.0,))), Queue(), []
 
     def taker():  # type: ignore[no-untyped-def]
         while True:

@@ -26,7 +26,7 @@ from trainfit.loader.measure.data_files import FileWatch
 from trainfit.loader.measure.storage_cost import (
     BatchPass,
     ObservedFile,
-    Readings,
+    StorageReadings,
     measure_storage,
     storage_cost,
     total_bytes,
@@ -41,7 +41,7 @@ def files(*first_batches: int, nbytes: int = MIB) -> tuple[ObservedFile, ...]:
     return tuple(ObservedFile(f"/data/{i}", nbytes, b) for i, b in enumerate(first_batches))
 
 
-def readings(**words: Any) -> Readings:
+def readings(**words: Any) -> StorageReadings:
     made: dict[str, Any] = {
         "files": files(0, 1),
         "warm": (BatchPass((0.1, 0.2), 2 * MIB, 0), BatchPass((0.3, 0.4), 2 * MIB, 0)),
@@ -49,10 +49,12 @@ def readings(**words: Any) -> Readings:
         "stayed": 0.0,
         "filesystems": ("ext4",),
     }
-    return Readings(**made | words)
+    return StorageReadings(**made | words)
 
 
-def cost(read: Readings, samples: int | None = 100, available: int | None = None) -> StorageCost:
+def cost(
+    read: StorageReadings, samples: int | None = 100, available: int | None = None
+) -> StorageCost:
     made = storage_cost(read, samples, 10, available)
     assert made is not None
     return made
@@ -121,10 +123,10 @@ def test_a_cache_that_is_too_small_is_said() -> None:
 
 def test_without_files_there_is_nothing_cold() -> None:
     quiet = (BatchPass((0.1, 0.2), 100, 0),)
-    made = cost(Readings(warm=quiet), available=10)
+    made = cost(StorageReadings(warm=quiet), available=10)
     assert (made.cold_s, made.files, made.file_bytes, made.cached_share) == (None, 0, None, None)
     assert "reads no file" in made.reason
-    loud = cost(Readings(warm=(BatchPass((0.1, 0.2), 20 * MIB, 0),)))
+    loud = cost(StorageReadings(warm=(BatchPass((0.1, 0.2), 20 * MIB, 0),)))
     assert "10 MiB, but from no observed file" in loud.reason
 
 
@@ -136,7 +138,7 @@ def test_files_read_more_than_once_or_unseen_are_said() -> None:
 def test_why_there_was_no_cold_pass() -> None:
     assert "no time left" in cost(readings(cold=())).reason
     assert cost(readings(cold=(), failure="it broke")).reason == "it broke"
-    assert storage_cost(Readings(failure="x"), None, 1, None) is None
+    assert storage_cost(StorageReadings(failure="x"), None, 1, None) is None
 
 
 # --- How much of the data stays in RAM ----------------------------------------------------------

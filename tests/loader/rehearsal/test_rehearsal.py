@@ -33,7 +33,14 @@ from trainfit.report.sections.rehearsal import rehearsal_subject, verdict
 from trainfit.results.dataloader import Candidate, LoaderSettings
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.findings import failure_finding
-from trainfit.results.rehearsal import Dip, Epoch, Predicted, Rates, Rehearsal, Timeline
+from trainfit.results.rehearsal import (
+    Dip,
+    Predicted,
+    Rehearsal,
+    RehearsedEpoch,
+    RehearsedRates,
+    UtilisationTimeline,
+)
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import IN_ASCII, WIDTH, laid_out_for
 
@@ -248,7 +255,7 @@ def test_the_time_of_an_epoch_is_measured_or_follows_from_the_rate() -> None:
     assert [each.complete for each in found] == [True, True, False]
     assert [each.batches for each in found] == [10, 10, 5]
     assert utilisation.epoch_seconds(found, 10, None) == (pytest.approx(5.0), True)
-    steady = Rates(0.0, 10.0, 20, 0.5, 0.5, 2.0, None)
+    steady = RehearsedRates(0.0, 10.0, 20, 0.5, 0.5, 2.0, None)
     assert utilisation.epoch_seconds(found[2:], 100, steady) == (pytest.approx(50.4), False)
     assert utilisation.epoch_seconds(found[2:], None, steady) == (None, False)
 
@@ -380,15 +387,15 @@ RESULT = Rehearsal(
     step_source="given",
     ended="duration",
     duration_s=3.0,
-    overall=Rates(0.0, 3.0, 50, 0.667, 0.3, 16.7, 533.0),
-    steady=Rates(0.5, 2.5, 48, 0.768, 0.2, 19.2, 614.0),
-    timeline=Timeline(0.5, (0.0, 1.0, 0.5, 1.0, 0.75, 0.75)),
+    overall=RehearsedRates(0.0, 3.0, 50, 0.667, 0.3, 16.7, 533.0),
+    steady=RehearsedRates(0.5, 2.5, 48, 0.768, 0.2, 19.2, 614.0),
+    timeline=UtilisationTimeline(0.5, (0.0, 1.0, 0.5, 1.0, 0.75, 0.75)),
     idle_s={"start_up": 0.5, "epoch": 0.4, "transfer": 0.1},
     dips=(
         Dip("start_up", 0.0, 0.5, 0.5, 0, 1, "the first batch came after 500 ms"),
         Dip("epoch", 1.1, 1.5, 0.4, 25, 1, "the first batch came after 400 ms"),
     ),
-    epochs=(Epoch(0.0, 1.5, 25, True, 0.5), Epoch(1.5, 1.5, 25, False, 0.4)),
+    epochs=(RehearsedEpoch(0.0, 1.5, 25, True, 0.5), RehearsedEpoch(1.5, 1.5, 25, False, 0.4)),
     epochs_begun=2,
     epoch_s=1.5,
     epoch_measured=True,
@@ -520,7 +527,7 @@ def test_any_curve_fits_the_page(shares: list[float], end: float) -> None:
     result = dataclasses.replace(
         RESULT,
         overall=dataclasses.replace(RESULT.overall, seconds=total),
-        timeline=Timeline(window, tuple(shares)),
+        timeline=UtilisationTimeline(window, tuple(shares)),
         dips=(Dip("slow_batch", 0.0, total, total, 1, 1),),
     )
     text = rehearsal_text(result).partition("\n\nThe GPU was idle")[0]
@@ -533,7 +540,7 @@ def test_a_column_is_the_mean_of_its_windows(share: float, count: int) -> None:
     result = dataclasses.replace(
         RESULT,
         overall=dataclasses.replace(RESULT.overall, seconds=count / 6),
-        timeline=Timeline(1 / 6, (share,) * count),
+        timeline=UtilisationTimeline(1 / 6, (share,) * count),
         dips=(),
     )
     lines = [line for line in rehearsal_text(result).splitlines() if "│" in line]

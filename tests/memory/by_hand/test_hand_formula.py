@@ -19,7 +19,7 @@ from helpers_cli import trainfit as run_trainfit
 from helpers_report import on_one_line, screen, whole
 from tests.results.test_results import PLAN
 from trainfit.cli.main import main
-from trainfit.memory.explanation import ExplainError, Source
+from trainfit.memory.explanation import ExplainError, RecordingSource
 from trainfit.memory.forward_pass import ATTENTION, PRODUCTS
 from trainfit.memory.hand_formula import (
     GRADIENTS,
@@ -67,7 +67,7 @@ def record(
 
 def compared(recording: Recording) -> HandReport:
     """The report, whose sums hold."""
-    report = by_hand(Source(recording, "a.trainfit", None))
+    report = by_hand(RecordingSource(recording, "a.trainfit", None))
     assert sum(row.simulated_bytes for row in report.rows) == report.allocated_bytes
     assert sum(row.by_hand_bytes or 0 for row in report.rows) == report.by_hand_bytes
     difference = sum(cause.nbytes for cause in report.causes) + report.unexplained_bytes

@@ -16,7 +16,7 @@ from torch import nn
 
 import trainfit
 from helpers_report import whole
-from trainfit.memory.explanation import ExplainError, Source, explain, summarize
+from trainfit.memory.explanation import ExplainError, RecordingSource, explain, summarize
 from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.optimizers import optimizer_table
@@ -67,9 +67,9 @@ def record(
     return dataclasses.replace(recording, header={**recording.header, **known})
 
 
-def source(recording: Recording, name: str = "a.trainfit", **header: Any) -> Source:
+def source(recording: Recording, name: str = "a.trainfit", **header: Any) -> RecordingSource:
     recording = dataclasses.replace(recording, header={**recording.header, **header})
-    return Source(recording, name, recording.header.get("batch_size"))
+    return RecordingSource(recording, name, recording.header.get("batch_size"))
 
 
 @pytest.fixture(scope="module")
@@ -316,7 +316,7 @@ def test_two_courses_of_unnamed_scripts_are_an_error(small: Recording) -> None:
         model(torch.randn(2, 8).cuda()).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
     with pytest.raises(ExplainError, match="record one script twice"):
-        explain(first, Source(sim.recording, "c.trainfit", 2))
+        explain(first, RecordingSource(sim.recording, "c.trainfit", 2))
 
 
 # -- from step to step -----------------------------------------------------------------------

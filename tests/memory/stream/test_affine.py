@@ -17,10 +17,10 @@ from torch import nn
 import trainfit
 from helpers_cases import slow_but
 from trainfit.memory import capacity
-from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.capacity import LARGEST, Device, fits, largest_batch
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.capacity import LARGEST, DeviceCapacity, fits, largest_batch
 from trainfit.memory.replay import Stream, replay
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 Model = Callable[[], nn.Module]
@@ -142,6 +142,17 @@ def test_the_largest_batch_that_fits_is_the_last_that_does() -> None:
     assert largest_batch(law, context, context) == 0
 
 
+def test_a_memory_fraction_is_of_the_whole_gpu_where_less_of_it_is_to_be_used() -> None:
+    law = AffineStream.between(record(cnn, (3, 64, 64), 4), 4, record(cnn, (3, 64, 64), 6), 6)
+    half = AllocatorSettings(per_process_memory_fraction=0.5)
+    # What is to be used is as much as the fraction allows, or more: it sets no other limit.
+    for batch, runs in ((64, True), (512, True), (1024, False), (1536, False)):
+        for within in (GiB // 2, GiB * 3 // 4, GiB):
+            assert fits(law, batch, GiB, 0, half, within_bytes=within) == runs
+    assert fits(law, 1024, GiB, 0, within_bytes=GiB)
+    assert not fits(law, 512, GiB, 0, half, within_bytes=GiB // 4)
+
+
 @pytest.mark.parametrize(("grows", "at_ease"), [(True, True), (False, False)])
 def test_blocks_that_nothing_uses_leave_room_and_those_that_each_step_needs_do_not(
     grows: bool, at_ease: bool
@@ -160,7 +171,7 @@ def test_blocks_that_nothing_uses_leave_room_and_those_that_each_step_needs_do_n
                     torch.zeros(1 << 25, device="cuda")
             sim.end_step()
     stream = Stream.of(sim.recording)
-    device = Device(1 << 40, 0, AllocatorSettings())
+    device = DeviceCapacity(1 << 40, 0, AllocatorSettings())
     free = device.unlimited(stream)
     tight = dataclasses.replace(device, capacity_bytes=capacity.least_capacity(stream, device))
     limited = tight.replay(stream)

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 
 import trainfit  # noqa: E402
 from trainfit.memory.capacity import (  # noqa: E402
-    Device,
+    DeviceCapacity,
     bounds_of,
     context_parts,
     figures,
@@ -97,7 +97,7 @@ def test_the_least_capacity_is_the_smallest_that_blocks_which_were_returned_leav
         for megabytes in (64, 100, 140):  # none fits into the one before
             torch.empty(megabytes << 20, dtype=torch.uint8, device="cuda")
     stream, context = Stream.of(simulation.recording), 300 << 20
-    device = Device(1 << 40, context, AllocatorSettings())
+    device = DeviceCapacity(1 << 40, context, AllocatorSettings())
     assert device.unlimited(stream).peak_reserved == 304 << 20
     assert least_capacity(stream, device) == pytest.approx((300 + 140) << 20, rel=1 / 256)
     needed = device.needed(stream)
@@ -109,6 +109,6 @@ def test_blocks_that_are_used_again_are_needed() -> None:
         for megabytes in (140, 100, 64):
             torch.empty(megabytes << 20, dtype=torch.uint8, device="cuda")
     stream = Stream.of(simulation.recording)
-    device = Device(100 << 20, 0, AllocatorSettings())
+    device = DeviceCapacity(100 << 20, 0, AllocatorSettings())
     assert not device.replay(stream).fits
     assert device.needed(stream).peak_reserved == device.unlimited(stream).peak_reserved

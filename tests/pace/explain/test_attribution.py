@@ -31,7 +31,7 @@ from trainfit.pace.fixes import advice
 from trainfit.pace.host import UNNAMED, Kernels
 from trainfit.pace.statistics import Sample
 from trainfit.report.sections.pace import pace_subject, verdict_line
-from trainfit.results.pace import Arm, Readings
+from trainfit.results.pace import Arm, HostReadings
 
 SEEDS = some_of(range(3), 1)
 
@@ -130,7 +130,7 @@ def evidence(
         why_not or {},
         has_gpu=gpu is not None,
         kernels=kernels,
-        readings={"sleep": [Readings(threads_cores=threads or {}, others_cores=others)] * 2},
+        readings={"sleep": [HostReadings(threads_cores=threads or {}, others_cores=others)] * 2},
         fast_s=before[1] * 1e-3,
     )
 

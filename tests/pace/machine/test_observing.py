@@ -139,13 +139,13 @@ def test_a_device_that_pytorch_uses() -> None:
     import torch
 
     import trainfit
-    from trainfit.pace.host import CudaDevice, device_in_use
+    from trainfit.pace.host import PacedCudaDevice, device_in_use
 
     assert not device_in_use().is_there
     with trainfit.simulate("RTX 4090"):
         model = torch.nn.Linear(64, 64).cuda()
         device = device_in_use()
-        assert isinstance(device, CudaDevice) and device.why_not_awake() == ""
+        assert isinstance(device, PacedCudaDevice) and device.why_not_awake() == ""
         first = device.mark()
         model(torch.randn(8, 64, device="cuda"))
         assert 0 < device.seconds(first, device.mark()) < 1

@@ -11,7 +11,7 @@ import pytest
 
 from helpers_pace import cpufreq_tree
 from trainfit.pace.fixes import Fixer
-from trainfit.pace.settings import DEVICE, Settings, SettingsError, held_awake, state_file
+from trainfit.pace.settings import DEVICE, SettingsError, SystemSettings, held_awake, state_file
 
 GOVERNOR = "/sys/devices/system/cpu/cpufreq/policy0/scaling_governor"
 PREFERENCE = "/sys/devices/system/cpu/cpufreq/policy0/energy_performance_preference"
@@ -27,11 +27,11 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def made(root: Path, tmp_path: Path) -> Settings:
-    return Settings(root, tmp_path / "state" / "undo.json")
+def made(root: Path, tmp_path: Path) -> SystemSettings:
+    return SystemSettings(root, tmp_path / "state" / "undo.json")
 
 
-def test_the_governor_is_set_within_and_brought_back(root: Path, made: Settings) -> None:
+def test_the_governor_is_set_within_and_brought_back(root: Path, made: SystemSettings) -> None:
     fixer = Fixer(root, made)
     assert fixer.why_not("governor") == ""
     with fixer.applied("governor"):
@@ -41,11 +41,11 @@ def test_the_governor_is_set_within_and_brought_back(root: Path, made: Settings)
     assert not made.state.exists()
 
 
-def test_what_is_kept_is_undone_later_by_another_process(root: Path, made: Settings) -> None:
+def test_what_is_kept_is_undone_later_by_another_process(root: Path, made: SystemSettings) -> None:
     Fixer(root, made).apply("governor")
     # The driver sets its preference itself under this governor.
     (root / PREFERENCE.lstrip("/")).write_text("performance\n")
-    again = Settings(root, made.state)
+    again = SystemSettings(root, made.state)
     back = again.undo()
     assert back[GOVERNOR] == "powersave" and back[PREFERENCE] == "balance_performance"
     # A preference is only taken once its governor is back.
@@ -54,19 +54,19 @@ def test_what_is_kept_is_undone_later_by_another_process(root: Path, made: Setti
     assert again.undo() == {}
 
 
-def test_after_a_crash_the_first_settings_count(root: Path, made: Settings) -> None:
+def test_after_a_crash_the_first_settings_count(root: Path, made: SystemSettings) -> None:
     made.change({GOVERNOR: "performance"})
-    Settings(root, made.state).change({GOVERNOR: "schedutil"})  # a second run, after a crash
+    SystemSettings(root, made.state).change({GOVERNOR: "schedutil"})  # a second run, after a crash
     assert made.undo() == {GOVERNOR: "powersave"}
 
 
-def test_an_exception_within_brings_it_back(root: Path, made: Settings) -> None:
+def test_an_exception_within_brings_it_back(root: Path, made: SystemSettings) -> None:
     with pytest.raises(KeyboardInterrupt), Fixer(root, made).applied("governor"):
         raise KeyboardInterrupt
     assert governors(root) == ["powersave", "powersave"]
 
 
-def test_settings_of_an_earlier_boot_are_forgotten(root: Path, made: Settings) -> None:
+def test_settings_of_an_earlier_boot_are_forgotten(root: Path, made: SystemSettings) -> None:
     made.change({GOVERNOR: "performance"})
     (root / "proc/sys/kernel/random/boot_id").write_text("another\n")
     assert made.undo() == {}
@@ -74,22 +74,22 @@ def test_settings_of_an_earlier_boot_are_forgotten(root: Path, made: Settings) -
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write all files")
-def test_no_right_to_write(root: Path, made: Settings) -> None:
+def test_no_right_to_write(root: Path, made: SystemSettings) -> None:
     (root / GOVERNOR.lstrip("/")).chmod(0o444)
     with pytest.raises(SettingsError, match=r"scaling_governor cannot be written .* sudo"):
         made.change({GOVERNOR: "performance"})
     assert not made.state.exists()
 
 
-def test_all_or_none(root: Path, made: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Settings._write
+def test_all_or_none(root: Path, made: SystemSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SystemSettings._write
 
-    def write(self: Settings, path: str, value: str) -> None:
+    def write(self: SystemSettings, path: str, value: str) -> None:
         if "policy1" in path:
             raise SettingsError(f"{path} cannot be written by this user")
         real(self, path, value)
 
-    monkeypatch.setattr(Settings, "_write", write)
+    monkeypatch.setattr(SystemSettings, "_write", write)
     with pytest.raises(SettingsError, match="policy1"):
         Fixer(root, made).apply("governor")
     assert governors(root) == ["powersave", "powersave"]
@@ -108,7 +108,7 @@ def test_all_or_none(root: Path, made: Settings, monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_a_state_file_that_is_none(made: Settings, text: str, words: str) -> None:
+def test_a_state_file_that_is_none(made: SystemSettings, text: str, words: str) -> None:
     made.state.parent.mkdir()
     made.state.write_text(text)
     with pytest.raises(SettingsError, match=words):
@@ -120,7 +120,7 @@ def test_without_a_state_file_nothing_is_changed(root: Path, tmp_path: Path) -> 
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(SettingsError, match="nothing is changed without it"):
-        Settings(root, blocked / "state" / "undo.json").change({GOVERNOR: "performance"})
+        SystemSettings(root, blocked / "state" / "undo.json").change({GOVERNOR: "performance"})
     assert governors(root)[0] == "powersave"
 
 
@@ -133,7 +133,7 @@ def test_where_the_state_is_kept(tmp_path: Path) -> None:
     assert state_file({}).name == "pace-undo.json"
 
 
-def test_the_state_file_is_data(root: Path, made: Settings) -> None:
+def test_the_state_file_is_data(root: Path, made: SystemSettings) -> None:
     made.change({GOVERNOR: "performance"})
     document = json.loads(made.state.read_text())
     assert document["files"] == {GOVERNOR: "powersave"} and document["version"] == 1

@@ -13,8 +13,8 @@ from helpers_loader import result
 from helpers_report import whole
 from trainfit.hardware import find_gpu
 from trainfit.plan.command.parsing import parse_command
-from trainfit.plan.dataloader import own_options
-from trainfit.plan.dataloader.own_options import with_own_options
+from trainfit.plan.dataloader import measurement
+from trainfit.plan.dataloader.measurement import with_own_options
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.options import CommandOptions
 from trainfit.report.sections.loader import loader_line, loader_subject
@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, str]]:
         calls.append(values)
         return options.proven(["num_workers"])
 
-    monkeypatch.setattr(own_options, "proven_settings", prove)
+    monkeypatch.setattr(measurement, "proven_settings", prove)
     return calls
 
 
@@ -66,7 +66,7 @@ def test_a_proven_option_is_in_the_launch_line(asked: list[Mapping[str, str]]) -
 
 
 def test_an_option_without_effect_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_options, "proven_settings", lambda options, *_: options)
+    monkeypatch.setattr(measurement, "proven_settings", lambda options, *_: options)
     found = launched("python train.py", WORKERS)
     assert (found.launch, found.launch_sets) == ("", ())
     assert "DataLoader(…, num_workers=4, " in whole(loader_subject(found))
@@ -76,7 +76,7 @@ def test_nothing_is_lost_where_the_run_fails(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: Any) -> CommandOptions:
         raise ScriptError("train.py: it fails with 4 workers")
 
-    monkeypatch.setattr(own_options, "proven_settings", fail)
+    monkeypatch.setattr(measurement, "proven_settings", fail)
     assert launched("python train.py", WORKERS) == result()
 
 

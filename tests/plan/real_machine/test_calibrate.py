@@ -34,7 +34,7 @@ from trainfit.results.gpus import (
     Profile,
 )
 from trainfit.results.runs.measurement import (
-    Device,
+    GpuEnvironment,
     MeasuringOutcome,
     MeasuringRequest,
     MemoryReadings,
@@ -169,7 +169,7 @@ def test_a_clock_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) 
 
 # -- a laboratory with made-up readings ----------------------------------------------------------
 
-DEVICE = Device(GPU.name, (8, 9), GPU.memory_bytes, "2.13.0+cu130", "13.0", "9.15.1", False)
+DEVICE = GpuEnvironment(GPU.name, (8, 9), GPU.memory_bytes, "2.13.0+cu130", "13.0", "9.15.1", False)
 WORKSPACE = ConvolutionWorkspace((8, 64, 64, 56, 56, 3), "float32", "forward", False, 7)
 
 

@@ -33,14 +33,14 @@ from trainfit.report.sections.real_runs import prediction_subject
 from trainfit.results.gpus import CONTEXT, LIBRARIES, Constant, DeviceConstants
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.real_runs import RealRunOutcome
-from trainfit.results.runs.measurement import Device, StandIn
+from trainfit.results.runs.measurement import GpuEnvironment, StandIn
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Target
 from trainfit.results.speed import StepSpeed
 
 MIB = 1 << 20
 GIB = 1 << 30
-DEVICE = Device(
+DEVICE = GpuEnvironment(
     "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, "2.13.0+cu130", "13.0", "9.15.1", False
 )
 MEMORY = MemoryFigures(4000 * MIB, 5000 * MIB, 5400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))
@@ -65,7 +65,7 @@ class Replayed:
         self.outcome, self.held = outcome, held
         self.ran: list[tuple[str, int]] = []
 
-    def probe(self, python: str, limit_s: float) -> Device:
+    def probe(self, python: str, limit_s: float) -> GpuEnvironment:
         return DEVICE
 
     def others(self, limit_s: float) -> tuple[int, str]:
@@ -279,7 +279,7 @@ def test_a_run_on_the_cpu(prediction: Prediction) -> None:
 
 def test_without_a_gpu_nothing_is_run(prediction: Prediction) -> None:
     class Absent(Replayed):
-        def probe(self, python: str, limit_s: float) -> Device:
+        def probe(self, python: str, limit_s: float) -> GpuEnvironment:
             raise NoGpuError("verify on", "no driver", "run it on a machine with a GPU")
 
     gpu = Absent(MEASURED)

@@ -21,7 +21,6 @@ from trainfit.results.runs.script import ScriptOption
 pytestmark = pytest.mark.usefixtures("warm", "brief")
 
 SCRIPT = SCRIPTS / "sequences.py"
-GIB = 1 << 30
 
 
 @functools.cache

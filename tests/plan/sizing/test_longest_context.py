@@ -216,7 +216,7 @@ def test_the_largest_length_of_a_text_is_found_in_a_few_runs(
         first=SimpleNamespace(outcome=SimpleNamespace(loader=None)),
         sized=lambda spec: spec,
     )
-    search = lengths._Search(job, "max_new_tokens", "--max_new_tokens", 98, RunSpec())
+    search = lengths._LengthSearch(job, "max_new_tokens", "--max_new_tokens", 98, RunSpec())
     search.look(98)
     found = search.solved(TunableSizes("max_new_tokens", "--max_new_tokens", 98))
     assert found.largest and found.recommended and found.too_large
@@ -262,7 +262,7 @@ def test_room_is_judged_by_calls_however_many_a_step_stands_for(
     asked = {"replay": (30, *range(80, 100), 106), "unlimited": (30, *range(80, 101))}
     for name, counts in asked.items():
         outcome = SimpleNamespace(fits=True, retries=1, step_device_allocations=counts)
-        monkeypatch.setattr(capacity.Device, name, lambda *_, outcome=outcome: outcome)
+        monkeypatch.setattr(capacity.DeviceCapacity, name, lambda *_, outcome=outcome: outcome)
     stream, device = Stream.of(continued), model_of(8.0).device
     rooms = [device.has_room(dataclasses.replace(stream, calls=each)) for each in (500, 40, 0)]
     assert rooms == [True, False, False]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainfit.plan.sizing.stages import Pipeline
-from trainfit.results.speed import CollectiveTime, Stage
+from trainfit.results.speed import CollectiveTime, PipelineStage
 
 
 def test_what_fills_the_rest_of_a_bubble_is_named() -> None:
-    stages = tuple(Stage(rank, 0, 0, 0.05, 1) for rank in range(2))
+    stages = tuple(PipelineStage(rank, 0, 0, 0.05, 1) for rank in range(2))
     reduced = CollectiveTime("all_reduce", 7, 1 << 20, 0.02)
     (found,) = Pipeline(stages, 0.1, 8, (reduced,)).findings()
     assert found.title == "the GPUs of the stages compute nothing in 50% of a step"

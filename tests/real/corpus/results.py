@@ -11,7 +11,7 @@ from typing import Any
 from corpus.families import all_families
 from corpus.family import Family
 from corpus.judge import Outcome, judged
-from corpus.measure import ROOT, Bare, Planned, bare, places, planned, prepare, read_packages
+from corpus.measure import ROOT, bare, places, planned, prepare, read_packages
 
 STORE = ROOT / "docs" / "compatibility.json"
 
@@ -37,19 +37,6 @@ def stored() -> dict[str, Any]:
         return {}
     found: dict[str, Any] = json.loads(STORE.read_text(encoding="utf-8"))
     return found
-
-
-def judge_again() -> None:
-    """Judge what was measured by what the families declare now; nothing is run."""
-    known, found = {each.name: each for each in all_families()}, stored()
-    again = {}
-    for name, entry in found.items():
-        if name in known:
-            alone = Bare(**entry["bare"])
-            plans = [Planned(**plan) for plan in entry["plans"]]
-            outcome = judged(known[name], alone, plans)
-            again[name] = {**entry, **dataclasses.asdict(outcome), "packages": entry["packages"]}
-    _write(again)
 
 
 def keep(outcome: Outcome) -> None:

@@ -8,14 +8,14 @@ import re
 from trainfit.report.layout import LINES, plain_text
 from trainfit.report.sections.batch import noise_subject
 from trainfit.report.writers.terminal import screen, whole
-from trainfit.results.batch import Interval, ModuleNoise, Moment, NoiseResult
+from trainfit.results.batch import Interval, ModuleNoise, NoiseMoment, NoiseResult
 
 NOISE = Interval(210.4, 170.0, 1260.0)
 FOUND = NoiseResult(
     "accumulation", 8, 4, 1, 900, 512,
     NOISE, Interval(1.0, 0.9, 1.1), Interval(210.0, 200.0, 220.0),
     modules=tuple(ModuleNoise(f"layer{n}", 10, NOISE, n / 180) for n in range(19)),
-    history=(Moment(32, Interval(5.5, 4.0, 7.0)), Moment(800, NOISE)),
+    history=(NoiseMoment(32, Interval(5.5, 4.0, 7.0)), NoiseMoment(800, NOISE)),
     steps_left_out={"x": 3}, left_out=("a.weight: its gradient is sparse",), cost_share=0.0123,
 )  # fmt: skip
 

@@ -7,12 +7,11 @@ import dataclasses
 import pytest
 
 from helpers_page import FILES, entries, entry, made
-from trainfit.report.blocks import Chart, Command, Entry, Items, Page, Table
+from trainfit.report.blocks import Chart, Entry, Items, Page, Snippet, Table
 from trainfit.report.page import page_of
 from trainfit.results.changes import LaunchPart
-from trainfit.results.real_runs import REHEARSED
-from trainfit.results.real_runs import Comparison as Quantity
-from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.real_runs import REHEARSED, ComparedQuantity
+from trainfit.results.real_runs import Verification as Verification
 from trainfit.results.text import duration
 
 
@@ -31,7 +30,7 @@ def test_the_page_of_a_plan_has_the_sections_that_its_data_is_for() -> None:
     assert "Findings in the watched run" not in titles(page)
     head = page.headlines[0]
     assert head.text.startswith("Fits: ") and head.limit.startswith("What limits: ")
-    assert head.commands == (Command(entry("plan-v1.json").result.launch, "Run"),)
+    assert head.commands == (Snippet(entry("plan-v1.json").result.launch, "Run"),)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -162,7 +161,7 @@ def test_a_run_without_a_command_has_a_subject() -> None:
 
 
 def test_a_verification_shows_each_quantity_with_its_range() -> None:
-    result = PlanVerification(
+    result = Verification(
         file="plan.json",
         command="python train.py",
         gpu_predicted="T4",
@@ -170,8 +169,8 @@ def test_a_verification_shows_each_quantity_with_its_range() -> None:
         steps=10,
         range_basis="that of the result",
         compared={
-            "allocated": Quantity(100 << 20, 100 << 20, 100 << 20, 100 << 20),
-            "device": Quantity(300 << 20, 250 << 20, 330 << 20, 340 << 20),
+            "allocated": ComparedQuantity(100 << 20, 100 << 20, 100 << 20, 100 << 20),
+            "device": ComparedQuantity(300 << 20, 250 << 20, 330 << 20, 340 << 20),
         },
         fits_predicted=True,
         fits_measured=True,

@@ -10,7 +10,6 @@ from markdown_it import MarkdownIt
 from helpers_page import FILES, entries, entry, tainted
 from trainfit.report.blocks import (
     Chart,
-    Command,
     Entry,
     Facts,
     Headline,
@@ -20,6 +19,7 @@ from trainfit.report.blocks import (
     Page,
     Row,
     Section,
+    Snippet,
     Table,
     Text,
     Tile,
@@ -57,15 +57,15 @@ def test_each_block_as_markdown() -> None:
         ("A", "B"), (("x|y", "1"), ("z", "2")), "Two rows", frozenset({1}), frozenset({0})
     )
     blocks = (
-        Command("run `it`", "Run"),
+        Snippet("run `it`", "Run"),
         Text("a *b*"),
         Output("col  umn\nnext"),
         Facts((Row("label", "text"),)),
-        Items((Item("found", "bad", "kind", (("why", "so"), ("none", "")), (Command("fix"),)),)),
+        Items((Item("found", "bad", "kind", (("why", "so"), ("none", "")), (Snippet("fix"),)),)),
         Chart("Picture", "What it says.", {}, table, "A note."),
     )
     head = Headline(
-        "Plan", "good", "Fits: 1.", "limit", "subject", (Command("go", "Run"),), ("edit",),
+        "Plan", "good", "Fits: 1.", "limit", "subject", (Snippet("go", "Run"),), ("edit",),
         (Tile("Memory", "5 GiB", "of 8"),),
     )  # fmt: skip
     text = markdown(Page("t", (head,), (Section("S", blocks, "answer"),), (("f", "Plan"),), "1"))

@@ -628,3 +628,18 @@ def test_an_evaluation_that_could_not_be_simulated_at_the_recommended_batch_size
     end = EpochEnd("not simulated", "RuntimeError: no", batch_size=8)
     plan = dataclasses.replace(with_now(ACT, batch_size=4), recommended_epoch_end=end)
     assert "; evaluation not simulated at batch size 8: RuntimeError: no." in words(plan)
+
+
+@pytest.mark.parametrize(
+    ("end", "words_of_it"),
+    [
+        (dataclasses.replace(UNFIT, saved=True), "evaluation and checkpoint need"),
+        (dataclasses.replace(UNFIT, evaluation="none", saved=True), "checkpoint needs"),
+        (dataclasses.replace(UNFIT, evaluation="none"), "later steps need"),
+        (dataclasses.replace(UNFIT, later="train.py:9"), "training from a later epoch on needs"),
+        (dataclasses.replace(UNFIT, final="train.py:9"), "final evaluation needs"),
+    ],
+)
+def test_what_does_not_fit_has_its_verb(end: EpochEnd, words_of_it: str) -> None:
+    plan = dataclasses.replace(with_now(ACT), epoch_end=end)
+    assert f"Does not fit: the {words_of_it} 31.00 GiB" in words(plan)

@@ -17,7 +17,7 @@ from helpers_watch import run
 from trainfit.hardware import find_gpu
 from trainfit.plan.job_detail import step_timeline
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.report.writers.trace import Trace, run_trace, step_trace
+from trainfit.report.writers.trace import TraceEvents, run_trace, step_trace
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.watched import load_run
 from trainfit.watch.judge import judge
@@ -117,7 +117,7 @@ def test_each_rank_and_machine_has_its_own() -> None:
 
 @given(name=st.text(), value=st.floats(allow_nan=False, allow_infinity=False))
 def test_any_text_is_data(name: str, value: float) -> None:
-    trace = Trace()
+    trace = TraceEvents()
     trace.slice("p", "t", name, 1.0, 2.0, text=name, nothing=None)
     trace.instant("p", "t", "moment", 0.5)
     trace.counter("p", "c", 0.0, {name: value})

@@ -22,7 +22,6 @@ from trainfit.scripts.samples.batch_sizes import samples_in
 from trainfit.scripts.step_makeup import makeup_of, most_frequent
 
 #: A command that is there, and needs no script.
-TOOL = ("python", "-m", "json.tool")
 
 
 def fed(batches: int, calls: int = 1, backwards: int | None = None, size: int = 8) -> StepFeed:

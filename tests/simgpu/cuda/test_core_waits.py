@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainfit.simgpu.cuda import clocks
-from trainfit.simgpu.cuda.clocks import CoreWaits, KernelsCount, Remainder
+from trainfit.simgpu.cuda.clocks import CoreWaitClock, KernelsCount, Remainder
 from trainfit.simgpu.patching import PatchSet
 
 needs_kernel = pytest.mark.skipif(not KernelsCount.is_there(), reason="the kernel does not count")
@@ -17,7 +17,7 @@ BOTH = [pytest.param(KernelsCount, marks=needs_kernel), Remainder]
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_no_more_than_what_passed(kind: type[CoreWaits]) -> None:
+def test_no_more_than_what_passed(kind: type[CoreWaitClock]) -> None:
     waits = kind()
     mark = waits.mark()
     sum(range(200_000))
@@ -26,7 +26,7 @@ def test_no_more_than_what_passed(kind: type[CoreWaits]) -> None:
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_another_threads_mark_tells_nothing(kind: type[CoreWaits]) -> None:
+def test_another_threads_mark_tells_nothing(kind: type[CoreWaitClock]) -> None:
     waits = kind()
     marks = []
     thread = threading.Thread(target=lambda: marks.append(waits.mark()))

@@ -25,9 +25,9 @@ from trainfit.simgpu.cuda import clocks
 from trainfit.simgpu.cuda.clocks import OWN_WORK_S, ScriptTime
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.step import Machine, StepClock
+from trainfit.speed.step import HostedGpu, StepClock
 
-MACHINE = Machine(trainfit.simulate("RTX 3090").gpu, FITTED)
+MACHINE = HostedGpu(trainfit.simulate("RTX 3090").gpu, FITTED)
 
 
 class Modelled:

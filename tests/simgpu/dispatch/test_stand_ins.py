@@ -18,8 +18,6 @@ from trainfit.results.runs import script
 from trainfit.results.runs.steps import KINDS
 from trainfit.simgpu.session import STAND_INS, Simulation, simulate
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Simulation]:

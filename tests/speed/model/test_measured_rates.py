@@ -15,7 +15,7 @@ from trainfit.plan.sizing.costing import constants_of, machine_of
 from trainfit.results.gpus import (
     OF_DATA,
     Basis,
-    Figure,
+    GpuFigure,
     Kernel,
     MeasuredProgram,
     Profile,
@@ -29,14 +29,14 @@ from trainfit.speed.calibration import measure_programs
 from trainfit.speed.kernel_times import KernelTimes
 from trainfit.speed.measured import modelled_as, with_rates, work_of
 from trainfit.speed.spread import CLASSES, spread_of
-from trainfit.speed.step import Machine, TimedWork
+from trainfit.speed.step import HostedGpu, TimedWork
 from trainfit.speed.work import CODES, COLUMNS
 
 USUAL = machine_of(find_gpu("RTX 4090"))
 
 
-def figure(value: float, unit: Unit, basis: Basis = "measured") -> Figure:
-    return Figure(value, value, value, unit, basis, "five trials")
+def figure(value: float, unit: Unit, basis: Basis = "measured") -> GpuFigure:
+    return GpuFigure(value, value, value, unit, basis, "five trials")
 
 
 def rates(**values: float) -> Rates:
@@ -49,14 +49,14 @@ def rates(**values: float) -> Rates:
     )
 
 
-def seconds(machine: Machine, kind: str, dtype: str = "integer", **columns: int) -> float:
+def seconds(machine: HostedGpu, kind: str, dtype: str = "integer", **columns: int) -> float:
     """One kernel."""
     values = {"kind": CODES[kind], "dtype": DTYPES.index(dtype), "batches": 1, "launches": 1}
     table = np.array([[{**values, **columns}.get(name, 0) for name in COLUMNS]], np.int64)
     return float(KernelTimes(table, machine.gpu).seconds(machine.efficiency)[0])
 
 
-def product(machine: Machine, dtype: str, side: int = 8192) -> float:
+def product(machine: HostedGpu, dtype: str, side: int = 8192) -> float:
     """FLOP/s of a square one."""
     flops = 2 * side**3
     sides = {"rows": side, "columns": side, "depth": side}
@@ -102,7 +102,7 @@ def test_copies_take_what_was_measured() -> None:
 def test_a_copy_from_pages_that_hold_nothing_bounds_the_rate() -> None:
     """Earlier profiles read pages that were never written: no batch comes faster."""
     usual = USUAL.pageable_bytes_per_s
-    read = Figure(9e9, 9e9, 9e9, "B/s", "measured", OF_DATA)
+    read = GpuFigure(9e9, 9e9, 9e9, "B/s", "measured", OF_DATA)
     with_data = with_rates(USUAL, Rates(host_to_device_pageable=read), "p.json")
     assert with_data.pageable_bytes_per_s == 9e9
     for value, expected in ((9e9, usual), (3e9, 3e9)):

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from trainfit.hardware import catalogue, find_gpu
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.results.runs.recording import PHASES
+from trainfit.results.runs.recording import PHASES, NotAffineError
 from trainfit.results.runs.steps import DTYPES, KINDS
 from trainfit.speed.efficiency import DEFAULT, Efficiency
 from trainfit.speed.kernel_times import KernelTimes, clock_share, peak_flops, product_shares
 from trainfit.speed.measured import product_flops
 from trainfit.speed.step import (
     HostCosts,
-    Machine,
+    HostedGpu,
     TimedWork,
     issue_seconds,
     step_time,
 )
 from trainfit.speed.timeline import Timeline
-from trainfit.speed.work import COLUMNS, NotAffineError, Work, WorkLaw
+from trainfit.speed.work import COLUMNS, Work, WorkLaw
 
 RTX_3090 = find_gpu("RTX 3090")
 #: Groups of a convolution are no slower than others.
@@ -335,9 +335,9 @@ def test_every_gpu_of_the_catalogue_has_times(gpu: Any) -> None:
 HOST = HostCosts(10e-6, 6e-6, 5e-6, 9e-6, 2e-6, 1e-6, 0.5e-6)
 
 
-def machine(**changes: Any) -> Machine:
+def machine(**changes: Any) -> HostedGpu:
     values: dict[str, Any] = {"gpu": RTX_3090, "efficiency": IDEAL, "host": HOST}
-    return Machine(**values | changes)
+    return HostedGpu(**values | changes)
 
 
 def moving(seconds: float) -> list[int]:
@@ -494,7 +494,7 @@ def test_a_timeline_is_what_launching_kernels_one_by_one_makes(
     costs = HostCosts()
     gaps = [costs.forward_s + launches * costs.launch_s for *_, launches in kernels]
     gaps[cut] += pause
-    machine, timeline, took = Machine(RTX_3090, IDEAL, costs), Timeline(queue), []
+    machine, timeline, took = HostedGpu(RTX_3090, IDEAL, costs), Timeline(queue), []
     for part, before in ((kernels[:cut], 0.0), (kernels[cut:], pause)):
         timeline.pause(before)
         if part:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from trainfit.results.runs.steps import KINDS
-from trainfit.speed.spread import Spread, spread_of
+from trainfit.speed.spread import StepSpread, spread_of
 from trainfit.speed.work import COLUMNS, Work
 
 
-def spread(*kernels: tuple[str, float, int, int], **options: Any) -> Spread:
+def spread(*kernels: tuple[str, float, int, int], **options: Any) -> StepSpread:
     """Of kernels: kind, seconds, FLOPs, rows; ``launching_s`` come on top of them."""
     table = np.zeros((len(kernels), len(COLUMNS)), np.int64)
     for place, (kind, _, flops, rows) in enumerate(kernels):

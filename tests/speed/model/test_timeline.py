@@ -16,7 +16,7 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.speed import speed
 from trainfit.results.runs.steps import KINDS, MARKS
 from trainfit.speed.efficiency import FITTED, Efficiency
-from trainfit.speed.step import HostCosts, Machine, TimedWork, step_time
+from trainfit.speed.step import HostCosts, HostedGpu, TimedWork, step_time
 from trainfit.speed.timeline import Timeline
 from trainfit.speed.work import COLUMNS, Work, WorkLaw
 
@@ -24,7 +24,7 @@ GPU = find_gpu("RTX 3090")
 ALIKE = {"wide_groups": 1.0, "uneven_groups": 1.0}
 IDEAL = Efficiency({}, {}, small_tile=0.0, unaligned=1.0, cache=0.0, least_s=0.0, **ALIKE)
 #: Launches take nothing, a microsecond of the CPU an operator.
-MACHINE = Machine(GPU, IDEAL, HostCosts(1e-6, 1e-6, 0.0, 0.0, 0.0))
+MACHINE = HostedGpu(GPU, IDEAL, HostCosts(1e-6, 1e-6, 0.0, 0.0, 0.0))
 
 Row = tuple[str, int, dict[str, int]]
 
@@ -237,7 +237,7 @@ def train(side: bool) -> tuple[float, float]:
             optimizer.zero_grad()
             torch.cuda.current_stream().synchronize()
             seconds.append(time.perf_counter() - began)
-    found = speed(simulation.recording, 8, Machine(GPU, FITTED))
+    found = speed(simulation.recording, 8, HostedGpu(GPU, FITTED))
     assert found is not None
     return min(seconds), found.now.seconds
 

@@ -50,14 +50,6 @@ def unbound(model: Model, x: torch.Tensor) -> torch.Tensor:
     return torch.stack([model.layer(each) for each in x.unbind(1)])
 
 
-def written(model: Model, x: torch.Tensor) -> torch.Tensor:
-    out = torch.zeros_like(x)
-    for i in range(len(x)):
-        for _ in range(2):
-            out[i] = model.layer(x[i])
-    return out
-
-
 def by_layer(model: Model, x: torch.Tensor) -> torch.Tensor:
     for number, layer in enumerate(model.layers):
         x = layer(x) if number else x

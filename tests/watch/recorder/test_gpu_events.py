@@ -20,7 +20,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.step import StepClock
 from trainfit.watch.recorder import cuda_hooks
 from trainfit.watch.recorder import phases as ph
-from trainfit.watch.recorder.gpu_step import GpuStep, Kept, Memory
+from trainfit.watch.recorder.gpu_step import AllocatorMemory, GpuStep, Kept
 from trainfit.watch.recorder.rows import Counts, StepRows, new_row
 
 
@@ -225,14 +225,14 @@ class LateDevice:
     def value(self, kept: Kept) -> float:
         return float(kept.values)
 
-    def memory(self) -> Memory:
-        return Memory(1, 2, 3, 0)
+    def memory(self) -> AllocatorMemory:
+        return AllocatorMemory(1, 2, 3, 0)
 
 
 def a_row(step: int, end_s: float) -> list[Any]:
     return new_row(
         step=step, end_s=end_s, step_s=0.1, phases=[0.0] * ph.COUNT, counts=Counts(), on_gpu=True,
-        cpu_s=0.0, samples=1, batches=1, memory=Memory(1, 2, 3, 0),
+        cpu_s=0.0, samples=1, batches=1, memory=AllocatorMemory(1, 2, 3, 0),
         numbers=(None, math.nan, math.nan), flags=0,
     )  # fmt: skip
 

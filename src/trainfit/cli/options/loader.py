@@ -8,7 +8,7 @@ from typing import Final
 from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     OptionGroup,
-    Options,
+    VerbOptions,
     add_explain,
     add_gpu,
     add_protection,
@@ -142,7 +142,7 @@ def _confirm(text: str) -> int:
     return int(text)
 
 
-LOADER: Final = Options(
+LOADER: Final = VerbOptions(
     configure=_loader,
     split=split_command,
     description="Run a training command on a simulated GPU up to its first step, measure the "
@@ -213,7 +213,7 @@ def _from_zero(text: str) -> int:
     return 0 if text == "0" else whole_number(text)
 
 
-REHEARSE: Final = Options(
+REHEARSE: Final = VerbOptions(
     configure=_rehearse,
     split=split_command,
     description="Run a training command on the simulated GPU until its first step, then its "

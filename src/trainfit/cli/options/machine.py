@@ -8,7 +8,7 @@ from typing import Final, get_args
 
 from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
-    Options,
+    VerbOptions,
     add_explain,
     add_json,
     add_protection,
@@ -101,7 +101,7 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-DOCTOR: Final = Options(
+DOCTOR: Final = VerbOptions(
     configure=_doctor,
     description="Check this machine (and a script): why PyTorch sees no GPU, and what makes a "
     "job slow or short of memory. Each finding has its evidence, the command that "
@@ -147,7 +147,7 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     add_explain(parser, "convolution workspaces, notes")
 
 
-CALIBRATE: Final = Options(
+CALIBRATE: Final = VerbOptions(
     configure=_calibrate,
     usage="trainfit calibrate [options]",
     description="Measure the GPU: the CUDA context and what libraries add to it, workspaces, "
@@ -237,7 +237,7 @@ def rates(text: str) -> tuple[float, ...]:
     return tuple(dict.fromkeys(found))
 
 
-PACE: Final = Options(
+PACE: Final = VerbOptions(
     configure=_pace,
     split=_split_pace,
     description="Time calls back to back and at fixed rates. Where paced calls are slower, "
@@ -297,7 +297,7 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     add_explain(result, "all notes")
 
 
-VERIFY: Final = Options(
+VERIFY: Final = VerbOptions(
     configure=_verify,
     usage="trainfit verify [options] RESULT",
     description="Run the command of a result file on this machine's GPU for a few optimizer "

@@ -8,7 +8,7 @@ from typing import Final
 from trainfit.cli.automation import add_fail_if, add_format
 from trainfit.cli.common import (
     OptionGroup,
-    Options,
+    VerbOptions,
     add_device_memory,
     add_explain,
     add_gpu,
@@ -126,7 +126,7 @@ def _add_loader(group: OptionGroup) -> None:
     )
 
 
-PLAN: Final = Options(
+PLAN: Final = VerbOptions(
     configure=_plan,
     split=split_command,
     description="Simulate a training command on a GPU and plan its batch size. "

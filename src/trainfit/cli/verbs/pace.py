@@ -15,11 +15,11 @@ from trainfit.cli.output import give, given_output
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
-from trainfit.pace.callee import Callee, Command, function_of
+from trainfit.pace.callee import CommandCallee, PacedCallee, function_of
 from trainfit.pace.fixes import Fixer
 from trainfit.pace.host import RealHost
-from trainfit.pace.measuring import Options, measure
-from trainfit.pace.settings import Settings, power_facts
+from trainfit.pace.measuring import PaceOptions, measure
+from trainfit.pace.settings import SystemSettings, power_facts
 from trainfit.plan.dataloader.process import Stage
 from trainfit.report.sections.pace import pace_subject
 from trainfit.results.text import printable
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     output = given_output(options.output)
     callee = _callee(options, command)
     name = options.target or " ".join(command)
-    wanted = Options(options.hz, options.duration, not options.no_attribution, options.fix)
+    wanted = PaceOptions(options.hz, options.duration, not options.no_attribution, options.fix)
     try:
         facts = power_facts(survey(System(), imports_torch=False))
         with shown_progress() as shown:
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return gated(options, result, 1 if result.unheld else 0)
 
 
-def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
+def _callee(options: argparse.Namespace, command: Sequence[str]) -> PacedCallee:
     if options.target is not None and command:
         raise UsageError("give either a callable or a command, not both")
     if options.target is None and not command:
@@ -79,14 +79,14 @@ def _callee(options: argparse.Namespace, command: Sequence[str]) -> Callee:
         for name in ("setup", "rehearse"):
             if getattr(options, name) is not None:
                 raise UsageError(f"--{name} is for a callable; leave it out with a command")
-        return Command(command)
+        return CommandCallee(command)
     return function_of(options.target, options.setup, options.rehearse)
 
 
 def _undo(options: argparse.Namespace, command: Sequence[str]) -> int:
     if options.target is not None or command or options.fix is not None:
         raise UsageError("--undo restores what --fix governor changed; remove all other options")
-    settings = Settings()
+    settings = SystemSettings()
     back = settings.undo()
     for path, value in back.items():
         print(f"{printable(path)}: {printable(value)}")

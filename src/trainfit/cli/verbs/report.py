@@ -35,14 +35,14 @@ from trainfit.results.loader import LoaderResult
 from trainfit.results.memory import SnapshotReport
 from trainfit.results.pace import PaceResult
 from trainfit.results.plan import PlanResult
-from trainfit.results.real_runs import Verification as PlanVerification
+from trainfit.results.real_runs import Verification
 from trainfit.results.rehearsal import Rehearsal
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.sweep import SweepResult
 from trainfit.results.runs.watched import load_run
 from trainfit.results.speed import GpuComparison
 from trainfit.results.text import printable, size
-from trainfit.results.watch import Comparison, Verification, WatchResult
+from trainfit.results.watch import AdviceVerification, Comparison, WatchResult
 from trainfit.watch.judge import judge
 
 # ---
@@ -200,7 +200,7 @@ def run_show(options: argparse.Namespace, command: Sequence[str]) -> int:
         print(form)
     elif isinstance(result, PlanResult):
         print_plan(result, options)
-    elif isinstance(result, WatchResult | Comparison | Verification):
+    elif isinstance(result, WatchResult | Comparison | AdviceVerification):
         print_result(result, json=options.json, whole=options.explain)
     elif isinstance(result, _SECTIONED):
         print_subject(result, options, lambda found: subject_of(Entry(str(path), found)))
@@ -218,7 +218,7 @@ _SECTIONED: Final = (
     GpuComparison,
     SweepResult,
     GpusResult,
-    PlanVerification,
+    Verification,
     SnapshotReport,
     DoctorResult,
     Rehearsal,

@@ -32,7 +32,7 @@ from trainfit.results.batch import NoiseResult
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs.watched import RunRecord, memory_path, noise_path
 from trainfit.results.text import printable, wrapped
-from trainfit.results.watch import Comparison, Verification, WatchResult
+from trainfit.results.watch import AdviceVerification, Comparison, WatchResult
 from trainfit.watch.judge import judge
 from trainfit.watch.verify import LEAST_RECORDED, short_run, verify
 
@@ -40,7 +40,7 @@ from trainfit.watch.verify import LEAST_RECORDED, short_run, verify
 # Prints what was said of watched runs, as every verb does that has such a result.
 
 
-Result = WatchResult | Comparison | Verification
+Result = WatchResult | Comparison | AdviceVerification
 
 
 def print_result(result: Result, *, json: bool, whole: bool, stderr: bool = False) -> None:
@@ -120,7 +120,7 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     _, said = words_to_start(command)
     if said:
         print(f"trainfit: {said}", file=sys.stderr)
-    filled, count = _Filled(command), options.verify_runs or VERIFY_RUNS
+    filled, count = _FilledCommand(command), options.verify_runs or VERIFY_RUNS
     print(
         f"trainfit: the command is run {count} times as it is, until "
         f"{steps} steps or its end; it writes what it always writes",
@@ -144,7 +144,7 @@ def verified(options: argparse.Namespace, command: Sequence[str], folder: Path) 
     return {"worse": 1, "cannot tell": 2}.get(result.verdict, 0)
 
 
-class _Filled:
+class _FilledCommand:
     """A command by its placeholders, the user's and those of options whose names tell what they
     are. Raises :class:`CommandError` for a misspelt one."""
 

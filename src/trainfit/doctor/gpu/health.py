@@ -123,7 +123,7 @@ def check_clocks(machine: Machine, gpu: Gpu) -> Check | None:
 
 
 def _hot(
-    machine: Machine, gpu: Gpu, name: str, active: set[str], found: list[Evidence]
+    machine: Machine, gpu: Gpu, name: str, active: set[str], evidence: list[Evidence]
 ) -> Check | None:
     if not active & set(_THERMAL):
         return None
@@ -135,7 +135,7 @@ def _hot(
         "the GPU runs below its maximum clock; the hardware slowdown halves it or more. Usual "
         "causes: dust, blocked airflow, a stopped fan, or a passively cooled card without server "
         "fans.",
-        found,
+        evidence,
         [
             Fix(
                 "clean the cooler, clear the airflow, raise the fan speed "
@@ -160,7 +160,7 @@ def _lower_power(machine: Machine, gpu: Gpu) -> Fix:
     )
 
 
-def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -> Check | None:
+def _power_brake(gpu: Gpu, name: str, active: set[str], evidence: list[Evidence]) -> Check | None:
     if "hw_power_brake_slowdown" not in active:
         return None
     return bad(
@@ -169,7 +169,7 @@ def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -
         "external power brake halves the clocks",
         "the power supply or the management controller (BMC) slows the GPU down: "
         "insufficient total power, a failed power supply, or a rack power cap.",
-        found,
+        evidence,
         [
             Fix(
                 "sudo ipmitool sdr type 'Power Supply'  # then replace the supply or raise its cap",
@@ -181,7 +181,7 @@ def _power_brake(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -
 
 
 def _hardware_slowdown(
-    gpu: Gpu, name: str, active: set[str], found: list[Evidence]
+    gpu: Gpu, name: str, active: set[str], evidence: list[Evidence]
 ) -> Check | None:
     if "hw_slowdown" not in active:
         return None
@@ -190,7 +190,7 @@ def _hardware_slowdown(
             name,
             "hardware slowdown reported while idle",
             "NVML also reports it during clock changes: re-run while a job uses the GPU",
-            found,
+            evidence,
         )
     return bad(
         name,
@@ -198,7 +198,7 @@ def _hardware_slowdown(
         "hardware slowdown, clocks at half or less",
         "heat, the power brake, or overcurrent (NVML: HwSlowdown). Usual "
         "causes: loose power connectors, or one cable for two connectors.",
-        found,
+        evidence,
         [
             Fix(
                 "power off, reseat the power cables, one cable per connector; then: "
@@ -211,7 +211,7 @@ def _hardware_slowdown(
 
 
 def _setting(
-    machine: Machine, gpu: Gpu, name: str, active: set[str], found: list[Evidence]
+    machine: Machine, gpu: Gpu, name: str, active: set[str], evidence: list[Evidence]
 ) -> Check | None:
     """Clocks lowered by a setting; on data-centre GPUs a default below the maximum is normal."""
     now, most = gpu.sm_hz.value, gpu.sm_max_hz.value
@@ -229,7 +229,7 @@ def _setting(
         f"SM clock limited to {ghz(now)} of {ghz(most)} by a setting",
         "application clocks or locked clocks were set; compute-bound kernels are slower "
         "in proportion.",
-        found,
+        evidence,
         [
             Fix(
                 f"sudo nvidia-smi -i {gpu.index} -rac && sudo nvidia-smi -i {gpu.index} -rgc",
@@ -240,14 +240,14 @@ def _setting(
     )
 
 
-def _clocks_fine(gpu: Gpu, name: str, active: set[str], found: list[Evidence]) -> Check:
+def _clocks_fine(gpu: Gpu, name: str, active: set[str], evidence: list[Evidence]) -> Check:
     if "gpu_idle" in active:
         why = "an idle GPU lowers its clocks; re-run this while a job uses it to see the rest"
-        return good(name, "clocks are low because it is idle", found, why)
+        return good(name, "clocks are low because it is idle", evidence, why)
     if "sw_power_cap" in active:
         why = "it runs at its power limit, as a fully used GPU does; check gpu-power shows whether "
-        return good(name, "clocks limited by power", found, why + "that was lowered")
-    return good(name, "clocks are not throttled", found)
+        return good(name, "clocks limited by power", evidence, why + "that was lowered")
+    return good(name, "clocks are not throttled", evidence)
 
 
 def _degrees(value: float | None) -> str:

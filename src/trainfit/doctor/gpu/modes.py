@@ -244,14 +244,14 @@ def _address(text: str) -> str:
     return f"{match[1]}:{match[2]}" if match else ""
 
 
-def _narrow(gpu: Gpu, width: int, most: int, found: list[Evidence]) -> Check:
+def _narrow(gpu: Gpu, width: int, most: int, evidence: list[Evidence]) -> Check:
     return bad(
         PCIE,
         "pcie_width_reduced",
         f"the link runs at x{width}, GPU and slot support x{most}",
         f"{_WHY}. Power saving does not reduce lanes. Usual causes: bad "
         "seating, a riser, dirty contacts, or BIOS bifurcation of the slot.",
-        found,
+        evidence,
         [
             Fix(
                 "power off, reseat the card and its riser; in the BIOS set "
@@ -268,14 +268,14 @@ def _narrow(gpu: Gpu, width: int, most: int, found: list[Evidence]) -> Check:
     )
 
 
-def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Check:
+def _narrow_slot(gpu: Gpu, width: int, lanes: int, evidence: list[Evidence]) -> Check:
     return bad(
         PCIE,
         "pcie_slot_narrow",
         f"x{lanes} GPU in an x{width} slot",
         f"{_WHY}. The slot is wired for fewer lanes, or shares them with another slot or an M.2 "
         "disk.",
-        found,
+        evidence,
         [
             Fix(
                 f"move the card to a slot with x{lanes}; the board's manual says which slots "
@@ -287,13 +287,13 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, found: list[Evidence]) -> Che
     )
 
 
-def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
+def _generation(gpu: Gpu, width: int, evidence: list[Evidence]) -> Check | None:
     now, most = gpu.pcie_generation.value, gpu.pcie_generation_max.value
     if now is None or most is None:
         summary = f"x{width}, its maximum; PCIe generation not visible"
-        return unsure(PCIE, summary, "NVML's current and maximum link generation", found)
+        return unsure(PCIE, summary, "NVML's current and maximum link generation", evidence)
     if now >= most:
-        return good(PCIE, f"PCIe {now}.0 x{width}, the link's maximum", found)
+        return good(PCIE, f"PCIe {now}.0 x{width}, the link's maximum", evidence)
     if not answers(gpu):
         return None  # no job can use it now: the link under load cannot be observed
     state = gpu.performance_state.value
@@ -303,7 +303,7 @@ def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
             PCIE,
             f"x{width}, generation {now} of {most} while {word}",
             "the link lowers its generation while the GPU is idle: re-run while a job uses the GPU",
-            found,
+            evidence,
         )
     return bad(
         PCIE,
@@ -311,7 +311,7 @@ def _generation(gpu: Gpu, width: int, found: list[Evidence]) -> Check | None:
         f"PCIe {now}.0 under load (P{state}), the link supports {most}.0",
         f"{_WHY}; each generation lower halves the bandwidth. Usual causes: a "
         "riser for an older generation, link errors, or a BIOS setting.",
-        found,
+        evidence,
         [
             Fix(
                 f"in the BIOS set the slot's link speed to Auto or Gen {most}; replace a riser "

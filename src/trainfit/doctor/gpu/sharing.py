@@ -76,7 +76,7 @@ def _shared(
     others: Sequence[GpuProcess],
     held: int,
     unknown: bool,
-    found: list[Evidence],
+    evidence: list[Evidence],
 ) -> Check:
     largest = max(others, key=lambda p: p.used_bytes or 0)
     who = f"process {largest.pid}" + (f" ({brief(largest.name, 15)})" if largest.name else "")
@@ -103,7 +103,7 @@ def _shared(
         f"{who} {amount}",
         "the memory they hold is not available to the job, and their kernels and "
         "the job's share the GPU's time: steps are slower and their times vary.",
-        found,
+        evidence,
         remedies,
     )
 
@@ -188,7 +188,7 @@ def _unseen(gpu: Gpu, used: int, processes: Fact[tuple[GpuProcess, ...]]) -> int
 
 
 def _hidden(
-    machine: Machine, gpu: Gpu, name: str, unseen: int, total: int, found: list[Evidence]
+    machine: Machine, gpu: Gpu, name: str, unseen: int, total: int, evidence: list[Evidence]
 ) -> Check:
     container = machine.surroundings.container.is_known
     who = (
@@ -201,7 +201,7 @@ def _hidden(
         "gpu_memory_unseen",
         f"{size(unseen)} ({percent(unseen / total)}) held by no visible process",
         f"that memory is not available to the job. {who[0].upper()}{who[1:]}.",
-        found,
+        evidence,
         [
             Fix(
                 f"sudo fuser -v /dev/nvidia{gpu.index}  # then: kill PID",

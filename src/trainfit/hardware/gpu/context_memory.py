@@ -21,7 +21,7 @@ from trainfit.results.gpus import (
     LIBRARIES,
     Constant,
     DeviceConstants,
-    Figure,
+    GpuFigure,
     GpuSpec,
     ModuleLoading,
     Profile,
@@ -263,7 +263,7 @@ def _scaled(part: Constant, share: float, source: str) -> Constant:
     )
 
 
-def _constant(name: str, figure: Figure) -> Constant:
+def _constant(name: str, figure: GpuFigure) -> Constant:
     return Constant(
         name, round(figure.value), round(figure.low), round(figure.high), figure.basis, figure.how
     )

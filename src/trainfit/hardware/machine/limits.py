@@ -10,7 +10,7 @@ from trainfit.hardware.machine.parsing import asked, cpus_at, natural
 from trainfit.hardware.machine.processor import read_affinity
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import cores, online_cpus, read_cpuinfo
-from trainfit.results.machine import Fact, Limits, Threads, absent, cannot_tell, known
+from trainfit.results.machine import Fact, Limits, ThreadSettings, absent, cannot_tell, known
 
 # ---
 # How libraries interpret thread variables that are not plain numbers.
@@ -157,10 +157,10 @@ def _limit(system: System, name: str, which: int) -> Fact[int]:
 # --- Threads ----------------------------------------------------------------------------------
 
 
-def read_threads(system: System) -> Threads:
+def read_threads(system: System) -> ThreadSettings:
     """The thread variables that are set, and what PyTorch and OpenCV make of them."""
     environment = system.environment
-    return Threads(
+    return ThreadSettings(
         variables={
             name: str(environment[name]) for name in THREAD_VARIABLES if name in environment
         },

@@ -355,12 +355,12 @@ class NvmlDevice:
     def _of(self, call: str, *words: Any) -> Any:
         return self._ask(call, self._handle, *words)
 
-    def _put(self, found: Values, query: _Query, now: float) -> None:
+    def _put(self, values: Values, query: _Query, now: float) -> None:
         name = f"{query.call}{query.words}"
         if self._may_call(name, now):
             answer = self._timed(name, now, lambda: self._of(query.call, *query.words))
             if answer is not None:
-                found.update(zip(query.columns, query.take(answer), strict=True))
+                values.update(zip(query.columns, query.take(answer), strict=True))
 
     def _may_call(self, name: str, now: float) -> bool:
         is_dear = self._dear.get(name, 0) >= _IN_A_ROW
@@ -374,7 +374,7 @@ class NvmlDevice:
         self._dear_at[name] = now
         return answer
 
-    def _put_memory(self, found: Values) -> None:
+    def _put_memory(self, values: Values) -> None:
         """Add memory by the second version of the query, which tells the driver's reserve from what
         is used, where the driver has it."""
         version = getattr(self._module, "nvmlMemory_v2", None)
@@ -384,16 +384,16 @@ class NvmlDevice:
         if answer is None:
             answer = self._of("nvmlDeviceGetMemoryInfo")
         if answer is not None:
-            found["used_bytes"] = int(answer.used)
+            values["used_bytes"] = int(answer.used)
 
-    def _put_reasons(self, found: Values) -> None:
+    def _put_reasons(self, values: Values) -> None:
         answer = self._of("nvmlDeviceGetCurrentClocksEventReasons")
         if answer is None:  # its name before driver 535
             answer = self._of("nvmlDeviceGetCurrentClocksThrottleReasons")
         if answer is not None:
-            found["clock_reasons"] = int(answer)
+            values["clock_reasons"] = int(answer)
 
-    def _put_processes(self, found: Values, pids: frozenset[int] | None) -> None:
+    def _put_processes(self, values: Values, pids: frozenset[int] | None) -> None:
         """Memory of the run's processes and of others."""
         answer = self._of("nvmlDeviceGetComputeRunningProcesses")
         if answer is None or pids is None:
@@ -403,16 +403,16 @@ class NvmlDevice:
         for process in (*answer, *graphics):
             used = getattr(process, "usedGpuMemory", None)
             held[int(process.pid)] = None if used in (None, _NOT_AVAILABLE) else int(used)
-        _put_sum(found, "ours_bytes", {pid: used for pid, used in held.items() if pid in pids})
+        _put_sum(values, "ours_bytes", {pid: used for pid, used in held.items() if pid in pids})
         others = {pid: used for pid, used in held.items() if pid not in pids}
-        _put_sum(found, "others_bytes", others)
+        _put_sum(values, "others_bytes", others)
 
     # --- GPM (Hopper and newer) -------------------------------------------------------------------
     @property
     def _uses_gpm(self) -> bool:
         return self._has_gpm and self._gpm is not None
 
-    def _put_gpm(self, found: Values, now: float) -> None:
+    def _put_gpm(self, values: Values, now: float) -> None:
         """Shares of the time since the sample before, by two of the driver's sample buffers."""
         if not self._has_gpm or now - self._gpm_at < _GPM_EVERY_S:
             return
@@ -424,7 +424,7 @@ class NvmlDevice:
         before, after = self._gpm
         is_read = self._timed("GPM", now, lambda: self._of("nvmlGpmSampleGet", after)) is not None
         if is_read and self._gpm_at > float("-inf"):
-            self._put_metrics(found, before, after)
+            self._put_metrics(values, before, after)
         self._gpm_at = now if is_read else float("-inf")
         self._gpm = [after, before]
 
@@ -438,7 +438,7 @@ class NvmlDevice:
         self._gpm, self._gpm_at = buffers, float("-inf")
         return True
 
-    def _put_metrics(self, found: Values, before: Any, after: Any) -> None:
+    def _put_metrics(self, values: Values, before: Any, after: Any) -> None:
         request = self._module.c_nvmlGpmMetricsGet_t()
         request.version = self._module.NVML_GPM_METRICS_GET_VERSION
         request.numMetrics = len(_GPM)
@@ -452,14 +452,14 @@ class NvmlDevice:
             metric = answer.metrics[place]
             if metric.nvmlReturn == 0:
                 unit = float(1 << 20) if column.startswith("pcie") else 1e-2
-                found[column] = float(metric.value) * unit
+                values[column] = float(metric.value) * unit
 
 
-def _put_sum(found: Values, column: str, held: Mapping[int, int | None]) -> None:
+def _put_sum(values: Values, column: str, held: Mapping[int, int | None]) -> None:
     """The sum, unless one of them is not told."""
     known = [used for used in held.values() if used is not None]
     if len(known) == len(held):
-        found[column] = sum(known)
+        values[column] = sum(known)
 
 
 def _text(value: Any) -> str:

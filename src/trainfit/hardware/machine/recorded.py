@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from trainfit.hardware.machine.files import RecordedFiles
 from trainfit.hardware.machine.limits import THREAD_VARIABLES
-from trainfit.hardware.machine.system import Output, Space, System
+from trainfit.hardware.machine.system import CommandOutput, Space, System
 from trainfit.results.files.errors import ResultFileError
 from trainfit.results.machine import Fact, absent, cannot_tell, known
 from trainfit.results.text import duration
@@ -162,7 +162,7 @@ class RecordedSystem(System):
             return cannot_tell(file, "it was not measured when the machine was recorded")
         return known((float(rates[0]), float(rates[1])), file)
 
-    def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
+    def command(self, words: Sequence[str], seconds: float) -> Fact[CommandOutput]:
         source = " ".join(words)
         answer = self._commands.get(source)
         if answer is None:
@@ -170,7 +170,9 @@ class RecordedSystem(System):
         if failed := _failure(answer, source, seconds):
             return failed
         return known(
-            Output(answer.get("code", 0), answer.get("stdout", ""), answer.get("stderr", "")),
+            CommandOutput(
+                answer.get("code", 0), answer.get("stdout", ""), answer.get("stderr", "")
+            ),
             source,
         )
 
@@ -228,7 +230,7 @@ def _failure(answer: Any, source: str, seconds: float) -> Fact[Any] | None:
     return None
 
 
-class Recorder(System):
+class RecordingSystem(System):
     """This machine, remembering everything that is read of it."""
 
     def __init__(self) -> None:
@@ -336,7 +338,7 @@ class Recorder(System):
             self._calls["read_rates"][file] = list(fact.value)
         return fact
 
-    def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
+    def command(self, words: Sequence[str], seconds: float) -> Fact[CommandOutput]:
         fact = super().command(words, seconds)
         if fact.value is not None:
             self._commands[" ".join(words)] = vars(fact.value)

@@ -27,7 +27,7 @@ from trainfit.results.machine import (
     Memory,
     Storage,
     Surroundings,
-    Threads,
+    ThreadSettings,
     cannot_tell,
 )
 from trainfit.results.text import duration
@@ -78,7 +78,7 @@ def survey(
         storage=part(Storage, "storage"),
         limits=part(Limits, "limits"),
         surroundings=part(Surroundings, "surroundings"),
-        threads=part(Threads, "threads"),
+        threads=part(ThreadSettings, "threads"),
         cuda=part(CudaStack, "cuda"),
         gpus=cannot_tell("NVML", blind) if blind else answers["gpus"].result(),
         python=platform.python_version(),

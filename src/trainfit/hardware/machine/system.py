@@ -37,7 +37,7 @@ PROBES = Path(__file__).parents[1] / "probes"
 
 
 @dataclasses.dataclass(frozen=True)
-class Output:
+class CommandOutput:
     """What a command printed, and its exit code (negative: the signal that ended it)."""
 
     code: int
@@ -190,7 +190,7 @@ class System:
             return cannot_tell(source, f"{type(error).__name__}: {error}"[:200])
 
     # --- Children -----------------------------------------------------------------------------
-    def command(self, words: Sequence[str], seconds: float) -> Fact[Output]:
+    def command(self, words: Sequence[str], seconds: float) -> Fact[CommandOutput]:
         """Run a command to its end and return what it printed.
 
         Absent if there is no such command; unknown if it does not end in ``seconds``
@@ -259,7 +259,7 @@ def _unreadable(path: str, error: OSError) -> Fact[Any]:
 
 def _run(
     words: Sequence[str], environment: Mapping[str, str], seconds: float, source: str
-) -> Fact[Output]:
+) -> Fact[CommandOutput]:
     try:
         process = subprocess.Popen(
             words,
@@ -278,7 +278,7 @@ def _run(
     except subprocess.TimeoutExpired:
         _end(process)
         return cannot_tell(source, f"no answer within {duration(seconds)}")
-    return known(Output(process.returncode, _shown(out), _shown(err)), source)
+    return known(CommandOutput(process.returncode, _shown(out), _shown(err)), source)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -296,7 +296,7 @@ def _shown(output: bytes) -> str:
     return output[:_LONGEST_OUTPUT].decode("utf-8", errors="replace")
 
 
-def _answer(output: Output, source: str) -> Fact[Mapping[str, Any]]:
+def _answer(output: CommandOutput, source: str) -> Fact[Mapping[str, Any]]:
     """The JSON object on the last line of a probe's output; others' words may precede it."""
     last = output.stdout.strip().rpartition("\n")[2]
     try:

@@ -67,7 +67,7 @@ class _Made(NamedTuple):
     depth: int
 
 
-class Origins:
+class TensorOrigins:
     """Remembers what made each tensor that lives; ``place`` gives the line that is running,
     ``steps`` how many were begun."""
 

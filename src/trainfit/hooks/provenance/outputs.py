@@ -148,7 +148,7 @@ class Scores:
         self._seen.clear()
 
 
-class Weights:
+class AttentionWeights:
     """Follows the weights that attention layers give next to their output."""
 
     def __init__(self) -> None:

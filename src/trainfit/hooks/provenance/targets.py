@@ -68,7 +68,7 @@ _DIMENSIONS: Final = 2
 _LEAST_CLASSES: Final = 4
 
 
-class _Seen(NamedTuple):
+class _UnmaskedTokens(NamedTuple):
     """Tokens that were attended to without a mask, and the line that did."""
 
     tokens: torch.Tensor
@@ -96,7 +96,7 @@ class Targets(FirstOfKind):
         self._numbers: NumberMarks[torch.Tensor] = NumberMarks()
         #: Of the pass that goes on: tokens that were attended to with no mask, and whether others
         #: had one.
-        self._unmasked: list[_Seen] = []
+        self._unmasked: list[_UnmaskedTokens] = []
         self._is_masked = False
         #: … and tokens that were attended to with a mask for those that follow.
         self._causal: list[torch.Tensor] = []
@@ -169,7 +169,7 @@ class Targets(FirstOfKind):
             and is_to_itself
             and all(each.tokens is not tokens for each in self._unmasked)
         ):
-            self._unmasked.append(_Seen(tokens, self._place()))
+            self._unmasked.append(_UnmaskedTokens(tokens, self._place()))
 
     def recurs(self, module: Any, x: Any) -> None:
         """A recurrent layer is about to be called."""

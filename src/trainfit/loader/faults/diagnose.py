@@ -61,12 +61,12 @@ def context_of(
 
 
 def diagnose_run(
-    run: Run, workload: Workload | None = None, seen: FailureContext | None = None
+    run: Run, workload: Workload | None = None, context: FailureContext | None = None
 ) -> Finding:
     """What went wrong in a run that failed, or that ended before its loader should."""
-    seen = seen if seen is not None else context_of(run)
+    context = context if context is not None else context_of(run)
     if run.failure is not None:
-        return diagnose(run.failure, run.settings, workload, seen)
+        return diagnose(run.failure, run.settings, workload, context)
     handed = count(len(run.handed), "batch", "batches")
     return failure_finding(
         "not_restartable" if len(run.handed) else "no_batches",
@@ -81,7 +81,7 @@ def diagnose(
     failure: Failure,
     settings: LoaderSettings,
     workload: Workload | None = None,
-    seen: FailureContext | None = None,
+    context: FailureContext | None = None,
 ) -> Finding:
     """Name what a failed run means.
 
@@ -91,18 +91,18 @@ def diagnose(
             set's attributes are looked at.
         seen: what else is known; evidence that is not given is said to be missing.
     """
-    seen = seen or FailureContext()
+    context = context or FailureContext()
     if workload is not None and failure.error_type:
-        seen = dataclasses.replace(seen, handles=open_handles(workload.dataset))
-    found = of_failure(failure, settings, seen)
+        context = dataclasses.replace(context, handles=open_handles(workload.dataset))
+    found = of_failure(failure, settings, context)
     if found is None:
-        found = _unexplained(failure, settings, seen)
-    return _looked_closer(found, workload, seen)
+        found = _unexplained(failure, settings, context)
+    return _looked_closer(found, workload, context)
 
 
-def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContext) -> Finding:
+def _unexplained(failure: Failure, settings: LoaderSettings, context: FailureContext) -> Finding:
     """A failure of unknown cause still bounds the settings."""
-    said = clipped(spoken(failure, seen))
+    said = clipped(spoken(failure, context))
     if failure.exit_code is not None:
         summary = f"The main process ended with exit code {failure.exit_code}"
         return failure_finding("process_exited", summary, said, fixes.EXITED, settings)
@@ -119,9 +119,9 @@ def _unexplained(failure: Failure, settings: LoaderSettings, seen: FailureContex
     return failure_finding(kind, title, evidence, fixes.EXCEPTION, settings, raised.place)
 
 
-def _looked_closer(fault: Finding, workload: Workload | None, seen: FailureContext) -> Finding:
+def _looked_closer(fault: Finding, workload: Workload | None, context: FailureContext) -> Finding:
     """The fault with the attribute of the data set, or the line of the script, that causes it."""
-    silent_s = seen.silent_s or seen.limit_s
+    silent_s = context.silent_s or context.limit_s
     if fault.kind in ("hung", "slow_dataset") and workload is not None and silent_s:
         limit_s = workload.timeout_s
         if 0 < limit_s < silent_s:

@@ -40,18 +40,31 @@ _PARTS: Final = ("dataset", "collate_fn", "worker_init_fn")
 
 
 @dataclass(frozen=True)
+class Unpicklable:
+    """An object that pickle refuses: its ``path`` from what is sent ("dataset.file"), ``what`` it
+    is (its type; of a function its name and place), and pickle's ``reason``."""
+
+    path: str
+    what: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.what}): {self.reason}"
+
+
+@dataclass(frozen=True)
 class PickleReport:
     """What is sent to a worker that is not forked.
 
     ``nbytes`` is the pickle's size, ``shared_bytes`` that of the tensors, which go through
-    shared memory; ``None`` where there is no pickle. ``culprits`` are what cannot be pickled,
-    each with its path, type and the reason. ``handles`` are files and connections that the data
+    shared memory; ``None`` where there is no pickle. ``culprits`` are what cannot be pickled.
+    ``handles`` are files and connections that the data
     set holds open: path → type.
     """
 
     nbytes: int | None
     shared_bytes: int | None
-    culprits: tuple[str, ...] = ()
+    culprits: tuple[Unpicklable, ...] = ()
     reason: str = ""
     handles: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,10 +82,10 @@ class PickleReport:
         if self.culprits and not others:
             return self.shared_handle
         if others:
-            first = others[0].partition(": ")[0]
+            first = f"{others[0].path} ({others[0].what})"
             more = f" and {len(others) - 1} more" if len(others) > 1 else ""
             summary = f"{first}{more} cannot be pickled: only fork starts workers with it"
-            evidence = "; ".join(others)
+            evidence = "; ".join(map(str, others))
             return failure_finding(
                 "not_picklable", summary, evidence, fixes.not_picklable(evidence)
             )
@@ -84,9 +97,9 @@ class PickleReport:
             return failure_finding("large_pickle", summary, said, fixes.HANGS["slow_start"])
         return None
 
-    def _is_handle(self, culprit: str) -> bool:
+    def _is_handle(self, culprit: Unpicklable) -> bool:
         """Is the culprit one of the handles, or a part of one?"""
-        path = culprit.partition(" (")[0]
+        path = culprit.path
         return any(
             path == each or path.startswith((f"{each}.", f"{each}[")) for each in self.handles
         )
@@ -135,24 +148,26 @@ class _Spawning:
     DupFd = duplicate_for_child
 
 
-def find_culprits(value: Any, path: str) -> tuple[str, ...]:
-    """What in an object cannot be pickled, as "dataset.file (h5py.File): reason"."""
-    found: dict[str, str] = {}
-    _search(value, path, found, set(), 0)
-    return tuple(f"{where}: {reason}" for where, reason in found.items())
+def find_culprits(value: Any, path: str) -> tuple[Unpicklable, ...]:
+    """What in an object cannot be pickled; ``path`` names the object."""
+    culprits: list[Unpicklable] = []
+    _search(value, path, culprits, set(), 0)
+    return tuple(culprits)
 
 
-def _search(value: Any, path: str, found: dict[str, str], seen: set[int], depth: int) -> None:
+def _search(
+    value: Any, path: str, culprits: list[Unpicklable], visited: set[int], depth: int
+) -> None:
     reason = why_not(value)
-    if not reason or id(value) in seen or depth > _DEEPEST:
+    if not reason or id(value) in visited or depth > _DEEPEST:
         return
-    seen.add(id(value))
-    before = len(found)
+    visited.add(id(value))
+    before = len(culprits)
     inner = _sent(value, path)
     for name, each in inner:
-        _search(each, name, found, seen, depth + 1)
-    if len(found) == before and not any(id(each) in seen for _, each in inner):
-        found[f"{path} ({described(value)})"] = short(reason)
+        _search(each, name, culprits, visited, depth + 1)
+    if len(culprits) == before and not any(id(each) in visited for _, each in inner):
+        culprits.append(Unpicklable(path, described(value), short(reason)))
 
 
 def why_not(value: Any) -> str:

@@ -276,7 +276,7 @@ class _Tried:
     """A trial run, and the fault that it met, if any."""
 
     run: Run
-    seen: FailureContext
+    context: FailureContext
     fault: Finding | None
 
     @property
@@ -288,7 +288,7 @@ class _Tried:
             return 1
         if failure is None or failure.exit_code is not None:
             return 1
-        return 1 + max(len(self.run.handed), self.seen.made if failure.hung else 0)
+        return 1 + max(len(self.run.handed), self.context.made if failure.hung else 0)
 
     @property
     def batch_s(self) -> float | None:
@@ -298,8 +298,8 @@ class _Tried:
 
     def compared(self, workload: Workload, alone_s: float | None) -> _Tried:
         """The same run, diagnosed with the time of a batch without workers (``None``: unknown)."""
-        seen = dataclasses.replace(self.seen, alone_s=alone_s)
-        return _Tried(self.run, seen, diagnose_run(self.run, workload, seen))
+        context = dataclasses.replace(self.context, alone_s=alone_s)
+        return _Tried(self.run, context, diagnose_run(self.run, workload, context))
 
 
 def _one_worker(settings: LoaderSettings, start: StartMethod) -> LoaderSettings:
@@ -318,7 +318,7 @@ def _try(
         run = run_loader(
             workload, settings, seconds=limit_s, limit_s=limit_s, most_batches=most_batches
         )
-    seen = context_of(
+    context = context_of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,
@@ -326,7 +326,7 @@ def _try(
         output=output.text,
     )
     good = run.failure is None and len(run.handed)
-    return _Tried(run, seen, None if good else diagnose_run(run, workload, seen))
+    return _Tried(run, context, None if good else diagnose_run(run, workload, context))
 
 
 # ---

@@ -1,7 +1,7 @@
 """A discrete-event simulation whose processes share a machine's cores.
 
 A process is a generator that yields what it waits for: :class:`Sleep` (time that needs no core),
-:class:`Work` (time on a core) or :class:`Take` (the next item of a queue, which the ``yield``
+:class:`CoreWork` (time on a core) or :class:`Take` (the next item of a queue, which the ``yield``
 returns). Everything runs in one thread; nothing is random here.
 
 Own code rather than SimPy: the cores are shared by all who work at once (processor sharing, of
@@ -40,7 +40,7 @@ class Sleep:
 
 
 @dataclass(frozen=True)
-class Work:
+class CoreWork:
     """Seconds that this would take alone on ``width`` cores of speed 1 (to the next whole
     number), all of them busy."""
 
@@ -180,7 +180,7 @@ class _Queues:
         homes[homes.index(fullest)] = core
 
 
-class Simulation:
+class EventSimulation:
     """Runs processes until nothing happens any more."""
 
     def __init__(self, cores: Cores) -> None:

@@ -143,7 +143,7 @@ class OtherProcessLoad:
             found.append(max(0.0, (everyone - mine) / seconds - idle))
         return max(found)
 
-    def _now(self) -> _Used | None:
+    def _now(self) -> _CpuSeconds | None:
         """What has been used so far."""
         if not self._cpus:  # a system that does not tell which cores may be used
             return None
@@ -152,7 +152,7 @@ class OtherProcessLoad:
             in_quota = self._quota.used_s(self._system) if self._quota is not None else None
             me = psutil.Process()
             mine = sum(map(_worked_s, (me, *me.children(recursive=True))))
-            return _Used(time.monotonic(), everyone, mine, in_quota)
+            return _CpuSeconds(time.monotonic(), everyone, mine, in_quota)
         return None
 
 
@@ -191,7 +191,7 @@ def _worked_by_process() -> dict[tuple[int, float], tuple[str, float]]:
 
 
 @dataclass(frozen=True)
-class _Used:
+class _CpuSeconds:
     """CPU seconds until the time ``at``: of the cores that may be used by ``everyone``, of our own
     processes (``mine``), and of all in our quota."""
 
@@ -216,7 +216,7 @@ _DYING_S, _SURELY_DYING_S = 0.5, 5.0
 _OVERSLEEP_S: Final = 6e-5
 
 
-class Loop:
+class PacedLoop:
     """The user's loop: ``for batch in loader: step``."""
 
     def __init__(

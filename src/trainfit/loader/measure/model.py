@@ -23,7 +23,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from trainfit.loader.measure.events import Cores, Process, Queue, Simulation, Sleep, Take, Work
+from trainfit.loader.measure.events import (
+    Cores,
+    CoreWork,
+    EventSimulation,
+    Process,
+    Queue,
+    Sleep,
+    Take,
+)
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.measurement import Consumer
 
@@ -237,17 +245,17 @@ def simulate(load: Load, settings: LoaderSettings, batches: int, epochs: int = 1
     """
     if batches < 1 or epochs < 1:
         raise ValueError("a run needs at least one batch and one epoch")
-    run = _Run(load, settings, batches, epochs)
+    run = _QueueRun(load, settings, batches, epochs)
     return run.outcome()
 
 
-class _Run:
+class _QueueRun:
     """One simulated run: its processes and what they note down."""
 
     def __init__(self, load: Load, settings: LoaderSettings, batches: int, epochs: int) -> None:
         self.load, self.settings = load, settings
         self.batches, self.epochs = batches, epochs
-        self.simulation = Simulation(load.cores)
+        self.simulation = EventSimulation(load.cores)
         self.epoch = 0
         self.handed: list[float] = []
         self.waited: list[float] = []
@@ -292,11 +300,11 @@ class _Run:
             asked = self.simulation.now
             cost = self.cost(index)
             yield Sleep(cost.wait_s)
-            yield Work(cost.work_s, cost.width)
+            yield CoreWork(cost.work_s, cost.width)
             if self._costs() is self.load.costs:  # measured alone, it is part of the cost
-                yield Work(transfer.next_s)
+                yield CoreWork(transfer.next_s)
             if self.settings.pin_memory and not self.load.alone_pinned:
-                yield Work(transfer.pin_s)
+                yield CoreWork(transfer.pin_s)
             self._hand_over(asked)
             yield from self._consume()
 
@@ -316,7 +324,7 @@ class _Run:
             pool.outstanding[worker] -= 1
             pool.ask()
             # Mostly the former batch, which is freed once this one is there.
-            yield Work(self.load.transfer.next_of(self.settings))
+            yield CoreWork(self.load.transfer.next_of(self.settings))
             self._hand_over(asked)
             yield from self._consume()
             asked = self.simulation.now
@@ -328,15 +336,15 @@ class _Run:
     def _consume(self) -> Process:
         consumer = self.load.consumer
         if not self.settings.pin_memory:
-            yield Work(consumer.pageable_s)
-        yield Work(consumer.work_s)
+            yield CoreWork(consumer.pageable_s)
+        yield CoreWork(consumer.work_s)
         yield Sleep(consumer.step_s - consumer.work_s)
 
 
 class _Pool:
     """The workers of one DataLoader iterator, with their queues."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _QueueRun) -> None:
         self._run, self._settings = run, run.settings
         count = run.settings.num_workers
         self._indices = [Queue() for _ in range(count)]
@@ -389,7 +397,7 @@ class _Pool:
             index = yield Take(self._indices[worker])
             self._is_making[worker] = True
             if at_once:
-                yield Work(self._run.load.transfer.disturb_s)
+                yield CoreWork(self._run.load.transfer.disturb_s)
             cost = self._run.cost(index)
             locked = self._run.load.locked_share
             pause_s = self._run.load.pauses.of(number) / speed
@@ -406,7 +414,7 @@ class _Pool:
     def _pause(self, worker: int, seconds: float) -> Process:
         """A collection: the worker's sending thread cannot answer meanwhile."""
         self._is_paused[worker] = True
-        yield Work(seconds)
+        yield CoreWork(seconds)
         self._is_paused[worker] = False
 
     def _make(self, cost: BatchCost, times: float) -> Process:
@@ -416,7 +424,7 @@ class _Pool:
         slices = _SLICES if mixed else 1
         for _ in range(slices):
             yield Sleep(wait_s / slices)
-            yield Work(work_s / slices, cost.width)
+            yield CoreWork(work_s / slices, cost.width)
 
     def _locked(self, cost: BatchCost, times: float) -> Process:
         """The part that one worker does at a time."""
@@ -427,7 +435,7 @@ class _Pool:
         self._run.simulation.put(self._lock, None)
 
     def _deliver(self, result: tuple[int, int]) -> Process:
-        yield Work(self._run.load.transfer.send_s)
+        yield CoreWork(self._run.load.transfer.send_s)
         transfer = self._run.load.transfer
         crowding = self._run.simulation.crowding
         yield Sleep(transfer.latency_s + crowding * transfer.crowded_latency_s)
@@ -445,11 +453,11 @@ class _Pool:
             left_s -= look_s
         while self._is_paused[worker]:
             yield Sleep(_LOOK_S)
-        yield Work(transfer.receive_s)
+        yield CoreWork(transfer.receive_s)
 
     def _pin(self) -> Process:
         while True:
             item = yield Take(self._results)
             yield from self.receive(item[1])
-            yield Work(self._run.load.transfer.pin_s)
+            yield CoreWork(self._run.load.transfer.pin_s)
             self._run.simulation.put(self.ready, item)

@@ -65,7 +65,7 @@ def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
     piece is one estimate, the others a second, and only what both say is speed (an instrumental
     variable).
     """
-    seen = _Seen(*_joined([_seen(group, pieces) for group in groups]))
+    seen = _BatchRates(*_joined([_seen(group, pieces) for group in groups]))
     certainty = 1 / _SPREAD**2
     slope, error = seen.slope()
     known = 1 / error**2 if error else 0.0
@@ -74,7 +74,7 @@ def sensitivity(groups: Iterable[Sequence[Run]], pieces: WorkPieces) -> float:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _BatchRates:
     """The logarithm of each batch's rate, and two estimates of that of its core's speed; each
     without the mean of its group."""
 
@@ -289,12 +289,12 @@ class Slowing:
         return found
 
     def _with_local(
-        self, found: Records, as_run: Records, pieces: WorkPieces, mean: float
+        self, records: Records, as_run: Records, pieces: WorkPieces, mean: float
     ) -> Records:
         """The same records with a factor for each batch's work, as its core's speed was not that of
         the run's mean (pieces a nanosecond): a heavy batch may have met a slow second."""
         if as_run.ndim < 2 or as_run.shape[1] <= CORE:
-            return found
+            return records
         factors = np.ones(len(as_run))
         for core in np.unique(pieces.core):
             mine = np.flatnonzero(as_run[:, CORE] == core)
@@ -304,7 +304,7 @@ class Slowing:
             told = last - first >= LEAST_PIECES
             near = (paces[last[told]] - paces[first[told]]) / (last[told] - first[told])
             factors[mine[told]] = np.clip(near / mean, _LEAST_LOCAL, 1 / _LEAST_LOCAL)
-        columns = found[:, :COLLECTED], collected(found), factors**self.sensitivity
+        columns = records[:, :COLLECTED], collected(records), factors**self.sensitivity
         return np.column_stack(columns)
 
     def with_full_speed_rate(self, run: Run) -> Run:

@@ -186,19 +186,19 @@ _MOST_BYTES: Final = 1 << 16
 _STDERR: Final = 2
 
 
-class Output:
+class CapturedOutput:
     """What was written, once the block has ended."""
 
     text: str = ""
 
 
 @contextlib.contextmanager
-def captured_stderr() -> Iterator[Output]:
+def captured_stderr() -> Iterator[CapturedOutput]:
     """Keep what this process and those that it starts write to stderr meanwhile.
 
     Nothing of it is shown; for a block that writes nothing itself (no progress bar).
     """
-    output = Output()
+    output = CapturedOutput()
     with tempfile.TemporaryFile() as file:
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stderr.flush()
@@ -219,7 +219,7 @@ def captured_stderr() -> Iterator[Output]:
 # Progress of a measurement: the current activity and the partial result.
 
 
-class Progress(Protocol):
+class MeasurementProgress(Protocol):
     """A receiver of a measurement's progress and first results."""
 
     def __call__(self, text: str, share: float | None = None) -> None:
@@ -242,7 +242,7 @@ class NullProgress:
 class PartialProgress:
     """A part of a larger measurement: its shares from 0 to 1 are some of the whole's."""
 
-    def __init__(self, whole: Progress, begin: float, end: float) -> None:
+    def __init__(self, whole: MeasurementProgress, begin: float, end: float) -> None:
         self._whole, self._begin, self._end = whole, begin, end
 
     def __call__(self, text: str, share: float | None = None) -> None:
@@ -269,15 +269,15 @@ class Reporter:
         write_whole(self._folder / "partial.json", result.to_json())
 
 
-_current: Progress = NullProgress()
+_current: MeasurementProgress = NullProgress()
 
 
-def current() -> Progress:
+def current() -> MeasurementProgress:
     """The progress of this process: the parent's where there is one (:mod:`.child`)."""
     return _current
 
 
-def tell_to(progress: Progress) -> None:
+def tell_to(progress: MeasurementProgress) -> None:
     """Make ``progress`` this process's."""
     global _current
     _current = progress

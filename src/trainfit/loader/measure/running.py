@@ -24,7 +24,7 @@ import torch
 
 from trainfit.findings.facts import Failure
 from trainfit.loader.measure import processes
-from trainfit.loader.measure.loop import Loop, shut_down, take_step
+from trainfit.loader.measure.loop import PacedLoop, shut_down, take_step
 from trainfit.loader.measure.records import (
     COLUMNS,
     STACKS_SIGNAL,
@@ -206,7 +206,7 @@ def _run(
     try:
         with pinning(settings), TransferTimes() as receipts:
             loader = workload.loader(settings, notebook.init)
-            loop = Loop(loader, settings, consumer, seconds, most_batches, saves, root)
+            loop = PacedLoop(loader, settings, consumer, seconds, most_batches, saves, root)
             failure = loop.run()
         alone = records[records[:, WALL] > 0]
         count = settings.num_workers

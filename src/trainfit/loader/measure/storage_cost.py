@@ -72,7 +72,7 @@ class BatchPass:
 
 
 @dataclass(frozen=True)
-class Readings:
+class StorageReadings:
     """What was measured.
 
     ``stayed`` is the share of the files that was still in the cache after they were dropped
@@ -114,7 +114,7 @@ def measure_storage(
 
 # --- What the readings say --------------------------------------------------------------------
 def storage_cost(
-    readings: Readings, samples: int | None, batch_size: int, available_bytes: int | None
+    readings: StorageReadings, samples: int | None, batch_size: int, available_bytes: int | None
 ) -> StorageCost | None:
     """The cost that readings tell; ``None`` if there is no warm pass.
 
@@ -144,7 +144,7 @@ def storage_cost(
     )
 
 
-def total_bytes(readings: Readings, samples: int | None, samples_seen: int) -> int | None:
+def total_bytes(readings: StorageReadings, samples: int | None, samples_seen: int) -> int | None:
     """The size of all files of the data set, as far as those that were seen tell.
 
     If later batches still opened new files, every further sample brings as many bytes of them
@@ -187,7 +187,7 @@ def _mean_stored(passes: Sequence[BatchPass]) -> int | None:
     return round(sum(one.stored_bytes or 0 for one in counted) / batches)
 
 
-def _coldness(readings: Readings) -> tuple[str, bool]:
+def _coldness(readings: StorageReadings) -> tuple[str, bool]:
     """Why the cold passes are not cold, or what is to be said of them; and whether they count."""
     unseen = _unseen(readings)
     if not readings.files:
@@ -222,7 +222,7 @@ def _coldness(readings: Readings) -> tuple[str, bool]:
     return "; ".join(notes), True
 
 
-def _unseen(readings: Readings) -> str:
+def _unseen(readings: StorageReadings) -> str:
     """What is to be said where much more was read than the files that were seen hold."""
     counted = [one for one in readings.warm if one.passed_bytes is not None and one.seconds]
     if not counted:
@@ -327,7 +327,7 @@ class _Session:
         return fetcher_of(batches).fetch, indices_of(batches)
 
 
-def _measured(workload: Workload, seconds: float) -> Readings:
+def _measured(workload: Workload, seconds: float) -> StorageReadings:
     """Measure in the forked process."""
     session = _Session(workload)
     ended = processes.call_here(lambda: session.run(seconds), 2 * seconds)
@@ -337,7 +337,7 @@ def _measured(workload: Workload, seconds: float) -> Readings:
     elif ended.failed:
         failure = f"repeating the same batches failed ({ended.error_type}: {ended.message})"
     files = tuple(_seen(session.files))
-    return Readings(
+    return StorageReadings(
         files,
         tuple(session.warm),
         tuple(session.cold),

@@ -323,13 +323,13 @@ def _after_a_batch(workload: Workload, only: str = "") -> WorkerThreads:
     return WorkerThreads(pools(), started)
 
 
-def _used(workload: Workload, seen: WorkerThreads, left_s: float) -> tuple[str, ...] | None:
+def _used(workload: Workload, threads: WorkerThreads, left_s: float) -> tuple[str, ...] | None:
     """The pools that start threads for a batch when all others have one; ``None``: no time."""
-    if seen.started is None:
+    if threads.started is None:
         return None
-    if not seen.started:
+    if not threads.started:
         return ()
-    known = [name for name in seen.pools if name in HELD]
+    known = [name for name in threads.pools if name in HELD]
     used = []
     for at, name in enumerate(known):
         if left_s <= 0:

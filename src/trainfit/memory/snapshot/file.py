@@ -37,7 +37,7 @@ _DAMAGE: Final = (
 _T = TypeVar("_T")
 
 
-class Frame(NamedTuple):
+class SnapshotFrame(NamedTuple):
     """A line of a stack; ``line`` is 0 and ``file`` without ``.py`` for C++."""
 
     name: str
@@ -51,7 +51,7 @@ class Frame(NamedTuple):
 
 
 #: Innermost frame first; empty where no stack was recorded.
-Stack = tuple[Frame, ...]
+Stack = tuple[SnapshotFrame, ...]
 
 
 class SnapshotBlock(NamedTuple):
@@ -155,7 +155,7 @@ def read_snapshot(path: Path) -> MemorySnapshot:
         reason = f"damaged, or not a memory snapshot of PyTorch ({type(error).__name__})"
         raise ResultFileError(path, reason, _REMEDY) from None
     try:
-        return _Reader().snapshot(document)
+        return _SnapshotReader().snapshot(document)
     except _Malformed as error:
         reason = f"not a memory snapshot of PyTorch: {error}"
         raise ResultFileError(path, reason, _REMEDY) from None
@@ -193,11 +193,11 @@ _STATES: Final = {
 }
 
 
-class _Reader:
+class _SnapshotReader:
     """Makes the typed snapshot; equal stacks are one object, since there are few of them."""
 
     def __init__(self) -> None:
-        self._frames: dict[int, Frame] = {}
+        self._frames: dict[int, SnapshotFrame] = {}
         self._stacks: dict[Stack, Stack] = {}
 
     def snapshot(self, document: Any) -> MemorySnapshot:
@@ -282,7 +282,7 @@ class _Reader:
             if made is None:
                 name = _text(frame, "name", where)
                 line = _whole(frame, "line", where, 0)
-                made = known[id(frame)] = Frame(name, _text(frame, "filename", where), line)
+                made = known[id(frame)] = SnapshotFrame(name, _text(frame, "filename", where), line)
             stack.append(made)
         whole = tuple(stack)
         return self._stacks.setdefault(whole, whole)

@@ -11,7 +11,13 @@ import functools
 import re
 from typing import Final, Literal, NamedTuple
 
-from trainfit.memory.snapshot.file import DeviceSnapshot, Frame, SnapshotBlock, SnapshotEvent, Stack
+from trainfit.memory.snapshot.file import (
+    DeviceSnapshot,
+    SnapshotBlock,
+    SnapshotEvent,
+    SnapshotFrame,
+    Stack,
+)
 
 #: The allocator's smallest unit (kMinBlockSize of c10/core/CachingDeviceAllocator.h).
 _UNIT: Final = 512
@@ -239,7 +245,7 @@ _MOVES: Final = frozenset(
 _BACKWARD_CALLS: Final = frozenset({"backward", "_engine_run_backward"})
 
 
-class Origin(NamedTuple):
+class AllocationOrigin(NamedTuple):
     """The place in a program that memory comes from.
 
     ``kind`` is one of trainfit's kinds of memory ("activation", "optimizer_state", …) or one of
@@ -254,28 +260,30 @@ class Origin(NamedTuple):
 
 
 @functools.lru_cache(maxsize=65536)
-def origin(stack: Stack, in_history: bool) -> Origin:
+def origin(stack: Stack, in_history: bool) -> AllocationOrigin:
     """The origin of a block with this stack; ``in_history``: its allocation is in the history."""
     python = tuple(frame for frame in stack if frame.is_python and not _HOOKS.search(frame.file))
     if not stack:
-        return Origin(NO_STACK if in_history else BEFORE_HISTORY, "", None, None)
+        return AllocationOrigin(NO_STACK if in_history else BEFORE_HISTORY, "", None, None)
     user = next((f for f in python if not _INSTALLED.search(f.file)), None)
     line = next((f for f in python if not _TORCH.search(f.file) and not _wraps(f)), None)
     if user is not None and _within_module(python, user):
         line = user  # a model of the user's own: what it calls says less
-    return Origin(_kind(stack, python), _operator(stack, python), _place(line), _place(user))
+    return AllocationOrigin(
+        _kind(stack, python), _operator(stack, python), _place(line), _place(user)
+    )
 
 
-def _within_module(python: Stack, frame: Frame) -> bool:
+def _within_module(python: Stack, frame: SnapshotFrame) -> bool:
     """Whether a module's call lies further out than the frame, or is the frame."""
     return any(_is_call(outer) for outer in python[python.index(frame) :])
 
 
-def _wraps(frame: Frame) -> bool:
+def _wraps(frame: SnapshotFrame) -> bool:
     return _WRAPPERS.search(frame.file) is not None
 
 
-def _place(frame: Frame | None) -> str | None:
+def _place(frame: SnapshotFrame | None) -> str | None:
     """``folder/file.py:12``: enough to find it, short enough to read."""
     if frame is None:
         return None
@@ -310,17 +318,17 @@ def _is_backward(native: list[str], python: Stack) -> bool:
     return any(f.name in _BACKWARD_CALLS and _TORCH.search(f.file) for f in python)
 
 
-def _is_load(frame: Frame) -> bool:
+def _is_load(frame: SnapshotFrame) -> bool:
     reads = _in(frame, "torch/serialization.py") or "safetensors" in frame.file
     return reads or frame.name in ("load_state_dict", "from_pretrained", "load_checkpoint")
 
 
-def _is_call(frame: Frame) -> bool:
+def _is_call(frame: SnapshotFrame) -> bool:
     called = _in(frame, "torch/nn/modules/module.py") and frame.name.endswith("_call_impl")
     return called or frame.name == "forward"
 
 
-def _in(frame: Frame, path: str) -> bool:
+def _in(frame: SnapshotFrame, path: str) -> bool:
     return path in frame.file.replace("\\", "/")
 
 

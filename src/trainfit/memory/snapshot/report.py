@@ -18,10 +18,10 @@ from trainfit.memory.snapshot.history import (
     BACKWARD,
     BEFORE,
     NO_STACK,
+    AllocationOrigin,
     DeviceHistory,
     HistoryMoment,
     LiveBlock,
-    Origin,
     is_copy,
     is_logits,
     is_recomputed,
@@ -117,7 +117,7 @@ def _telling(device: DeviceSnapshot) -> tuple[bool, int]:
 class _Group:
     """Blocks with the same origin."""
 
-    origin: Origin
+    origin: AllocationOrigin
     stack: Stack
     blocks: list[LiveBlock] = dataclasses.field(default_factory=list)
     kept: int = 0
@@ -157,7 +157,7 @@ class _Group:
 
 def _groups(history: DeviceHistory, moment: HistoryMoment) -> list[_Group]:
     """Blocks by origin, most memory first; what is kept and what outlived a failure are marked."""
-    groups: dict[tuple[Origin, bool], _Group] = {}
+    groups: dict[tuple[AllocationOrigin, bool], _Group] = {}
     earlier = _alive_at_first_failure(history, moment)
     for block in moment.live:
         found = origin(block.stack, block.born != BEFORE)

@@ -24,7 +24,7 @@ from trainfit.results.runs.steps import DTYPES, HOST_COPIES
 from trainfit.results.runs.trace import TraceOutcome
 from trainfit.results.text import percent
 from trainfit.simgpu.operators.autocast_lists import policies
-from trainfit.speed.step import Machine, TimedWork
+from trainfit.speed.step import HostedGpu, TimedWork
 from trainfit.speed.work import Work, steady
 
 # ---
@@ -125,7 +125,7 @@ class StepParts:
         return sum(self.float32_s.values()) / self.gpu_s if self.gpu_s > 0 else 0.0
 
 
-def step_parts(recording: Recording, machine: Machine) -> StepParts | None:
+def step_parts(recording: Recording, machine: HostedGpu) -> StepParts | None:
     """``None`` where the step's kernels are not known, or not told from what is done once."""
     step = steady(recording) if recording.steps and len(recording.kernel_op) else 0
     if not step or not has_rates(machine.gpu):
@@ -281,7 +281,7 @@ def of_gpu(dtype: str, gpu: GpuSpec) -> Iterator[Finding]:
 
 
 def of_run(
-    dtype: str, trace: Trace, machine: Machine, *, is_own: bool, trains: bool
+    dtype: str, trace: Trace, machine: HostedGpu, *, is_own: bool, trains: bool
 ) -> Iterator[Finding]:
     """What a run under autocast showed, for ``dtype``.
 

@@ -41,7 +41,7 @@ from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Framework
 from trainfit.results.runs.trace import ForcedAmp
 from trainfit.results.text import duration, percent, size
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 
 # ---
 # Memory and time saved by mixed precision, with the reason if it is little.
@@ -82,7 +82,7 @@ def _kept(parts: PeakParts) -> str:
 
 
 def time_reason(
-    off: Recording, half: Recording, dtype: str, machine: Machine, batch: int | None = None
+    off: Recording, half: Recording, dtype: str, machine: HostedGpu, batch: int | None = None
 ) -> str:
     """One line on a step's time in both, at batch size ``batch`` (``None``: not known)."""
     before, after = speed(off, None, machine), speed(half, None, machine)

@@ -14,7 +14,7 @@ from typing import Final
 from trainfit.plan.command.options import candidates
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import as_switch
-from trainfit.plan.command.words import OFF, ON, Candidate, write_switch, write_texts, written
+from trainfit.plan.command.words import OFF, ON, OptionCandidate, write_switch, write_texts, written
 from trainfit.results.changes import ADAMW, PAGED
 from trainfit.results.runs.script import ScriptOption
 
@@ -69,7 +69,7 @@ def switched_on(command: Command, name: str) -> dict[str, str] | None:
     return {each: ON for each in (name, *NEEDS.get(name, ())) if each in command.present}
 
 
-def _is_named(candidate: Candidate, names: Sequence[str]) -> bool:
+def _is_named(candidate: OptionCandidate, names: Sequence[str]) -> bool:
     option = candidate.option
     spelled = (*option.flags, option.name)
     return any(re.split(r"[./]", each.lstrip("+~-"))[-1].replace("-", "_").lower() in names

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.affine import AffineStream
 from trainfit.memory.peak import by_kind, moment
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.catalogue import (
@@ -31,7 +31,7 @@ from trainfit.plan.sizing.memory_model import Batches
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.changes import LEAST_GAIN, Combination, Remedies, Remedy
 from trainfit.results.memory import MemoryFigures
-from trainfit.results.runs.recording import FREE, MALLOC
+from trainfit.results.runs.recording import FREE, MALLOC, NotAffineError
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.text import count
 

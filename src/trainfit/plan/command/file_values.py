@@ -32,9 +32,9 @@ class ScriptConstant:
     place: str
 
 
-def batch_constant(command: Command, seen: int | None) -> ScriptConstant | None:
-    """The one that has the batch size that was ``seen``; ``None``: there is none, or several."""
-    if seen is None or command.kind != "script" or command.launcher is not None:
+def batch_constant(command: Command, batch: int | None) -> ScriptConstant | None:
+    """The one that has the batch size that was ``batch``; ``None``: there is none, or several."""
+    if batch is None or command.kind != "script" or command.launcher is not None:
         return None
     tree = file_syntax(os.path.abspath(command.name))
     if tree is None:
@@ -42,7 +42,7 @@ def batch_constant(command: Command, seen: int | None) -> ScriptConstant | None:
     found = [
         ScriptConstant(name, value.value, f"{command.name}:{value.lineno}")
         for name, value in constants_of(tree).items()
-        if tunable_of(name) == "batch_size" and value.value == seen
+        if tunable_of(name) == "batch_size" and value.value == batch
     ]
     return found[0] if len(found) == 1 else None
 

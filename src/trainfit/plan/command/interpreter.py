@@ -215,28 +215,28 @@ def _shown(name: str, path: str, *facts: str) -> str:
     return f"{name} ({', '.join(facts)})" if facts else name
 
 
-def _check(found: Interpreter, whose: str, is_free_threaded: bool) -> None:
+def _check(interpreter: Interpreter, whose: str, is_free_threaded: bool) -> None:
     """Raise :class:`CommandError` where our code does not run in another interpreter."""
-    if found.version < LEAST_PYTHON:
+    if interpreter.version < LEAST_PYTHON:
         raise CommandError(
             f"{whose}: trainfit's code needs Python {_dotted(LEAST_PYTHON)} or later; use an "
             "environment with one, or name another Python that has torch"
         )
-    release = tuple(int(each) for each in re.findall(r"\d+", found.torch)[:2])
+    release = tuple(int(each) for each in re.findall(r"\d+", interpreter.torch)[:2])
     if release and release < LEAST_TORCH:
         raise CommandError(
             f"{whose}: trainfit needs torch {_dotted(LEAST_TORCH)} or later; update it there "
-            f"({shlex.quote(found.path)} -m pip install -U torch)"
+            f"({shlex.quote(interpreter.path)} -m pip install -U torch)"
         )
     missing = [
         each
-        for each in found.lacks
+        for each in interpreter.lacks
         if each not in _LENT or not _can_be_lent(each, is_free_threaded=is_free_threaded)
     ]
     if missing:
         raise CommandError(
             f"{whose} has no {' and no '.join(missing)}, which trainfit needs there; install it "
-            f"({shlex.quote(found.path)} -m pip install {' '.join(missing)})"
+            f"({shlex.quote(interpreter.path)} -m pip install {' '.join(missing)})"
         )
 
 

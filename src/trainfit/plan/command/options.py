@@ -20,7 +20,7 @@ from trainfit.plan.command.tunables import (
     as_switch,
     placeholders,
 )
-from trainfit.plan.command.words import Candidate, said, write_value, written
+from trainfit.plan.command.words import OptionCandidate, said, write_value, written
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.runs.script import ScriptOption
 from trainfit.scripts.option_parsers import OptionPlace, place_of
@@ -133,7 +133,7 @@ _ASSIGNED: Final = re.compile(r"((?:\+{0,2}|-{0,2})[A-Za-z_][\w./\-]*)=(.*)", re
 _FLAG: Final = re.compile(r"-{1,2}[A-Za-z_][\w.\-]*")
 
 
-def candidates(command: Command, options: Sequence[ScriptOption]) -> list[Candidate]:
+def candidates(command: Command, options: Sequence[ScriptOption]) -> list[OptionCandidate]:
     """All options of ``command``, of which ``options`` are its parser's; none of those that hold a
     placeholder of the user's."""
     begins = command.arguments_at
@@ -150,7 +150,7 @@ def candidates(command: Command, options: Sequence[ScriptOption]) -> list[Candid
         if place is not None:
             place = _moved(place, begins)
             taken |= {place.at, place.value_at}
-        found.append(Candidate(_upright(option), place))
+        found.append(OptionCandidate(_upright(option), place))
     found += _literals(command, known, {at for at in taken if at is not None})
     return [each for each in found if not _is_marked(command, each)]
 
@@ -190,7 +190,7 @@ def _upright(option: ScriptOption) -> ScriptOption:
     )
 
 
-def _is_marked(command: Command, candidate: Candidate) -> bool:
+def _is_marked(command: Command, candidate: OptionCandidate) -> bool:
     place = candidate.place
     if place is None:
         return False
@@ -209,7 +209,7 @@ def _has_braces(word: str) -> bool:
 # -- words that no parser told of --------------------------------------------------------------
 
 
-def _literals(command: Command, known: set[str], taken: set[int]) -> Iterator[Candidate]:
+def _literals(command: Command, known: set[str], taken: set[int]) -> Iterator[OptionCandidate]:
     for at in command.assignments_at:
         yield from _assigned(command.words[at], at)
     launcher = command.launcher
@@ -224,7 +224,7 @@ def _literals(command: Command, known: set[str], taken: set[int]) -> Iterator[Ca
 
 def _in_words(
     command: Command, places: range, known: set[str], taken: set[int]
-) -> Iterator[Candidate]:
+) -> Iterator[OptionCandidate]:
     words = command.words
     for at in places:
         word = words[at]
@@ -239,14 +239,14 @@ def _in_words(
             follows = at + 1 in places and at + 1 not in taken and words[at + 1][:1] != "-"
             value = words[at + 1] if follows else "True"
             place = OptionPlace(at, word, at + 1 if follows else None)
-            yield Candidate(_literal(word, value, switch=not follows), place)
+            yield OptionCandidate(_literal(word, value, switch=not follows), place)
 
 
-def _assigned(word: str, at: int) -> Iterator[Candidate]:
+def _assigned(word: str, at: int) -> Iterator[OptionCandidate]:
     match = _ASSIGNED.fullmatch(word)
     if match is not None:
         place = OptionPlace(at, match[1], at, len(match[1]) + 1)
-        yield Candidate(_literal(match[1], match[2], switch=False), place)
+        yield OptionCandidate(_literal(match[1], match[2], switch=False), place)
 
 
 def _literal(name: str, value: str, *, switch: bool) -> ScriptOption:
@@ -279,7 +279,7 @@ def marked(words: Sequence[str]) -> tuple[str, ...]:
     return written(command, writings).words
 
 
-def _says(command: Command, option: Candidate, name: str) -> bool:
+def _says(command: Command, option: OptionCandidate, name: str) -> bool:
     if tunable_of(option.shown) != name:
         return False
     text = said(command, option)

@@ -14,7 +14,7 @@ from trainfit.plan.command.tunables import PRECISIONS, as_switch, opposite_switc
 from trainfit.plan.command.words import (
     OFF,
     ON,
-    Candidate,
+    OptionCandidate,
     Writing,
     said,
     write_switch,
@@ -60,7 +60,7 @@ class AmpReading:
         return self.now == (autocast or "off")
 
 
-def amp_readings(command: Command, options: Sequence[Candidate]) -> list[AmpReading]:
+def amp_readings(command: Command, options: Sequence[OptionCandidate]) -> list[AmpReading]:
     """All ways to read the options as a switch of mixed precision."""
     named = [each for each in options if _names_amp(each.option)]
     pairs = list(_pairs(command, named))
@@ -95,7 +95,7 @@ def _is_open(option: ScriptOption) -> bool:
     return option.value is None and "bool" in option.type.lower()
 
 
-def _readings_of(candidate: Candidate) -> Iterator[Candidate]:
+def _readings_of(candidate: OptionCandidate) -> Iterator[OptionCandidate]:
     """An option as it may be meant: one without a value is on or off."""
     if not _is_open(candidate.option):
         yield candidate
@@ -112,7 +112,7 @@ def _dtype_of(option: ScriptOption) -> str | None:
     return next(filter(None, found), None)
 
 
-def _pairs(command: Command, named: Sequence[Candidate]) -> Iterator[AmpReading]:
+def _pairs(command: Command, named: Sequence[OptionCandidate]) -> Iterator[AmpReading]:
     """Two booleans, one for each dtype (Transformers' bf16 and fp16)."""
     booleans = [each for each in named if _is_boolean(each.option)]
     of_dtype = {
@@ -144,7 +144,7 @@ def _pairs(command: Command, named: Sequence[Candidate]) -> Iterator[AmpReading]
 
 
 def _written(
-    command: Command, candidate: Candidate, on_at: Mapping[str, bool], present: str
+    command: Command, candidate: OptionCandidate, on_at: Mapping[str, bool], present: str
 ) -> Writing | None:
     """A boolean at a precision's values. What none was given for depends on the other options: it
     is said wherever they are others than at ``present``."""
@@ -154,12 +154,12 @@ def _written(
     return write_switch(command, candidate, on_at)
 
 
-def _is_on(candidate: Candidate) -> bool:
+def _is_on(candidate: OptionCandidate) -> bool:
     return as_switch(candidate.option.value) is True
 
 
 def _single(
-    command: Command, candidate: Candidate, options: Sequence[Candidate]
+    command: Command, candidate: OptionCandidate, options: Sequence[OptionCandidate]
 ) -> Iterator[AmpReading]:
     if not _is_boolean(candidate.option):
         yield from _by_precision(command, candidate)
@@ -174,7 +174,7 @@ def _single(
         yield from _by_switch(command, each)
 
 
-def _by_precision(command: Command, candidate: Candidate) -> Iterator[AmpReading]:
+def _by_precision(command: Command, candidate: OptionCandidate) -> Iterator[AmpReading]:
     """An option whose value names a precision."""
     option = candidate.option
     family = _family(option)
@@ -219,7 +219,7 @@ def _says_precision(option: ScriptOption) -> bool:
     return any("precision" in plain_name(name) for name in _names(option))
 
 
-def _by_switch(command: Command, candidate: Candidate) -> Iterator[AmpReading]:
+def _by_switch(command: Command, candidate: OptionCandidate) -> Iterator[AmpReading]:
     """A boolean; which dtype it means is in its name, or the script's own affair."""
     option = candidate.option
     on, dtype = _is_on(candidate), _dtype_of(option)
@@ -253,7 +253,7 @@ def _dtype_texts(text: str) -> tuple[str, str] | None:
 
 
 def _by_switch_and_dtype(
-    command: Command, switch: Candidate, dtype: Candidate
+    command: Command, switch: OptionCandidate, dtype: OptionCandidate
 ) -> AmpReading | None:
     """A switch, and an option for the dtype (timm's --amp and --amp-dtype)."""
     text = str(dtype.option.value)

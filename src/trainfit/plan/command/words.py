@@ -17,7 +17,7 @@ OFF: Final = "false"
 
 
 @dataclasses.dataclass(frozen=True)
-class Candidate:
+class OptionCandidate:
     """An option that may be a tunable, and where the command says it (``None``: it does not)."""
 
     option: ScriptOption
@@ -54,7 +54,7 @@ class Writing:
         )
 
 
-def said(command: Command, candidate: Candidate) -> str:
+def said(command: Command, candidate: OptionCandidate) -> str:
     """The value that the command says; empty where it says the option without one, or not."""
     place = candidate.place
     if place is None or place.value_at is None:
@@ -62,7 +62,7 @@ def said(command: Command, candidate: Candidate) -> str:
     return command.words[place.value_at][place.start :]
 
 
-def write_value(command: Command, candidate: Candidate, name: str, present: str) -> Writing:
+def write_value(command: Command, candidate: OptionCandidate, name: str, present: str) -> Writing:
     """The tunable ``name`` as the option's value: in its place, or added where it is another than
     ``present``, which is the default."""
     place = candidate.place
@@ -79,7 +79,10 @@ def write_value(command: Command, candidate: Candidate, name: str, present: str)
 
 
 def write_texts(
-    command: Command, candidate: Candidate, texts: Mapping[str, str], unsaid: str | None = None
+    command: Command,
+    candidate: OptionCandidate,
+    texts: Mapping[str, str],
+    unsaid: str | None = None,
 ) -> Writing:
     """The option's value for each of a tunable's: ``texts``; it is not added where it is what it is
     by default, or at ``unsaid`` alone."""
@@ -99,7 +102,7 @@ def write_texts(
 
 
 def write_switch(
-    command: Command, candidate: Candidate, on_at: Mapping[str, bool]
+    command: Command, candidate: OptionCandidate, on_at: Mapping[str, bool]
 ) -> Writing | None:
     """The option, which is a boolean, on and off at a tunable's values; ``None`` where the command
     line cannot say one of them."""
@@ -118,7 +121,7 @@ def write_switch(
 
 
 def _write_said_boolean(
-    command: Command, candidate: Candidate, on_at: Mapping[str, bool]
+    command: Command, candidate: OptionCandidate, on_at: Mapping[str, bool]
 ) -> Writing | None:
     """The writing of a switch that the command says with a value ("--amp true")."""
     place = candidate.place

@@ -14,7 +14,7 @@ from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.figures import is_made_up
-from trainfit.loader.child import Child
+from trainfit.loader.child import ChildMeasurement
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import batches_per_step, fast_end, speed
 from trainfit.results.runs.measurement import AS_FAST, Consumer
@@ -151,6 +151,6 @@ def main() -> None:
     assert gpu is not None
     if spec.target is None:
         sys.argv = [sys.argv[0]]
-    Child(spec, lambda trace, found: step_from(trace, gpu, found)).run()
+    ChildMeasurement(spec, lambda trace, found: step_from(trace, gpu, found)).run()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import tempfile
@@ -16,9 +17,8 @@ from trainfit.lint.mistakes import SAME_NUMBERS
 from trainfit.plan.command.interpreter import own_interpreter
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.prefix import Prefix
-from trainfit.plan.dataloader.own_options import with_own_options
 from trainfit.plan.dataloader.process import Listener, Loaded, LoadingProcess, Stage
-from trainfit.plan.launch_line import launched
+from trainfit.plan.launch_line import launched, launched_settings
 from trainfit.plan.runs.failures import (
     ScriptError,
     cause_of,
@@ -33,6 +33,8 @@ from trainfit.plan.runs.failures import (
     without_a_step,
     without_batches,
 )
+from trainfit.plan.runs.option_proof import proven_settings
+from trainfit.plan.runs.options import CommandOptions, ObservedSettings, read_options
 from trainfit.plan.runs.tracing import ending
 from trainfit.results.files.command_line import quote
 from trainfit.results.files.errors import TrainfitError
@@ -371,3 +373,47 @@ def with_prediction(result: Rehearsal, found: LoaderResult) -> Rehearsal:
         return dataclasses.replace(result, notes=(*result.notes, note))
     predicted = Predicted(candidate.batches_per_s, candidate.waiting_share)
     return dataclasses.replace(result, predicted=predicted)
+
+
+# ---
+# Options of a script that set its DataLoader, in the launch line.
+
+
+def with_own_options(
+    result: LoaderResult,
+    command: Command,
+    trace: TraceOutcome | None,
+    gpu: GpuSpec,
+    time_limit_s: float,
+    progress: Callable[[str], None],
+) -> LoaderResult:
+    """``result`` with a launch line that says the recommended settings as far as placeholders of
+    the ``command`` or options of its script do; the others are left to be written.
+
+    ``trace`` is the run until the first step. One more simulated run shows whether an option has
+    the effect of its name, where there is one that may; it has ``time_limit_s``. Whatever goes
+    wrong in that, the options are left alone.
+    """
+    if result.verdict == "cannot_tell" or result.recommended == result.present:
+        return result
+    options = _options(command, trace)
+    values = launched_settings(options.command, result)
+    if options.found and command.processes == 1:
+        progress("checking options of the script that set its DataLoader")
+        with contextlib.suppress(TrainfitError):  # what was measured must not be lost to it
+            options = proven_settings(options, values, gpu, time_limit_s)
+    filled = options.proven_command
+    values = launched_settings(filled, result)
+    if not values:
+        return result
+    line = launched(filled, values, {}, result)
+    return dataclasses.replace(result, launch=line.line, launch_sets=tuple(values))
+
+
+def _options(command: Command, trace: TraceOutcome | None) -> CommandOptions:
+    """What may be options for settings of the DataLoader, by their names and present values."""
+    info = trace.loader if trace is not None else None
+    if trace is None or info is None:
+        return CommandOptions(command, command)
+    seen = ObservedSettings(loader=info.settings)
+    return read_options(command, trace.options, seen).of_loader()

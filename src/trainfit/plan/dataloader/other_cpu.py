@@ -80,24 +80,24 @@ class OtherInput:
     num_workers: int
 
 
-def other_input(found: LoaderResult, cpu: HostCpu | None, here: CoreHere) -> OtherInput | None:
-    """The loader of ``found`` on the cores of ``cpu``, all of them at work.
+def other_input(result: LoaderResult, cpu: HostCpu | None, here: CoreHere) -> OtherInput | None:
+    """The loader of ``result`` on the cores of ``cpu``, all of them at work.
 
     ``None`` where there is no ``cpu``, its cores are not said, a batch's CPU time was not measured,
     or this core's clock is not known although it counts.
     """
-    seconds = found.probe.fetch_cpu_s
+    seconds = result.probe.fetch_cpu_s
     speed = core_factor(cpu, here) if cpu is not None else None
     if cpu is None or cpu.cores is None or not seconds or speed is None:
         return None
-    alone = found.limit == "main_process"
+    alone = result.limit == "main_process"
     total = (_MAIN_PROCESS if alone else _cores(cpu)).times(speed)
     rate = total.value / seconds
     return OtherInput(
         rate,
         (total.low / seconds, total.high / seconds),
         total.basis,
-        0 if alone else _workers(found, cpu, rate, speed.value),
+        0 if alone else _workers(result, cpu, rate, speed.value),
     )
 
 
@@ -106,9 +106,9 @@ def is_another(cpu: HostCpu | None) -> bool:
     return cpu is not None and cpu.cores is not None and cpu.core_speed is None
 
 
-def settings_there(found: LoaderResult, there: OtherInput) -> LoaderSettings:
+def settings_there(result: LoaderResult, there: OtherInput) -> LoaderSettings:
     """The recommended settings with the workers for the other machine."""
-    count, settings = there.num_workers, found.recommended
+    count, settings = there.num_workers, result.recommended
     starts_workers = count and not settings.num_workers
     return dataclasses.replace(
         settings,
@@ -188,12 +188,12 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
     return dataclasses.replace(Factor(value, value, value).times(spread), basis=(said,))
 
 
-def _workers(found: LoaderResult, cpu: HostCpu, rate: float, speed: float) -> int:
+def _workers(result: LoaderResult, cpu: HostCpu, rate: float, speed: float) -> int:
     """The fewest that give as many as the GPU uses; at most one for each hardware thread."""
-    probe = found.probe
+    probe = result.probe
     assert probe.fetch_cpu_s is not None and cpu.cores is not None
     waits = max(0.0, (probe.fetch_s or 0.0) - probe.fetch_cpu_s)
-    wanted = min(rate, 1 / found.step_s) if found.step_s > 0 else rate
+    wanted = min(rate, 1 / result.step_s) if result.step_s > 0 else rate
     needed = math.ceil(wanted * (probe.fetch_cpu_s / speed + waits) - 1e-9)
     most = round(cpu.cores + cpu.second_threads)
     if needed > cpu.cores:  # with the second threads each worker is slower

@@ -168,13 +168,13 @@ def scaled(step: Consumer, plan: PlanResult) -> Consumer:
     )
 
 
-def within_memory(found: LoaderResult, batch: int | None) -> LoaderSettings:
+def within_memory(result: LoaderResult, batch: int | None) -> LoaderSettings:
     """The recommended settings, with fewer batches under way where those of ``batch`` samples do
     not fit the shared memory and the RAM that are free."""
-    settings, probe = found.recommended, found.probe
+    settings, probe = result.recommended, result.probe
     room = [
         each
-        for each in (found.machine.shm_free_bytes, found.machine.available_bytes)
+        for each in (result.machine.shm_free_bytes, result.machine.available_bytes)
         if each is not None
     ]
     if not batch or not probe.batch_size or batch <= probe.batch_size or not room:
@@ -263,15 +263,15 @@ def tuned(
 _ALSO_TOLD: Final = {"data_changed": "samples_changed"}
 
 
-def without_told(found: LoaderResult, told: Iterable[Finding]) -> LoaderResult:
+def without_told(result: LoaderResult, known: Iterable[Finding]) -> LoaderResult:
     """What was found of a DataLoader without the faults that a plan tells with their lines."""
-    kinds = {each.kind for each in told}
+    kinds = {each.kind for each in known}
 
     def left(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
         return tuple(each for each in faults if _ALSO_TOLD.get(each.kind) not in kinds)
 
-    probe = dataclasses.replace(found.probe, faults=left(found.probe.faults))
-    return dataclasses.replace(found, faults=left(found.faults), probe=probe)
+    probe = dataclasses.replace(result.probe, faults=left(result.probe.faults))
+    return dataclasses.replace(result, faults=left(result.faults), probe=probe)
 
 
 def _core_here(cpu: HostCpu | None) -> CoreHere | None:
@@ -380,52 +380,52 @@ def predicted_step(plan: PlanResult) -> Consumer | None:
     return scaled(fast_end(step, plan.gpu, plan.step), plan)
 
 
-def bottleneck(found: LoaderResult) -> tuple[Bottleneck, float | None]:
+def bottleneck(result: LoaderResult) -> tuple[Bottleneck, float | None]:
     """The part that makes the other wait with the recommended settings, and by how much."""
-    rate = found.rate(found.recommended)
-    if found.step_s <= 0 or not rate:
+    rate = result.rate(result.recommended)
+    if result.step_s <= 0 or not rate:
         return "unknown", None
-    ratio = 1 / found.step_s / rate
+    ratio = 1 / result.step_s / rate
     if ratio > 1 + KEEPS_UP:
         return "loader", ratio
-    alone = _alone(found, found.recommended)
-    return "gpu", max(1.0, alone * found.step_s) if alone is not None else None
+    alone = _alone(result, result.recommended)
+    return "gpu", max(1.0, alone * result.step_s) if alone is not None else None
 
 
-def _alone(found: LoaderResult, settings: LoaderSettings) -> float | None:
+def _alone(result: LoaderResult, settings: LoaderSettings) -> float | None:
     """Batches per second of the loader alone, as the model says."""
-    candidate = found.candidate(settings)
+    candidate = result.candidate(settings)
     return candidate.alone_batches_per_s if candidate is not None else None
 
 
-def _notes(plan: PlanResult, command: Command, found: LoaderResult) -> Notes:
+def _notes(plan: PlanResult, command: Command, result: LoaderResult) -> Notes:
     notes = Notes()
-    for doubt in found.doubts:
+    for doubt in result.doubts:
         notes.add(f"{doubt.title}: {doubt.cause}", MAY_CHANGE)
     stated = present_settings(command.present)
-    real = {name: getattr(found.present, name) for name in stated}
-    if not found.present.num_workers:  # PyTorch accepts neither then
+    real = {name: getattr(result.present, name) for name in stated}
+    if not result.present.num_workers:  # PyTorch accepts neither then
         stated.pop("prefetch_factor", None)
     for name, value in stated.items():
         if value is not None and value != real[name]:
             notes.add(
-                f"the command says {name} {command.present[name]}, the DataLoader ({found.loader}) "
-                f"has {real[name]}: put {{{name}}} into the option that sets it",
+                f"the command says {name} {command.present[name]}, the DataLoader "
+                f"({result.loader}) has {real[name]}: put {{{name}}} into the option that sets it",
                 kind="action",
             )
-    if not found.recommended.num_workers and found.present.num_workers:
+    if not result.recommended.num_workers and result.present.num_workers:
         notes.add(
             "without workers PyTorch refuses a prefetch_factor, persistent_workers and a "
             "multiprocessing_context: leave them out of the DataLoader",
             kind="action",
         )
-    notes += _note_batch(plan, command, found)
+    notes += _note_batch(plan, command, result)
     return notes
 
 
-def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list[str]:
+def _note_batch(plan: PlanResult, command: Command, result: LoaderResult) -> list[str]:
     """A note on why the loader was not tuned at the recommended batch size; empty where it was."""
-    best, tuned = plan.chosen.recommended_batch, found.probe.batch_size
+    best, tuned = plan.chosen.recommended_batch, result.probe.batch_size
     if not best or tuned is None or tuned == best:
         return []
     if plan.sample_loading_s and plan.batch_in_command and tuned > best:
@@ -437,7 +437,7 @@ def _note_batch(plan: PlanResult, command: Command, found: LoaderResult) -> list
         long = duration(best * plan.sample_loading_s)
         why = f"loading it needs {long} here; rates are scaled to the same samples/s"
     elif "batch_size" in command.present:
-        why = f"the DataLoader ({found.loader}) does not get it from the command"
+        why = f"the DataLoader ({result.loader}) does not get it from the command"
     return [f"the DataLoader was tuned at batch size {tuned}, not at {best}: {why}"]
 
 

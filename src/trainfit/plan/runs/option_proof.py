@@ -62,25 +62,25 @@ def check(command: Command, values: Mapping[str, str], tracer: Tracer) -> tuple[
     return tuple(_effect(name, value, seen) for name, value in values.items())
 
 
-def _effect(name: str, value: str, seen: ObservedSettings) -> Effect:
+def _effect(name: str, value: str, observed: ObservedSettings) -> Effect:
     if name == "batch_size":
-        shown = seen.loader_batch if seen.loader_batch is not None else seen.call_batch
-        shows = seen.loader_batch, seen.batch_of_all, seen.call_batch
+        shown = observed.loader_batch if observed.loader_batch is not None else observed.call_batch
+        shows = observed.loader_batch, observed.batch_of_all, observed.call_batch
         had: bool | None = value in map(str, shows)
-        if not had and seen.loader_batch in (None, 1) and is_part_of_rows(value, seen):
+        if not had and observed.loader_batch in (None, 1) and is_part_of_rows(value, observed):
             had = None
         return Effect(name, value, had, f"batch size {shown}")
     if name == "grad_accum":
-        known = seen.accumulation
+        known = observed.accumulation
         follows = None if known is None else value == str(known)
         return Effect(name, value, follows, f"{known} micro-batches a step")
     if name == "amp":
-        return Effect(name, value, _has_precision(value, seen.autocast), _autocast(seen))
-    if seen.loader is None:
+        return Effect(name, value, _has_precision(value, observed.autocast), _autocast(observed))
+    if observed.loader is None:
         return Effect(name, value, None, "no DataLoader fed the first step")
-    if name in ("prefetch_factor", "persistent_workers") and not seen.loader.num_workers:
+    if name in ("prefetch_factor", "persistent_workers") and not observed.loader.num_workers:
         return Effect(name, value, None, "it has no effect without workers")
-    now = getattr(seen.loader, name)
+    now = getattr(observed.loader, name)
     shown_now = f"the DataLoader has {name}={now}"
     if name in ("pin_memory", "persistent_workers"):
         return Effect(name, value, as_switch(value) == now, shown_now)
@@ -96,8 +96,8 @@ def _has_precision(value: str, autocast: str | None) -> bool:
     return autocast is not None if dtype is None else autocast == dtype
 
 
-def _autocast(seen: ObservedSettings) -> str:
-    return f"autocast is {seen.autocast or 'off'}"
+def _autocast(observed: ObservedSettings) -> str:
+    return f"autocast is {observed.autocast or 'off'}"
 
 
 def proven_settings(
@@ -212,18 +212,18 @@ def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: Observe
     return "" if known == int(proof.value) else f"{said} a step has {known} micro-batches"
 
 
-def _batch_refusal(said: str, wanted: int, seen: ObservedSettings, source: BatchSource) -> str:
-    shown = seen.batch(source)
+def _batch_refusal(said: str, wanted: int, observed: ObservedSettings, source: BatchSource) -> str:
+    shown = observed.batch(source)
     whose = {"loader": "the DataLoader's is", "loaders": "that of all ranks' DataLoaders is"}
     what = whose.get(source, "the model is called with")
     return "" if shown == wanted else f"{said} {what} {shown}"
 
 
 def _rows_refusal(
-    said: str, wanted: int, seen: ObservedSettings, present: int, before: ObservedSettings
+    said: str, wanted: int, observed: ObservedSettings, present: int, before: ObservedSettings
 ) -> str:
     """A step's rows follow in proportion, also where its calls come in pieces of a fixed size."""
-    now, then = seen.call_rows or 0, before.call_rows or 0
+    now, then = observed.call_rows or 0, before.call_rows or 0
     if now * present == then * wanted:
         return ""
     return f"{said} a step's calls of the model have {now} rows, not {then * wanted // present}"

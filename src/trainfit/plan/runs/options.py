@@ -32,7 +32,7 @@ from trainfit.plan.command.tunables import (
 from trainfit.plan.command.words import (
     OFF,
     ON,
-    Candidate,
+    OptionCandidate,
     Writing,
     said,
     write_switch,
@@ -197,7 +197,7 @@ class CommandOptions:
 
 
 def read_options(
-    command: Command, options: Sequence[ScriptOption], seen: ObservedSettings
+    command: Command, options: Sequence[ScriptOption], observed: ObservedSettings
 ) -> CommandOptions:
     """The tunables of ``command`` that its user has not marked, from the ``options`` that its run
     knew and what that saw."""
@@ -207,11 +207,11 @@ def read_options(
     for name in TUNABLES:
         if name in command.present:
             continue
-        read = _amp(command, all_options, seen) if name == "amp" else None
+        read = _amp(command, all_options, observed) if name == "amp" else None
         if name != "amp":
-            read = _option(command, name, _named(all_options, name), seen)
+            read = _option(command, name, _named(all_options, name), observed)
         if name == "batch_size" and not isinstance(read, FoundOption):
-            read = _option(command, name, _sounding(all_options, seen), seen) or read
+            read = _option(command, name, _sounding(all_options, observed), observed) or read
         if isinstance(read, FoundOption):
             found.append(read)
         elif read is not None:
@@ -265,11 +265,11 @@ def require_named(command: Command, name: str) -> None:
         raise no_such_option(name, LeftOption(name, "", _NO_SUCH))
 
 
-def no_such_option(name: str, found: LeftOption) -> CommandError:
+def no_such_option(name: str, option: LeftOption) -> CommandError:
     """Why ``name`` cannot be solved for."""
-    at = f" ({found.shown})" if found.shown else ""
+    at = f" ({option.shown})" if option.shown else ""
     return CommandError(
-        f"--solve {name}: {found.reason}{at}; mark the value in the command, "
+        f"--solve {name}: {option.reason}{at}; mark the value in the command, "
         f"as in --{name.replace('_', '-')} {{{name}:512}}"
     )
 
@@ -279,23 +279,23 @@ def _size_name(option: str) -> str:
     return ALIASES.get(plain.lower(), plain)
 
 
-def with_options(command: Command, found: Iterable[FoundOption]) -> Command:
+def with_options(command: Command, options: Iterable[FoundOption]) -> Command:
     """``command`` with these tunables in its words; as it is at their current values."""
-    found = list(found)
-    if not found:
+    options = list(options)
+    if not options:
         return command
-    amp = next((each for each in found if each.name == "amp"), None)
-    filled = written(command, {each.name: each.writing for each in found})
+    amp = next((each for each in options if each.name == "amp"), None)
+    filled = written(command, {each.name: each.writing for each in options})
     return dataclasses.replace(
         filled,
-        present={**command.present, **{each.name: each.present for each in found}},
-        supposed=command.supposed | {each.name for each in found},
+        present={**command.present, **{each.name: each.present for each in options}},
+        supposed=command.supposed | {each.name for each in options},
         other_amp=command.other_amp if amp is None else amp.other_amp,
         float16_amp=command.float16_amp if amp is None else amp.float16,
     )
 
 
-def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
+def _named(options: Sequence[OptionCandidate], name: str) -> list[OptionCandidate]:
     return [
         each
         for each in options
@@ -306,38 +306,42 @@ def _named(options: Sequence[Candidate], name: str) -> list[Candidate]:
     ]
 
 
-def _sounding(options: Sequence[Candidate], seen: ObservedSettings) -> list[Candidate]:
+def _sounding(
+    options: Sequence[OptionCandidate], observed: ObservedSettings
+) -> list[OptionCandidate]:
     """The options with "batch" in a name of their own (``--sub-batch-size``) that have the very
     value that was seen."""
     return [
         each
         for each in options
         if any(_BATCH.search(plain_name(name)) for name in (*each.option.flags, each.option.name))
-        and _source(each.option.value, seen) not in (None, "rows")
+        and _source(each.option.value, observed) not in (None, "rows")
     ]
 
 
 def _option(
-    command: Command, name: str, named: Sequence[Candidate], seen: ObservedSettings
+    command: Command, name: str, named: Sequence[OptionCandidate], observed: ObservedSettings
 ) -> FoundOption | LeftOption | None:
     if not named:
         return None
     shown = ", ".join(each.shown for each in named)
-    agreeing = [each for each in named if _agrees(name, each.option.value, seen)]
+    agreeing = [each for each in named if _agrees(name, each.option.value, observed)]
     if name == "batch_size":  # what was seen itself goes before what rows are a multiple of
-        plain = [each for each in agreeing if _source(each.option.value, seen) != "rows"]
+        plain = [each for each in agreeing if _source(each.option.value, observed) != "rows"]
         agreeing = plain or agreeing
     if not agreeing:
         values = ", ".join(f"{each.shown} is {each.option.value}" for each in named)
-        return LeftOption(name, shown, f"{values}; {_what_was_seen(name, seen)}")
+        return LeftOption(name, shown, f"{values}; {_what_was_seen(name, observed)}")
     chosen = _only(agreeing, lambda each: each.place is not None)
     if chosen is None:
         return LeftOption(name, shown, "several options have the observed value")
     write = _boolean if name in LOADER_SWITCHES else _number
-    return write(command, name, chosen, seen)
+    return write(command, name, chosen, observed)
 
 
-def _only(options: Sequence[Candidate], is_given: Callable[[Candidate], bool]) -> Candidate | None:
+def _only(
+    options: Sequence[OptionCandidate], is_given: Callable[[OptionCandidate], bool]
+) -> OptionCandidate | None:
     """The one of them, or the only one that the command says."""
     if len(options) == 1:
         return options[0]
@@ -345,13 +349,13 @@ def _only(options: Sequence[Candidate], is_given: Callable[[Candidate], bool]) -
     return given[0] if len(given) == 1 else None
 
 
-def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
+def _agrees(name: str, value: str | None, observed: ObservedSettings) -> bool:
     """Is an option's value what the run saw?"""
     if name == "batch_size":
-        return _source(value, seen) is not None
+        return _source(value, observed) is not None
     if name == "grad_accum":
-        return value is not None and value == str(seen.accumulation)
-    loader = seen.loader
+        return value is not None and value == str(observed.accumulation)
+    loader = observed.loader
     if loader is None:
         return False
     if name == "prefetch_factor":
@@ -367,46 +371,48 @@ def _agrees(name: str, value: str | None, seen: ObservedSettings) -> bool:
     return value == str(loader.num_workers)
 
 
-def _source(value: str | None, seen: ObservedSettings) -> BatchSource | None:
+def _source(value: str | None, observed: ObservedSettings) -> BatchSource | None:
     """The place where a run showed the batch size ``value``; ``None``: nowhere.
 
     A DataLoader that gives one ready-made batch at a time leaves it to the input of the model.
     """
     if value is None:
         return None
-    if value == str(seen.loader_batch):
+    if value == str(observed.loader_batch):
         return "loader"
-    if value == str(seen.batch_of_all):
+    if value == str(observed.batch_of_all):
         return "loaders"
-    if seen.loader_batch not in (None, 1):
+    if observed.loader_batch not in (None, 1):
         return None
-    if value == str(seen.call_batch):
+    if value == str(observed.call_batch):
         return "calls"
-    return "rows" if is_part_of_rows(value, seen) else None
+    return "rows" if is_part_of_rows(value, observed) else None
 
 
-def is_part_of_rows(value: str, seen: ObservedSettings) -> bool:
+def is_part_of_rows(value: str, observed: ObservedSettings) -> bool:
     """May the rows that a step's calls were given be a batch of ``value``, several for each?"""
     number = int(value) if NUMBER.fullmatch(value) else 0
-    return bool(number and seen.call_rows and seen.call_rows % number == 0)
+    return bool(number and observed.call_rows and observed.call_rows % number == 0)
 
 
-def _what_was_seen(name: str, seen: ObservedSettings) -> str:
+def _what_was_seen(name: str, observed: ObservedSettings) -> str:
     if name == "grad_accum":
-        what = seen.accumulation if seen.accumulation is not None else "an unknown number of"
+        what = (
+            observed.accumulation if observed.accumulation is not None else "an unknown number of"
+        )
         return f"a step has {what} micro-batches"
-    if name == "batch_size" and seen.loader_batch is None:
-        return f"the model is called with {seen.call_batch}"
-    if seen.loader is None:
+    if name == "batch_size" and observed.loader_batch is None:
+        return f"the model is called with {observed.call_batch}"
+    if observed.loader is None:
         return "no DataLoader fed the first step"
-    value = seen.loader_batch if name == "batch_size" else getattr(seen.loader, name)
-    if name == "prefetch_factor" and not seen.loader.num_workers:
+    value = observed.loader_batch if name == "batch_size" else getattr(observed.loader, name)
+    if name == "prefetch_factor" and not observed.loader.num_workers:
         value = None
     return f"the DataLoader has {value}"
 
 
 def _number(
-    command: Command, name: str, option: Candidate, seen: ObservedSettings
+    command: Command, name: str, option: OptionCandidate, observed: ObservedSettings
 ) -> FoundOption | LeftOption:
     text = said(command, option) or str(option.option.value)
     unset = name == "prefetch_factor" and text == "None"
@@ -415,14 +421,14 @@ def _number(
     if option.option.choices:
         return LeftOption(name, option.shown, "it accepts certain values only")
     writing = write_value(command, option, name, text)
-    source = _source(option.option.value, seen) or "loader"
+    source = _source(option.option.value, observed) or "loader"
     return FoundOption(name, option.shown, text, writing, source=source)
 
 
 def _boolean(
-    command: Command, name: str, option: Candidate, seen: ObservedSettings
+    command: Command, name: str, option: OptionCandidate, observed: ObservedSettings
 ) -> FoundOption | LeftOption:
-    del seen
+    del observed
     writing = write_switch(command, option, {ON: True, OFF: False})
     if writing is None:
         to = "off" if as_switch(option.option.value) else "on"
@@ -432,16 +438,16 @@ def _boolean(
 
 
 def _amp(
-    command: Command, options: Sequence[Candidate], seen: ObservedSettings
+    command: Command, options: Sequence[OptionCandidate], observed: ObservedSettings
 ) -> FoundOption | LeftOption | None:
     readings = amp_readings(command, options)
     if not readings:
         return None
     shown = ", ".join(dict.fromkeys(each.shown for each in readings))
-    agreeing = [each for each in readings if each.agrees(seen.autocast)]
+    agreeing = [each for each in readings if each.agrees(observed.autocast)]
     if not agreeing:
         now = ", ".join(f"{each.shown} says {each.now}" for each in readings)
-        return LeftOption("amp", shown, f"{now}; autocast was {seen.autocast or 'off'}")
+        return LeftOption("amp", shown, f"{now}; autocast was {observed.autocast or 'off'}")
     chosen = _only_reading(agreeing)
     if chosen is None:
         return LeftOption("amp", shown, "several options match the observed precision")

@@ -24,7 +24,7 @@ from trainfit.results.files.contents import Severity
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.speed import StepSpeed
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 from trainfit.speed.work import steady
 
 # ---
@@ -246,7 +246,7 @@ class Attempts:
     were fed less."""
 
     def __init__(
-        self, runs: Runs, memory_model: MemoryModel, machine: Machine, notes: Notes
+        self, runs: Runs, memory_model: MemoryModel, machine: HostedGpu, notes: Notes
     ) -> None:
         self._runs = runs
         self._memory_model = memory_model

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trainfit.memory.affine import AffineStream, NotAffineError, OtherCourseError
+from trainfit.memory.affine import AffineStream, OtherCourseError
 from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.command.parsing import Command
@@ -43,8 +43,9 @@ from trainfit.plan.sizing.recommendation import (
 )
 from trainfit.plan.sizing.speed import replicas_of
 from trainfit.results.configuration import BatchCheck, BatchLimits
+from trainfit.results.runs.recording import NotAffineError
 from trainfit.results.runs.spec import RunSpec
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 
 #: Why the current batch size stays where others are of no use.
 _PATHS: Final = "steps run different code at other batch sizes"
@@ -72,7 +73,7 @@ class BatchSizes:
         command: Command,
         runs: Runs,
         memory_model: MemoryModel,
-        machine: Machine,
+        machine: HostedGpu,
         notes: Notes,
         noise_scale: float | None,
         growth: Growth,

@@ -18,7 +18,7 @@ from trainfit.results.speed import StepSpeed
 from trainfit.results.text import byte_rate, ghz
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.measured import with_rates
-from trainfit.speed.step import REFERENCE_HZ, Machine, StepTime, step_time
+from trainfit.speed.step import REFERENCE_HZ, HostedGpu, StepBreakdown, step_time
 from trainfit.speed.work import Work, WorkLaw
 
 # ---
@@ -30,13 +30,13 @@ Pair = Sequence[tuple[int, Recording]]
 
 
 def memory_law(pair: Pair) -> AffineStream:
-    """Allocations, from as many steps as both runs made; raises ``affine.NotAffineError``."""
+    """Allocations, from as many steps as both runs made; raises ``NotAffineError``."""
     (one, first), (other, second) = _of_equal_length(pair)
     return AffineStream.between(first, one, second, other)
 
 
 def work_law(pair: Pair) -> WorkLaw:
-    """Kernels of the typical step of both runs; raises ``scaling.NotAffineError``."""
+    """Kernels of the typical step of both runs; raises ``NotAffineError``."""
     (one, first), (other, second) = _of_equal_length(pair)
     return WorkLaw.between(Work.of_steady_step(first), one, Work.of_steady_step(second), other)
 
@@ -55,12 +55,12 @@ def _of_equal_length(pair: Pair) -> list[tuple[int, Recording]]:
 
 def machine_of(
     gpu: GpuSpec, cpu: HostCpu | None = None, rates: Rates | None = None, profile: str = ""
-) -> Machine:
+) -> HostedGpu:
     """The GPU in a computer of which nothing is known but (perhaps) what a calibration profile
     measured (``rates``; ``profile`` is its name), and how fast the cores dispatch, or their clock:
     what a core does a cycle is taken to be alike then. What ``cpu`` says goes before the profile.
     """
-    machine = Machine(gpu, FITTED)
+    machine = HostedGpu(gpu, FITTED)
     if rates is not None and has_rates(gpu):
         machine = with_rates(machine, rates, profile)
     if cpu is not None and cpu.core_speed is not None:
@@ -71,7 +71,7 @@ def machine_of(
     return machine
 
 
-def step_seconds(recording: Recording, machine: Machine) -> float | None:
+def step_seconds(recording: Recording, machine: HostedGpu) -> float | None:
     """The typical step of a recording; ``None`` where nothing can be said."""
     if not has_rates(machine.gpu) or not recording.steps:
         return None
@@ -79,7 +79,7 @@ def step_seconds(recording: Recording, machine: Machine) -> float | None:
     return step_time(work, machine).seconds if len(work.table) else None
 
 
-def constants_of(machine: Machine) -> str:
+def constants_of(machine: HostedGpu) -> str:
     """A sentence on where the model's constants are from."""
     source = f"{machine.efficiency.source}; "
     if machine.profile:
@@ -118,7 +118,7 @@ def samples_per_batch(recording: Recording, batch: int | None) -> float | None:
     return makeup.effective_batch / batch if batch else None
 
 
-def speed_of(took: StepTime, batch: int | None, per_batch: float | None) -> StepSpeed:
+def speed_of(took: StepBreakdown, batch: int | None, per_batch: float | None) -> StepSpeed:
     """A step's time with the range that the truth lies in, and its rate: a step has ``per_batch``
     samples (:func:`samples_per_batch`) for each of ``batch``."""
     spread = took.spread

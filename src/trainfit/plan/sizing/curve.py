@@ -13,10 +13,10 @@ from typing import Final
 
 from trainfit.hardware import GpuSpec
 from trainfit.plan.sizing.costing import Pair, has_rates, samples_per_batch, speed_of, work_law
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.results.speed import KNEE, StepSpeed
-from trainfit.speed.step import Machine, step_time
-from trainfit.speed.work import NotAffineError, Work, period_of
+from trainfit.speed.step import HostedGpu, step_time
+from trainfit.speed.work import Work, period_of
 
 #: Batch sizes that are costed lie in steps of a quarter of the power of two below them.
 _PARTS: Final = 4
@@ -88,7 +88,7 @@ def saturation_batch(curve: Curve, noise_scale: float | None = None) -> int | No
     return min(-(-fast[0] // samples) * samples, most) if fast else None
 
 
-def curve_of(pair: Pair, machine: Machine, largest: int, unit: int = 1) -> Curve:
+def curve_of(pair: Pair, machine: HostedGpu, largest: int, unit: int = 1) -> Curve:
     """Steps at multiples of ``unit`` up to ``largest``, from two recordings at different batch
     sizes."""
     largest -= largest % unit
@@ -190,7 +190,7 @@ _NEXT: Final = 1 / 8
 
 
 def timed(
-    recording: Recording, batch: int, machine: Machine, full: int | None = None
+    recording: Recording, batch: int, machine: HostedGpu, full: int | None = None
 ) -> StepSpeed | None:
     """A step of a trial; ``None`` where nothing can be said.
 

@@ -23,7 +23,7 @@ from trainfit.results.runs.continuation import (
 )
 from trainfit.results.runs.generation import ContextPoint, GeneratedText, Generation, generated_text
 from trainfit.results.runs.recording import KINDS, MALLOC, Recording
-from trainfit.speed.step import Machine, step_time
+from trainfit.speed.step import HostedGpu, step_time
 from trainfit.speed.work import COLUMNS, Work, one_off
 
 #: Places of a text at which calls are costed; between them their time is taken to be linear.
@@ -41,7 +41,7 @@ _KV_CACHE: Final = KINDS.index("kv_cache")
 
 def generation(
     recording: Recording,
-    machine: Machine,
+    machine: HostedGpu,
     memory_model: MemoryModel,
     batch: int | None = None,
     law: AffineStream | None = None,
@@ -100,7 +100,7 @@ def _cache_bytes(recording: Recording) -> int | None:
 
 
 def _timed(
-    found: Generation, recording: Recording, text: GeneratedText, machine: Machine
+    found: Generation, recording: Recording, text: GeneratedText, machine: HostedGpu
 ) -> Generation:
     work = Work.of_step(recording, text.prefill)
     if not text.prefill:
@@ -120,7 +120,7 @@ def _timed(
 
 
 def decode_seconds(
-    recording: Recording, text: GeneratedText, machine: Machine
+    recording: Recording, text: GeneratedText, machine: HostedGpu
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Seconds of each call after the prompt's, from those at some places of the text.
 

@@ -21,7 +21,7 @@ from trainfit.results.runs.steps import MARKS, TRANSFERS
 from trainfit.results.speed import CollectiveTime, GpuShare, GpusOfProcess
 from trainfit.results.text import count, duration, percent, size
 from trainfit.speed.collectives import one_collective
-from trainfit.speed.step import Machine, TimedWork, step_time
+from trainfit.speed.step import HostedGpu, TimedWork, step_time
 from trainfit.speed.work import Work
 
 #: Together they do little more than one GPU would.
@@ -31,7 +31,7 @@ _ALIKE: Final = 0.1
 
 
 def gpus_of_process(
-    recording: Recording, machine: Machine, memory_model: MemoryModel
+    recording: Recording, machine: HostedGpu, memory_model: MemoryModel
 ) -> GpusOfProcess | None:
     """The GPUs of a job of one process that uses several; ``None`` for another."""
     stream = Stream.of(recording)
@@ -62,14 +62,14 @@ def gpus_of_process(
     return GpusOfProcess(words, tuple(shares), transfers, replicated, ddp_s if replicated else None)
 
 
-def _busy(work: Work, machine: Machine) -> dict[int, float]:
+def _busy(work: Work, machine: HostedGpu) -> dict[int, float]:
     """The share of a step in which each GPU computes."""
     timed, took = TimedWork(work, machine), step_time(work, machine).seconds
     totals = np.bincount(gpu_of(work.stream), weights=timed.seconds) / work.steps
     return {gpu: float(total) / took for gpu, total in enumerate(totals.tolist())}
 
 
-def _by_ddp(work: Work, machine: Machine, gpus: int) -> float | None:
+def _by_ddp(work: Work, machine: HostedGpu, gpus: int) -> float | None:
     """Seconds of a step with a process for each GPU: what the first GPU does here, without what
     passes between them, and an all-reduce of the gradients after it.
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.memory.affine import AffineStream, NotAffineError
+from trainfit.memory.affine import AffineStream
 from trainfit.memory.capacity import context_parts, least_capacity
 from trainfit.memory.replay import Stream, live_at, replay
 from trainfit.plan.command.parsing import Command
@@ -36,7 +36,7 @@ from trainfit.results.gpus import total
 from trainfit.results.plan import TunableLimit, TunablePoint, TunableSizes
 from trainfit.results.runs.continuation import ended
 from trainfit.results.runs.generation import generated_text
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.spec import RunSpec
 
@@ -189,7 +189,7 @@ def tunable_sizes(
     command, name, shown = tunable.command, tunable.name, tunable.shown
     present = int(command.present[name])
     job.runs.use(command)
-    search = _Search(job, name, shown, present, spec)
+    search = _LengthSearch(job, name, shown, present, spec)
     found = TunableSizes(name, shown, present)
     try:
         search.look(present)
@@ -229,7 +229,7 @@ class _Simulated:
         return recording_of(self.trace)
 
 
-class _Search:
+class _LengthSearch:
     """Simulates a job at values of its tunable."""
 
     def __init__(self, job: PlannedJob, name: str, shown: str, present: int, spec: RunSpec) -> None:

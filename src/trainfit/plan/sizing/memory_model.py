@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from trainfit.hardware import GpuSpec
 from trainfit.memory import capacity
-from trainfit.memory.affine import AffineStream, NotAffineError
-from trainfit.memory.capacity import Device, bounds_of, largest_batch
+from trainfit.memory.affine import AffineStream
+from trainfit.memory.capacity import DeviceCapacity, bounds_of, largest_batch
 from trainfit.memory.replay import Replay, Stream
 from trainfit.plan.runs.batches import most_full
 from trainfit.plan.runs.failures import ScriptError
@@ -23,7 +23,7 @@ from trainfit.results.configuration import BatchCheck, BatchLimits
 from trainfit.results.gpus import Constant, total
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Basis
-from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.recording import NotAffineError, Recording
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.steps import LONG_TRAINING, StepPattern
 from trainfit.results.text import size
@@ -75,9 +75,9 @@ class MemoryModel:
         return 1 - min(usable / self.capacity_bytes, 1.0)
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceCapacity:
         """The GPU as far as a replay asks for it."""
-        return Device(self.capacity_bytes, self.context_bytes, self.settings)
+        return DeviceCapacity(self.capacity_bytes, self.context_bytes, self.settings)
 
     def limited(self, stream: Stream) -> Replay:
         """A replay at the GPU's capacity."""
@@ -85,7 +85,7 @@ class MemoryModel:
 
     def leaves_margin(self, stream: Stream) -> bool:
         """Does it leave the headroom free, but for blocks that nothing uses?"""
-        return dataclasses.replace(self.device, capacity_bytes=self.usable_bytes).has_room(stream)
+        return self.device.within(self.usable_bytes).has_room(stream)
 
     def unlimited(self, stream: Stream) -> Replay:
         """A replay as if memory had no end."""

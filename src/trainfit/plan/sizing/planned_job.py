@@ -26,7 +26,7 @@ from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import StepMakeup, StepPattern
 from trainfit.results.text import size
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 
 #: Times the memory of rank 0 up to which another rank's, of fewer steps, is the same.
 _SAME: Final = 1.05
@@ -48,7 +48,7 @@ class PlannedJob:
 
     command: Command
     gpu: GpuSpec
-    machine: Machine
+    machine: HostedGpu
     memory_model: MemoryModel
     runs: Runs
     notes: Notes
@@ -256,7 +256,7 @@ def largest_batch_of(
 def planned_job(
     command: Command,
     gpu: GpuSpec,
-    machine: Machine,
+    machine: HostedGpu,
     memory_model: MemoryModel,
     runs: Runs,
     notes: Notes,

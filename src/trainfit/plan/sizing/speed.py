@@ -25,7 +25,7 @@ from trainfit.results.speed import CollectiveTime, PacedCalls, Ranks, SlowedCall
 from trainfit.results.text import duration
 from trainfit.speed.collectives import collective_seconds
 from trainfit.speed.kernel_times import peak_flops
-from trainfit.speed.step import HostCosts, Machine, step_time
+from trainfit.speed.step import HostCosts, HostedGpu, step_time
 from trainfit.speed.work import Work, period_of
 
 #: Of its highest clock, what a core was seen to have at 30 calls a second: 3.5 to 1.7 of 4.0 GHz
@@ -37,7 +37,7 @@ _NO_LAUNCHES: Final = HostCosts(*([0.0] * len(dataclasses.fields(HostCosts))))
 def speed(
     recording: Recording,
     batch: int | None,
-    machine: Machine,
+    machine: HostedGpu,
     curve: Curve | None = None,
     samples: int | None = None,
     *,
@@ -70,7 +70,7 @@ def speed(
     )
 
 
-def paced_calls(work: Work, machine: Machine) -> PacedCalls:
+def paced_calls(work: Work, machine: HostedGpu) -> PacedCalls:
     """The call by cores whose clock fell between calls; the GPU's is taken to stay up."""
     slowed = []
     for share in CLOCK_SHARES:
@@ -126,7 +126,7 @@ def _batches_of(step: StepSpeed, makeup: StepMakeup | None) -> float:
 
 
 def launched_step(
-    recording: Recording | None, batch: int, parts: int, curve: Curve, machine: Machine
+    recording: Recording | None, batch: int, parts: int, curve: Curve, machine: HostedGpu
 ) -> StepSpeed | None:
     """The step with ``parts`` micro-batches of ``batch`` samples: that of ``recording``, its run,
     or what the curve's has in proportion; ``None``: not known."""
@@ -175,7 +175,7 @@ _STAGES: Final = (
 )
 
 
-def ranks_of(recording: Recording, machine: Machine, compared: str = "") -> Ranks | None:
+def ranks_of(recording: Recording, machine: HostedGpu, compared: str = "") -> Ranks | None:
     """The ranks of a job of several processes; ``None`` for one. ``compared`` says which other rank
     was."""
     count = recording.ranks
@@ -197,7 +197,7 @@ def replicas_of(trace: Trace) -> int:
     return max(1, recording.ranks // max(1, len(trace.ranks)) // recording.sharing)
 
 
-def transfers(work: Work, machine: Machine) -> tuple[CollectiveTime, ...]:
+def transfers(work: Work, machine: HostedGpu) -> tuple[CollectiveTime, ...]:
     """What passes between GPUs in a step, by kind, the longest first; of work of several steps
     their mean."""
     rated = has_rates(machine.gpu)

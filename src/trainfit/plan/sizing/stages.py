@@ -16,10 +16,10 @@ from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.runs.recording import Recording
-from trainfit.results.speed import CollectiveTime, Ranks, Speed, Stage, StepSpeed
+from trainfit.results.speed import CollectiveTime, PipelineStage, Ranks, Speed, StepSpeed
 from trainfit.results.text import duration, percent, size
 from trainfit.speed.pipeline import pipeline_step
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 from trainfit.speed.work import Work
 
 #: Bubbles of a larger share of a step are worth a word.
@@ -38,18 +38,18 @@ class Pipeline:
     """The ranks of a pipeline with one step of each, and that step's seconds (``None``: not known)
     of all of them together."""
 
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[PipelineStage, ...] = ()
     seconds: float | None = None
     micro_batches: int = 0
     #: Of a step, with ranks that are not of the pipeline.
     collectives: tuple[CollectiveTime, ...] = ()
 
-    def ranks(self, found: Ranks | None) -> Ranks | None:
+    def ranks(self, ranks: Ranks | None) -> Ranks | None:
         """The same ranks with what is known of the stages."""
-        if found is None or not self.stages:
-            return found
+        if ranks is None or not self.stages:
+            return ranks
         return dataclasses.replace(
-            found, stages=self.stages, bubble_share=self.bubble_share, equal=_STAGES
+            ranks, stages=self.stages, bubble_share=self.bubble_share, equal=_STAGES
         )
 
     @property
@@ -151,7 +151,9 @@ def _longer(step: StepSpeed, longer: float) -> StepSpeed:
     )
 
 
-def pipeline(traces: Mapping[int, Trace], machine: Machine, memory_model: MemoryModel) -> Pipeline:
+def pipeline(
+    traces: Mapping[int, Trace], machine: HostedGpu, memory_model: MemoryModel
+) -> Pipeline:
     """The pipeline of the ranks that were simulated side by side; empty where there are none."""
     recordings = {
         rank: each.recording
@@ -182,11 +184,11 @@ def _name(kind: str) -> str:
 
 def _stage(
     rank: int, recording: Recording, model: MemoryModel, computing_s: float | None, work: Work
-) -> Stage:
+) -> PipelineStage:
     shown, _ = model.shown(Stream.of(recording))
     figures = model.figures(shown, context_parts(recording))
     sent = int(work.column("read")[_sends(work)].sum()) // work.steps
-    return Stage(rank, shown.peak_allocated, figures.device_bytes, computing_s, sent)
+    return PipelineStage(rank, shown.peak_allocated, figures.device_bytes, computing_s, sent)
 
 
 def _sends(work: Work) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

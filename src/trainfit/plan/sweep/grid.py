@@ -96,7 +96,7 @@ def read_sweep(path: Path) -> Sweep:
     Raises :class:`SweepFileError` for a file that is missing, no TOML, or says what cannot be.
     """
     document = toml_document(path, "sweep", SweepFileError, f"begin it with {_EXAMPLE}")
-    reader = _Reader(path)
+    reader = _GridReader(path)
     reader.known(document, _KEYS, "key")
     verb = document.get("verb", "plan")
     if verb not in OPTIONS:
@@ -123,7 +123,7 @@ def _combinations(values: Mapping[str, Sequence[object]]) -> Iterator[dict[str, 
         yield dict(zip(values, chosen, strict=True))
 
 
-class _Reader:
+class _GridReader:
     """Checks what a sweep's file says; its errors name the file."""
 
     def __init__(self, path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from trainfit.report.blocks import (
     Chart,
-    Command,
     Headline,
+    Snippet,
     Subject,
     Table,
     Tile,
@@ -59,7 +59,7 @@ def noise_subject(result: NoiseResult) -> Subject:
     if result.noise is not None:
         tiles.insert(0, Tile("Noise scale", result.noise.text, "samples, 90% interval"))
     line = result.line
-    following = Command("trainfit batch explain FILE --to BATCH", "Next")
+    following = Snippet("trainfit batch explain FILE --to BATCH", "Next")
     batch = f"{result.micro_batch} × {result.accumulation} micro-batches × "
     cost = ""
     if result.cost_share is not None:
@@ -187,9 +187,11 @@ def _sources(claims: Sequence[Claim]) -> dict[str, str]:
     return {source.work: source.reference for each in claims for source in each.sources}
 
 
-def _critical(found: Interval) -> str:
-    low = samples_text(found.low)
-    where = f"{low} to {samples_text(found.high)}" if found.high is not None else f"{low} or more"
+def _critical(interval: Interval) -> str:
+    low = samples_text(interval.low)
+    where = (
+        f"{low} to {samples_text(interval.high)}" if interval.high is not None else f"{low} or more"
+    )
     return f"{where} over a training (all ranges here cover it)"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainfit.report.blocks import Headline, Subject, Text, section
 from trainfit.report.blocks import table as table_of
-from trainfit.results.memory import Cause, HandReport, HandRow
+from trainfit.results.memory import DifferenceCause, HandReport, HandRow
 from trainfit.results.text import size, size_range
 
 #: Rows with less than this share of both sums are one row together.
@@ -197,7 +197,7 @@ def _causes(report: HandReport) -> list[tuple[str, str]]:
     return rows
 
 
-def _text(report: HandReport, cause: Cause) -> str:
+def _text(report: HandReport, cause: DifferenceCause) -> str:
     phase = report.moment.phase
     if cause.name == "gradients_missing":
         return _GRADIENTS_MISSING.get(phase, "gradients that were freed before the peak")

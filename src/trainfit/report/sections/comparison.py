@@ -8,9 +8,9 @@ from typing import Any, Final
 from trainfit.report.blocks import (
     PAGE,
     Chart,
-    Command,
     Headline,
     Section,
+    Snippet,
     Subject,
     Text,
     Tone,
@@ -23,7 +23,7 @@ from trainfit.report.charts import NAMES, TIP, chart, nominal, tip, values, x
 from trainfit.report.notes import plain
 from trainfit.report.watch import PHASES
 from trainfit.results.text import duration, percent, rate, size
-from trainfit.results.watch import Change, Comparison, Verification
+from trainfit.results.watch import AdviceVerification, Change, Comparison
 
 _ACROSS: Final = "change from A to B (%, with the 95% interval)"
 _TONES: Final[Mapping[str, Tone]] = {"faster": "good", "slower": "bad", "proven": "good",
@@ -48,11 +48,11 @@ def comparison_subject(result: Comparison) -> Subject:
     )
 
 
-def tried_subject(result: Verification) -> Subject:
+def tried_subject(result: AdviceVerification) -> Subject:
     """What came of a change that was tried, and the command with it."""
     is_proven = result.verdict == "proven"
     label = "Run" if is_proven else "Tried"
-    command = (Command(result.changed_command, label),) if result.changed_command else ()
+    command = (Snippet(result.changed_command, label),) if result.changed_command else ()
     rest = ""
     if result.left_out and result.settings:
         rest = f"{_settings(result.left_out)}: the command has no placeholder for it"
@@ -216,7 +216,7 @@ def _effects(result: Comparison) -> Chart | None:
     return Chart("What changed, with 95% intervals", says, spec, table, detail=PAGE)
 
 
-def verified_text(result: Verification) -> str:
+def verified_text(result: AdviceVerification) -> str:
     """The verdict in one line."""
     settings = _settings(result.settings)
     gain = result.gain
@@ -233,7 +233,7 @@ def verified_text(result: Verification) -> str:
     return f"{found} {settings}: {numbers}; detectable from {least} on"
 
 
-def _detectable(result: Verification) -> float:
+def _detectable(result: AdviceVerification) -> float:
     change = result.comparison.main if result.comparison is not None else None
     return change.detectable or 0.0 if change is not None else 0.0
 

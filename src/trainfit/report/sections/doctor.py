@@ -11,13 +11,13 @@ from trainfit.hardware.machine.parsing import cpu_list_text
 from trainfit.report.blocks import (
     WHOLE,
     Block,
-    Command,
     Facts,
     Headline,
     Item,
     Items,
     Row,
     Section,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -117,7 +117,7 @@ def _bad(check: Check, number: int) -> Items:
             *evidence,
         ),
         tuple(
-            Command(fix.action, "Fix", min(10 + number + 40 * at, _LAST), fix.undo, fix.cost)
+            Snippet(fix.action, "Fix", min(10 + number + 40 * at, _LAST), fix.undo, fix.cost)
             for at, fix in enumerate(check.fixes)
         ),
         min(number, 9),
@@ -134,7 +134,7 @@ def _unknown(check: Check, number: int) -> Items:
         check.name,
         (Row("needed", check.cause, min(80 + number, _LAST)), *_evidence(check, WHOLE)),
         tuple(
-            Command(fix.action, "To try", min(85 + number, _LAST), fix.undo, fix.cost)
+            Snippet(fix.action, "To try", min(85 + number, _LAST), fix.undo, fix.cost)
             for fix in check.fixes
         ),
         min(22 + number, _LAST),

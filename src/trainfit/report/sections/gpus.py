@@ -29,7 +29,7 @@ from trainfit.report.notes import comparison_notes
 from trainfit.report.sections.plan_facts import BOUNDS
 from trainfit.report.steps import step_lines
 from trainfit.results.gpus import GpuFigures, GpusResult
-from trainfit.results.speed import KNEE, Effect, GpuComparison, GpuEstimate
+from trainfit.results.speed import KNEE, FigureEffect, GpuComparison, GpuEstimate
 from trainfit.results.text import (
     GIB,
     count,
@@ -420,7 +420,7 @@ def _effects(result: GpuComparison) -> list[Table | None]:
     ]
 
 
-def _effect(effect: Effect, estimate: GpuEstimate) -> str:
+def _effect(effect: FigureEffect, estimate: GpuEstimate) -> str:
     if effect.step_change is None:
         if effect.largest_batch is None or estimate.largest_batch is None:
             return "only the current batch size is known"

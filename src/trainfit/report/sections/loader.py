@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from trainfit.report.blocks import (
     Chart,
-    Command,
     Headline,
     Item,
     Items,
     Section,
+    Snippet,
     Subject,
     Table,
     Tile,
@@ -129,25 +129,25 @@ def loader_sections(result: LoaderResult, *, settings: bool = True) -> list[Sect
     ]
 
 
-def _commands(result: LoaderResult) -> Iterator[Command]:
+def _commands(result: LoaderResult) -> Iterator[Snippet]:
     """What to write where."""
     if result.verdict != "cannot_tell" and result.recommended != result.present:
         if result.launch_sets:
-            yield Command(result.launch, "Run")
+            yield Snippet(result.launch, "Run")
         if line := loader_line(result.recommended, result.present, result.launch_sets):
-            yield Command(line, "Write")
+            yield Snippet(line, "Write")
         if result.recommended.worker_threads != result.present.worker_threads:
             threads = f"torch.set_num_threads({result.recommended.worker_threads})"
-            yield Command(threads, "In the DataLoader's worker_init_fn")
+            yield Snippet(threads, "In the DataLoader's worker_init_fn")
     for variable in result.variables:
         if variable.where != "environment":
-            yield Command(variable.line, f"In the {variable.where}")
+            yield Snippet(variable.line, f"In the {variable.where}")
     if result.cores is not None and result.cores.prefix.startswith("torchrun"):
-        yield Command(f"{result.cores.prefix} …", "Instead of python")
+        yield Snippet(f"{result.cores.prefix} …", "Instead of python")
     elif result.launch and not result.launch_sets:
-        yield Command(result.launch, "Run")
+        yield Snippet(result.launch, "Run")
     elif not result.command or result.command.startswith("--loader"):
-        yield from (Command(line, "Before the command") for line in _before_command(result))
+        yield from (Snippet(line, "Before the command") for line in _before_command(result))
 
 
 def _notes(result: LoaderResult) -> Iterator[Note]:
@@ -343,11 +343,11 @@ def _settings(result: LoaderResult) -> Table | None:
     )
 
 
-def reason_text(each: SettingReason) -> str:
+def reason_text(reason: SettingReason) -> str:
     """Why a setting has its value, or stays as it is."""
-    if each.misread:
-        return f"{each.present!r} {each.misread}; {each.reason}"
-    return f"kept: {each.reason}" if each.is_kept else each.reason
+    if reason.misread:
+        return f"{reason.present!r} {reason.misread}; {reason.reason}"
+    return f"kept: {reason.reason}" if reason.is_kept else reason.reason
 
 
 def _together(texts: Sequence[str]) -> str:
@@ -449,17 +449,17 @@ def _workers(result: LoaderResult) -> Chart | None:
     )
 
 
-def _point(each: Candidate, name: str, per_s: float | None) -> dict[str, Any]:
+def _point(candidate: Candidate, name: str, per_s: float | None) -> dict[str, Any]:
     return {
-        "workers": each.settings.num_workers,
+        "workers": candidate.settings.num_workers,
         "rate": per_s,
         "name": name,
         "tip": tip(
-            settings_words(each.settings),
+            settings_words(candidate.settings),
             (name, f"{rate(per_s)} batches/s"),
-            ("GPU waits", percent(each.waiting_share)),
-            ("busy cores", f"{each.busy_cores:.2f}"),
-            ("slower because", each.oversubscribed),
+            ("GPU waits", percent(candidate.waiting_share)),
+            ("busy cores", f"{candidate.busy_cores:.2f}"),
+            ("slower because", candidate.oversubscribed),
         ),
     }
 

@@ -231,10 +231,10 @@ def workers_table(result: LoaderResult) -> Table:
     )
 
 
-def _workers_row(result: LoaderResult, each: Candidate) -> tuple[str, ...]:
-    settings = each.settings
+def _workers_row(result: LoaderResult, candidate: Candidate) -> tuple[str, ...]:
+    settings = candidate.settings
     run = _measured(result, settings)
-    waits = each.waiting_share
+    waits = candidate.waiting_share
     if run is not None and run.waiting_share is not None:
         waits = run.waiting_share
     marks = []
@@ -242,18 +242,18 @@ def _workers_row(result: LoaderResult, each: Candidate) -> tuple[str, ...]:
         marks.append("recommended")
     if steady(settings) == steady(result.present):
         marks.append("current")
-    if each.infeasible:
-        marks.append(f"infeasible: {each.infeasible}")
-    elif each.oversubscribed:
-        marks.append(f"oversubscribed: {each.oversubscribed}")
+    if candidate.infeasible:
+        marks.append(f"infeasible: {candidate.infeasible}")
+    elif candidate.oversubscribed:
+        marks.append(f"oversubscribed: {candidate.oversubscribed}")
     return (
         str(settings.num_workers),
         settings_words(settings),
-        rate(each.batches_per_s),
+        rate(candidate.batches_per_s),
         rate(run.measured_batches_per_s if run is not None else None),
         percent(waits) if result.step_s else "-",
-        f"{each.busy_cores:.1f}",
-        size(each.ram_bytes),
+        f"{candidate.busy_cores:.1f}",
+        size(candidate.ram_bytes),
         ", ".join(marks),
     )
 
@@ -520,11 +520,11 @@ def _limit_there(loading: DataLoading, low: float, high: float) -> str:
     return "; either part may be the limit there"
 
 
-def verdict_words(loading: DataLoading, found: LoaderResult) -> str:
+def verdict_words(loading: DataLoading, result: LoaderResult) -> str:
     """Which part is the limit, the DataLoader or the GPU."""
     if loading.bottleneck == "unknown":
         reason = "no step time is known; give --step-time"
-        if found.step_s > 0:
+        if result.step_s > 0:
             reason = "the loader's rate is not known; see the errors below"
         return f"cannot tell which part is the limit: {reason}"
     if loading.bottleneck == "loader":

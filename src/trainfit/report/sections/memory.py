@@ -297,15 +297,15 @@ def _course(summary: RecordingSummary) -> StepPattern | None:
     return summary.pattern if summary.steps or summary.out_of_memory is None else None
 
 
-def _largest_one(found: Allocation | None, total: int) -> str:
+def _largest_one(allocation: Allocation | None, total: int) -> str:
     """The largest allocation at the peak, where it is a good part of it."""
-    if found is None or found.nbytes < max(_LARGE_ONE * total, _LEAST_LARGE):
+    if allocation is None or allocation.nbytes < max(_LARGE_ONE * total, _LEAST_LARGE):
         return ""
-    at = f" at {found.line}" if found.line is not None else ""
-    module = f" in {found.module}" if found.module else ""
+    at = f" at {allocation.line}" if allocation.line is not None else ""
+    module = f" in {allocation.module}" if allocation.module else ""
     return (
-        f"{size(found.nbytes)} ({share(found.nbytes, total)}) in one piece: "
-        f"{kind_title(found.kind)} by {found.operator}{module}{at}"
+        f"{size(allocation.nbytes)} ({share(allocation.nbytes, total)}) in one piece: "
+        f"{kind_title(allocation.kind)} by {allocation.operator}{module}{at}"
     )
 
 
@@ -486,41 +486,41 @@ def _between_table(report: MemoryReport) -> Table | None:
     return table_of(("Kind", "Memory", "Remark"), rows, caption, (1,))
 
 
-def _optimizer_text(found: OptimizerTable | None) -> str:
+def _optimizer_text(optimizers: OptimizerTable | None) -> str:
     """The script's, and the one that needs least, in multiples of the parameters."""
-    if found is None or not found.trained_bytes:
+    if optimizers is None or not optimizers.trained_bytes:
         return ""
-    present = f"{found.present or 'its optimizer'}: "
-    present += f"{size(found.present_bytes)} with parameters and gradients"
-    present += f" ({times(found.present_bytes / found.trained_bytes)} the parameters)"
+    present = f"{optimizers.present or 'its optimizer'}: "
+    present += f"{size(optimizers.present_bytes)} with parameters and gradients"
+    present += f" ({times(optimizers.present_bytes / optimizers.trained_bytes)} the parameters)"
     least = min(
-        (row for row in found.rows if row.between_steps_bytes is not None),
+        (row for row in optimizers.rows if row.between_steps_bytes is not None),
         key=lambda row: row.between_steps_bytes or 0,
         default=None,
     )
-    if least is None or (least.between_steps_bytes or 0) >= found.present_bytes:
+    if least is None or (least.between_steps_bytes or 0) >= optimizers.present_bytes:
         return present
     return f"{present}; least of those simulated: {least.name} {size(least.between_steps_bytes)}"
 
 
-def _optimizers(found: OptimizerTable | None) -> list[Table | Text | None]:
-    if found is None or not found.trained_bytes:
+def _optimizers(optimizers: OptimizerTable | None) -> list[Table | Text | None]:
+    if optimizers is None or not optimizers.trained_bytes:
         return []
-    trained = found.trained_bytes
-    known = [row for row in found.rows if row.between_steps_bytes is not None]
+    trained = optimizers.trained_bytes
+    known = [row for row in optimizers.rows if row.between_steps_bytes is not None]
     present = (
-        f"this script, {found.present or 'its optimizer'}",
-        times(found.present_bytes / trained),
-        size(found.present_bytes),
+        f"this script, {optimizers.present or 'its optimizer'}",
+        times(optimizers.present_bytes / trained),
+        size(optimizers.present_bytes),
         "",
         "",
     )
     unknown = [
         (row.name, f"cannot tell: {row.reason}")
-        for row in found.rows
+        for row in optimizers.rows
         if row.between_steps_bytes is None
     ]
-    frozen = f"{size(found.frozen_bytes)} of frozen parameters come on top of each"
+    frozen = f"{size(optimizers.frozen_bytes)} of frozen parameters come on top of each"
     return [
         table_of(
             ("Optimizer", "Between steps", "Bytes", "Peak", "Peak bytes"),
@@ -530,7 +530,7 @@ def _optimizers(found: OptimizerTable | None) -> list[Table | Text | None]:
             (1, 2, 3, 4),
         ),
         table_of(("Optimizer", "Not simulated"), unknown),
-        Text(frozen) if found.frozen_bytes else None,
+        Text(frozen) if optimizers.frozen_bytes else None,
     ]  # fmt: skip
 
 
@@ -570,13 +570,15 @@ def _fragmentation(report: MemoryReport) -> list[Facts | Table | Text | None]:
     ]  # fmt: skip
 
 
-def _setting_row(each: SettingOutcome, present: SettingOutcome) -> tuple[str, ...]:
-    name = each.setting or (f"as it is ({each.environment})" if each.environment else "as it is")
-    delta = each.reserved_bytes - present.reserved_bytes
-    verdict = "fits" if each.fits else "does not fit"
-    if each.retries:
-        verdict += f", releases its cache {count(each.retries, 'time')}"
-    if each.device_allocations_per_step:
-        verdict += f", {each.device_allocations_per_step} cudaMalloc a step"
+def _setting_row(outcome: SettingOutcome, present: SettingOutcome) -> tuple[str, ...]:
+    name = outcome.setting or (
+        f"as it is ({outcome.environment})" if outcome.environment else "as it is"
+    )
+    delta = outcome.reserved_bytes - present.reserved_bytes
+    verdict = "fits" if outcome.fits else "does not fit"
+    if outcome.retries:
+        verdict += f", releases its cache {count(outcome.retries, 'time')}"
+    if outcome.device_allocations_per_step:
+        verdict += f", {outcome.device_allocations_per_step} cudaMalloc a step"
     change = "0" if abs(delta) < MIB // 2 else size(delta, signed=True)
-    return name, size(each.reserved_bytes), change if each.setting else "", verdict
+    return name, size(outcome.reserved_bytes), change if outcome.setting else "", verdict

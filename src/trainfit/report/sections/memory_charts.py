@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from trainfit.report.blocks import Chart, Command, Facts, Table, Text, facts, figures
+from trainfit.report.blocks import Chart, Facts, Snippet, Table, Text, facts, figures
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import (
     MEMORY_KINDS,
@@ -469,7 +469,7 @@ def by_batch(result: PlanResult, detail: JobDetail) -> Chart | None:
 # How memory grows with the batch size.
 
 
-def memory_growth(report: MemoryReport) -> list[Facts | Table | Text | Command | None]:
+def memory_growth(report: MemoryReport) -> list[Facts | Table | Text | Snippet | None]:
     """The linear model, what grows, figures for batch sizes, and where the model ends."""
     law = report.batches
     if law is None and report.step is not None and report.step.is_whole:
@@ -477,7 +477,7 @@ def memory_growth(report: MemoryReport) -> list[Facts | Table | Text | Command |
         return [Text(text, detail=9)]
     if law is None:
         words, *commands = _missing(report)
-        return [Text(words, detail=9), *(Command(each, detail=9) for each in commands)]
+        return [Text(words, detail=9), *(Snippet(each, detail=9) for each in commands)]
     low, high = law.batches
     if law.law == "none":
         return [Text(f"no linear model from batch sizes {low} and {high}: {law.reason}", detail=9)]

@@ -9,7 +9,6 @@ from typing import Final
 from trainfit.report.blocks import (
     WHOLE,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
@@ -17,6 +16,7 @@ from trainfit.report.blocks import (
     Output,
     Row,
     Section,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -127,7 +127,7 @@ def _headline(result: PaceResult) -> Headline:
     own = next((each for each in result.advice if each.name not in ("", tried)), None)
     commands = []
     if own is not None and not fixed:
-        commands.append(Command(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
+        commands.append(Snippet(f"trainfit pace {result.target} --fix {own.name}", "Try the fix"))
     tiles = [
         Tile(
             rate_name(row.hz),
@@ -240,10 +240,10 @@ def _every(result: PaceResult) -> str:
     return f"one call in {result.period}" if result.period > 1 else "a call"
 
 
-def _attribution(found: Attribution | None) -> list[Section]:
-    if found is None:
+def _attribution(attribution: Attribution | None) -> list[Section]:
+    if attribution is None:
         return []
-    excess = found.excess_s
+    excess = attribution.excess_s
     low, high = duration(max(0.0, excess.low)), duration(excess.high)
     causes = [
         Item(
@@ -253,24 +253,24 @@ def _attribution(found: Attribution | None) -> list[Section]:
             rows(*(("evidence", text) for text in each.evidence)),
             detail=2,
         )
-        for each in found.findings
+        for each in attribution.findings
     ]
     said = facts(
-        ("cannot tell", found.cannot_tell, 3),
-        *(("to learn more", words, WHOLE) for words in found.would_tell),
+        ("cannot tell", attribution.cannot_tell, 3),
+        *(("to learn more", words, WHOLE) for words in attribution.would_tell),
         *(("not tried", f"{ARMS[each.arm]}: {each.why_not}", WHOLE)
-          for each in found.arms if each.why_not),
+          for each in attribution.arms if each.why_not),
         lines=4,
     )  # fmt: skip
-    more = f"at {found.hz:g} Hz a call needs {duration(excess.value)} more ({low} to {high})"
+    more = f"at {attribution.hz:g} Hz a call needs {duration(excess.value)} more ({low} to {high})"
     return section(
-        "Why paced calls are slower", Text(more, detail=1), items(causes), said, _arms(found)
+        "Why paced calls are slower", Text(more, detail=1), items(causes), said, _arms(attribution)
     )
 
 
-def _arms(found: Attribution) -> Chart | None:
+def _arms(attribution: Attribution) -> Chart | None:
     """What each way of spending the wait gives back of the excess."""
-    shown = [each for each in found.arms if each.recovered is not None]
+    shown = [each for each in attribution.arms if each.recovered is not None]
     rows = []
     for each in shown:
         share = each.recovered
@@ -308,7 +308,7 @@ def _arms(found: Attribution) -> Chart | None:
         [
             (ARMS[each.arm], *map(duration, (each.wall_s, each.cpu_s, each.device_s)),
              percent(each.speed), _interval(each.recovered) if each.recovered else "-")
-            for each in found.arms if not each.why_not
+            for each in attribution.arms if not each.why_not
         ],
         "What each way of spending the wait recovers of the excess",
         (1, 2, 3, 4, 5),
@@ -316,10 +316,10 @@ def _arms(found: Attribution) -> Chart | None:
     return Chart("The experiment: what is done between calls", says, spec, table, detail=10)
 
 
-def _interval(found: Estimate) -> str:
+def _interval(estimate: Estimate) -> str:
     """In whole percent: runs differ by more than that."""
-    bounds = max(-1.0, found.low), min(2.0, found.high)
-    value, low, high = (f"{round(100 * share)}%" for share in (found.value, *bounds))
+    bounds = max(-1.0, estimate.low), min(2.0, estimate.high)
+    value, low, high = (f"{round(100 * share)}%" for share in (estimate.value, *bounds))
     return f"{value} ({low} to {high})"
 
 
@@ -535,17 +535,17 @@ def _varied(result: PaceResult) -> str:
     return f"{vary}repeat on an idle machine, or with a longer --duration"
 
 
-def _why(found: Attribution | None) -> str:
-    if found is None:
+def _why(attribution: Attribution | None) -> str:
+    if attribution is None:
         return ""
-    if not found.findings and found.threads:
-        threads = ", ".join(found.threads)
+    if not attribution.findings and attribution.threads:
+        threads = ", ".join(attribution.threads)
         return f": cannot tell why, as another thread of this process works meanwhile ({threads})"
-    if not found.findings and found.is_spread:
+    if not attribution.findings and attribution.is_spread:
         return ": cannot tell why, as calls vary by more than that"
-    if not found.findings:
+    if not attribution.findings:
         return ": the cause is not known"
-    names = [CAUSES[finding.cause].partition(":")[0] for finding in found.findings]
+    names = [CAUSES[finding.cause].partition(":")[0] for finding in attribution.findings]
     return ": " + " and ".join(names)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from trainfit.report.blocks import PAGE, WHOLE, Chart, figures
 from trainfit.report.charts import COLORS, TIP, Spec, chart, color, thinned, tip, values, x, y
 from trainfit.report.layout import Sketch, bars, blocks, parts
-from trainfit.results.pace import Block, PaceResult, Phase, RateSummary
+from trainfit.results.pace import CallBlock, PaceResult, Phase, RateSummary
 from trainfit.results.text import duration, percent, times
 
 #: Points of a distribution; cells of a line of blocks, and rows of a histogram.
@@ -38,7 +38,7 @@ def _of(result: PaceResult, hz: float | None, arm: str, phases: Sequence[Phase])
     ]
 
 
-def call_walls(block: Block, result: PaceResult) -> list[float]:
+def call_walls(block: CallBlock, result: PaceResult) -> list[float]:
     """Seconds of a block's calls that count and do the work."""
     return [
         wall

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trainfit.report.blocks import (
-    Command,
     Facts,
     Headline,
     Item,
     Items,
     Section,
+    Snippet,
     Subject,
     Table,
     Tile,
@@ -114,7 +114,7 @@ def plan_subject(
             text=answer(result),
             limit=_limit(result),
             subject=f"{result.command} on {result.gpu}",
-            commands=(Command(result.launch, "Run"),) if result.can_start else (),
+            commands=(Snippet(result.launch, "Run"),) if result.can_start else (),
             changes=(*change_lines(result.launch_parts), *actions),
             tiles=_tiles(result),
         ),

@@ -82,7 +82,7 @@ def _fits(result: PlanResult) -> str:
     grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)
     if now.fits and end is not None and end.fits is False and not grows_until:
         need = size(end.device_bytes or 0)
-        verb = "need" if " and " in end.title or end.title.endswith("s") else "needs"
+        verb = "need" if end.is_plural else "needs"
         return f"Does not fit: the {end.title} {verb} {need} of {there}{at}{_without_graph(end)}."
     if now.fits and (until := full_after(result)) is not None:
         return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."

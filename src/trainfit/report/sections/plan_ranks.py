@@ -124,7 +124,7 @@ def _communication(ranks: Ranks) -> str:
     return ", ".join(map(_of_kind, ranks.collectives))
 
 
-def _of_kind(found: CollectiveTime) -> str:
-    name = "transfer" if found.kind == PEER_COPY else found.kind.replace("_", "-")
-    took = f" in {duration(found.seconds)}" if found.seconds else ""
-    return f"{count(found.calls, name)} of {size(found.nbytes)}{took}"
+def _of_kind(collective: CollectiveTime) -> str:
+    name = "transfer" if collective.kind == PEER_COPY else collective.kind.replace("_", "-")
+    took = f" in {duration(collective.seconds)}" if collective.seconds else ""
+    return f"{count(collective.calls, name)} of {size(collective.nbytes)}{took}"

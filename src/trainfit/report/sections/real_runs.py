@@ -19,8 +19,8 @@ from trainfit.report.blocks import (
 from trainfit.report.blocks import table as table_of
 from trainfit.report.charts import COLORS, NAMES, TIP, chart, color, nominal, tip, values, x
 from trainfit.report.notes import plain, protection_notes
-from trainfit.results.gpus import ConvolutionWorkspace, Figure, Profile
-from trainfit.results.real_runs import REHEARSED, Comparison, Verification, VersusCpu
+from trainfit.results.gpus import ConvolutionWorkspace, GpuFigure, Profile
+from trainfit.results.real_runs import REHEARSED, ComparedQuantity, Verification, VersusCpu
 from trainfit.results.speed import Speed
 from trainfit.results.text import (
     GIB,
@@ -135,12 +135,14 @@ def _quantities_table(result: Verification) -> Table:
     )
 
 
-def difference_text(each: Comparison) -> str:
+def difference_text(quantity: ComparedQuantity) -> str:
     """What was measured more, in bytes and as a share of the prediction."""
-    if each.measured_bytes is None:
+    if quantity.measured_bytes is None:
         return ""
-    nbytes = each.measured_bytes - each.predicted_bytes
-    share = f" ({100 * nbytes / each.predicted_bytes:+.1f}%)" if each.predicted_bytes else ""
+    nbytes = quantity.measured_bytes - quantity.predicted_bytes
+    share = (
+        f" ({100 * nbytes / quantity.predicted_bytes:+.1f}%)" if quantity.predicted_bytes else ""
+    )
     return f"{'+' if nbytes > 0 else ''}{size(nbytes)}{share}"
 
 
@@ -198,66 +200,66 @@ _WAITS = 0.1
 _MORE = 2.0
 
 
-def versus_cpu_facts(found: VersusCpu, speed: Speed | None) -> Facts | None:
+def versus_cpu_facts(versus: VersusCpu, speed: Speed | None) -> Facts | None:
     """The step measured on the CPU, the one predicted on the GPU, and what that says."""
     on_gpu = ""
-    if found.step_s is not None and speed is not None:
+    if versus.step_s is not None and speed is not None:
         low, high = map(duration, speed.now.range_s)
         on_gpu = f"{duration(speed.now.seconds)} (predicted, {low} to {high})"
     return facts(
-        ("on CPU", _cpu(found)),
-        ("command", found.command),
+        ("on CPU", _cpu(versus)),
+        ("command", versus.command),
         ("on GPU", on_gpu),
-        ("verdict", verdict(found, speed)),
+        ("verdict", verdict(versus, speed)),
     )
 
 
-def _cpu(found: VersusCpu) -> str:
-    if found.step_s is None:
-        return f"not measured: {found.why}"
-    times = found.step_seconds
-    one = found.counts.removesuffix("s")
-    text = f"{duration(found.step_s)} a {one}"
-    if found.batch_size:
-        text += f", {rate(found.batch_size / found.step_s)} samples/s"
+def _cpu(versus: VersusCpu) -> str:
+    if versus.step_s is None:
+        return f"not measured: {versus.why}"
+    times = versus.step_seconds
+    one = versus.counts.removesuffix("s")
+    text = f"{duration(versus.step_s)} a {one}"
+    if versus.batch_size:
+        text += f", {rate(versus.batch_size / versus.step_s)} samples/s"
     steps = count(len(times), one)
     text += f" (median of {steps}, {duration(min(times))} to {duration(max(times))}"
-    if found.threads is not None:
-        text += f", {count(found.threads, 'thread')}"
-    if found.cores is not None:
-        text += f" on {core_count(found.cores)}"
+    if versus.threads is not None:
+        text += f", {count(versus.threads, 'thread')}"
+    if versus.cores is not None:
+        text += f" on {core_count(versus.cores)}"
     text += ")"
-    share = found.waiting_share or 0.0
+    share = versus.waiting_share or 0.0
     if share >= _WAITS:
         text += f"; {percent(share)} of it waits for the DataLoader"
-    if found.stand_in:
+    if versus.stand_in:
         text += "; the script asks for a GPU by name: it ran on the CPU instead, without autocast"
     return text
 
 
-def verdict(found: VersusCpu, speed: Speed | None) -> str:
+def verdict(versus: VersusCpu, speed: Speed | None) -> str:
     """How many times as fast the GPU is, or why that is not known."""
-    ratio = found.ratio_range
+    ratio = versus.ratio_range
     if ratio is None:
-        one = found.counts.removesuffix("s")
-        missing = f"a {one} on the CPU" if found.step_s is None else f"the {one} on the GPU"
+        one = versus.counts.removesuffix("s")
+        missing = f"a {one} on the CPU" if versus.step_s is None else f"the {one} on the GPU"
         return f"cannot tell: {missing} is not known"
     between = f"{times(ratio[0])} to {times(ratio[1])}"
     shares = " to ".join(map(percent, ratio))
-    epoch = _epoch(found, speed)
-    if found.faster == "gpu":
+    epoch = _epoch(versus, speed)
+    if versus.faster == "gpu":
         return f"the GPU is {between} as fast{epoch}"
-    if found.faster == "cpu":
+    if versus.faster == "cpu":
         text = f"no: the CPU is faster, the GPU reaches {shares} of its rate{epoch}"
     else:
         text = f"cannot tell: the GPU is {between} as fast{epoch}"
     return text + _larger(speed)
 
 
-def _epoch(found: VersusCpu, speed: Speed | None) -> str:
-    if speed is None or speed.epoch_s is None or found.step_s is None or speed.now.seconds <= 0:
+def _epoch(versus: VersusCpu, speed: Speed | None) -> str:
+    if speed is None or speed.epoch_s is None or versus.step_s is None or speed.now.seconds <= 0:
         return ""
-    on_cpu = speed.epoch_s * found.step_s / speed.now.seconds
+    on_cpu = speed.epoch_s * versus.step_s / speed.now.seconds
     both = f"{duration(speed.epoch_s)} on it, {duration(on_cpu)} on the CPU"
     return f"; an epoch needs {both}, if the DataLoader keeps up"
 
@@ -368,7 +370,7 @@ def _programs(profile: Profile) -> Table | None:
     return table_of(head, rows, numeric=(1, 2, 3, 4))
 
 
-def _figure(title: str, figure: Figure) -> tuple[str, ...]:
+def _figure(title: str, figure: GpuFigure) -> tuple[str, ...]:
     value, low, high = (_amount(x, figure.unit) for x in (figure.value, figure.low, figure.high))
     number, _, unit = low.partition(" ")
     low = number if high.endswith(f" {unit}") else low

@@ -10,10 +10,10 @@ from typing import Final
 from trainfit.report.blocks import (
     Block,
     Chart,
-    Command,
     Facts,
     Headline,
     Row,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -28,7 +28,7 @@ from trainfit.report.charts import COLORS, TIP, Spec, chart, thinned, tip, value
 from trainfit.report.notes import plain, protection_notes
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding
-from trainfit.results.rehearsal import Cause, Dip, Rates, Rehearsal, Timeline
+from trainfit.results.rehearsal import Cause, Dip, Rehearsal, RehearsedRates, UtilisationTimeline
 from trainfit.results.text import core_count, count, duration, percent, rate, wrapped
 
 #: Share of the time from which on what the loader costs is worth a change: the tuner's 2%.
@@ -92,7 +92,7 @@ def _headline(result: Rehearsal) -> Headline:
         tone="bad" if result.fault is not None else tone,
         text=f"{text}.",
         subject=result.command or result.loader,
-        commands=(Command(command, "Next"),) if command else (),
+        commands=(Snippet(command, "Next"),) if command else (),
         tiles=tuple(tiles),
     )
 
@@ -128,7 +128,7 @@ def verdict(result: Rehearsal) -> tuple[str, str]:
     return f"The DataLoader costs {share} of the GPU's time", f"trainfit loader {_next(result)}"
 
 
-def _longer_steps(result: Rehearsal, rates: Rates) -> str:
+def _longer_steps(result: Rehearsal, rates: RehearsedRates) -> str:
     """What the steps took more than they should, and why; empty where they took what they should.
 
     A rehearsed step ends late where the main process copies a batch or waits for a core: a real
@@ -348,7 +348,7 @@ def _sketch(result: Rehearsal, columns: int) -> list[str]:
     return lines
 
 
-def _columns(timeline: Timeline, total_s: float, room: int) -> tuple[list[float], float]:
+def _columns(timeline: UtilisationTimeline, total_s: float, room: int) -> tuple[list[float], float]:
     """Mean utilization of each column, and a column's seconds: several windows, or a part."""
     shares, window = timeline.busy_shares, timeline.window_s
     each = -(-len(shares) // room)

@@ -148,6 +148,6 @@ def _settings(report: SnapshotReport) -> Table | None:
     )
 
 
-def _setting(each: SettingOutcome) -> tuple[str, str, str]:
-    verdict = "fits" if each.fits else "does not fit"
-    return each.setting or "as it was", size(each.reserved_bytes), verdict
+def _setting(outcome: SettingOutcome) -> tuple[str, str, str]:
+    verdict = "fits" if outcome.fits else "does not fit"
+    return outcome.setting or "as it was", size(outcome.reserved_bytes), verdict

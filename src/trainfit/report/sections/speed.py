@@ -204,8 +204,8 @@ def _phases(work: StepWork) -> Chart:
     return Chart("GPU time of a step, by phase", says, spec, table)
 
 
-def _name(each: OperatorTime) -> str:
-    return f"{each.name.removeprefix('aten.').removesuffix('.default')} ({each.phase})"
+def _name(operator: OperatorTime) -> str:
+    return f"{operator.name.removeprefix('aten.').removesuffix('.default')} ({operator.phase})"
 
 
 def _operators(work: StepWork) -> Chart:
@@ -255,14 +255,17 @@ def _operators(work: StepWork) -> Chart:
     return Chart("GPU time of a step, by operator", says, spec, table, note)
 
 
-def _operator_rows(each: OperatorTime, work: StepWork) -> list[tuple[str, str]]:
+def _operator_rows(operator: OperatorTime, work: StepWork) -> list[tuple[str, str]]:
     return [
-        ("GPU time", f"{duration(each.gpu_s)} ({percent(each.gpu_s / work.gpu_s)})"),
-        ("kernels", f"{each.kernels} in {each.dtype}"),
-        ("moved", size(each.moved_bytes)),
-        ("FLOPs", with_prefix(each.flops, "FLOP") if each.flops else ""),
-        ("reached", with_prefix(each.flops / each.gpu_s, "FLOP/s") if each.flops else ""),
-        ("limited by", _LIMITS[each.limit][0]),
+        ("GPU time", f"{duration(operator.gpu_s)} ({percent(operator.gpu_s / work.gpu_s)})"),
+        ("kernels", f"{operator.kernels} in {operator.dtype}"),
+        ("moved", size(operator.moved_bytes)),
+        ("FLOPs", with_prefix(operator.flops, "FLOP") if operator.flops else ""),
+        (
+            "reached",
+            with_prefix(operator.flops / operator.gpu_s, "FLOP/s") if operator.flops else "",
+        ),
+        ("limited by", _LIMITS[operator.limit][0]),
     ]
 
 

@@ -11,10 +11,10 @@ from trainfit.findings.ranking import headline
 from trainfit.report.blocks import (
     TONES,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -106,11 +106,11 @@ def _headline(result: WatchResult) -> Headline:
     severe = worst is not None and worst.severity != "info"
     commands = []
     if worst is not None and severe and (worst.fix.line or worst.fix.settings):
-        commands.append(Command(setting_text(worst), "Change"))
+        commands.append(Snippet(setting_text(worst), "Change"))
     if result.next_command:
         # The same command once more: after what the first finding says to change.
         is_repeated = result.next_command == f"trainfit watch -- {result.header.command}"
-        commands.append(Command(result.next_command, "After the fix" if is_repeated else "Next"))
+        commands.append(Snippet(result.next_command, "After the fix" if is_repeated else "Next"))
     told = headline(result.findings) is not None and result.steps
     return Headline(
         kind="Watched run",
@@ -238,25 +238,25 @@ def _tiles(result: WatchResult) -> tuple[Tile, ...]:
     return tuple(tiles)
 
 
-def _item(each: Finding, place: int) -> Item:
+def _item(finding: Finding, place: int) -> Item:
     steps = ""
-    if each.first_step is not None and each.last_step is not None:
-        steps = f"{each.first_step} to {each.last_step}"
-    setting = setting_text(each)
-    ends = each.kind in KINDS
+    if finding.first_step is not None and finding.last_step is not None:
+        steps = f"{finding.first_step} to {finding.last_step}"
+    setting = setting_text(finding)
+    ends = finding.kind in KINDS
     detail = 0 if ends and not place else _SHOWN if place < _FINDINGS else _MORE
-    sure = "" if each.confidence == "certain" else f", {each.confidence}"
+    sure = "" if finding.confidence == "certain" else f", {finding.confidence}"
     return Item(
-        title(each),
-        TONES[each.severity],
-        each.severity + sure,
+        title(finding),
+        TONES[finding.severity],
+        finding.severity + sure,
         rows(
-            ("evidence", "; ".join(map(evidence_text, each.evidence)), detail),
-            ("cause", each.cause),
-            ("fix", each.fix.action, detail),
+            ("evidence", "; ".join(map(evidence_text, finding.evidence)), detail),
+            ("cause", finding.cause),
+            ("fix", finding.fix.action, detail),
             ("steps", steps),
         ),
-        (Command(setting, "Change", detail),) if setting else (),
+        (Snippet(setting, "Change", detail),) if setting else (),
         detail,
         _WHOLE_FIX if ends else 2,
     )

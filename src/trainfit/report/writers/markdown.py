@@ -9,7 +9,6 @@ from typing import Final
 from trainfit.report.blocks import (
     Block,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
@@ -17,6 +16,7 @@ from trainfit.report.blocks import (
     Output,
     Page,
     Section,
+    Snippet,
     Table,
     Text,
 )
@@ -61,7 +61,7 @@ def _block(block: Block) -> str:
 
 
 @_block.register
-def _command(block: Command) -> str:
+def _command(block: Snippet) -> str:
     label = f"{_plain(block.label)}:\n\n" if block.label else ""
     rows = "\n".join(f"- {_plain(row.label)}: {_plain(row.text)}" for row in block.rows)
     return "\n\n".join(part for part in (label + _fenced(block.text), rows) if part)
@@ -105,11 +105,11 @@ def _items(block: Items) -> str:
     return "\n".join(map(_item, block.items))
 
 
-def _item(each: Item) -> str:
-    tag = f" ({_plain(each.tag)})" if each.tag else ""
-    lines = [f"- **{_plain(each.title)}**{tag}"]
-    lines += [f"  - {_plain(row[0])}: {_plain(row[1])}" for row in each.rows if row[1]]
-    for command in each.commands:
+def _item(item: Item) -> str:
+    tag = f" ({_plain(item.tag)})" if item.tag else ""
+    lines = [f"- **{_plain(item.title)}**{tag}"]
+    lines += [f"  - {_plain(row[0])}: {_plain(row[1])}" for row in item.rows if row[1]]
+    for command in item.commands:
         lines.append(f"  - {_plain(command.label)}: {_code(command.text)}")
         lines += [f"    - {_plain(row.label)}: {_plain(row.text)}" for row in command.rows]
     return "\n".join(lines)

@@ -16,7 +16,6 @@ from trainfit.report.blocks import (
     WHOLE,
     Block,
     Chart,
-    Command,
     Facts,
     Headline,
     Item,
@@ -24,6 +23,7 @@ from trainfit.report.blocks import (
     Output,
     Row,
     Section,
+    Snippet,
     Subject,
     Table,
     Text,
@@ -242,7 +242,7 @@ class _Form:
         if head.commands or head.changes:
             yield Piece((Line(""),), 1, _BLANKS[1])
 
-    def command(self, command: Command, group: int, rank: int, indent: int = 2) -> Iterator[Piece]:
+    def command(self, command: Snippet, group: int, rank: int, indent: int = 2) -> Iterator[Piece]:
         """One to run is broken between its options; another stays one line, with its label, and so
         does what takes it back."""
         blanks = " " * indent
@@ -276,7 +276,7 @@ class _Form:
         raise TypeError(type(block).__name__)
 
     @block.register
-    def _command(self, block: Command, group: int) -> Iterator[Piece]:
+    def _command(self, block: Snippet, group: int) -> Iterator[Piece]:
         yield from self.command(block, group, block.detail)
 
     @block.register
@@ -374,14 +374,14 @@ class _Form:
             if command.detail >= WHOLE:
                 yield command.detail, tuple(self.of_item(command, width))
 
-    def of_item(self, command: Command, width: int) -> Iterator[Line]:
+    def of_item(self, command: Snippet, width: int) -> Iterator[Line]:
         if command.rows:
             yield from self.fix(command, 4, width)
             return
         for piece in self.command(command, 0, 0, 4):
             yield from piece.lines
 
-    def fix(self, command: Command, indent: int, width: int) -> Iterator[Line]:
+    def fix(self, command: Snippet, indent: int, width: int) -> Iterator[Line]:
         """A command with what takes it back, a line each, and what it costs."""
         for label, text in ((command.label.lower(), command.text), ("undo", command.undo)):
             if text:

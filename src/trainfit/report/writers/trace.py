@@ -29,7 +29,7 @@ Event = dict[str, Any]
 _US: Final = 1e6
 
 
-class Trace:
+class TraceEvents:
     """Collects events; processes and tracks get their numbers in the order they are named."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ _CPU: Final = "CPU (predicted)"
 
 def step_trace(timeline: StepTimeline, script: str) -> str:
     """One JSON document."""
-    trace, operators = Trace(), timeline.operators
+    trace, operators = TraceEvents(), timeline.operators
     for name, start_s, end_s in _groups(operators, lambda each: each.phase):
         trace.slice(_CPU, "phases", name, start_s, end_s)
     _modules(trace, operators)
@@ -137,7 +137,7 @@ def _groups(
         yield name, first.start_s, (rest[-1] if rest else first).end_s
 
 
-def _modules(trace: Trace, operators: tuple[OperatorSpan, ...]) -> None:
+def _modules(trace: TraceEvents, operators: tuple[OperatorSpan, ...]) -> None:
     """Slices of modules, those of children within their parents'; of each phase on its own."""
     for _, group in itertools.groupby(operators, lambda each: each.phase):
         open_at: list[tuple[str, float]] = []
@@ -151,7 +151,7 @@ def _modules(trace: Trace, operators: tuple[OperatorSpan, ...]) -> None:
         _close(trace, open_at, 0, end_s)
 
 
-def _close(trace: Trace, open_at: list[tuple[str, float]], kept: int, end_s: float) -> None:
+def _close(trace: TraceEvents, open_at: list[tuple[str, float]], kept: int, end_s: float) -> None:
     while len(open_at) > kept:
         path = ".".join(name for name, _ in open_at)
         name, start_s = open_at.pop()
@@ -187,7 +187,7 @@ _GPU: Final = {
 
 def run_trace(run: RunRecord, findings: Iterable[Finding] = ()) -> str:
     """One JSON document; times are seconds of the run on its machine's clock."""
-    trace = Trace()
+    trace = TraceEvents()
     for machine in run.machines:
         for rank in machine.ranks:
             _rank(trace, rank, findings)
@@ -198,7 +198,7 @@ def run_trace(run: RunRecord, findings: Iterable[Finding] = ()) -> str:
     )
 
 
-def _rank(trace: Trace, rank: RankRecord, findings: Iterable[Finding]) -> None:
+def _rank(trace: TraceEvents, rank: RankRecord, findings: Iterable[Finding]) -> None:
     process = f"rank {rank.header.rank} on {rank.header.host}"
     ended: dict[str, float] = {}
     for step in rank.steps:
@@ -224,7 +224,7 @@ def _begin(ended: dict[str, float], track: str, end_s: float, took: float) -> fl
     return before if abs(before - begin) < _ROUNDING_S else begin
 
 
-def _step(trace: Trace, process: str, step: Any, ended: dict[str, float]) -> None:
+def _step(trace: TraceEvents, process: str, step: Any, ended: dict[str, float]) -> None:
     """The phases are put one after the other, as a step usually has them."""
     end_s, took = float(step["end_s"]), float(step["step_s"])
     if not (math.isfinite(end_s) and took > 0):
@@ -243,7 +243,7 @@ def _step(trace: Trace, process: str, step: Any, ended: dict[str, float]) -> Non
         trace.slice(process, "GPU, by CUDA events", "step", end_s - min(busy, took), end_s)
 
 
-def _fetch(trace: Trace, process: str, fetch: Any, ended: dict[str, float]) -> None:
+def _fetch(trace: TraceEvents, process: str, fetch: Any, ended: dict[str, float]) -> None:
     end_s, took = float(fetch["end_s"]), float(fetch["fetch_s"])
     if math.isfinite(end_s) and took > 0:
         parts = {
@@ -256,7 +256,7 @@ def _fetch(trace: Trace, process: str, fetch: Any, ended: dict[str, float]) -> N
         trace.slice(process, track, "batch", begin, end_s, **parts)
 
 
-def _samples(trace: Trace, machine: RunRecord) -> None:
+def _samples(trace: TraceEvents, machine: RunRecord) -> None:
     host = machine.header.host
     _counters(trace, f"machine {host}", machine.machine, _MACHINE)
     for number in sorted(set(machine.gpus["gpu"].tolist())):
@@ -264,7 +264,9 @@ def _samples(trace: Trace, machine: RunRecord) -> None:
         _counters(trace, f"GPU {number} of {host}", rows, _GPU)
 
 
-def _counters(trace: Trace, process: str, rows: Table, of: dict[str, tuple[str, ...]]) -> None:
+def _counters(
+    trace: TraceEvents, process: str, rows: Table, of: dict[str, tuple[str, ...]]
+) -> None:
     for row in rows:
         time_s = float(row["time_s"])
         for name, columns in of.items():

@@ -99,9 +99,9 @@ def _ranges(texts: list[str]) -> str:
     columns = zip(*(map(int, _NUMBER.findall(text)) for text in texts), strict=True)
     ranges = iter([(min(column), max(column)) for column in columns])
 
-    def number(found: re.Match[str]) -> str:
+    def number(match: re.Match[str]) -> str:
         low, high = next(ranges)
-        return found[0] if low == high else f"{low} to {high}"
+        return match[0] if low == high else f"{low} to {high}"
 
     return _NUMBER.sub(number, texts[0])
 

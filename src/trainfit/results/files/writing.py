@@ -89,26 +89,26 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _standard(found: os.stat_result | None) -> int | None:
+def _standard(status: os.stat_result | None) -> int | None:
     """The descriptor of standard output or error that is this file."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
-            if found is not None and os.path.samestat(found, os.fstat(descriptor)):
+            if status is not None and os.path.samestat(status, os.fstat(descriptor)):
                 return descriptor
     return None
 
 
-def _replace(path: Path, data: bytes, found: os.stat_result | None) -> None:
+def _replace(path: Path, data: bytes, status: os.stat_result | None) -> None:
     scratch = path.with_name(f".trainfit-{secrets.token_hex(8)}.part")
     try:
         with scratch.open("xb") as stream:
             stream.write(data)
-        if found is not None:
-            scratch.chmod(stat.S_IMODE(found.st_mode))
+        if status is not None:
+            scratch.chmod(stat.S_IMODE(status.st_mode))
         scratch.replace(path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        if found is None or error.errno in _NO_ROOM or not os.access(path, os.W_OK):
+        if status is None or error.errno in _NO_ROOM or not os.access(path, os.W_OK):
             raise
         # A file that may be written in a folder that may not, or a mount point of its own.
         path.write_bytes(data)

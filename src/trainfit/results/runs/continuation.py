@@ -155,11 +155,11 @@ def with_decodes(recording: Recording, decodes: int) -> Recording:
 class DecodeLaw:
     """How the decodes of a recording, its last steps, go on."""
 
-    def __init__(self, recording: Recording, seen: SimulatedDecodes, period: int) -> None:
-        self._recording, self._seen, self.period = recording, seen, period
-        last = range(seen.count - period, seen.count)
+    def __init__(self, recording: Recording, simulated: SimulatedDecodes, period: int) -> None:
+        self._recording, self._seen, self.period = recording, simulated, period
+        last = range(simulated.count - period, simulated.count)
         #: By the place in a period: what its calls are made of.
-        self._templates = [DecodeTemplate(seen, step, period) for step in last]
+        self._templates = [DecodeTemplate(simulated, step, period) for step in last]
 
     @classmethod
     def of(cls, recording: Recording, text: GeneratedText) -> DecodeLaw | None:
@@ -252,20 +252,20 @@ class _Continuation:
     def __init__(
         self,
         recording: Recording,
-        seen: SimulatedDecodes,
+        simulated: SimulatedDecodes,
         templates: list[DecodeTemplate],
         kept: list[Mask],
         calls: int,
         leaped: int = 0,
     ) -> None:
         """``leaped``: periods that are left out before the first call."""
-        self._recording, self._seen, self._templates = recording, seen, templates
+        self._recording, self._seen, self._templates = recording, simulated, templates
         self._leaped = leaped
         self._calls, self._period = calls, len(templates)
         self._kept = kept
         #: By template: the place of each allocation among those kept.
         self._rank = [np.cumsum(mask) - 1 for mask in kept]
-        call = np.arange(1 - seen.count, calls + 1)
+        call = np.arange(1 - simulated.count, calls + 1)
         self._place = (call - 1) % self._period
         self._is_whole = (call <= 0) | (call == (calls + 1) // 2) | (call == calls)
         counts = np.where(
@@ -273,10 +273,10 @@ class _Continuation:
             np.array([each.count for each in templates])[self._place],
             np.array([int(mask.sum()) for mask in kept])[self._place],
         )
-        if seen.count:
-            counts[: seen.count] = np.diff(seen.allocs)
+        if simulated.count:
+            counts[: simulated.count] = np.diff(simulated.allocs)
         #: The number of each call's first allocation, from the first of the decodes seen.
-        self._starts = seen.allocs[0] + np.concatenate(([0], np.cumsum(counts)))
+        self._starts = simulated.allocs[0] + np.concatenate(([0], np.cumsum(counts)))
         self._parts: dict[str, list[IntArray]] = {}
         self._ops = len(recording.op_name)
 

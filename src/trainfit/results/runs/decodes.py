@@ -135,10 +135,10 @@ class SimulatedDecodes:
 class DecodeTemplate:
     """What the calls at one place of a period are made of."""
 
-    def __init__(self, seen: SimulatedDecodes, step: int, period: int) -> None:
-        self._seen, self.step, self._before = seen, step, step - period
-        self.events = seen.named(step)
-        self.count = seen.allocs[step + 1] - seen.allocs[step]
+    def __init__(self, simulated: SimulatedDecodes, step: int, period: int) -> None:
+        self._seen, self.step, self._before = simulated, step, step - period
+        self.events = simulated.named(step)
+        self.count = simulated.allocs[step + 1] - simulated.allocs[step]
         freed = self.events[(self.events[:, 0] == FREE) & (self.events[:, 1] == 0), 2]
         #: Which of its allocations live when it ends.
         self.stays: Mask = np.ones(self.count, dtype=bool)

@@ -36,7 +36,7 @@ class MeasuringRequest(Exchanged):
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class GpuEnvironment:
     """The GPU and the software, as PyTorch names them; ``None`` where it does not know."""
 
     gpu: str
@@ -57,7 +57,7 @@ class MemoryReadings:
     stages that could not be run.
     """
 
-    device: Device
+    device: GpuEnvironment
     outside_bytes: Mapping[str, int]
     cublas_workspace_bytes: int | None
     failed: Mapping[str, str]

@@ -232,6 +232,10 @@ def _swapped(streams: IntArray, gpu: int) -> IntArray:
     return found
 
 
+class NotAffineError(Exception):
+    """Two recordings do not follow one law; the message says where they part."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Recording(Displayed):
     """Columns of a simulated run.

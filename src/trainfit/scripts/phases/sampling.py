@@ -30,7 +30,7 @@ _TOLD: Final = 4096
 _Given = tuple[Any, ...]
 
 
-class _Call:
+class _ModelCall:
     """A call that was made: of which model, given and leaving what."""
 
     def __init__(
@@ -39,7 +39,7 @@ class _Call:
         self.module, self.given, self.is_new = weakref.ref(module), given, new
         self._requested, self._allocated = requested, allocated
 
-    def is_like(self, other: _Call) -> bool:
+    def is_like(self, other: _ModelCall) -> bool:
         """Was as much in use at the end of both? A few bytes more of what the loop keeps, as the
         token that it adds to its text, use no more memory until they fill a block."""
         return (
@@ -67,7 +67,7 @@ class SampledLoop:
     ) -> None:
         self._simulation, self._is_text, self._is_inference = simulation, is_text, is_inference
         self._depth = 0
-        self._calls: list[_Call] = []
+        self._calls: list[_ModelCall] = []
         self._numbers: set[int] = set()
         self._left: list[_LeftOut] = []
         self._has_left = False
@@ -127,7 +127,7 @@ class SampledLoop:
             return
         in_use = self._simulation.allocator
         self._calls.append(
-            _Call(
+            _ModelCall(
                 module,
                 _given(args, kwargs),
                 is_new,
@@ -156,7 +156,7 @@ class SampledLoop:
             bool(new) and not self._is_inference
         )
 
-    def _leave_out(self, turn: list[_Call], found: Any) -> None:
+    def _leave_out(self, turn: list[_ModelCall], found: Any) -> None:
         self._has_left = False
         self._patches.set(torch.nn.Module, "__getstate__", _state_as_it_was)
         for call in turn:

@@ -344,7 +344,7 @@ def _flat(value: Any) -> list[Any]:
     return [tensor for each in value for tensor in _flat(each)]
 
 
-class _Call:
+class _CollectiveCall:
     """One call of an operator ``c10d::…``: its arguments by name."""
 
     def __init__(self, engine: Engine, func: Any, args: tuple[Any, ...]) -> None:
@@ -359,20 +359,20 @@ class _Call:
 
 #: Of an operator: the kind of its kernel, the tensors whose bytes it moves, and what it does to
 #: what they hold.
-_Rule = tuple[str, Callable[[_Call], list[Any]], Callable[[_Call], None]]
+_Rule = tuple[str, Callable[[_CollectiveCall], list[Any]], Callable[[_CollectiveCall], None]]
 
 
-def _all_reduce(call: _Call) -> None:
+def _all_reduce(call: _CollectiveCall) -> None:
     for each in _flat(call.args[0]):
         reduce_to(call.engine, each, each, call.operation, call.ranks)
 
 
-def _reduce_to_root(call: _Call) -> None:
+def _reduce_to_root(call: _CollectiveCall) -> None:
     if call.named["root_rank"] == call.group.rank():
         _all_reduce(call)
 
 
-def _all_gather(call: _Call) -> None:
+def _all_gather(call: _CollectiveCall) -> None:
     """Lists of a rank's tensors each, or tensors that hold those of all ranks one after another."""
     for target, source in _pairs(call.args[0], call.args[1]):
         if isinstance(target, torch.Tensor):
@@ -385,14 +385,14 @@ def _all_gather(call: _Call) -> None:
             _copies(call.engine, target, source)
 
 
-def _all_gather_lists(call: _Call) -> None:
+def _all_gather_lists(call: _CollectiveCall) -> None:
     """Give each rank's list all tensors that are gathered."""
     for of_rank in call.args[0]:
         for target, source in _pairs(of_rank, call.args[1]):
             _copies(call.engine, [target], source)
 
 
-def _reduce_scatter(call: _Call) -> None:
+def _reduce_scatter(call: _CollectiveCall) -> None:
     rank = call.group.rank()
     for target, source in _pairs(call.args[0], call.args[1]):
         whole = isinstance(source, torch.Tensor)
@@ -405,7 +405,7 @@ def _reduce_scatter(call: _Call) -> None:
         give(call.engine, target, made)
 
 
-def _scatter(call: _Call) -> None:
+def _scatter(call: _CollectiveCall) -> None:
     mine = call.args[1][0] if call.args[1] else []
     if mine:
         _copies(call.engine, _flat(call.args[0]), mine[call.group.rank()])
@@ -413,7 +413,7 @@ def _scatter(call: _Call) -> None:
         _forget_first(call)
 
 
-def _all_to_all(call: _Call) -> None:
+def _all_to_all(call: _CollectiveCall) -> None:
     """Every other rank sends what this one would send to itself."""
     targets, sources = call.args[0], call.args[1]
     rank = call.group.rank()
@@ -430,12 +430,12 @@ def _all_to_all(call: _Call) -> None:
         give(call.engine, target, content_of(call.engine, sources[rank]) if same else None)
 
 
-def _forget_first(call: _Call) -> None:
+def _forget_first(call: _CollectiveCall) -> None:
     for each in _flat(call.args[0]):
         give(call.engine, each, None)
 
 
-def _nothing(call: _Call) -> None:
+def _nothing(call: _CollectiveCall) -> None:
     return None
 
 
@@ -445,11 +445,11 @@ def _pairs(targets: Any, sources: Any) -> Iterator[tuple[Any, Any]]:
     return zip(targets, sources, strict=True)
 
 
-def _first(call: _Call) -> list[Any]:
+def _first(call: _CollectiveCall) -> list[Any]:
     return _flat(call.args[0])
 
 
-def _second(call: _Call) -> list[Any]:
+def _second(call: _CollectiveCall) -> list[Any]:
     return _flat(call.args[1])
 
 
@@ -495,7 +495,7 @@ def _register(name: str, rule: _Rule) -> None:
     @handles(operator.default)
     def collective(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         engine.record(engine.info(func))
-        call, communication = _Call(engine, func, args), Communication.current
+        call, communication = _CollectiveCall(engine, func, args), Communication.current
         assert communication is not None
         refuse(name, call.group, call.named, args)
         tensors = moved(call)
@@ -518,7 +518,7 @@ def _register(name: str, rule: _Rule) -> None:
 
 
 def _meet(
-    call: _Call, peers: Peers, name: str, kind: str, tensors: Sequence[Any]
+    call: _CollectiveCall, peers: Peers, name: str, kind: str, tensors: Sequence[Any]
 ) -> tuple[tuple[str, int] | None, Callable[[], None] | None]:
     """Note what others take part in, and pass on to and from the ranks that are simulated with this
     one: the peer of a send or a receive, and what brings what is received."""
@@ -574,7 +574,7 @@ def _arrival(
     return None if None in numbers else arrive
 
 
-def _alone(call: _Call) -> None:
+def _alone(call: _CollectiveCall) -> None:
     """What a collective does in a group of one: copies, where it has another place for its result
     (``ncclLaunchOneRank``)."""
     if len(call.args) > 1 and isinstance(call.args[1], (torch.Tensor, list, tuple)):

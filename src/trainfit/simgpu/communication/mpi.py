@@ -19,7 +19,7 @@ from trainfit.simgpu.patching import PatchSet
 _MODULE: Final = "mpi4py.MPI"
 
 
-class Tasks:
+class MpiTasks:
     """Stands for ``mpi4py.MPI.Comm`` of ``ranks``, of which this task is ``rank``."""
 
     def __init__(self, rank: int, ranks: Sequence[int], name: str = "MPI_COMM_WORLD") -> None:
@@ -64,15 +64,15 @@ class Tasks:
             raise _only_elsewhere(f"scatter from rank {root}")
         return sendobj[self.rank]
 
-    def Dup(self, *_: Any) -> Tasks:
+    def Dup(self, *_: Any) -> MpiTasks:
         return self
 
-    def Split_type(self, split_type: Any = None, *_: Any, **__: Any) -> Tasks:
+    def Split_type(self, split_type: Any = None, *_: Any, **__: Any) -> MpiTasks:
         """Tasks of the same machine (``MPI.COMM_TYPE_SHARED``)."""
         each = ranks_per_machine(self.size)
         first = self._rank // each * each
         mine = [rank for rank in self._ranks if first <= rank < first + each]
-        return Tasks(self._rank, mine, "")
+        return MpiTasks(self._rank, mine, "")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -94,7 +94,7 @@ def install(patches: PatchSet) -> None:
     """Give scripts that ask mpi4py the number of tasks that they are started with."""
     for rank, size in TASKS:
         if os.environ.get(size, "1") != "1" and os.environ.get(rank, "").isdigit():
-            world = Tasks(int(os.environ[rank]), range(int(os.environ[size])))
+            world = MpiTasks(int(os.environ[rank]), range(int(os.environ[size])))
             break
     else:
         return

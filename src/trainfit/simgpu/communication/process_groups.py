@@ -33,7 +33,7 @@ from trainfit.simgpu.device.errors import (
     UnsupportedOperatorError,
     too_few_gpus,
 )
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.simgpu.device.tensor import DeviceTensor, SimulatedTensor, allocation_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.device.values import as_objects, tensors_in
@@ -93,7 +93,7 @@ _MAKE_BUCKETS: Final = ("setup_buckets", "reduce_gradients", "_setup_for_real_op
 _BUCKETS: Final = "ipg_bu"
 
 
-def watch_buckets(patches: PatchSet, recorder: Recorder) -> None:
+def watch_buckets(patches: PatchSet, recorder: RecordingBuilder) -> None:
     """Tell DeepSpeed's buckets from other memory until ``patches`` is restored."""
 
     def hook(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,7 +130,7 @@ def _device_tensors(value: Any) -> Iterator[DeviceTensor]:
         yield from _device_tensors(value.buffer)
 
 
-def watch_whole_gradients(patches: PatchSet, recorder: Recorder) -> None:
+def watch_whole_gradients(patches: PatchSet, recorder: RecordingBuilder) -> None:
     """Tell FSDP2's gradients of whole parameters, which micro-batches without a reduction leave,
     from other memory until ``patches`` is restored."""
 

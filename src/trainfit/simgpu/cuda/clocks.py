@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from trainfit.hardware import GpuSpec
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.simgpu.patching import PatchSet, in_child
 
 #: Seconds that a kernel takes at least; an order of magnitude, not a measurement.
@@ -45,7 +45,7 @@ class Clock(Protocol):
 class TrafficClock:
     """The lower bound by traffic alone, on a computer that waits for each operator."""
 
-    def __init__(self, recorder: Recorder, gpu: GpuSpec) -> None:
+    def __init__(self, recorder: RecordingBuilder, gpu: GpuSpec) -> None:
         self._recorder = recorder
         self._bandwidth = gpu.bandwidth_bytes_per_s
         self._seconds = 0.0
@@ -72,16 +72,16 @@ class TrafficClock:
         self._seconds += seconds
 
 
-_make: Callable[[Recorder, GpuSpec], Clock] = TrafficClock
+_make: Callable[[RecordingBuilder, GpuSpec], Clock] = TrafficClock
 
 
-def use(maker: Callable[[Recorder, GpuSpec], Clock]) -> None:
+def use(maker: Callable[[RecordingBuilder, GpuSpec], Clock]) -> None:
     """Let simulations of this process keep time with another clock from now on."""
     global _make
     _make = maker
 
 
-def clock_of(recorder: Recorder, gpu: GpuSpec) -> Clock:
+def clock_of(recorder: RecordingBuilder, gpu: GpuSpec) -> Clock:
     """The clock of a new simulation."""
     return _make(recorder, gpu)
 
@@ -99,7 +99,7 @@ _SCHEDSTAT: Final = Path("/proc/thread-self/schedstat")
 _NS: Final = 1e-9
 
 
-class CoreWaits(Protocol):
+class CoreWaitClock(Protocol):
     """Tells how long the calling thread waited for a core between two points in time."""
 
     def mark(self) -> Any:
@@ -132,18 +132,18 @@ class KernelsCount:
         return False
 
     def mark(self) -> tuple[int, int]:
-        """See :class:`CoreWaits`."""
+        """See :class:`CoreWaitClock`."""
         return threading.get_ident(), self._waited_ns()
 
     def since(self, mark: tuple[int, int], passed: float) -> float:
-        """See :class:`CoreWaits`."""
+        """See :class:`CoreWaitClock`."""
         thread, waited = mark
         if thread != threading.get_ident():
             return 0.0
         return min(passed, max(0, self._waited_ns() - waited) * _NS)
 
     def install(self, patches: PatchSet) -> None:
-        """See :class:`CoreWaits`; there is nothing to watch."""
+        """See :class:`CoreWaitClock`; there is nothing to watch."""
 
     def _waited_ns(self) -> int:
         file = getattr(self._own, "file", None)
@@ -176,11 +176,11 @@ class Remainder:
         self._own = threading.local()
 
     def mark(self) -> tuple[int, float, float]:
-        """See :class:`CoreWaits`."""
+        """See :class:`CoreWaitClock`."""
         return threading.get_ident(), time.thread_time(), self._blocked_s()
 
     def since(self, mark: tuple[int, float, float], passed: float) -> float:
-        """See :class:`CoreWaits`."""
+        """See :class:`CoreWaitClock`."""
         thread, on_core, blocked = mark
         if thread != threading.get_ident():
             return 0.0
@@ -188,7 +188,7 @@ class Remainder:
         return max(0.0, passed - known)
 
     def install(self, patches: PatchSet) -> None:
-        """See :class:`CoreWaits`."""
+        """See :class:`CoreWaitClock`."""
         for owner, name in (
             (time, "sleep"),
             (threading.Condition, "wait"),
@@ -224,7 +224,7 @@ class Remainder:
 _monotonic: Final = time.monotonic
 
 
-def core_waits() -> CoreWaits:
+def core_waits() -> CoreWaitClock:
     """The best that there is on this system."""
     return KernelsCount() if KernelsCount.is_there() else Remainder()
 
@@ -268,7 +268,7 @@ class ScriptTime:
         clock: Clock,
         in_framework: Callable[[], bool] = lambda: False,
         real: Callable[[], float] = time.perf_counter,
-        waits: CoreWaits | None = None,
+        waits: CoreWaitClock | None = None,
     ) -> None:
         self._clock, self._in_framework, self._real = clock, in_framework, real
         self._waits = core_waits() if waits is None else waits

@@ -16,7 +16,7 @@ from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.cuda.clocks import TrafficClock
 from trainfit.simgpu.cuda.graphs import Graphs, graph_class
 from trainfit.simgpu.cuda.memory_history import History
-from trainfit.simgpu.cuda.streams import Stream, of_any_device
+from trainfit.simgpu.cuda.streams import CudaStream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import visible_gpus
 from trainfit.simgpu.device.tensor import CPU, GPUS, gpu_number, ordinal
@@ -103,14 +103,14 @@ class Surface:
         self._gpu = gpu
         self._memory = memory
         self._properties = DeviceProperties(gpu)
-        self._defaults = [Stream(stream_id=stream_on(each, 0)) for each in range(gpu.count)]
+        self._defaults = [CudaStream(stream_id=stream_on(each, 0)) for each in range(gpu.count)]
         self._event = event
         self._graphs = graphs
         self._streams = threading.local()
         self._fractions = [1.0] * gpu.count
 
     def install(self, patches: PatchSet) -> None:
-        Stream.count_anew()
+        CudaStream.count_anew()
         for name, value in self._c_functions().items():
             patches.set(*private.c_function(name), value)
         for name, value in self._cuda_functions().items():
@@ -122,9 +122,9 @@ class Surface:
         for module in (torch.cuda.memory, torch.cuda.random, torch.cuda.graphs):
             for name in _IMPORTED_BY_NAME & vars(module).keys():
                 patches.set(module, name, vars(torch.cuda)[name])
-        patches.set(torch.cuda.streams, "Stream", Stream)
+        patches.set(torch.cuda.streams, "Stream", CudaStream)
         patches.set(torch.cuda.streams, "Event", self._event)
-        patches.set(torch, "Stream", Stream)
+        patches.set(torch, "Stream", CudaStream)
         patches.set(torch, "Event", of_any_device(self._event))
         patches.set(torch.cuda.graphs.graph, "default_capture_stream", None)
         patches.set(torch.cuda.graphs, "CUDAGraph", vars(torch.cuda)["CUDAGraph"])
@@ -271,16 +271,16 @@ class Surface:
             "current_stream": self._current_stream,
             "default_stream": lambda device=None: self._defaults[gpu_number(device)],
             "set_stream": self._set_stream,
-            "Stream": Stream,
-            "ExternalStream": Stream,
+            "Stream": CudaStream,
+            "ExternalStream": CudaStream,
             "Event": self._event,
             "CUDAGraph": graph_class(self._graphs),
             "utilization": lambda device=None: 100,
         }
 
-    def _current_stream(self, device: Any = None) -> Stream:
+    def _current_stream(self, device: Any = None) -> CudaStream:
         number = self._memory.stream_of(gpu_number(device))
-        made: Stream | None = vars(self._streams).get(str(number))
+        made: CudaStream | None = vars(self._streams).get(str(number))
         return self._defaults[gpu_of(number)] if made is None else made
 
     def _set_stream(self, stream: Any) -> None:

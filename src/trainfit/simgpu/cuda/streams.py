@@ -17,7 +17,7 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 _STREAMS_IN_POOL = 32
 
 
-class Stream:
+class CudaStream:
     """A CUDA stream of the simulated device; streams have separate allocator pools."""
 
     #: Streams made so far, by GPU and whether they have high priority.
@@ -66,7 +66,7 @@ class Stream:
         event.record(self)
         return event
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> CudaStream:
         # Of its own GPU, then of the current one, which set_stream changes.
         self._previous = torch.cuda.current_stream(self.device), torch.cuda.current_stream()
         torch.cuda.set_stream(self)  # type: ignore[arg-type]
@@ -77,10 +77,10 @@ class Stream:
             torch.cuda.set_stream(each)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
+        return isinstance(other, CudaStream) and other.stream_id == self.stream_id
 
     def __hash__(self) -> int:
-        return hash((Stream, self.stream_id))
+        return hash((CudaStream, self.stream_id))
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.stream_id:#x} simulated>"

@@ -118,12 +118,12 @@ class Rounds:
         self._counts: dict[Any, tuple[int, int]] = {}
         self.most = ROUNDS
 
-    def over(self, found: Condition, step: int) -> bool:
+    def over(self, condition: Condition, step: int) -> bool:
         """Has it been round often enough, within a step? Then counting starts again."""
-        before, count = self._counts.get(found.place, (step, 0))
+        before, count = self._counts.get(condition.place, (step, 0))
         count = count + 1 if before == step else 1
         ends = count > self.most
-        self._counts[found.place] = (step, 0 if ends else count)
+        self._counts[condition.place] = (step, 0 if ends else count)
         return ends
 
 
@@ -374,7 +374,7 @@ class _NotPlainError(Exception):
     """An expression that may be more than numbers, or that may do something."""
 
 
-def number(found: Condition, usual: float, wanted: bool) -> float:
+def number(condition: Condition, usual: float, wanted: bool) -> float:
     """A number for what is asked for with which the test is ``wanted``: the ``usual`` one if that
     will do, or if the rest of the test is more than numbers and variables that hold some.
 
@@ -382,13 +382,13 @@ def number(found: Condition, usual: float, wanted: bool) -> float:
     special token has."""
     points: list[float] = []
     try:
-        body = _plain(found.test, found.asked, found.frame, points)
+        body = _plain(condition.test, condition.asked, condition.frame, points)
         test = compile(ast.fix_missing_locations(ast.Expression(body)), "<test>", "eval")
         for tried in _candidates(usual, points):
             if bool(eval(test, {"__builtins__": {}, **_FUNCTIONS, _ASKED: tried})) is wanted:
                 return tried
     except (_NotPlainError, ArithmeticError, TypeError, ValueError):
-        if isinstance(usual, int) and _is_to_differ(found.test, found.asked, wanted):
+        if isinstance(usual, int) and _is_to_differ(condition.test, condition.asked, wanted):
             return _NO_SPECIAL
     return usual
 

@@ -17,7 +17,7 @@ from trainfit.results.runs.steps import LAUNCH_QUEUE
 from trainfit.simgpu.allocator.blocks import Block, private_pool, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
-from trainfit.simgpu.device.recorder import Recorder
+from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.simgpu.device.user_location import place_of_user
 from trainfit.torch_private.tensors import storage_key
 
@@ -28,19 +28,20 @@ _now = time.perf_counter
 class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     """The allocation behind one storage; a weak reference whose callback frees it.
 
-    ``value`` is the storage's real content on the CPU where it is known (small integer
-    tensors that came from the host, scalars), else ``None``. ``fill`` is a single value
-    that every element is *assumed* to have (the result of ``isnan``, say), else ``None``.
-    ``nonzeros`` is how many elements are not zero at most, where that is all that is known (a mask
-    of zeros with ones written at so many unknown places), else ``None``. ``below`` is what all
-    elements, whole numbers from 0 on, are below, where that is all that is known (the places that
-    argmax gives), else ``None``. ``told`` makes what the
-    host is told of an unknown content where zeros cannot be (places are different), laid out as
-    the storage is, else ``None``. ``gpu`` is the number of the GPU that it is on.
+    ``value`` is the storage's real content on the CPU where it is known (small integer tensors that
+    came from the host, scalars), else ``None``. ``fill`` is a single value that every element is
+    *assumed* to have (the result of ``isnan``, say), else ``None``. ``nonzeros`` is how many
+    elements are not zero at most, where that is all that is known (a mask of zeros with ones
+    written at so many unknown places), else ``None``. ``below`` is what all elements, whole numbers
+    from 0 on, are below, where that is all that is known (the places that argmax gives), else
+    ``None``. ``placeholder`` makes what the host is told of an unknown content where zeros cannot
+    be (places are different), laid out as the storage is, else ``None``. ``gpu`` is the number of
+    the GPU that it is on.
     """
 
     __slots__ = (
-        *("below", "block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "told", "value"),
+        *("below", "block", "fill", "gpu", "key", "nbytes", "nonzeros", "number", "placeholder"),
+        "value",
     )
 
     block: Block | None
@@ -52,7 +53,7 @@ class StorageRecord(weakref.ref):  # type: ignore[type-arg]
     fill: bool | float | None
     nonzeros: int | None
     below: int | None
-    told: Callable[[], torch.Tensor] | None
+    placeholder: Callable[[], torch.Tensor] | None
 
 
 class _Wait(NamedTuple):
@@ -85,7 +86,7 @@ class DeviceMemory:
     an allocation. Such frees wait in ``_pending`` until the allocator is consistent again.
     """
 
-    def __init__(self, allocators: Sequence[CachingAllocator], recorder: Recorder) -> None:
+    def __init__(self, allocators: Sequence[CachingAllocator], recorder: RecordingBuilder) -> None:
         self.allocators = allocators
         self.recorder = recorder
         self.lives: dict[int, StorageRecord] = {}
@@ -185,7 +186,7 @@ class DeviceMemory:
         life.value = None
         life.fill = None
         life.nonzeros = life.below = None
-        life.told = None
+        life.placeholder = None
         life.nbytes = storage.nbytes()
         life.block = None
         life.number = -1

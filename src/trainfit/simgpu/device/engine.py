@@ -85,7 +85,7 @@ _OF_LISTS: Final = "aten::_foreach_"
 _TO_DEVICE: Final = aten.to.device
 
 
-class Place(NamedTuple):
+class OperatorGpus(NamedTuple):
     """The GPU that an operator runs on, and the one that it copies from (``None``: it does not, or
     that is the same)."""
 
@@ -93,7 +93,7 @@ class Place(NamedTuple):
     source: int | None = None
 
 
-class _Call(threading.local):
+class _RunningCall(threading.local):
     """The function of PyTorch that a thread runs: ``gpu`` is that of its arguments (``None``: none
     or several of them are)."""
 
@@ -105,9 +105,9 @@ class Placing:
 
     def __init__(self) -> None:
         self._latest = 0
-        self.call = _Call()
+        self.call = _RunningCall()
 
-    def of(self, func: Any, args: Any, kwargs: dict[str, Any], current: int) -> Place:
+    def of(self, func: Any, args: Any, kwargs: dict[str, Any], current: int) -> OperatorGpus:
         """The GPU on which ``func`` runs while ``current`` is the current one.
 
         Raises :class:`DeviceMismatch` for operands of different GPUs.
@@ -116,22 +116,22 @@ class Placing:
         device = args[1] if func is _TO_DEVICE and len(args) > 1 else kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
             gpu = current if device.index is None else device.index
-            return Place(gpu, next((each for each in found if each != gpu), None))
+            return OperatorGpus(gpu, next((each for each in found if each != gpu), None))
         if found:
             self._latest = found[0]
             if len(found) == 1:
-                return Place(found[0])
+                return OperatorGpus(found[0])
             if func in _COPIES:
-                return Place(found[0], found[1])
+                return OperatorGpus(found[0], found[1])
             if func not in MIXED_DEVICE and not func.name().startswith(_OF_LISTS):
                 raise DeviceMismatch(GPUS[found[1]], func, found[0])
-            return Place(found[0])
+            return OperatorGpus(found[0])
         # Autograd makes a formula's tensors on the GPU of the gradients that it goes through.
         if graph_task_id() != -1:
-            return Place(self._latest)
+            return OperatorGpus(self._latest)
         # C++ makes a composite's tensors with the options of its arguments, which are "meta" to it.
         is_cpps = isinstance(device, torch.device) and device.type == "meta"
-        return Place(self.call.gpu if is_cpps and self.call.gpu is not None else current)
+        return OperatorGpus(self.call.gpu if is_cpps and self.call.gpu is not None else current)
 
 
 def _gpus(value: Any) -> Iterator[int]:

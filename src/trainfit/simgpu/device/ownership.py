@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainfit.results.text import dtype_name
-from trainfit.simgpu.device.recorder import INPUT, Recorder
+from trainfit.simgpu.device.recorder import INPUT, RecordingBuilder
 from trainfit.simgpu.device.sparse_tensor import SparseTensor
 from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of, plain
 from trainfit.simgpu.patching import PatchSet
@@ -25,7 +25,7 @@ class Ownership:
     ``parameters`` are the model's, as a recording's header has them, by allocation and offset.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: RecordingBuilder) -> None:
         self._recorder = recorder
         self._owners: dict[int, int] = {}
         self.parameters: dict[tuple[int, int], list[Any]] = {}
@@ -142,7 +142,7 @@ class ModuleTracker:
     """
 
     def __init__(
-        self, recorder: Recorder, on_module: Callable[[torch.nn.Module, int], None]
+        self, recorder: RecordingBuilder, on_module: Callable[[torch.nn.Module, int], None]
     ) -> None:
         self._recorder = recorder
         self._on_module = on_module

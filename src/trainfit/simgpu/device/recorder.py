@@ -46,7 +46,7 @@ _KIND = {name: code for code, name in enumerate(KINDS)}
 _STEPS_OF_DATA = 2
 
 
-class Recorder:
+class RecordingBuilder:
     """Append-only columns; :meth:`finish` turns them into a :class:`Recording`."""
 
     def __init__(self) -> None:

@@ -182,11 +182,11 @@ class Values:
     def tell(self, tensor: SimulatedTensor, make: Callable[[], torch.Tensor]) -> None:
         """If nobody knows the content of a tensor that owns its storage, the host is told this."""
         spec, nbytes = tensor._spec, tensor._life.nbytes
-        tensor._life.told = lambda: _laid_out(spec, nbytes, make())
+        tensor._life.placeholder = lambda: _laid_out(spec, nbytes, make())
 
     def told(self, tensor: SimulatedTensor) -> torch.Tensor | None:
         """What the host is told of an unknown content; ``None``: zeros or ones do."""
-        make, spec = tensor._life.told, tensor._spec
+        make, spec = tensor._life.placeholder, tensor._spec
         flat = make() if make is not None else None
         if flat is None or flat.dtype != spec.dtype:
             return None
@@ -199,7 +199,7 @@ class Values:
         life.fill = None
         life.nonzeros = None
         life.below = None
-        life.told = None
+        life.placeholder = None
 
     def different(self, tensor: SimulatedTensor) -> int:
         """How many different values there are in a tensor that nobody knows, at most."""

@@ -114,7 +114,7 @@ class OptimizerInBackward(Intervention):
 # Intervention: gradient accumulation, several backward passes per optimizer step.
 
 
-class Accumulation(Intervention):
+class AccumulatedSteps(Intervention):
     """Only every ``targets[0]``-th call of ``optimizer.step`` and ``zero_grad`` counts, the model's
     own ``zero_grad``, which Transformers' Trainer calls, too.
 

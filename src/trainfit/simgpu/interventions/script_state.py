@@ -420,6 +420,6 @@ class Intervention:
         return Applicability(self.name, False, reason)
 
 
-def places(found: dict[str, None]) -> tuple[str, ...]:
+def places(lines: dict[str, None]) -> tuple[str, ...]:
     """Lines in the order they were met, each once."""
-    return tuple(found)
+    return tuple(lines)

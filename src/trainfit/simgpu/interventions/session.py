@@ -18,7 +18,7 @@ from trainfit.simgpu.interventions.gradients import (
 )
 from trainfit.simgpu.interventions.inputs import FewerCameras, LowerResolution
 from trainfit.simgpu.interventions.layers import ChannelsLast, GlobalPooling, InplaceActivations
-from trainfit.simgpu.interventions.optimizer_step import Accumulation, OptimizerInBackward
+from trainfit.simgpu.interventions.optimizer_step import AccumulatedSteps, OptimizerInBackward
 from trainfit.simgpu.interventions.optimizers import (
     Adafactor,
     Adam,
@@ -60,7 +60,7 @@ _KINDS: tuple[type[Intervention], ...] = (
     Paged,
     Fused,
     OptimizerInBackward,
-    Accumulation,
+    AccumulatedSteps,
 )
 _BY_NAME = {kind.name: kind for kind in _KINDS}
 

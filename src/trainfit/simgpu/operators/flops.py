@@ -68,7 +68,7 @@ def _product(call: Mapping[str, Any], result: Any) -> int:
     return 2 * _numel(left) * _shape(right)[-1]
 
 
-class Groups(NamedTuple):
+class GroupSizes(NamedTuple):
     """Sizes of a grouped matmul, a group's on average."""
 
     groups: int
@@ -77,7 +77,7 @@ class Groups(NamedTuple):
     depth: int
 
 
-def grouped_sizes(call: Mapping[str, Any]) -> Groups:
+def grouped_sizes(call: Mapping[str, Any]) -> GroupSizes:
     """The sizes of ``_grouped_mm``: (…, m, k) times (…, k, n), where an operand without a dimension
     for the groups has them one after the other: in m, in n, or in k where both have none."""
     left, right = (_shape(call[name]) for name in ("self", "mat2"))
@@ -89,7 +89,7 @@ def grouped_sizes(call: Mapping[str, Any]) -> Groups:
         rows = -(-rows // max(1, count))
     elif len(right) == 2:
         columns = -(-columns // max(1, count))
-    return Groups(count, rows, columns, depth)
+    return GroupSizes(count, rows, columns, depth)
 
 
 @_register("_grouped_mm")

@@ -194,7 +194,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 # -- the operators ---------------------------------------------------------------------------
 
 
-class _Call:
+class _RnnSizes:
     """One call's sizes; ``rows`` is the number of steps of all sequences together."""
 
     def __init__(self, source: Any, batch_first: bool, batch_sizes: Any) -> None:
@@ -223,7 +223,7 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     batch_first, dropout, train, bidirectional, batch_sizes = args[10:15]
     engine.record(engine.info(func))
     engine.assume("the sizes of cuDNN's buffers for a recurrent network were estimated")
-    call = _Call(source, batch_first, batch_sizes)
+    call = _RnnSizes(source, batch_first, batch_sizes)
     directions = 1 + bidirectional
     dtype, itemsize = source.dtype, source.dtype.itemsize
     copied = not _contiguous_steps(source, call)
@@ -246,14 +246,14 @@ def cudnn_rnn(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     return (_swapped(out) if call.transposed else out), hy, cy, saved, flat
 
 
-def _contiguous_steps(source: Any, call: _Call) -> bool:
+def _contiguous_steps(source: Any, call: _RnnSizes) -> bool:
     with no_dispatch():
         steps = source._meta.transpose(0, 1) if call.transposed else source._meta
         return bool(steps.is_contiguous())
 
 
 def _workspace(
-    call: _Call, mode: int, hidden: int, directions: int, flat: Any
+    call: _RnnSizes, mode: int, hidden: int, directions: int, flat: Any
 ) -> tuple[str, tuple[int, ...]]:
     weights, itemsize = flat._spec.nbytes, flat.dtype.itemsize
     return "cudnn_rnn_workspace", (mode, call.rows, hidden, directions, itemsize, weights)
@@ -269,7 +269,7 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
         return None, None, None, [None] * len(weights)
     if not args[16]:  # _cudnn_rnn_backward_input
         raise RuntimeError("cudnn RNN backward can only be called in training mode")
-    call = _Call(source, batch_first, batch_sizes)
+    call = _RnnSizes(source, batch_first, batch_sizes)
     # Gradients that were not given are zeros; others are made contiguous for the call.
     given = zip(grads, (args[6], hx, cx), strict=True)
     filled = [like._spec.nbytes for grad, like in given if grad is None and like is not None]
@@ -290,7 +290,7 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     return (_swapped(dx) if call.transposed else dx), dhx, dcx, dw
 
 
-def _step_major(source: Any, call: _Call) -> tuple[int, ...]:
+def _step_major(source: Any, call: _RnnSizes) -> tuple[int, ...]:
     shape = tuple(source.shape)
     return (shape[1], shape[0], *shape[2:]) if call.transposed else shape
 

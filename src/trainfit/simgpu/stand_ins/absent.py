@@ -27,19 +27,19 @@ _FRAMES: Final = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class StandIn:
+class AbsentPackage:
     """A package that is not installed.
 
     Attributes:
         distribution: its name on PyPI, and the version that is told.
         parts: for each of its modules by its whole name the names in it; ``made`` on import.
-        said: what the result has to state.
+        assumption: what the result has to state.
     """
 
     distribution: str
     version: str
     parts: Callable[[], Mapping[str, Mapping[str, Any]]]
-    said: str = "its operators' shapes, FLOPs and memory are those of the package"
+    assumption: str = "its operators' shapes, FLOPs and memory are those of the package"
 
 
 def named_in(environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
     were being imported then (empty: none was).
     """
 
-    def __init__(self, known: Mapping[str, StandIn], assume: Callable[[str], None]) -> None:
+    def __init__(self, known: Mapping[str, AbsentPackage], assume: Callable[[str], None]) -> None:
         self._known, self._assume = known, assume
         self._chosen = [name for name in named_in(os.environ) if name in known]
         self._parts: dict[str, Mapping[str, Any]] = {}
@@ -109,7 +109,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
             return None
         if name not in self._of(top):
             return None
-        return importlib.machinery.ModuleSpec(name, _Loader(self.fill), is_package=True)
+        return importlib.machinery.ModuleSpec(name, _AbsentLoader(self.fill), is_package=True)
 
     def fill(self, module: ModuleType) -> None:
         """Give a module its names."""
@@ -118,7 +118,9 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         if name == top:
             known = self._known[top]
             vars(module)["__version__"] = known.version
-            self._assume(f"{top} is not installed here, a stand-in took its place: {known.said}")
+            self._assume(
+                f"{top} is not installed here, a stand-in took its place: {known.assumption}"
+            )
         vars(module).update(self._of(top)[name])
 
     def _of(self, top: str) -> Mapping[str, Mapping[str, Any]]:
@@ -139,7 +141,7 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
                 yield found
 
 
-class _Loader(importlib.abc.Loader):
+class _AbsentLoader(importlib.abc.Loader):
     """One for each module: an ``ImportHook`` changes it."""
 
     def __init__(self, fill: Callable[[ModuleType], None]) -> None:
@@ -150,7 +152,7 @@ class _Loader(importlib.abc.Loader):
 
 
 class _Distribution(importlib.metadata.Distribution):
-    def __init__(self, name: str, known: StandIn) -> None:
+    def __init__(self, name: str, known: AbsentPackage) -> None:
         self._name, self.known = name, known
 
     def read_text(self, filename: str) -> str | None:
@@ -169,7 +171,7 @@ def _is_installed(name: str) -> bool:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    return spec is not None and not isinstance(spec.loader, _Loader)
+    return spec is not None and not isinstance(spec.loader, _AbsentLoader)
 
 
 def _plain(name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.simgpu.device.tensor import DeviceTensor, current_engine
-from trainfit.simgpu.stand_ins.absent import StandIn
+from trainfit.simgpu.stand_ins.absent import AbsentPackage
 from trainfit.torch_private import operators as private
 
 _HALVES: Final = (torch.float16, torch.bfloat16)
@@ -254,4 +254,4 @@ def _parts() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-FLASH_ATTN: Final = StandIn("flash-attn", "2.8.3", _parts)
+FLASH_ATTN: Final = AbsentPackage("flash-attn", "2.8.3", _parts)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from trainfit.results.gpus import Kernel
 from trainfit.simgpu.device.values import tensors_in
 from trainfit.simgpu.operators.kernel_rules import RULES, Arguments, bytes_of, dtype_of
-from trainfit.simgpu.stand_ins.absent import StandIn
+from trainfit.simgpu.stand_ins.absent import AbsentPackage
 
 # ---
 # Launches of kernels that a stand-in's package has: each is an operator of the package's name.
@@ -86,7 +86,7 @@ def causal_conv1d_fn(
     """Causal convolution of ``x`` (batch, channels, length) with ``weight`` (channels, width)."""
     if activation not in (None, *_SILU):
         raise NotImplementedError("activation must be None, silu, or swish")
-    out = _Convolution.apply(x, weight, bias, initial_states)  # type: ignore[no-untyped-call]
+    out = _CausalConvolution.apply(x, weight, bias, initial_states)  # type: ignore[no-untyped-call]
     if not return_final_states:
         return out
     if final_states_out is None:
@@ -111,7 +111,7 @@ def causal_conv1d_update(
     return out
 
 
-class _Convolution(torch.autograd.Function):
+class _CausalConvolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, initial_states: Any) -> Any:
         if x.stride(2) != 1 and x.stride(1) != 1:
@@ -165,14 +165,14 @@ def selective_scan_fn(
 ) -> Any:
     """A selective scan of ``u`` (batch, channels, length), ``A`` (channels, state), ``B`` and ``C``
     (batch, state, length) or with groups."""
-    scanned = _Scan.apply(u, delta, A, B, C, D, z, delta_bias)  # type: ignore[no-untyped-call]
+    scanned = _SelectiveScan.apply(u, delta, A, B, C, D, z, delta_bias)  # type: ignore[no-untyped-call]
     if not return_last_state:
         return scanned
     last = torch.empty(u.shape[0], *A.shape, dtype=torch.float32, device=u.device)
     return scanned, last
 
 
-class _Scan(torch.autograd.Function):
+class _SelectiveScan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, u: Any, delta: Any, A: Any, B: Any, C: Any, D: Any, z: Any, delta_bias: Any
@@ -386,4 +386,4 @@ def _convolution_parts() -> Mapping[str, Mapping[str, Any]]:
     return {"causal_conv1d": names, "causal_conv1d.causal_conv1d_interface": names}
 
 
-CAUSAL_CONV1D: Final = StandIn("causal-conv1d", "1.6.1", _convolution_parts)
+CAUSAL_CONV1D: Final = AbsentPackage("causal-conv1d", "1.6.1", _convolution_parts)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional as F
 
-from trainfit.simgpu.stand_ins.absent import StandIn
+from trainfit.simgpu.stand_ins.absent import AbsentPackage
 from trainfit.simgpu.stand_ins.selective_scan import (
     Mamba,
     convolve,
@@ -330,4 +330,4 @@ def _parts() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-MAMBA_SSM: Final = StandIn("mamba-ssm", "2.3.2", _parts)
+MAMBA_SSM: Final = AbsentPackage("mamba-ssm", "2.3.2", _parts)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
-from trainfit.simgpu.stand_ins.absent import StandIn
+from trainfit.simgpu.stand_ins.absent import AbsentPackage
 
 # --- triton.runtime -------------------------------------------------------------------------------
 
@@ -261,6 +261,6 @@ def _parts() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-TRITON: Final = StandIn(
+TRITON: Final = AbsentPackage(
     "triton", "3.5.0", _parts, "its kernels are not compiled, their launches are counted"
 )

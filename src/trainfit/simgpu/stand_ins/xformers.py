@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.simgpu.device.tensor import current_engine
-from trainfit.simgpu.stand_ins.absent import StandIn
+from trainfit.simgpu.stand_ins.absent import AbsentPackage
 from trainfit.simgpu.stand_ins.flash_attention import attend
 from trainfit.torch_private import operators as private
 
@@ -194,4 +194,4 @@ def _parts() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-XFORMERS: Final = StandIn("xformers", "0.0.32", _parts)
+XFORMERS: Final = AbsentPackage("xformers", "0.0.32", _parts)

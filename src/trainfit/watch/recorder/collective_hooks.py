@@ -68,7 +68,7 @@ class CommunicationLooks:
         if ddp is not None:
             self._gradients = _times_of(ddp) or self._gradients
 
-    def facts(self, called: ph.CollectiveTime) -> RankCommunication:
+    def facts(self, called: ph.CollectiveSeconds) -> RankCommunication:
         """The facts that the hooks have counted; asks nobody."""
         return RankCommunication(called.mean_s, called.calls, self._gradients)
 

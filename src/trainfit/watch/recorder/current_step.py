@@ -11,10 +11,16 @@ from typing import Any, Final
 
 from trainfit.results.runs import tables
 from trainfit.watch.recorder import phases as ph
-from trainfit.watch.recorder.gpu_step import NO_MEMORY, Device, GpuStep, Memory, StepNumbers
+from trainfit.watch.recorder.gpu_step import (
+    NO_MEMORY,
+    AllocatorMemory,
+    Device,
+    GpuStep,
+    StepNumbers,
+)
 from trainfit.watch.recorder.job import CalledModels, InputSizes, LoaderRecord
 from trainfit.watch.recorder.phases import (
-    CollectiveTime,
+    CollectiveSeconds,
     Counts,
     PhaseClock,
     UsedBatches,
@@ -131,7 +137,7 @@ class CurrentStep:
         """What recording this step has cost so far."""
         self._waited = 0.0
         self._used = UsedBatches()
-        self.collectives = CollectiveTime()
+        self.collectives = CollectiveSeconds()
         self._backwards = 0
         self._skipped = self._restarted = False
         self._counts = Counts()
@@ -387,7 +393,7 @@ class CurrentStep:
     def _skipped_on_gpu(self, row: Row) -> None:
         self._sink.event("skipped_step")
 
-    def _look_at_memory(self, now: float) -> Memory:
+    def _look_at_memory(self, now: float) -> AllocatorMemory:
         if self.device is None or now - self._memory_at < _MEMORY_S:
             return NO_MEMORY
         self._memory_at = now

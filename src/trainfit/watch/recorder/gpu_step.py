@@ -32,7 +32,7 @@ _SLOTS: Final = 1024
 Mark = Any
 
 
-class Memory(NamedTuple):
+class AllocatorMemory(NamedTuple):
     """Bytes of PyTorch's allocator, and how often it had to free its cache and try again."""
 
     allocated: int
@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 
 
 #: Not looked at.
-NO_MEMORY: Final = Memory(-1, -1, -1, -1)
+NO_MEMORY: Final = AllocatorMemory(-1, -1, -1, -1)
 
 
 class Kept(NamedTuple):
@@ -77,7 +77,7 @@ class Device(Protocol):
     def value(self, kept: Kept) -> float:
         """The number, after a mark behind it was reached; frees its room."""
 
-    def memory(self) -> Memory:
+    def memory(self) -> AllocatorMemory:
         """The memory of the current device, now."""
 
 
@@ -127,12 +127,12 @@ class CudaDevice:
         self._numbers[kept.values.dtype][1].append(kept.slot)
         return float(kept.values[kept.slot])
 
-    def memory(self) -> Memory:
+    def memory(self) -> AllocatorMemory:
         stats = torch.cuda.memory.memory_stats_as_nested_dict()
         allocated = stats["allocated_bytes"]["all"]
         reserved = stats["reserved_bytes"]["all"]["current"]
         retries = stats["num_alloc_retries"]
-        return Memory(allocated["current"], allocated["peak"], reserved, retries)
+        return AllocatorMemory(allocated["current"], allocated["peak"], reserved, retries)
 
 
 #: Phases that have events, and their columns.

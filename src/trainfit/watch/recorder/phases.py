@@ -75,7 +75,7 @@ class PhaseClock:
         self.seconds = [0.0] * COUNT
 
 
-class CollectiveTime:
+class CollectiveSeconds:
     """Seconds of steps in :data:`COLLECTIVE`, and the calls; those of the first steps, in which
     groups are made and ranks begin, do not count."""
 

@@ -24,7 +24,7 @@ from trainfit.watch.recorder.looks import locked
 from trainfit.watch.recorder.own_frames import without_ours
 
 if TYPE_CHECKING:
-    from trainfit.watch.recorder.recorder import Place, Recorder
+    from trainfit.watch.recorder.recorder import Recorder, RecordingPlace
 
 #: Folder of the run; empty or "0" switches the recorder off.
 FOLDER: Final = "TRAINFIT_WATCH"
@@ -80,14 +80,14 @@ def from_environment() -> None:
     _hook_exceptions()
 
 
-def place(folder: str) -> Place:
+def place(folder: str) -> RecordingPlace:
     """The place of the run in ``folder`` that the environment tells of."""
-    from trainfit.watch.recorder.recorder import Place
+    from trainfit.watch.recorder.recorder import RecordingPlace
 
     unix, _, monotonic = os.environ.get(STARTED, "").partition(" ")
     command = os.environ.get(COMMAND, " ".join(sys.orig_argv))
     started = (float(unix), float(monotonic)) if monotonic else (time.time(), time.monotonic())
-    return Place(
+    return RecordingPlace(
         Path(folder),
         *started,
         command,
@@ -96,7 +96,7 @@ def place(folder: str) -> Place:
     )
 
 
-def begin(place: Place, late: bool = True) -> Recorder:
+def begin(place: RecordingPlace, late: bool = True) -> Recorder:
     """Record from now on until the process ends, or :func:`end`; ``late``: PyTorch was not
     imported just now."""
     global _active

@@ -96,7 +96,7 @@ _LONGEST_TRACEBACK: Final = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RecordingPlace:
     """The place where a run is recorded, and the moment that its times count from, on two clocks.
 
     ``measures_noise``: the gradient noise scale is measured, too, ``keeps_memory_history``: GPU
@@ -119,7 +119,7 @@ class Recorder:
         clock: seconds, monotonic, as all processes of the machine share it.
     """
 
-    def __init__(self, place: Place, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, place: RecordingPlace, clock: Callable[[], float] = time.monotonic) -> None:
         self.place = place
         self.origin = place.started_monotonic
         self.live = False

@@ -12,7 +12,7 @@ import torch
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import NO_VALUES
 from trainfit.watch.recorder import phases as ph
-from trainfit.watch.recorder.gpu_step import GpuStep, Memory
+from trainfit.watch.recorder.gpu_step import AllocatorMemory, GpuStep
 from trainfit.watch.recorder.phases import Counts, PhaseClock
 
 #: Steps that may wait for the GPU.
@@ -42,7 +42,7 @@ def new_row(
     cpu_s: float,
     samples: int,
     batches: int,
-    memory: Memory,
+    memory: AllocatorMemory,
     numbers: tuple[float | None, float, float],
     flags: int,
 ) -> Row:

@@ -174,7 +174,7 @@ class Fetching:
         return None if not step_s else step_s / self.batches_per_step
 
     @functools.cached_property
-    def cores(self) -> checks.Cores | None:
+    def cores(self) -> checks.BusyCores | None:
         return checks.cores(self.rank)
 
     @functools.cached_property

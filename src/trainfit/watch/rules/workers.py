@@ -12,7 +12,7 @@ from trainfit.findings.habits import (
     LOADED_IN_TRAINING,
     MADE_AGAIN,
     RESTARTED_ITERATOR,
-    Habit,
+    ScriptHabit,
     restarted_workers,
 )
 from trainfit.findings.training import worker_copies
@@ -388,7 +388,7 @@ def _find_epoch_start(view: RunView) -> Iterator[Finding | Unknown]:
 
 #: Of the wait at the start of an epoch, what a worker's first batch must be of it to be the cause.
 _MOSTLY_FIRST: Final = 0.5
-_BEGINS: Final = Habit(
+_BEGINS: Final = ScriptHabit(
     "What the data set does when a worker begins is in its first batch: a shuffle buffer that is "
     "filled, files that are opened or read",
     "let the data set begin with less (a shuffle buffer of some batches, with the files themselves "

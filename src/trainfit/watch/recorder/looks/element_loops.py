@@ -62,7 +62,7 @@ class ElementLoops:
                 return True
         return False
 
-    def _rounds_of(self, thread: int, code: CodeType, loop: Loop) -> int:
+    def _rounds_of(self, thread: int, code: CodeType, loop: ForLoop) -> int:
         """How often a loop goes round; 0: it is not known to go over a tensor's elements."""
         key = code, loop.line
         if key not in self._known and self._tries[key] < _TRIES:
@@ -85,7 +85,7 @@ class ElementLoops:
 # Loops in the source of a function.
 
 
-class Loop:
+class ForLoop:
     """A ``for``, or that of a comprehension: what it goes over, and what it computes."""
 
     def __init__(
@@ -97,14 +97,14 @@ class Loop:
 
 
 @functools.lru_cache(1 << 8)
-def loop_at(code: CodeType, number: int) -> Loop | None:
+def loop_at(code: CodeType, number: int) -> ForLoop | None:
     """The innermost loop around a line of a function; ``None``: there is none."""
     around = [each for each in _loops(code) if each[0] <= number <= each[1]]
     return min(around, key=lambda each: each[1] - each[0])[2] if around else None
 
 
 @functools.lru_cache(1 << 6)
-def _loops(code: CodeType) -> tuple[tuple[int, int, Loop], ...]:
+def _loops(code: CodeType) -> tuple[tuple[int, int, ForLoop], ...]:
     """First and last line of each loop of a function."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     try:
@@ -115,15 +115,15 @@ def _loops(code: CodeType) -> tuple[tuple[int, int, Loop], ...]:
     return tuple(_found(tree, first))
 
 
-def _found(tree: ast.AST, first: int) -> Iterator[tuple[int, int, Loop]]:
+def _found(tree: ast.AST, first: int) -> Iterator[tuple[int, int, ForLoop]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.For):
             end = first + (node.end_lineno or node.lineno)
-            loop = Loop(first + node.lineno, node.target, node.iter, node.body)
+            loop = ForLoop(first + node.lineno, node.target, node.iter, node.body)
             yield first + node.body[0].lineno, end, loop
         elif isinstance(node, ast.ListComp | ast.GeneratorExp):
             each = node.generators[0]
-            loop = Loop(first + node.lineno, each.target, each.iter, [node.elt])
+            loop = ForLoop(first + node.lineno, each.target, each.iter, [node.elt])
             yield first + node.lineno, first + (node.end_lineno or node.lineno), loop
 
 
@@ -135,14 +135,14 @@ def _found(tree: ast.AST, first: int) -> Iterator[tuple[int, int, Loop]]:
 _GIVES: Final = ("unbind", "enumerate", "zip", "reversed", "list", "tuple")
 
 
-def rounds_of(loop: Loop, names: Mapping[str, Any]) -> int:
+def rounds_of(loop: ForLoop, names: Mapping[str, Any]) -> int:
     """The number of elements of a tensor among ``names`` that a loop goes over; else 0."""
     if _calls_each(loop):
         return 0  # layers, or experts: a tensor that is indexed has a weight for each
     return _gone_over(loop.iterates, names) or _indexed(loop, names)
 
 
-def _calls_each(loop: Loop) -> bool:
+def _calls_each(loop: ForLoop) -> bool:
     """Does a loop call what it goes over, or what its variable is an index of?"""
     for node in (inner for each in loop.body for inner in ast.walk(each)):
         called = node.func if isinstance(node, ast.Call) else None
@@ -174,7 +174,7 @@ def _gone_over(node: ast.expr, names: Mapping[str, Any]) -> int:
     return max((_size(names.get(each.id), dimension) for each in tensors), default=0)
 
 
-def _indexed(loop: Loop, names: Mapping[str, Any]) -> int:
+def _indexed(loop: ForLoop, names: Mapping[str, Any]) -> int:
     """Elements of the dimension of a tensor that the loop's variable is an index of."""
     found = 0
     for node in (inner for each in loop.body for inner in ast.walk(each)):

@@ -74,7 +74,7 @@ _VARIABLES_S: Final = 0.25
 _MOST_TIME: Final = 0.001
 
 
-class Training(Protocol):
+class StepInProgress(Protocol):
     """What is asked of the step that goes on."""
 
     count: int
@@ -98,7 +98,7 @@ class MainThreadLooks:
 
     def __init__(
         self,
-        training: Training,
+        training: StepInProgress,
         stem: Path,
         tell: Callable[..., None],
         changed: Callable[[], None],
