@@ -53,10 +53,12 @@ def test_a_loss_that_finds_no_memory_leaves_logits_and_their_copy(*, casts: bool
     assert ("logits_copied" in findings(fails)) == casts
 
 
-def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path, steps: int) -> None:
+    """In a short run, and in one that is long enough to tell what stays."""
     file = tmp_path / "checkpoint.pt"
     torch.save(scenarios.model(layers=6).state_dict(), file)
-    found = findings(scenarios.checkpoint_kept, file)["checkpoint_on_gpu"]
+    found = findings(scenarios.checkpoint_kept, file, steps)["checkpoint_on_gpu"]
     source = Path(scenarios.__file__).read_text().splitlines()
     assert "torch.load(" in source[found.at.line - 1]
 
