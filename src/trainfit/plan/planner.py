@@ -88,6 +88,7 @@ from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size
 from trainfit.speed.loops import loops_on_gpu
+from trainfit.speed.wide import float64_on_gpu
 
 Say = Callable[[str], None]
 
@@ -459,6 +460,7 @@ def _built(
             *told_once((*_findings(job, present), *ends.findings)),
             *of_habits(job.recording.makeup),
             *loops_on_gpu(job.recording),
+            *float64_on_gpu(job.recording, job.machine),
             *of_gpus(gpus, present.configuration.step_s, job.gpu.count, job.batch),
             *stages.findings(),
             *others_agree.findings,
