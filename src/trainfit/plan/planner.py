@@ -58,6 +58,7 @@ from trainfit.plan.runs.failures import (
     ScriptError,
     fails_later,
     mistakes_of,
+    settings_of,
     with_stand_ins,
 )
 from trainfit.plan.runs.option_proof import accumulates
@@ -507,6 +508,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     found = (
         *fails_later(job.first, job.command),
         *mistakes_of(job.command, outcome),
+        *settings_of(job.command, outcome, job.recording, is_full=not present.configuration.fits),
         *of_learning(outcome.learning),
         *of_evaluation(outcome.coverage),
         *unscaled(present.hazards, outcome),

@@ -27,6 +27,7 @@ from trainfit.plan.runs.failures import (
     mistakes_of,
     require_step,
     script_output,
+    settings_of,
     shortfall,
     updates_by_itself,
 )
@@ -202,6 +203,7 @@ def _described(
     findings = (
         *ends_early(trace, command),
         *mistakes_of(command, trace.outcome),
+        *settings_of(command, trace.outcome, recording, is_full=out_of_memory is not None),
         *of_learning(trace.outcome.learning),
         *later,
         *of_evaluation(coverage),
