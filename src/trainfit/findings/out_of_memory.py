@@ -211,7 +211,8 @@ def _pairwise(memory: FullMemory) -> Iterator[Finding]:
     share = memory.share(nbytes)
     if share < _SHARE:
         return
-    where = pairs[0].place or pairs[0].operator
+    place = next((held.place for held in pairs if held.place is not None), None)
+    where = place or pairs[0].operator
     yield Finding(
         "all_pairs",
         "critical",
@@ -220,7 +221,7 @@ def _pairwise(memory: FullMemory) -> Iterator[Finding]:
         "a matrix of all pairs (distances, similarities) grows with the square of the samples",
         (Fix("compute it for some rows after another, and keep of each what is needed (top k)"),),
         share=share,
-        place=pairs[0].place,
+        place=place,
     )
 
 

@@ -13,10 +13,10 @@ import torch
 
 import trainfit
 from tests.memory.snapshot import scenarios
-from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.findings.out_of_memory import FullMemory, HeldMemory, of_full_memory
 from trainfit.memory.explanation import replayed
 from trainfit.memory.held import full_memory
-from trainfit.results.findings import Finding
+from trainfit.results.findings import Finding, Place
 
 
 def findings(code: Callable[..., None], *words: object) -> dict[str, Finding]:
@@ -300,3 +300,14 @@ def test_weights_are_made_less_by_what_they_are_not_yet(dtype: torch.dtype, fix:
     kept: list[torch.nn.Module] = []
     found = findings(large)["memory_mostly"]
     assert [each.action for each in found.fixes] == [fix]
+
+
+def test_all_pairs_have_the_line_of_what_has_one() -> None:
+    """A sort's scratch memory is the most of it and no line's; the matrix has one."""
+    line = Place("eval.py", 7)
+    held = [
+        HeldMemory("workspace", "sort", None, 3 << 30, pairwise=True),
+        HeldMemory("temporary", "mm", line, 1 << 30, pairwise=True),
+    ]
+    found, *_ = of_full_memory(FullMemory(held, 4 << 30, 4 << 30))
+    assert (found.kind, found.place) == ("all_pairs", line) and "eval.py:7" in found.title
