@@ -89,6 +89,7 @@ from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size
 from trainfit.speed.loops import loops_on_gpu
+from trainfit.speed.sampling import sampling_before_step
 from trainfit.speed.wide import float64_on_gpu
 
 Say = Callable[[str], None]
@@ -462,6 +463,7 @@ def _built(
             *of_habits(job.recording.makeup),
             *loops_on_gpu(job.recording),
             *float64_on_gpu(job.recording, job.machine),
+            *sampling_before_step(job.recording, job.machine),
             *of_gpus(gpus, present.configuration.step_s, job.gpu.count, job.batch),
             *stages.findings(),
             *others_agree.findings,

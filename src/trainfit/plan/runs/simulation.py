@@ -44,6 +44,7 @@ from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderCut, LoaderOverride, TraceOutcome
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.loops import loops_on_gpu
+from trainfit.speed.sampling import sampling_before_step
 from trainfit.speed.step import Machine
 from trainfit.speed.wide import float64_on_gpu
 
@@ -210,6 +211,7 @@ def _described(
         *of_habits(recording.makeup),
         *loops_on_gpu(recording),
         *float64_on_gpu(recording, Machine(gpu, FITTED)),
+        *sampling_before_step(recording, Machine(gpu, FITTED)),
         *_of_full_gpu(trace.outcome),
     )
     header["findings"] = [json.loads(as_json(each)) for each in findings]
