@@ -100,9 +100,7 @@ def _inverted(kind: str, zeros: str, of: str, how: str) -> Finding:
         )
         if is_count
         else (
-            Fix(
-                "of degrees: self-loops for all nodes, or degree.clamp(min=1)", line=".clamp(min=1)"
-            ),
+            Fix("count.clamp(min=1), degree.clamp(min=1) or self-loops", line=".clamp(min=1)"),
             Fix("inverse[degree == 0] = 0 before it is multiplied"),
         ),
     )
