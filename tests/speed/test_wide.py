@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.results.findings import Finding
+from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.kernel_times import peak_flops
-from trainfit.speed.products import DTYPES
 from trainfit.speed.step import Machine
 from trainfit.speed.wide import float64_on_gpu
 

@@ -11,8 +11,8 @@ import numpy as np
 from trainfit.hardware.gpu.figures import is_made_up
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import DTYPES
 from trainfit.results.text import duration
-from trainfit.speed.products import DTYPES
 from trainfit.speed.step import Machine, step_time
 from trainfit.speed.work import COLUMNS, Work, steady
 

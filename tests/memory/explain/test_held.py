@@ -311,3 +311,11 @@ def test_all_pairs_have_the_line_of_what_has_one() -> None:
     ]
     found, *_ = of_full_memory(FullMemory(held, 4 << 30, 4 << 30))
     assert (found.kind, found.place) == ("all_pairs", line) and "eval.py:7" in found.title
+
+
+@pytest.mark.parametrize(("operators", "is_graph"), [(["addmm"], False), (["addmm", "gelu"], True)])
+def test_what_is_kept_of_a_graph_and_by_itself(operators: list[str], *, is_graph: bool) -> None:
+    """Results of one operator are what a list keeps; a graph keeps those of several layers."""
+    held = [HeldMemory("activation", each, Place("a.py", 3), 1 << 30, kept=9) for each in operators]
+    found, *_ = of_full_memory(FullMemory(held, 4 << 30, 4 << 30))
+    assert found.kind == "tensors_kept" and ("of graphs" in found.cause) is is_graph
