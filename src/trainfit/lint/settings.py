@@ -45,7 +45,7 @@ def tries_less(source: Source) -> Iterator[Finding]:
                 source,
                 call,
                 TRIES_LESS,
-                "The script itself tries again with less where memory runs out: this is of the "
+                "The script itself tries less where memory runs out: these figures are of the "
                 "size that the command gives, which it tries first",
                 "each try that fails costs the time up to its error, and may leave memory behind.",
                 "begin with a size that fits",
