@@ -117,7 +117,7 @@ def _clipping(facts: LearningFacts) -> Iterator[Finding]:
         "Gradients are clipped while they are scaled: the limit applies to the scaled ones, so "
         "nearly every step is clipped to next to nothing",
         (),
-        "clip_grad_norm_ comes before the scaler has unscaled",
+        "clipping (clip_grad_norm_, clip_grad_value_) comes before the scaler has unscaled",
         (Fix("scaler.unscale_(optimizer) before clipping", line="scaler.unscale_(optimizer)"),),
         place=Place.parse(facts.clipped_scaled),
     )

@@ -111,8 +111,8 @@ def _nan_copied(kind: str, shape: str) -> Finding:
     return Finding(
         kind,
         "critical",
-        f"A tensor that is copied to the GPU ({shape}) has NaN in it and is multiplied: the loss is "
-        "NaN, and then all weights are",
+        f"A tensor that is copied to the GPU ({shape}) has NaN in it and is multiplied: the loss "
+        "is NaN, and then all weights are",
         (),
         "0 ** -0.5 of a degree (infinite, and infinite times 0 is NaN), a standard deviation of 0, "
         "a gap in a table",
