@@ -426,3 +426,38 @@ def test_a_run_looks_through_no_object_of_an_import(tmp_path: Path) -> None:
     script = write(tmp_path, counts + STEPS + "for _ in range(3): step()\n")
     done = trainfit("simulate", *GPU, "--", "python", script, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+# -- what a later epoch shows ----------------------------------------------------------------
+
+
+EPOCHS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+data = DataLoader(TensorDataset(torch.randn(64, 8)), 4)
+model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1), nn.Linear(8, 1)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.train()
+for epoch in range(9):
+    BEGIN
+    for x, in data:
+        optimizer.zero_grad()
+        model(x.cuda()).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for x, in data:
+            model(x.cuda())
+"""
+
+
+@pytest.mark.parametrize(("begin", "kinds"), [("pass", ["evaluation_mode"]), ("model.train()", [])])
+def test_a_model_that_stays_in_evaluation_mode(
+    begin: str, kinds: list[str], tmp_path: Path
+) -> None:
+    """A run of few steps does not end an epoch: where the source may, a second run looks."""
+    write(tmp_path, EPOCHS.replace("BEGIN", begin))
+    done = trainfit("simulate", *GPU, "--json", "script.py", cwd=tmp_path)
+    assert [each["kind"] for each in json_of(done)["findings"]] == kinds
+    assert ("cut short" in done.stderr) is bool(kinds)

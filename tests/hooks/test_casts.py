@@ -51,3 +51,25 @@ def test_layers_and_norms_that_are_right(kinds: Kinds, between: Callable[[Tensor
 
 def test_casts_of_few_numbers(kinds: Kinds) -> None:
     assert "casts_undone" not in kinds(lambda: _training(lambda x: x.float(), width=64))
+
+
+@pytest.mark.parametrize(
+    ("cast", "has_line"),
+    [
+        (lambda: nn.Linear(8, 4).cuda().half(), True),
+        (lambda: nn.Linear(8, 4).to("cuda", torch.float16), True),
+        (lambda: nn.Linear(8, 4, dtype=torch.float16).cuda(), False),
+    ],
+)
+def test_the_line_that_casts_a_model_to_float16(
+    kinds: Kinds, cast: Callable[[], nn.Module], has_line: bool
+) -> None:
+    def training() -> None:
+        model = cast()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            model(torch.randn(4, 8).cuda().half()).float().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert (kinds(training)["small_eps"].place is not None) == has_line

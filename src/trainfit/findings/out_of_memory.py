@@ -145,7 +145,9 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
     lines = list(dict.fromkeys(str(held.place) for held in kept if held.place is not None))
     where = " and ".join(lines[:2]) or kept[0].operator
     number = sum(held.kept for held in kept)
-    of_graphs = 2 * sum(held.nbytes for held in kept if held.kind == _OF_GRAPHS) > nbytes
+    graphs = [held for held in kept if held.kind == _OF_GRAPHS]
+    # Of a graph there are several layers' results; of what is kept by itself one.
+    of_graphs = len(graphs) > 1 and 2 * sum(held.nbytes for held in graphs) > nbytes
     told = "activations of graphs" if of_graphs else "predictions, losses with their graph"
     yield Finding(
         TENSORS_KEPT,
@@ -211,7 +213,8 @@ def _pairwise(memory: FullMemory) -> Iterator[Finding]:
     share = memory.share(nbytes)
     if share < _SHARE:
         return
-    where = pairs[0].place or pairs[0].operator
+    place = next((held.place for held in pairs if held.place is not None), None)
+    where = place or pairs[0].operator
     yield Finding(
         "all_pairs",
         "critical",
@@ -220,7 +223,7 @@ def _pairwise(memory: FullMemory) -> Iterator[Finding]:
         "a matrix of all pairs (distances, similarities) grows with the square of the samples",
         (Fix("compute it for some rows after another, and keep of each what is needed (top k)"),),
         share=share,
-        place=pairs[0].place,
+        place=place,
     )
 
 

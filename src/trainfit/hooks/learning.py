@@ -569,6 +569,7 @@ class LearningObserver:
             clipped_late=self._clipped_late,
             clipped_scaled=self._clipped,
             scaler_on_half=self._half,
+            half_at=self.misuse.moved.half_at,
             steps_scaled=0 if self._unscales or len(self._all) > 1 else self._steps_scaled,
             small_eps=next((seen.small_eps for seen in looked if seen.small_eps is not None), None),
             kept_gradients=sum(seen.kept for seen in looked),

@@ -55,7 +55,7 @@ _ADD_HOOKS = (
 )
 #: Modules that have ``random_split``.
 _OF_DATA = torch.utils.data, torch.utils.data.dataset
-_RECURRENT = torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU
+_RECURRENT, _MOVES = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU), ("to", "cuda", "cpu", "half")
 
 
 def install(
@@ -126,7 +126,7 @@ def install(
     results: tuple[tuple[Any, str, _Tell, _Tell, bool], ...] = (
         (LoaderIterator, "__next__", LearningObserver.fed, _given, False),
         (torch.nn.Module, "load_state_dict", _loading, LearningObserver.loaded, True),
-        *((torch.nn.Module, name, _moving, _moved, True) for name in ("to", "cuda", "cpu")),
+        *((torch.nn.Module, name, _moving, _moved, True) for name in _MOVES),
         (torch.Tensor, "cpu", _copying, _copied, False),
         (torch.nn.MultiheadAttention, "forward", _attending, _attended, False),
         *((kind, "forward", _recurring, _recurred, False) for kind in _RECURRENT),

@@ -109,10 +109,17 @@ class Grown:
 
 
 class Moved:
-    """Follows modules that lines move to the GPU while the training goes on."""
+    """Follows modules that lines move to the GPU while the training goes on, or cast to float16.
+
+    Attributes:
+        half_at: the line that cast one to float16 first; ``None``: none did.
+    """
 
     def __init__(self, place: Callable[[], str | None], steps: Callable[[], int]) -> None:
         self._place, self._steps = place, steps
+        self.half_at: str | None = None
+        #: What may be cast now.
+        self._casting: Any = None
         #: What is moved now, and where it was.
         self._moving: tuple[Any, bool] | None = None
         #: By line, what it moved last, and the steps in which it moved that.
@@ -127,11 +134,15 @@ class Moved:
     def moving(self, module: Any) -> None:
         """A module is about to be moved, maybe to another device."""
         self._moving = None
+        self._casting = module if self.half_at is None and not _is_half(module) else None
         if self._found is None and self._steps() and called_by_user():
             self._moving = module, _is_on_gpu(module)
 
     def moved(self) -> None:
         """The module was moved."""
+        casting, self._casting = self._casting, None
+        if casting is not None and _is_half(casting):
+            self.half_at = self._place()
         moving, self._moving = self._moving, None
         if moving is None or moving[1] or not _is_on_gpu(moving[0]):
             return
@@ -146,6 +157,11 @@ class Moved:
             nbytes = sum(each.nbytes for each in module.parameters())
             told = type(module).__name__, nbytes
             self._found = Misuse.of("moved_each_step", *told, place=place)
+
+
+def _is_half(module: Any) -> bool:
+    first = next(module.parameters(), None)
+    return first is not None and first.dtype == torch.float16
 
 
 def _is_on_gpu(module: Any) -> bool:

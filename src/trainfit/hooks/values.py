@@ -27,6 +27,7 @@ from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.autograd import operator_of, saved_exponent
+from trainfit.torch_private.operators import no_dispatch
 from trainfit.torch_private.tensors import item
 
 #: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
@@ -407,3 +408,59 @@ def _of_slopes(named: Sequence[tuple[str, str]], place: str) -> Misuse | None:
         return None
     at = only_line(place.rpartition(":")[0], [each for _, each in named])
     return Misuse("slope_infinite", tuple(name for name, _ in named), at)
+
+
+# ---
+# Numbers that are known to be 0, and what is infinite by them.
+
+
+#: Numbers that are read.
+_MOST_READ: Final = 1 << 20
+
+
+def known_numbers(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The numbers of a tensor of the host, or of a simulated one where they are known."""
+    if tensor.numel() > _MOST_READ:
+        return None
+    if tensor.device.type == "cpu":
+        return tensor.detach()
+    content: Callable[[], torch.Tensor | None] | None = getattr(tensor, "_content", None)
+    return None if content is None else content()
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Are all of a tensor's numbers known to be finite?"""
+    numbers = known_numbers(tensor)
+    with no_dispatch():
+        return numbers is not None and bool(numbers.isfinite().all())
+
+
+def holds_nan(copied: torch.Tensor, result: torch.Tensor) -> bool:
+    """Is it a tensor of the host that is copied, with NaN in it?"""
+    if copied.device.type != "cpu" or copied is result or not copied.is_floating_point():
+        return False
+    numbers = known_numbers(copied)
+    with no_dispatch():
+        return numbers is not None and bool(numbers.isnan().any())
+
+
+def zeros_inverted(name: str, args: Sequence[Any], result: Any) -> tuple[str, ...] | None:
+    """Of a function that is infinite at 0: how many numbers are 0, of how many, and what it does
+    with them; ``None``: none is known to be."""
+    if name == "pow":
+        power = args[1] if len(args) > 1 else None
+        if not isinstance(power, int | float) or power >= 0:
+            return None
+        below, how = args[0], f"0 ** {power:g}"
+    elif name in ("rsqrt", "reciprocal", "rtruediv", "rdiv"):
+        below, how = args[0], {"rsqrt": "rsqrt(0)"}.get(name, "1 / 0")
+    else:
+        below, how = args[1] if len(args) > 1 else None, "a division by 0"
+    if isinstance(below, int | float):
+        return ("1", "1", how) if below == 0 and result.is_floating_point() else None
+    numbers = known_numbers(below) if isinstance(below, torch.Tensor) else None
+    if numbers is None or not numbers.numel() or not result.is_floating_point():
+        return None
+    with no_dispatch():
+        zeros = int(numbers.numel() - numbers.count_nonzero())
+    return (str(zeros), str(numbers.numel()), how) if zeros else None

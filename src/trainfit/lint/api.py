@@ -16,11 +16,13 @@ from trainfit.lint import (
     in_vain,
     loading_rules,
     portability_rules,
+    settings,
     step_rules,
 )
 from trainfit.lint.flow import follow
 from trainfit.lint.imports import (
     NEAREST_CHARACTERS,
+    File,
     Source,
     UnreadableError,
     UnreadableScriptError,
@@ -83,6 +85,43 @@ def mistakes_in(
             found += [each for _, rule in _BY_VALUES for each in rule(project)]
     except UnreadableError:
         return ()
+    return _of_run(found, files, ran, words)
+
+
+def settings_in(
+    path: Path,
+    ran: Collection[str],
+    words: Collection[str],
+    *,
+    is_deterministic: bool,
+    is_full: bool,
+) -> tuple[Finding, ...]:
+    """Lines behind what a run had: deterministic algorithms, a search of its own for what fits
+    where memory ``is_full``. As in :func:`mistakes_in`, of files that it ran."""
+    rules = [
+        rule
+        for rule, is_asked in (
+            (settings.deterministic, is_deterministic),
+            (settings.tries_less, is_full),
+        )
+        if is_asked
+    ]
+    try:
+        files, _ = read_files(path, NEAREST_CHARACTERS) if rules else ([], [])
+    except UnreadableError:
+        return ()
+    found = [each for rule in rules for file in files for each in rule(file.source)]
+    firsts = {each.kind: each for each in reversed(_of_run(found, files, ran, words))}
+    return tuple(firsts.values())
+
+
+def _of_run(
+    found: Sequence[Finding],
+    files: Sequence[File],
+    ran: Collection[str],
+    words: Collection[str],
+) -> tuple[Finding, ...]:
+    """Those in files that a run ``ran``, and in what of a library it may call."""
     other = {
         file.source.name
         for file in files[1:]

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from trainfit.findings.out_of_memory import MOSTLY, of_first_step, of_full_memory
+from trainfit.findings.out_of_memory import MISTAKES, MOSTLY, of_first_step, of_full_memory
+from trainfit.memory.affine import NotAffineError
 from trainfit.memory.capacity import DeviceCapacity, batch_law, context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
 from trainfit.memory.growth import step_pattern
@@ -84,8 +85,15 @@ def summarize(
         structured_notes=tuple(complete((), notes, assumptions)),
         protection=_told(Protection, header.get("protection")),
         coverage=_told(Coverage, header.get("coverage")),
-        findings=_told_findings(recording) if full is None else _of_full(recording, outcome),
+        findings=_of_run(recording, outcome) if full is None else _of_full(recording, outcome),
     )
+
+
+def _of_run(recording: Recording, outcome: Replay) -> tuple[Finding, ...]:
+    """Findings of a run that fits: what it did, and what fills memory that nobody means to."""
+    of_memory = of_full_memory(full_memory(recording, outcome))
+    by_mistake = tuple(each for each in of_memory if each.kind in MISTAKES)
+    return (*_told_findings(recording), *by_mistake)
 
 
 def _of_full(recording: Recording, outcome: Replay) -> tuple[Finding, ...]:

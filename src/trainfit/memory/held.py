@@ -26,6 +26,8 @@ from trainfit.results.runs.recording import (
 _BACKWARD: Final = PHASES.index("backward")
 _FORWARD: Final = PHASES.index("forward")
 _TEMPORARY, _INPUT = KINDS.index("temporary"), KINDS.index("input")
+#: Kinds of what is not computed; what stays for several steps is "data".
+_GIVEN: Final = ("input", "data")
 #: Types of weights of 32 bits and more, and of 16.
 _WIDE: Final = ("float32", "float64")
 _HALF: Final = ("float16", "bfloat16")
@@ -76,7 +78,7 @@ def full_memory(recording: Recording, outcome: Replay) -> FullMemory:
     read = frozenset(recording.header.get("read") or ())
     held = [
         dataclasses.replace(each, kind="loaded")
-        if each.kind == "input"
+        if each.kind in _GIVEN
         and read.issuperset(allocs)
         and _is_copy_of_model(recording, allocs, sizes)
         else each

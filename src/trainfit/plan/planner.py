@@ -58,6 +58,7 @@ from trainfit.plan.runs.failures import (
     ScriptError,
     fails_later,
     mistakes_of,
+    settings_of,
     with_stand_ins,
 )
 from trainfit.plan.runs.option_proof import accumulates
@@ -88,6 +89,8 @@ from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size
 from trainfit.speed.loops import loops_on_gpu
+from trainfit.speed.sampling import sampling_before_step
+from trainfit.speed.wide import float64_on_gpu
 
 Say = Callable[[str], None]
 
@@ -459,6 +462,8 @@ def _built(
             *told_once((*_findings(job, present), *ends.findings)),
             *of_habits(job.recording.makeup),
             *loops_on_gpu(job.recording),
+            *float64_on_gpu(job.recording, job.machine),
+            *sampling_before_step(job.recording, job.machine),
             *of_gpus(gpus, present.configuration.step_s, job.gpu.count, job.batch),
             *stages.findings(),
             *others_agree.findings,
@@ -505,6 +510,7 @@ def _findings(job: PlannedJob, present: AmpSetting) -> tuple[Finding, ...]:
     found = (
         *fails_later(job.first, job.command),
         *mistakes_of(job.command, outcome),
+        *settings_of(job.command, outcome, job.recording, is_full=not present.configuration.fits),
         *of_learning(outcome.learning),
         *of_evaluation(outcome.coverage),
         *unscaled(present.hazards, outcome),

@@ -513,6 +513,8 @@ class Simulation:
                 "assumptions": self._assumptions(),
                 "module_calls": self._modules.calls,
                 "limited": self._limited,
+                "deterministic": torch.backends.cudnn.deterministic
+                or torch.are_deterministic_algorithms_enabled(),
                 "optimizer": self.cycle.optimizer,
                 "alloc_conf": self._alloc_conf,
                 "parameters": list(self._ownership.parameters.values()),

@@ -238,6 +238,14 @@ _ALIGNED_FLOPS: Final = {1: 640.0, 2: 1130.0, 4: 1600.0}
 #: with them (8.6 and later); by large matmuls (docs/decisions/0040).
 _SHADER_SHARE: Final = {(8, 6): 0.65, (8, 7): 0.65, (8, 9): 0.63, (9, 0): 0.72, (12, 0): 0.60}
 _OTHER_SHADER_SHARE: Final = 0.88
+#: Of the float32 rate that of float64, by compute capability; of others 1/32 (CUDA C++ Programming
+#: Guide, "Throughput of Native Arithmetic Instructions"). Matmuls of A100 and H100 have Tensor
+#: cores for it, at the float32 rate (NVIDIA's data sheets: 19.5 and 67 TFLOP/s of both).
+_FLOAT64: Final = {
+    **dict.fromkeys(((6, 0), (7, 0), (10, 0)), 1 / 2),
+    **dict.fromkeys(((8, 0), (9, 0)), 1.0),
+    **dict.fromkeys(((8, 6), (8, 7), (8, 9), (10, 3), (12, 0), (12, 1)), 1 / 64),
+}
 
 _ELSEWHERE: Final = (*HOST_COPIES, *MARKS, *TRANSFERS)
 _TILED: Final = tuple(
@@ -523,10 +531,10 @@ def peak_flops(gpu: GpuSpec) -> Floats:
     """Dense FLOP/s for matmuls by dtype (index of ``DTYPES``).
 
     Without Tensor cores for a half precision it runs on the shader cores: float16 at their
-    float32 rate (its sums are float32), bfloat16 by way of float32, float64 at 1/32 of it.
+    float32 rate (its sums are float32), bfloat16 by way of float32; float64 at a part of it.
     """
     rates = dict.fromkeys(DTYPES, gpu.fp32_flops)
-    rates["float64"] = gpu.fp32_flops / 32
+    rates["float64"] = gpu.fp32_flops * _FLOAT64.get(gpu.capability, 1 / 32)
     rates |= {name: rate for name, rate in gpu.tensor_flops.items() if name in rates}
     return np.array([rates[name] for name in DTYPES])
 

@@ -13,10 +13,10 @@ import torch
 
 import trainfit
 from tests.memory.snapshot import scenarios
-from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.findings.out_of_memory import FullMemory, HeldMemory, of_full_memory
 from trainfit.memory.explanation import replayed
 from trainfit.memory.held import full_memory
-from trainfit.results.findings import Finding
+from trainfit.results.findings import Finding, Place
 
 
 def findings(code: Callable[..., None], *words: object) -> dict[str, Finding]:
@@ -53,10 +53,12 @@ def test_a_loss_that_finds_no_memory_leaves_logits_and_their_copy(*, casts: bool
     assert ("logits_copied" in findings(fails)) == casts
 
 
-def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_checkpoint_that_is_kept_on_the_gpu(tmp_path: Path, steps: int) -> None:
+    """In a short run, and in one that is long enough to tell what stays."""
     file = tmp_path / "checkpoint.pt"
     torch.save(scenarios.model(layers=6).state_dict(), file)
-    found = findings(scenarios.checkpoint_kept, file)["checkpoint_on_gpu"]
+    found = findings(scenarios.checkpoint_kept, file, steps)["checkpoint_on_gpu"]
     source = Path(scenarios.__file__).read_text().splitlines()
     assert "torch.load(" in source[found.at.line - 1]
 
@@ -298,3 +300,22 @@ def test_weights_are_made_less_by_what_they_are_not_yet(dtype: torch.dtype, fix:
     kept: list[torch.nn.Module] = []
     found = findings(large)["memory_mostly"]
     assert [each.action for each in found.fixes] == [fix]
+
+
+def test_all_pairs_have_the_line_of_what_has_one() -> None:
+    """A sort's scratch memory is the most of it and no line's; the matrix has one."""
+    line = Place("eval.py", 7)
+    held = [
+        HeldMemory("workspace", "sort", None, 3 << 30, pairwise=True),
+        HeldMemory("temporary", "mm", line, 1 << 30, pairwise=True),
+    ]
+    found, *_ = of_full_memory(FullMemory(held, 4 << 30, 4 << 30))
+    assert (found.kind, found.place) == ("all_pairs", line) and "eval.py:7" in found.title
+
+
+@pytest.mark.parametrize(("operators", "is_graph"), [(["addmm"], False), (["addmm", "gelu"], True)])
+def test_what_is_kept_of_a_graph_and_by_itself(operators: list[str], *, is_graph: bool) -> None:
+    """Results of one operator are what a list keeps; a graph keeps those of several layers."""
+    held = [HeldMemory("activation", each, Place("a.py", 3), 1 << 30, kept=9) for each in operators]
+    found, *_ = of_full_memory(FullMemory(held, 4 << 30, 4 << 30))
+    assert found.kind == "tensors_kept" and ("of graphs" in found.cause) is is_graph

@@ -70,12 +70,12 @@ def failed_try_alive() -> None:
         one(4096)
 
 
-def checkpoint_kept(path: Path) -> None:
+def checkpoint_kept(path: Path, steps: int = 2) -> None:
     """A checkpoint that stays on the GPU beside the model."""
     net = model(layers=6).to("cuda")
     state = torch.load(path, map_location="cuda")
     net.load_state_dict(state)
-    train(net, batch=32, steps=2)
+    train(net, batch=32, steps=steps)
     del state
     gc.collect()
 

@@ -239,10 +239,11 @@ OFF, ON = ("off", 10.0, "no"), ("bfloat16", 18.0, "bf16")
         ("T4", [("off", 10.0, "false"), ("bfloat16", 12.0, "true")], "off", "emulated on T4"),
         # no Tensor cores
         ("GTX 1080 Ti", [("off", 10.0, "no"), ("float16", 15.0, "fp16")], "off", "no Tensor"),
-        ("GTX 1080 Ti", [("float16", 15.0, "fp16"), ("off", 10.0, "no")], "off", "no Tensor"),
+        ("GTX 1080 Ti", [("float16", 15.0, "fp16"), ("off", 10.0, "no")], "float16", "no Tensor"),
+        ("GTX 1080 Ti", [("float16", 10.0, "fp16"), ("off", 15.0, "no")], "off", "no Tensor"),
         ("P100 PCIe", [("off", 10.0, "no"), ("float16", 15.0, "fp16")], "off", "no Tensor"),
         ("P100 PCIe", [("float16", 15.0, "fp16"), ("off", 10.0, "no")], "float16", "no Tensor"),
-        ("P100 PCIe", [("float16", 10.2, "fp16"), ("off", 10.0, "no")], "off", "no Tensor"),
+        ("P100 PCIe", [("float16", 10.2, "fp16"), ("off", 10.0, "no")], "float16", "no Tensor"),
         # both halves alike: the one that needs no scaler
         ("RTX 4090", [OFF, ON, ("float16", 18.0, "fp16")], "bfloat16", "1.80×"),
         ("RTX 4090", [("float16", 18.0, "fp16"), OFF, ON], "float16", "kept"),
@@ -438,12 +439,12 @@ def test_the_present_setting_does_not_matter_but_for_a_small_gain(
     for each in found:
         if each.dtype in native:
             assert rates[each.dtype] * (1 + LEAST_GAIN) >= rates[fastest]
-        else:  # kept on a card whose float16 is no slower
-            assert (gpu, each.dtype) == ("P100 PCIe", "float16")
+        else:  # kept on a card without Tensor cores, where its figures say so
+            assert not find_gpu(gpu).has_tensor_cores and each.dtype == "float16"
     clear = all(
         rates[fastest] > (1 + LEAST_GAIN) * rates[each] for each in native if each != fastest
     )
-    if clear and gpu != "P100 PCIe":
+    if clear and find_gpu(gpu).has_tensor_cores:
         assert {each.dtype for each in found} == {fastest}
 
 
@@ -554,7 +555,15 @@ def test_a_precision_in_a_settings_file_is_changed_there(
     assert bool(found.by_hand) is bool(line) and found.by_hand_gain in (gain, "")
 
 
-@pytest.mark.parametrize("value", [None, "no"])
+@pytest.mark.parametrize(
+    ("value", "half", "gpu"),
+    [
+        (None, "bfloat16", "RTX 3090"),
+        ("no", "bfloat16", "RTX 3090"),
+        ("no", "float16", "GTX 1080 Ti"),
+        ("no", "float16", "P100 PCIe"),
+    ],
+)
 @pytest.mark.parametrize(
     ("error", "more", "why"),
     [
@@ -564,10 +573,10 @@ def test_a_precision_in_a_settings_file_is_changed_there(
     ],
 )
 def test_the_scripts_own_amp_is_taken_out_only_for_a_clear_gain(
-    error: float, more: int, why: str, value: str | None
+    error: float, more: int, why: str, value: str | None, half: str, gpu: str
 ) -> None:
     """1.4 times as fast, by steps that may each be wrong by a quarter, or for more memory; by the
-    command or by hand. Line and reason agree."""
+    command or by hand. Line and reason agree. Without Tensor cores the figures decide as well."""
 
     def ranged(dtype: str, rate: float, asked: str | None = None) -> AmpSetting:
         found = setting(dtype, rate, asked)
@@ -580,11 +589,12 @@ def test_the_scripts_own_amp_is_taken_out_only_for_a_clear_gain(
         curve = Curve((dataclasses.replace(step, range_s=ends),))
         return dataclasses.replace(found, batches=dataclasses.replace(found.batches, curve=curve))
 
-    asked = "bf16" if value else None
-    found = chosen(ranged("bfloat16", 10.0, asked), ranged("off", 14.0, value), gpu="RTX 3090")
+    asked = half if value else None
+    found = chosen(ranged(half, 10.0, asked), ranged("off", 14.0, value), gpu=gpu)
     assert (found.dtype == "off") is (value is not None and not why)
     assert bool(found.by_hand) is (value is None and not why)
     assert found.reason.endswith(f"(predicted), {why}") or not why
+    assert ("no Tensor cores" in found.reason) is (half == "float16")
 
 
 @pytest.mark.parametrize(

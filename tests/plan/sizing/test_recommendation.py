@@ -156,6 +156,23 @@ def test_a_batch_that_changes_what_is_learned_is_an_option(
 
 
 @pytest.mark.parametrize(
+    ("seconds", "batch"),
+    [
+        (lambda size: max(1.0, size / 80), 512),  # as fast from 80 on: the nearest to 1024
+        (lambda size: max(1.0, size / 80) ** 1.2, 64),  # slower by far
+    ],
+)
+def test_what_does_not_fit_becomes_the_nearest_to_it(
+    seconds: Callable[[int], float], batch: int
+) -> None:
+    """Not the smallest that is nearly as fast: nothing keeps the samples of a step."""
+    makeup = StepMakeup(1024, 1, 1024, "DataLoader", 1)
+    one = EffectiveBatch(accumulating().command, makeup, 1024)
+    found = recommend(Bounds(1000, 100_000), curve(seconds, 1000), 1024, effective=one)
+    assert found.batch == batch
+
+
+@pytest.mark.parametrize(
     ("optimizer", "factor", "rule"),
     [("SGD", 10, "linear"), ("AdamW", 10**0.5, "square root"), ("Adafactor", None, "")],
 )

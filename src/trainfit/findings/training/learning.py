@@ -117,7 +117,7 @@ def _clipping(facts: LearningFacts) -> Iterator[Finding]:
         "Gradients are clipped while they are scaled: the limit applies to the scaled ones, so "
         "nearly every step is clipped to next to nothing",
         (),
-        "clip_grad_norm_ comes before the scaler has unscaled",
+        "clipping (clip_grad_norm_, clip_grad_value_) comes before the scaler has unscaled",
         (Fix("scaler.unscale_(optimizer) before clipping", line="scaler.unscale_(optimizer)"),),
         place=Place.parse(facts.clipped_scaled),
     )
@@ -220,6 +220,7 @@ def _half(facts: LearningFacts) -> Iterator[Finding]:
                 Fix("keep the parameters in float32 and use autocast"),
                 Fix("eps=1e-4"),
             ),
+            place=Place.parse(facts.half_at),
         )
     if facts.scaler_on_half:
         yield Finding(
@@ -230,6 +231,7 @@ def _half(facts: LearningFacts) -> Iterator[Finding]:
             "it needs float32 gradients to unscale: PyTorch refuses to unscale float16 ones, and a "
             "step on them loses small updates",
             (Fix("keep the parameters in float32: no model.half(), autocast casts them"),),
+            place=Place.parse(facts.half_at),
         )
 
 

@@ -68,11 +68,57 @@ def _nothing(kind: str, name: str) -> Finding:
         "the mask that chooses what is compared (positive anchors, labelled pixels) is False "
         "everywhere in this batch, and the mean of nothing is 0 / 0",
         (
-            Fix(
+            Fix("x[mask].sum() / mask.sum().clamp(min=1)", line=".clamp(min=1)")
+            if name == "mean"
+            else Fix(
                 f"F.{name}(…, reduction='sum') / mask.sum().clamp(min=1)",
                 line="reduction='sum'",
             ),
             Fix("leave the term out of batches without a positive sample: if mask.any():"),
+        ),
+    )
+
+
+@NUMBERS.of("zeros_inverted", later=True)
+def _inverted(kind: str, zeros: str, of: str, how: str) -> Finding:
+    is_count = of == "1"
+    return Finding(
+        kind,
+        "critical",
+        f"A division by a number that is 0 in this batch ({how}): the loss is NaN, and then all "
+        "weights are"
+        if is_count
+        else f"{int(zeros):,} of {int(of):,} numbers are 0 where {how} is infinite: what is "
+        "multiplied by it is NaN, and so are all weights then",
+        (Evidence("numbers that are 0", f"{int(zeros):,} of {int(of):,}"),),
+        "a count of what a mask chooses may be 0 (no positive sample, no valid pixel), and so may "
+        "the degree of a node without an edge; infinite times 0 is NaN, also in the backward pass "
+        "behind a torch.where",
+        (
+            Fix("count.clamp(min=1) before it divides", line=".clamp(min=1)"),
+            Fix("leave the term out where there is nothing: if mask.any():"),
+        )
+        if is_count
+        else (
+            Fix("count.clamp(min=1), degree.clamp(min=1) or self-loops", line=".clamp(min=1)"),
+            Fix("inverse[degree == 0] = 0 before it is multiplied"),
+        ),
+    )
+
+
+@NUMBERS.of("nan_copied", later=True)
+def _nan_copied(kind: str, shape: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"A tensor that is copied to the GPU ({shape}) has NaN in it and is multiplied: the loss "
+        "is NaN, and then all weights are",
+        (),
+        "0 ** -0.5 of a degree (infinite, and infinite times 0 is NaN), a standard deviation of 0, "
+        "a gap in a table",
+        (
+            Fix("where it is made: degree.clamp(min=1), (x - mean) / (std + 1e-8)"),
+            Fix("fill or leave out what is missing before training: torch.nan_to_num(x)"),
         ),
     )
 

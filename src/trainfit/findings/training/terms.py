@@ -33,6 +33,23 @@ def _of_output(kind: str, name: str) -> Finding:
     )
 
 
+@TERMS.of("log_of_zero")
+def _of_zero(kind: str, name: str) -> Finding:
+    return Finding(
+        kind,
+        "critical",
+        f"torch.{name} gets numbers that are 0 wherever they were below 0 (relu, clamp(min=0)): "
+        "-inf, and then all weights are NaN",
+        (),
+        "the logarithm of 0 is -inf and its derivative infinite: 0 times that is NaN, in an "
+        "entropy p * log(p), and in the backward pass behind a torch.where or a clamp, too",
+        (
+            Fix("x.clamp(min=1e-8) before the logarithm", line="clamp(min=1e-8)"),
+            Fix("torch.softmax in place of relu and a division: torch.log_softmax(output, dim=-1)"),
+        ),
+    )
+
+
 @TERMS.of("deviation_of_one", later=True)
 def _of_one(kind: str, name: str, shape: str) -> Finding:
     return Finding(

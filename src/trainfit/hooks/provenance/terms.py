@@ -11,7 +11,14 @@ from typing import Any, Final
 import torch
 
 from trainfit.hooks.losses import ELEMENTWISE, VIEWS, product_of, shape_of
-from trainfit.hooks.provenance.cuts import FirstOfKind, Marks, name_of, tensors_among
+from trainfit.hooks.provenance.cuts import (
+    FirstOfKind,
+    Marks,
+    NumberMarks,
+    name_of,
+    tensors_among,
+)
+from trainfit.hooks.values import holds_nan, is_finite, zeros_inverted
 from trainfit.simgpu.device.user_location import called_by_user
 from trainfit.torch_private.autograd import (
     first_operand,
@@ -40,7 +47,15 @@ _PASS_ON: Final = {
 _LOGARITHMS: Final = {"log", "log2", "log10"}
 _ROOTS: Final = {"sqrt", "rsqrt"}
 _POWERS: Final = {"pow"}
-_QUOTIENTS: Final = {"div", "truediv"}
+_QUOTIENTS: Final = {"div", "divide", "truediv", "true_divide"}
+#: Those that multiply what they are given, by names without underscores at their ends.
+_PRODUCTS: Final = {
+    *("mul", "multiply", "rmul", "matmul", "rmatmul", "mm", "bmm", "mv", "linear", "addmm"),
+    *("einsum", "spmm", *_QUOTIENTS),
+}
+_COPIES: Final = {"to", "cuda"}
+#: Functions that are infinite where a number is 0, of one tensor or by a divisor.
+_INVERTS: Final = {*_QUOTIENTS, *_POWERS, "rsqrt", "reciprocal", "rtruediv", "rdiv"}
 _ANGLES: Final = {"acos", "arccos", "asin", "arcsin"}
 #: Nodes that put dimensions in or in another order, and those of what is 0 where it was below.
 _VIEWS: Final = (
@@ -87,9 +102,9 @@ class Terms(FirstOfKind):
     def __init__(self, place: Callable[[], str | None]) -> None:
         super().__init__(place)
         self._kinds: Marks[str] = Marks()
-        #: The deviation of one number, and what was computed of it: the function, the shape, the
-        #: line.
-        self._nan: Marks[tuple[str, str, str | None]] = Marks()
+        #: What is not finite, and what was computed of it: the kind of its finding, what that
+        #: tells, the line. It holds until somebody changes the numbers.
+        self._nan: NumberMarks[tuple[str, tuple[str, ...], str | None]] = NumberMarks()
         #: Was an overlap of what a model gives and its targets computed?
         self._has_overlap = False
         self.derives = False
@@ -109,16 +124,27 @@ class Terms(FirstOfKind):
         node = result.grad_fn
         if node is None:
             if name in _DEVIATIONS and _is_of_one(given[0], args, kwargs, result):
-                self._nan.put(result, (name, shape_of(given[0]), self._place()))
+                told = name, shape_of(given[0])
+                self._nan.put(result, ("deviation_of_one", told, self._place()))
+            elif name in _INVERTS and (zeros := zeros_inverted(name, args, result)) is not None:
+                self._nan.put(result, ("zeros_inverted", zeros, self._place()))
+            elif name in _COPIES and holds_nan(given[0], result):
+                self._nan.put(result, ("nan_copied", (shape_of(result),), self._place()))
             elif self._nan:
                 self._follow_nan(name, args, result)
             return
-        if self._nan and (known := self._nan_among(args)) is not None:
-            node.metadata[_MARK] = "deviation_of_one", known[:2], known[2]
+        if self._nan and (known := self._nan_used(name, args)) is not None:
+            node.metadata[_MARK] = known
         if name in _LOGARITHMS and may_be_negative(given[0].grad_fn):
             self._mark(node, "log_of_output", name)
+        elif name in _LOGARITHMS and _is_clipped(_behind_scale(given[0].grad_fn)):
+            self._mark(node, "log_of_zero", name)
         elif name in _ROOTS or (name in _POWERS and args[1:2] == (0.5,)):
             self._look_at_root(node, given[0].grad_fn, name)
+        elif name in _QUOTIENTS and (zeros := zeros_inverted(name, args, result)) is not None:
+            self._mark(node, "zeros_inverted", *zeros)
+        elif name == "mean" and not given[0].numel():
+            self._mark(node, "loss_of_nothing", name)
         elif name in _QUOTIENTS and _is_overlap(node):
             self._has_overlap = True
             node.metadata[_OVERLAP] = self._place() or ""
@@ -129,11 +155,22 @@ class Terms(FirstOfKind):
         elif name == "exp" and not result.dim() and _is_of_mean(node):
             self._mark(node, "focal_of_mean")
 
-    def _nan_among(self, args: Sequence[Any]) -> tuple[str, str, str | None] | None:
+    def _nan_among(self, args: Sequence[Any]) -> tuple[str, tuple[str, ...], str | None] | None:
         return next(filter(None, map(self._nan.of, tensors_among(args))), None)
 
+    def _nan_used(
+        self, name: str, args: Sequence[Any]
+    ) -> tuple[str, tuple[str, ...], str | None] | None:
+        """What is not finite among what is used; of what a mask may leave out only where it is
+        multiplied, which its gradient is, too."""
+        known = self._nan_among(args)
+        is_left_out = known is not None and known[0] != "deviation_of_one"
+        return None if is_left_out and name not in _PRODUCTS else known
+
     def _follow_nan(self, name: str, args: Sequence[Any], result: Any) -> None:
-        if name not in _WITHOUT_NAN and (known := self._nan_among(args)) is not None:
+        if name in _WITHOUT_NAN or not result.is_floating_point():
+            return
+        if (known := self._nan_among(args)) is not None and not is_finite(result):
             self._nan.put(result, known)
 
     def _look_at_root(self, node: Any, made: Any, name: str) -> None:
@@ -269,6 +306,15 @@ def _behind_views(node: Any) -> Any:
         if not is_whole and not name.startswith(_VIEWS):
             return node
         node = made
+    return node
+
+
+def _behind_scale(node: Any) -> Any:
+    """What a node is a multiple of, as a share of a sum is, or single numbers of."""
+    for _ in range(_DEPTH):
+        if node is None or not operator_of(node).startswith((*_SAME, "Mul", "Div")):
+            return node
+        node = only_operand(node) or first_operand(node)
     return node
 
 

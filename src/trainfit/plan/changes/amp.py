@@ -22,6 +22,8 @@ from trainfit.results.text import size, times
 
 #: Gain in samples/s that another setting must reach: the model does not resolve less.
 LEAST_GAIN: Final = 0.05
+#: The hazard of a GPU that computes no faster in a half precision.
+_NO_CORES: Final = "no tensor cores"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,8 @@ def choose_amp(
     failed: Sequence[Finding] = (),
 ) -> AmpChoice | None:
     """The setting with clearly the most samples a second; the current one where none has, unless a
-    hazard speaks against it. ``failed`` are dtypes whose runs failed.
+    hazard speaks against it; of one without Tensor cores the figures decide. ``failed`` are dtypes
+    whose runs failed.
 
     Never one that the GPU emulates or has no Tensor cores for, nor float16 without a scaler, nor
     one that does not fit, except the current one where nothing else can be asked for. ``None``
@@ -135,8 +138,12 @@ class _Choosing:
         """The chosen setting, and why."""
         present, rates = self._present, self.rates
         able = [each for each in self._others if self._is_able(each)]
-        wrong = next((each for each in present.hazards if each.is_critical), None)
-        if wrong is None and present.runs:
+        against = [each for each in present.hazards if each.is_critical]
+        # Without Tensor cores it is neither wrong nor emulated: figures say whether it goes.
+        against.sort(key=lambda each: each.kind == _NO_CORES)
+        wrong = against[0] if against else None
+        is_wrong = wrong is not None and wrong.kind != _NO_CORES
+        if not is_wrong and present.runs:
             able = [each for each in able if not self._is_kept_for(each)]
         best = max(able, key=self._rank, default=None)
         if best is None:
@@ -144,12 +151,13 @@ class _Choosing:
         if not present.runs:
             return best, f"AMP {present.dtype} does not fit"
         gain = rates[best.dtype] / rates[present.dtype] if rates else None
-        if wrong is not None and self._gives_way(wrong, best, gain):
+        is_faster = gain is not None and gain > 1 + LEAST_GAIN
+        if wrong is not None and (self._gives_way(wrong, best, gain) if is_wrong else is_faster):
             than = "" if gain is None else f"; {self._compared(best, present)}{self._where}"
             return best, wrong.title + than
         if gain is None:
             return present, "no throughput prediction tells the settings apart"
-        if gain > 1 + LEAST_GAIN:
+        if is_faster:
             return best, self._compared(best, present) + self._where
         return present, self._kept(wrong)
 
@@ -159,7 +167,7 @@ class _Choosing:
             each
             for each in (self._present, *self._others)
             if (not each.can_be_said or each.has("no scaler"))
-            and not each.has("emulated", "no tensor cores", "fails", "overflow", "float16 weights")
+            and not each.has("emulated", _NO_CORES, "fails", "overflow", "float16 weights")
             and (each is not chosen or each.has("no scaler"))
         ]
         best = max(hidden, key=self._rank, default=None)
@@ -201,7 +209,7 @@ class _Choosing:
         if not setting.can_be_said or not setting.runs:
             return False
         blocks = [each.kind for each in setting.hazards if each.is_critical]
-        if blocks == ["no tensor cores"] and not self._present.runs:
+        if blocks == [_NO_CORES] and not self._present.runs:
             return is_bearable(setting.dtype, self._gpu)
         return not blocks
 

@@ -16,7 +16,7 @@ from trainfit.findings.tracebacks import (
     parse,
     printed_traceback,
 )
-from trainfit.lint.api import mistakes_in
+from trainfit.lint.api import mistakes_in, settings_in
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.runs.processes import BY_OTHERS
 from trainfit.plan.runs.tracing import Trace
@@ -26,7 +26,7 @@ from trainfit.results.findings import Finding
 from trainfit.results.findings import fails_later as failing
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.operands import NO_CALL, FailedCall
-from trainfit.results.runs.recording import PHASES
+from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.script import ScriptOption
 from trainfit.results.runs.trace import ContextSeen, Counted, OwnFault, TraceOutcome
 from trainfit.results.text import count, duration, exception_text
@@ -247,6 +247,22 @@ def mistakes_of(command: Command, outcome: TraceOutcome | None = None) -> tuple[
         return ()
     said = {word.rpartition("=")[2] for word in command.target().args}
     return mistakes_in(Path(command.name), ran, said)
+
+
+def settings_of(
+    command: Command, outcome: TraceOutcome, recording: Recording, *, is_full: bool
+) -> tuple[Finding, ...]:
+    """Lines of the script with settings that the run had on, and that its figures need to say."""
+    if command.kind != "script":
+        return ()
+    said = {word.rpartition("=")[2] for word in command.target().args}
+    return settings_in(
+        Path(command.name),
+        outcome.files,
+        said,
+        is_deterministic=bool(recording.header.get("deterministic")),
+        is_full=is_full,
+    )
 
 
 def shortfall(trace: Trace, command: Command) -> str | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from trainfit.findings.habits import of_evaluation
 from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.out_of_memory import of_request
-from trainfit.findings.training.learning import of_learning
+from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.hardware import GpuSpec
+from trainfit.lint.modes import may_stay_in_evaluation
 from trainfit.memory.explanation import summarize
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import CommandError
@@ -25,10 +27,11 @@ from trainfit.plan.runs.failures import (
     mistakes_of,
     require_step,
     script_output,
+    settings_of,
     shortfall,
     updates_by_itself,
 )
-from trainfit.plan.runs.progress import as_progress
+from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
 from trainfit.results.files.command_line import line_of
@@ -38,8 +41,16 @@ from trainfit.results.gpus import DeviceConstants
 from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
-from trainfit.results.runs.trace import LoaderOverride, TraceOutcome
+from trainfit.results.runs.trace import LoaderCut, LoaderOverride, TraceOutcome
+from trainfit.speed.efficiency import FITTED
 from trainfit.speed.loops import loops_on_gpu
+from trainfit.speed.sampling import sampling_before_step
+from trainfit.speed.step import Machine
+from trainfit.speed.wide import float64_on_gpu
+
+#: Optimizer steps of an epoch that is cut short, and seconds for a run of three of them.
+_EPOCH_STEPS: Final = 2
+_EPOCHS_LIMIT_S: Final = 30.0
 
 
 def simulate_command(
@@ -96,6 +107,7 @@ def simulate_command(
             shown.begin(1, f"simulating {command.name}, whose optimizer is none of PyTorch's")
             spec = dataclasses.replace(spec, count="backwards")
             trace = tracer.trace(spec, heard=functools.partial(shown.status, 1))
+        later = _of_next_epoch(tracer, spec, trace, command, shown)
     shown.end(1)
     outcome = trace.outcome
     place = f"{outcome.location}: " if outcome.location else ""
@@ -104,7 +116,7 @@ def simulate_command(
     if recording is not None and not len(recording.op_name):
         recording = None  # nothing to keep
     if recording is not None:
-        recording = _described(recording, trace, command, spec.values, full)
+        recording = _described(recording, trace, command, spec.values, full, gpu, later)
         if spec.loader is not None:
             # The command alone does not run what was recorded.
             recording = dataclasses.replace(recording, header={**recording.header, "command": ""})
@@ -141,6 +153,30 @@ def _feeding(trace: Trace, command: Command, batch_size: int) -> LoaderOverride:
     return LoaderOverride(loader.index, batch_size)
 
 
+def _of_next_epoch(
+    tracer: Tracer, spec: RunSpec, trace: Trace, command: Command, shown: Progress
+) -> tuple[Finding, ...]:
+    """What a model does wrong from the second epoch on that its source switches to evaluation and
+    not back: of a run of short epochs. Of other scripts, and where that run fails, nothing."""
+    outcome, loader = trace.outcome, trace.outcome.loader
+    coverage = outcome.coverage
+    is_over = outcome.status == "finished" and trace.interrupt is None and spec.count == "steps"
+    if not is_over or loader is None or loader.index is None or command.kind != "script":
+        return ()
+    if coverage is None or coverage.evaluated or pipeline_of(outcome):
+        return ()
+    if not may_stay_in_evaluation(Path(command.name), outcome.files):
+        return ()
+    shown.begin(1, f"simulating the first epochs of {command.name}, cut short")
+    makeup = None if trace.recording is None else trace.recording.makeup
+    each = (makeup.loader_batches if makeup is not None else None) or 1
+    cut = LoaderCut(loader.index, _EPOCH_STEPS * each, 1, goes_on=True)
+    short = dataclasses.replace(spec, cut=cut, steps=3 * _EPOCH_STEPS, time_limit_s=_EPOCHS_LIMIT_S)
+    known = {each.kind for each in of_learning(outcome.learning)}
+    found = of_later_learning(tracer.trace(short).outcome.learning)
+    return tuple(each for each in found if each.kind not in known)
+
+
 def _of_full_gpu(outcome: TraceOutcome) -> Iterator[Finding]:
     if outcome.request is not None:
         yield from of_request(outcome.request, Place.parse(outcome.location))
@@ -152,6 +188,8 @@ def _described(
     command: Command,
     values: Mapping[str, str],
     out_of_memory: str | None,
+    gpu: GpuSpec,
+    later: Sequence[Finding],
 ) -> Recording:
     """The recording with what is known of its command: batch size, script, words, end, and what is
     wrong with it."""
@@ -166,10 +204,14 @@ def _described(
     findings = (
         *ends_early(trace, command),
         *mistakes_of(command, trace.outcome),
+        *settings_of(command, trace.outcome, recording, is_full=out_of_memory is not None),
         *of_learning(trace.outcome.learning),
+        *later,
         *of_evaluation(coverage),
         *of_habits(recording.makeup),
         *loops_on_gpu(recording),
+        *float64_on_gpu(recording, Machine(gpu, FITTED)),
+        *sampling_before_step(recording, Machine(gpu, FITTED)),
         *_of_full_gpu(trace.outcome),
     )
     header["findings"] = [json.loads(as_json(each)) for each in findings]

@@ -338,7 +338,7 @@ def recommend(
             limits = dataclasses.replace(limits, reason=reason)
         elif most is not None and not effective.is_kept:
             if limits.trains is None and not effective.may_change:
-                best, limits = _learning_kept(effective, best, most, limits)
+                best, limits = _learning_kept(effective, best, most, limits, curve)
             best, limits = _with_steps_left(bounds, effective, best, limits, curve.grain)
         best, limits = _dividing(effective, best, bounds.memory, limits, curve.grain.unit)
         if fastest != best and not effective.infers:
@@ -351,13 +351,18 @@ def recommend(
 
 
 def _learning_kept(
-    effective: EffectiveBatch, best: int, most: int, limits: BatchLimits
+    effective: EffectiveBatch, best: int, most: int, limits: BatchLimits, curve: Curve
 ) -> tuple[int, BatchLimits]:
     """The present batch size, where ``best`` changes the samples of a step, which nobody asked for;
-    unless it does not fit."""
+    where that does not fit, the nearest to it, if that is no slower."""
     present = effective.present
-    if not present or present > most or best == present:
+    if not present or best == present:
         return best, limits
+    if present > most:
+        nearest = curve.grain.rounded(most)
+        rates = rate_at(curve, nearest), rate_at(curve, best)
+        is_slower = None in rates or (rates[0] or 0) < (1 - CURVE_ERROR) * (rates[1] or 0)
+        return (best if nearest < best or is_slower else nearest), limits
     if effective.samples_at(best) == effective.samples_at(present):
         return best, limits
     reason = f"keeps {effective.words(present)}"

@@ -173,6 +173,7 @@ class LearningFacts:
     clipped_late: The line that clipped gradients after the step that used them.
     clipped_scaled: The line that clipped gradients which a GradScaler had scaled.
     scaler_on_half: A GradScaler was used on parameters that are float16 themselves.
+    half_at: The line that cast a model to float16; ``None``: none did.
     small_eps: Adam's eps where parameters are float16, and it is 0 there.
     steps_scaled: Steps with gradients that a GradScaler had scaled, in a run that never unscaled
         any and never asked for the scale.
@@ -234,6 +235,7 @@ class LearningFacts:
     clipped_late: str | None = None
     clipped_scaled: str | None = None
     scaler_on_half: bool = False
+    half_at: str | None = None
     small_eps: float | None = None
     steps_scaled: int = 0
     kept_gradients: int = 0

@@ -79,6 +79,7 @@ class RecordingHeader(KnownHeader, total=False):
     further ones, as :class:`RepeatedCall` has them. ``buffers`` are the containers with a bound
     that keep tensors: the bytes of each, its elements, and how many more it has room for. ``read``
     are the allocations that hold what was read from a file straight to the GPU.
+    ``deterministic``: deterministic algorithms were on at its end.
     """
 
     batch_size: int | None
@@ -107,6 +108,7 @@ class RecordingHeader(KnownHeader, total=False):
     repeated: list[list[int]] | None
     buffers: list[list[int]] | None
     read: list[Any] | None
+    deterministic: bool | None
 
 
 class RepeatedCall(NamedTuple):

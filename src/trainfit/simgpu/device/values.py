@@ -114,7 +114,8 @@ _OF_CONSTANTS = frozenset({
     aten.amax.default, aten.amin.default, aten.abs.default, aten.log.default,
     aten.reciprocal.default, aten.floor.default, aten.ceil.default, aten.round.default,
     aten.trunc.default, aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar,
-    aten.sum.default, aten.sum.dim_IntList,
+    aten.sum.default, aten.sum.dim_IntList, aten.sqrt.default, aten.rsqrt.default,
+    aten.pow.Tensor_Scalar, aten.scatter_add.default, aten.index_add.default,
 })  # fmt: skip
 
 #: Write at places that this argument has an index each for.
