@@ -238,6 +238,28 @@ class LocalHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+#: Collections between two looks that are kept; those before them are not told.
+_MOST_COLLECTIONS: Final = 1 << 12
+
+
+class CollectionTimes:
+    """Begins and ends of garbage collections, as :meth:`PatchSet.see_collections` notes them."""
+
+    def __init__(self) -> None:
+        self.starts: deque[float] = deque(maxlen=_MOST_COLLECTIONS)
+        self.stops: deque[float] = deque(maxlen=_MOST_COLLECTIONS)
+
+    def take(self) -> float:
+        """Seconds of those since the last such look."""
+        if not self.stops:
+            return 0.0
+        pairs = zip(self.starts, self.stops, strict=False)
+        seconds = sum(max(0.0, stop - start) for start, stop in pairs)
+        self.starts.clear()
+        self.stops.clear()
+        return seconds
+
+
 def _noting(clock: Callable[[], float], times: deque[float]) -> Callable[..., None]:
     """What puts the time into a queue, whatever it is called with, and is no Python code."""
     every = map(times.append, iter(clock, None))

@@ -258,6 +258,18 @@ def deaths(stem: Path) -> Iterator[str]:
     yield from _texts(stem, "died")
 
 
+def hanging_by_pid(stem: Path) -> dict[int, str]:
+    """The stacks that workers of a rank hang in, by their PIDs."""
+    paths = sorted(stem.parent.glob(f"{stem.name}.stack.*"))
+    found = {int(each.suffix[1:]): each for each in paths if each.suffix[1:].isdecimal()}
+    texts = {}
+    for pid, path in found.items():
+        with contextlib.suppress(OSError):
+            if text := path.read_text(encoding="utf-8", errors="replace"):
+                texts[pid] = text
+    return texts
+
+
 def hanging(stem: Path) -> Iterator[str]:
     """The stacks that workers of a rank hang in."""
     yield from _texts(stem, "stack")
@@ -375,6 +387,7 @@ class FetchHooks:
         self._collate_s = 0.0
         self._samples = -1
         self._threads_at = ""
+        self._times_collation = True
         self.kept = KeptBatches()
         """Of the training process, where it makes them itself."""
 
@@ -423,6 +436,7 @@ class FetchHooks:
             ring, began, cpu = None, 0.0, _NAN
             try:
                 ring = self._ring(fetcher)
+                self._times_collation = ring is not None
                 if ring is not None:
                     self._time_collation(fetcher)
                     began = time.monotonic()
@@ -486,6 +500,8 @@ class FetchHooks:
             return
 
         def timed(samples: Any) -> Any:
+            if not self._times_collation:
+                return collate(samples)
             began = time.monotonic()
             if fetcher.auto_collation and isinstance(samples, list | tuple):
                 self._samples = len(samples)

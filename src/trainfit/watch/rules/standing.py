@@ -428,10 +428,16 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
     main = still.main
     if settings is not None and main is not None and main.role == "iterating":
         longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
-        seen = FailureContext(silent_s=still.seconds, longest_s=longest, started=None)
+        seen = FailureContext(
+            silent_s=still.seconds,
+            longest_s=longest,
+            idle=bool(still.event.values.get("workers_idle")),
+            threads=still.view.header.worker_threads.get("torch"),
+        )
         hang = explain(still.event.text, settings, seen)
-        usual = HANGS[hang.kind] if hang.kind == "deadlock" else "fix what this line waits for"
-        action = FORK_UNSAFE.get(hang.library, usual)
+        first = next(iter(_busy(still)), None)
+        usual = HANGS[hang.kind] if hang.kind == "deadlock" else _end_of_wait(first)
+        action = FORK_UNSAFE.get(hang.library, usual or "fix what this line waits for")
         return (
             f"{hang.summary}: {hang.evidence}",
             Fix(f"{action}; DataLoader(timeout=60) makes such a wait an error"),
@@ -477,10 +483,14 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
                 "full queue, a lock): wait(timeout=60) and get(timeout=60) make such waits errors"
             ),
         )
-    frame = next(iter(_busy(still)), None)
-    code = frame.where.code if frame is not None and frame.where is not None else ""
-    fix = next((fix for said, fix in _WAITS if said.search(code)), "fix what it waits for")
+    fix = _end_of_wait(next(iter(_busy(still)), None)) or "fix what it waits for"
     return ("The main thread has been in this call since then", Fix(fix))
+
+
+def _end_of_wait(thread: ThreadStack | None) -> str:
+    """What ends the wait at the line of the script that a thread is at; empty: not known."""
+    code = thread.where.code if thread is not None and thread.where is not None else ""
+    return next((fix for said, fix in _WAITS if said.search(code)), "")
 
 
 #: A thread that nobody ends.
@@ -500,6 +510,13 @@ _WAITS: Final = (
         "a process of a multiprocessing.Pool that was killed, or crashed, is replaced, and nobody "
         "does what it had to do: concurrent.futures.ProcessPoolExecutor raises BrokenProcessPool "
         "then; imap(…).next(timeout=60) and get(timeout=60) make such a wait an error",
+    ),
+    (
+        re.compile(
+            r"\.(?:recv|recv_into|recvfrom|getresponse)\s*\(\s*[^)\s]|\burlopen\b|\brequests\."
+        ),
+        "the other end of the connection sends nothing: a timeout (settimeout(60) of a socket, "
+        "timeout=60 of a call) makes such a wait an error, after which it can connect again",
     ),
     (
         re.compile(r"\.put\s*\("),
