@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds, watch_screen
+from helpers_watch import (
+    GIB,
+    LOADER,
+    finding,
+    kinds,
+    loader,
+    run,
+    run_on_cpu,
+    unknown_kinds,
+    watch_screen,
+)
 from trainfit.findings.ranking import comes_first
 from trainfit.report.watch import answer
 from trainfit.results.findings import Finding
@@ -339,6 +349,26 @@ def test_what_others_put_there_is_not_the_run_s() -> None:
     record = shm(50 * MIB)
     assert "shm_growth" not in kinds(judge(with_memory(record, memory_rows(record))))
     assert "shm_growth" not in kinds(judge(shm(0.1 * MIB)))
+
+
+@pytest.mark.parametrize(
+    ("mib", "workers", "told"), [(9, 4, True), (6, 4, False), (9, 2, False), (-1, 4, False)]
+)
+def test_a_small_shm_is_told_of_before_the_batches_fill_it(
+    mib: int, workers: int, told: bool
+) -> None:
+    """Docker's default, of which little is used so far: 4 workers may have 8 batches ready."""
+    record = run(
+        header={"loaders": loader(num_workers=workers, prefetch_factor=2)},
+        machine={"shm_free_bytes": 60 * 2**20, "shm_used_bytes": 4 * 2**20},
+        fetches={"bytes": mib * 2**20 if mib > 0 else -1},
+    )
+    result = judge(record)
+    assert ("shm_near_limit" in kinds(result)) is told
+    if told:
+        found = finding(result, "shm_near_limit")
+        assert "64 MiB" in found.title and found.severity == "warning"
+        assert "81 MiB needed" in found.fix.action
 
 
 def test_temporary_files() -> None:

@@ -1,4 +1,4 @@
-"""A GPU's memory that runs short or grows."""
+"""Memory that runs short or grows: a GPU's, and the machine's RAM and /dev/shm that run short."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings import fixes
 from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
 from trainfit.results.text import GIB, MIB, size
 from trainfit.watch import thresholds
-from trainfit.watch.measures import growth_per_step, ledger, peak_share
+from trainfit.watch.checks import loader_settings
+from trainfit.watch.measures import growth_per_step, host_memory, ledger, peak_share
 from trainfit.watch.rules.growth import keeps, kept_tensors, what_keeps
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView, known
@@ -167,6 +169,104 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
 
 
 RESERVED: Final = Rule(("reserved_above_allocated",), _find_reserved_memory, each_rank=True)
+
+
+# ---
+# RAM and /dev/shm that are nearly used up.
+
+
+def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
+    """Findings on the RAM of the judged rank's machine, at the worst moment."""
+    view = run.judged
+    if not len(view.steps):
+        return
+    machine, ram = view.machine, view.header.ram_bytes
+    left = known(machine["ram_available_bytes"])
+    if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
+        yield _short_of_ram(view, float(left.min()), ram)
+    free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
+    if len(free) and len(used):
+        whole = float(free[-1] + used[-1])
+        if whole and free.min() < thresholds.SHM_LEFT * whole:
+            yield Finding(
+                "shm_near_limit",
+                "critical",
+                "/dev/shm is nearly full",
+                (
+                    Evidence("least free", float(free.min()) / GIB, "GiB"),
+                    Evidence("of", whole / GIB, "GiB"),
+                ),
+                "batches of workers wait there for the main process",
+                (Fix(fixes.shm(loader_settings(view.header), None)),),
+                "certain",
+            )
+        elif whole:
+            yield from _small_shm(view, whole)
+
+
+def _small_shm(view: RankView, whole: float) -> Iterator[Finding]:
+    """The finding on a /dev/shm of ``whole`` bytes that cannot hold the batches that workers may
+    have ready: those that were asked for, and the one that is used. That comes about where the
+    training is slow for once (an evaluation, a checkpoint), and ends the run."""
+    settings, fetches = loader_settings(view.header), view.record.fetches
+    made = fetches["bytes"][fetches["worker"] >= 0]
+    largest = float(made.max(initial=0))
+    if settings is None or largest <= 0:
+        return
+    many = settings.num_workers * settings.prefetch_factor + 1
+    if many * largest > (1 - thresholds.SHM_LEFT) * whole:
+        yield Finding(
+            "shm_near_limit",
+            "warning",
+            f"/dev/shm is too small for the batches that workers may have ready: {size(whole)}",
+            (
+                Evidence("largest batch", largest / MIB, "MiB"),
+                Evidence("batches at most", float(many)),
+                Evidence("they need", many * largest / MIB, "MiB"),
+                Evidence("size of /dev/shm", whole / MIB, "MiB"),
+            ),
+            "batches of workers wait there for the main process; where the training is slow for "
+            "once they are all there, and a worker ends with a bus error (Docker's default is "
+            "64 MiB)",
+            (Fix(fixes.shm(settings, int(many * largest))),),
+            "likely",
+        )
+
+
+#: Of the RAM that is used, the run's own from which it is the one to change.
+_OWN_RAM: Final = 0.25
+
+
+def _short_of_ram(view: RankView, left: float, ram: int) -> Finding:
+    """The finding on a machine with ``left`` bytes of ``ram`` free, by the run or by other
+    programs."""
+    held = host_memory(view)
+    own = sum(each.private_bytes + each.shared_bytes for each in held)
+    evidence = (Evidence("least available", left / GIB, "GiB"), Evidence("of", ram / GIB, "GiB"))
+    settings, by_others = loader_settings(view.header), ""
+    action = fixes.memory(settings)
+    if not settings:
+        action = (
+            "hold less of the data set in memory (np.memmap, files read as needed), or more memory"
+        )
+    if held and own < _OWN_RAM * (ram - left):
+        by_others = f": other programs hold most of it, the run {size(own)}"
+        action = "stop other programs, or wait for them (`ps aux --sort=-rss | head` lists them)"
+    return Finding(
+        "ram_near_limit",
+        "warning" if by_others else "critical",
+        f"RAM is nearly used up{by_others}",
+        evidence,
+        "when RAM runs out, the kernel kills a process, usually "
+        f"{'the largest one' if by_others else 'a DataLoader worker'}",
+        (Fix(action),),
+        "certain",
+    )
+
+
+HOST_MEMORY: Final = Rule(
+    ("ram_near_limit", "shm_near_limit"), _find_short_host_memory, each_rank=True
+)
 
 
 RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH)
