@@ -586,3 +586,48 @@ def test_threads_that_do_not_end_are_counted() -> None:
     assert "thread_growth" not in kinds(judge(record))
     record.processes["threads"][main] = np.linspace(8, 40, count)
     assert "thread_growth" not in kinds(judge(record))
+
+
+# --- Memory that runs out, which the script catches ---------------------------------------------
+
+
+def ran_out(*steps: int) -> list[Event]:
+    told = []
+    for number, step in enumerate(steps):
+        words = "CUDA out of memory. Tried to allocate 20.00 MiB"
+        told.append(Event(10.0 + number, "out_of_memory", step, None, words))
+        told.append(Event(10.0 + number, "out_of_memory_at", step, None, "train.py:41"))
+    return told
+
+
+def test_a_step_that_is_tried_over_and_over_is_told_with_its_line() -> None:
+    result = judge(run(header={"ending": "interrupted"}, events=ran_out(200, 200, 200, 200)))
+    found = result.findings[0]
+    assert (found.kind, found.severity, str(found.place)) == (
+        "memory_retried",
+        "critical",
+        "train.py:41",
+    )
+    assert "each try of step 200: 4 so far" in answer(result)
+    assert "within `except`" in found.cause.lower() and "after it" in found.fix.action
+
+
+def test_steps_that_are_left_out_now_and_then_are_told() -> None:
+    found = finding(judge(run(events=ran_out(20, 60, 90, 120, 150))), "memory_retried")
+    assert found.severity == "warning" and "In 5 of 200 steps" in found.title
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        ran_out(0, 0, 0, 0, 0, 0),  # a search for the batch size, which was found
+        ran_out(3, 9),
+        [
+            *ran_out(200),
+            Event(12.0, "exception", 200, None, "Traceback (most recent call last):\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+        ],
+    ],
+)  # fmt: skip
+def test_few_tries_and_a_run_that_ends_by_it_are_none(events: list[Event]) -> None:
+    assert "memory_retried" not in kinds(judge(run(events=events)))

@@ -459,6 +459,7 @@ class Recorder:
             self._last_error = error
             with contextlib.suppress(Exception):
                 self.event("out_of_memory", text=str(error)[:_LONGEST_TRACEBACK])
+                self.event("out_of_memory_at", text=script_place())
                 self._save_memory(error)
 
     def _save_memory(self, error: BaseException) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from trainfit.findings import fixes
 from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
-from trainfit.results.text import GIB, MIB, size
+from trainfit.results.runs.watched import Event
+from trainfit.results.text import GIB, MIB, short, size
 from trainfit.watch import thresholds
 from trainfit.watch.checks import loader_settings
 from trainfit.watch.measures import growth_per_step, host_memory, ledger, peak_share
@@ -269,4 +270,69 @@ HOST_MEMORY: Final = Rule(
 )
 
 
-RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH)
+# ---
+# Memory that runs out, which the script catches.
+
+
+#: Tries of one step, all of which memory ran out in, from which none gets through: who looks for
+#: a batch size tries a few.
+_TRIES: Final = 4
+#: Steps that memory ran out in, and their share of all, from which the run goes on so.
+_STEPS_LOST: Final = 3
+_SHARE_LOST: Final = 0.02
+
+
+def _find_retries(run: RunView) -> Iterator[Finding]:
+    """The finding on errors of memory that the script catches: it tries one step over and over, or
+    goes on losing some. A few tries before the training are a search for a batch size."""
+    for view in run.ranks:
+        events = view.record.events
+        full = [each for each in events if each.kind == "out_of_memory"]
+        if not full or _ends_by(view, full[-1]):
+            continue
+        at = next((e.text for e in reversed(events) if e.kind == "out_of_memory_at"), "")
+        done = int(view.record.steps["step"].max(initial=-1)) + 1
+        tries = sum(each.step == full[-1].step for each in full)
+        lost = {each.step for each in full}
+        more = (
+            f"in {len(lost)} of {done} steps memory runs out, and the script goes on without them"
+        )
+        if tries >= _TRIES and full[-1].step >= done:
+            title = f"Memory runs out in each try of step {full[-1].step}: {tries} so far"
+        elif len(lost) >= _STEPS_LOST and len(lost) >= _SHARE_LOST * done and min(lost) < done - 1:
+            title = more[0].upper() + more[1:]
+        else:
+            continue
+        yield Finding(
+            "memory_retried",
+            "critical" if tries >= _TRIES and full[-1].step >= done else "warning",
+            title,
+            (
+                Evidence("times that memory ran out", float(len(full))),
+                Evidence("the last time", short(full[-1].text.splitlines()[0], 160)),
+            ),
+            "The script catches the error. Within `except`, the exception keeps the functions that "
+            "it came through, and with them all tensors of the failed try; and a try with the same "
+            "batch needs the same memory",
+            (
+                Fix(
+                    "a smaller batch in the next try (half of it, and twice the accumulation); set "
+                    "a flag in `except`, and drop the tensors, torch.cuda.empty_cache() and try "
+                    "after it, when the exception is gone"
+                ),
+            ),
+            "certain",
+            place=Place.parse(at),
+            rank=view.rank,
+            last_step=full[-1].step,
+        )
+
+
+def _ends_by(view: RankView, full: Event) -> bool:
+    """Did this error end the process? It is told by what ended it, then."""
+    ends = [each for each in view.record.events if each.kind == "exception"]
+    return any(full.text.strip()[:200] in each.text for each in ends)
+
+
+RETRIES: Final = Rule(("memory_retried",), _find_retries)
+RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH, RETRIES)
