@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
 from trainfit.watch.recorder.looks import start
+from trainfit.watch.recorder.looks.other_threads import cpu_s_of
 from trainfit.watch.recorder.looks.start import StartLooks
+
+CPU_IS_COUNTED = cpu_s_of(threading.get_native_id()) is not None
 
 
 def computes(seconds: float) -> int:
@@ -107,3 +114,16 @@ def test_a_line_that_is_no_wait_for_a_batch_has_its_minute(monkeypatch: pytest.M
     for second in range(100):
         looks._look_for_standstill(float(second), (*WAITS[:3], "", *WAITS[4:]), ())
     assert found == [60.0]
+
+
+@pytest.mark.skipif(not CPU_IS_COUNTED, reason="this kernel does not count it")
+def test_the_cpu_time_of_another_process_is_known() -> None:
+    code = "import time; t = time.thread_time()\nwhile time.thread_time() < t + 0.2: pass\nprint()"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        spent = start._cpu_s(child.pid)
+        child.communicate(b"\n")
+    assert 0.2 <= spent < 60
+    assert start._cpu_s() >= 0 and start._cpu_s(child.pid) == math.inf  # it is gone

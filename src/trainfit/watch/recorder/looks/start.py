@@ -168,7 +168,8 @@ class StartLooks:
 def _cpu_s(pid: int = 0) -> float:
     """CPU seconds of the main thread of a process, whose number is the process's, or of this one;
     infinite where the kernel does not tell: then nothing is known to stand still."""
-    spent = cpu_s_of(pid or os.getpid())
+    pid = pid or os.getpid()
+    spent = cpu_s_of(pid, pid)
     return math.inf if spent is None else spent
 
 
