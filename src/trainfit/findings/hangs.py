@@ -126,6 +126,9 @@ def _busy(
     """Workers are in the midst of a batch: slow, or stuck?"""
     first = busy[0]
     library = next((name for each in busy if (name := tracebacks.library(each, FORK_UNSAFE))), "")
+    if seen.idle and library in _WITH_POOLS:
+        # Not where the line may wait for a disk or a network.
+        library = "" if _waits_for_else(first) else library
     if seen.idle and library in ("", "torch"):
         library = "torch" if _lacks_threads(first, settings, seen) else ""
     locked = tracebacks.waits_for_lock(first)
@@ -159,6 +162,8 @@ def _busy(
     return Hang("hung", words, f"{evidence}; try a longer time limit", library, place)
 
 
+#: Libraries of which only the threads they compute with do not survive a fork.
+_WITH_POOLS: Final = ("torch", "numpy", "scipy", "sklearn")
 #: A line that waits for something else than a library's threads.
 _WAITS: Final = re.compile(
     r"lock|\.(?:acquire|get|wait|join|recv\w*|read\w*|accept|connect|send\w*)\s*\("
@@ -172,8 +177,13 @@ def _lacks_threads(worker: ThreadStack, settings: LoaderSettings, seen: FailureC
     that waits for nothing else? OpenMP waits there for threads that did not survive the fork."""
     if settings.start_method != "fork" or not seen.idle or (seen.threads or 1) < 2:
         return False
+    return not _waits_for_else(worker)
+
+
+def _waits_for_else(worker: ThreadStack) -> bool:
+    """May its line wait for something else than threads of a library?"""
     code = "" if worker.where is None else worker.where.code
-    return bool(code) and _WAITS.search(code) is None
+    return not code or _WAITS.search(code) is not None
 
 
 def _is_stuck(seen: FailureContext) -> bool | None:

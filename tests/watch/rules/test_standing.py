@@ -197,6 +197,8 @@ def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
         # A read from a network that stands still, and work that has all threads it asks for.
         ("head = self.socket.recv(40)", 4, "fork", "the connection sends nothing"),
         ("return torch.load(self.paths[i])", 1, "fork", "fix what this line waits for"),
+        ("return np.load(self.paths[i])", 1, "fork", "fix what this line waits for"),
+        ("return np.linalg.svd(x)[1]", 1, "fork", "OPENBLAS_NUM_THREADS=1"),
         ("return (x.sin() @ x.cos()).mean(0)", 1, "fork", "fix what this line waits for"),
         ("return (x.sin() @ x.cos()).mean(0)", 4, "spawn", "fix what this line waits for"),
     ],
@@ -205,7 +207,7 @@ def test_workers_without_cpu_time_in_the_first_batch_wait_for_what_their_line_as
     line: str, threads: int, method: str, words: str, tmp_path: Path
 ) -> None:
     script = tmp_path / "data.py"
-    script.write_text(f"import torch\n{line}\n", encoding="utf-8")
+    script.write_text(f"import torch, numpy as np\n{line}\n", encoding="utf-8")
     worker = WORKER.replace("/home/me/data.py", str(script)).replace("line 8", "line 2")
     event = Event(40.0, "standstill", 0, 20.0, f"{MAIN}\n\n{worker}", {"workers_idle": 1.0})
     told = {"ending": "interrupted", "worker_threads": {"torch": threads, "openblas": 2}}
@@ -215,6 +217,8 @@ def test_workers_without_cpu_time_in_the_first_batch_wait_for_what_their_line_as
     assert found.severity == "critical" and found is result.findings[0]
     assert str(found.place) == "data.py:2" and words in found.fix.action
     assert ("OpenMP" in found.fix.action) is ("survive" in words)
+    deadlocks = "survive" in words or "OPENBLAS" in words
+    assert (", which does not survive a fork" in found.title) is deadlocks
 
 
 def test_a_thread_that_ended_before_is_why_the_main_thread_waits() -> None:

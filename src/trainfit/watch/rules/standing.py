@@ -10,7 +10,7 @@ from typing import Final
 
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.fixes import HANGS
-from trainfit.findings.hangs import FORK_UNSAFE, explain
+from trainfit.findings.hangs import FORK_UNSAFE, Hang, explain
 from trainfit.findings.source_code import short_file
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
 from trainfit.findings.training.misuse import of_kind
@@ -291,6 +291,9 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
         title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
     died = _died_before(still)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
+    hang = _hang(still)
+    if hang is not None and hang.kind == "deadlock" and hang.library:
+        title += f", inside {hang.library}, which does not survive a fork"
     return title, *_cause_and_fix(still), where
 
 
@@ -423,18 +426,23 @@ def _stack(thread: ThreadStack) -> str:
     return " < ".join(calls)
 
 
+def _hang(still: _Still) -> Hang | None:
+    """What a DataLoader does whose workers the main thread waits for."""
+    settings, main = loader_settings(still.view.header), still.main
+    if settings is None or main is None or main.role != "iterating":
+        return None
+    longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
+    seen = FailureContext(
+        silent_s=still.seconds,
+        longest_s=longest,
+        idle=bool(still.event.values.get("workers_idle")),
+        threads=still.view.header.worker_threads.get("torch"),
+    )
+    return explain(still.event.text, settings, seen)
+
+
 def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
-    settings = loader_settings(still.view.header)
-    main = still.main
-    if settings is not None and main is not None and main.role == "iterating":
-        longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
-        seen = FailureContext(
-            silent_s=still.seconds,
-            longest_s=longest,
-            idle=bool(still.event.values.get("workers_idle")),
-            threads=still.view.header.worker_threads.get("torch"),
-        )
-        hang = explain(still.event.text, settings, seen)
+    if (hang := _hang(still)) is not None:
         first = next(iter(_busy(still)), None)
         usual = HANGS[hang.kind] if hang.kind == "deadlock" else _end_of_wait(first)
         action = FORK_UNSAFE.get(hang.library, usual or "fix what this line waits for")
