@@ -416,6 +416,20 @@ def test_a_rank_that_never_came_is_missed_where_the_others_wait() -> None:
     assert "rank_missing" not in kinds(judge(dataclasses.replace(alone, ranks=(going,))))
 
 
+@pytest.mark.parametrize(
+    ("calls", "told"), [("time.sleep", True), ("torch.distributed.init_process_group", False)]
+)
+def test_where_a_rank_is_that_the_others_wait_for_before_the_first_step(
+    calls: str, told: bool
+) -> None:
+    meets = BARRIER.replace("barrier", "init_process_group")
+    waits = run(0, header={"ending": "running"}, events=[Event(90.0, "standstill", 0, 60.0, meets)])
+    looks = StackLooks(800, (CodeLine("prepare.py:3", 800, (), calls),))
+    late = run(0, header={"ending": "running", "start_code": looks})
+    found = finding(judge(ranks(waits, late)), "standstill")
+    assert ("rank 1 was at prepare.py:3" in found.title) is told
+
+
 def test_a_worker_that_died_while_the_script_went_on() -> None:
     event = Event(10.0, "worker_died", 50, text="DataLoader worker (pid 7) is killed by signal: 9")
     result = judge(run(events=[event]))

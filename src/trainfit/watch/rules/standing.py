@@ -22,6 +22,7 @@ from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import ending
 from trainfit.watch.rules.growth import PROCESSES
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.start import held_up_at
 from trainfit.watch.thresholds import NOTICEABLE
 from trainfit.watch.view import RankView, RunView, known, median
 
@@ -159,6 +160,8 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         if is_over
         else _of_pause(first)
     )
+    if first.waits_for_ranks and first.event.step <= 0:
+        title += held_up_at(run, first.view)
     usual = median(first.view.steps["step_s"])
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
