@@ -307,6 +307,7 @@ class FetchCode:
         self._made = 0
         self._variables = VariableLooks()
         self._growth_due = 0.0
+        self._grows = self._told_growth = 0
 
     def look_for_growth(self, now: float) -> None:
         """Look at what the data set keeps, where that has come to its turn."""
@@ -315,6 +316,7 @@ class FetchCode:
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
             self._variables.look_at(self._made, parts_of(self.dataset))
+            self._grows = self._variables.grows
         # The first look reads what later ones know: which modules are the script's.
         cost = time.thread_time() - began if self._growth_due else 0.0
         self._growth_due = now + max(_GROWTH_S, cost / _MOST_TIME)
@@ -358,10 +360,11 @@ class FetchCode:
         is_new = self.first is not None and (self.first.is_over or whole)
         if is_new and self.first is not None:
             self._first, self.first = self.first.found, None
-        is_new = is_new or len(self.bad.found) > self._told_bad
+        is_new = is_new or len(self.bad.found) > self._told_bad or self._grows != self._told_growth
         if not is_new and (not looks or (looks < self._told and not whole)):
             return
         self._told, self._told_bad = int(1.5 * looks), len(self.bad.found)
+        self._told_growth = self._grows
         with contextlib.suppress(OSError):
             found = WorkerCode(
                 self._counts.summary(),
