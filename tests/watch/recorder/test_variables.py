@@ -488,6 +488,7 @@ def test_a_worker_s_first_look_does_not_put_off_the_next_ones(
     code.dataset = object()
     seen = []
     for tenth in range(1, 300):
+        code.ended(0.1)
         code.look_for_growth(tenth / 10)
         seen.append(len(looked))
     assert seen[0] == 1 and seen[9] == 2 and seen[-1] == 3
@@ -510,6 +511,7 @@ def test_a_worker_tells_of_what_grows_as_soon_as_that_is_known(tmp_path: Path) -
             code.dataset.ready[40 * look + number] = [0]
         code.ended(0.1)
         code.look_for_growth(float(100 * look))
+        code.look_for_growth(float(100 * look) + 50.0)  # a batch needs that long
         code.write()
     (grows,) = growing(told_by_workers(stem))
     assert grows.name.endswith("ready")

@@ -308,11 +308,13 @@ class FetchCode:
         self._variables = VariableLooks()
         self._growth_due = 0.0
         self._grows = self._told_growth = 0
+        self._looked_at = -1
 
     def look_for_growth(self, now: float) -> None:
         """Look at what the data set keeps, where that has come to its turn."""
-        if self.dataset is None or now < self._growth_due:
-            return
+        if self.dataset is None or now < self._growth_due or self._made == self._looked_at:
+            return  # what has not grown without a batch may still be one that grows
+        self._looked_at = self._made
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
             self._variables.look_at(self._made, parts_of(self.dataset))
