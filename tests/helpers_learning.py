@@ -38,7 +38,7 @@ def observing(
     told: tuple[Any, ...] = ()
     if simulation is not None:
         told = simulation.on_arithmetic, simulation.on_view, simulation.on_result
-    install(lambda: observer, patches, *told)
+    install(observer, patches, *told)
     try:
         yield observer
     finally:

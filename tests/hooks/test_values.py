@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import linecache
+import math
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
+from trainfit.hooks import values
 from trainfit.hooks.learning import LearningObserver
+from trainfit.hooks.provenance.views import lies_by_pixels
 from trainfit.hooks.values import anomaly_at, denormals, rooted_at
 from trainfit.results.runs.learning import LearningFacts, Misuse
 
@@ -168,3 +173,16 @@ def test_the_line_that_makes_a_loss_without_a_graph_a_root(tmp_path: Path) -> No
     script = tmp_path / "two.py"
     script.write_text("x.requires_grad = True\nloss.requires_grad_()\nloss.backward()\n")
     assert rooted_at(f"{script}:3") == f"{script}:3"
+
+
+def test_numbers_that_are_not_finite_are_looked_at_without_a_warning() -> None:
+    """Of NumPy's, which the script would print, or raise where it asks for that."""
+    weight = torch.full((4, 8), math.inf, requires_grad=True)
+    weight.grad = torch.full((4, 8), math.nan)
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not values._are_alike(weight)
+        assert lies_by_pixels(torch.full((2, 3, 64, 64), math.inf)) is None
+    even = torch.full((4, 8), 0.5, requires_grad=True)
+    even.grad = torch.full((4, 8), 0.25)
+    assert values._are_alike(even)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from trainfit.pace import ticks
 from trainfit.pace.callee import Function, why_no_rehearsal
 from trainfit.pace.pacer import Pacer, RehearsalCall
 
@@ -147,3 +150,37 @@ def test_a_rehearsal_of_its_own_is_called_in_its_place() -> None:
     assert called == ["call", "rehearsal"]
     assert why_no_rehearsal(alone, 1) == why_no_rehearsal(own, 30) == ""
     assert "every 30th call does the work" in why_no_rehearsal(alone, 30)
+
+
+# --- A user's own loop ---------------------------------------------------------------------------
+@pytest.fixture
+def turned() -> Iterator[ticks.Loop]:
+    """A loop, while Python collects no garbage by itself."""
+    loop = ticks.Loop(100.0, "arm")
+    gc.disable()
+    yield loop
+    gc.enable()
+    loop.patches.restore()
+
+
+def told(loop: ticks.Loop) -> str:
+    result = loop.result()
+    assert result is not None
+    return ticks._line("arm", result.rates[0])
+
+
+def test_garbage_collections_within_turns_are_told_with_their_share(turned: ticks.Loop) -> None:
+    kept = [[each] for each in range(100_000)]
+    for _ in range(12):
+        with turned.turn():
+            gc.collect()
+    assert kept and min(turned._collected) > 0
+    assert "garbage collections of Python make" in told(turned) and "freeze()" in told(turned)
+
+
+def test_collections_between_turns_are_none_of_the_turns(turned: ticks.Loop) -> None:
+    for _ in range(12):
+        gc.collect()
+        with turned.turn():
+            pass
+    assert not any(turned._collected) and "garbage" not in told(turned)

@@ -23,6 +23,7 @@ from torch import nn
 
 from trainfit.simgpu.patching import LocalHook, PatchSet, Replacement
 from trainfit.speed.cpu_run import cpu_for_cuda
+from trainfit.torch_private.modules import fast_call
 from trainfit.watch.recorder import cuda_hooks
 from training_scripts.replaced import look
 
@@ -321,3 +322,67 @@ def test_a_warning_that_a_hooked_function_gives_is_the_callers() -> None:
     (line,) = [n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1)
                if text.endswith("torch.ones(2))  # here")]  # fmt: skip
     assert [(each.filename, each.lineno) for each in told] == [(__file__, line)]
+
+
+def _modules_called(patches: PatchSet) -> list[bool]:
+    """Hooks calls of modules as watch does; whether one is within another."""
+    inside = [False]
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def outermost(module: Any, args: Any, kwargs: Any) -> Any:
+            inside[0] = True
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                inside[0] = False
+
+        made = fast_call(original, inside, outermost)
+        assert made is not None
+        return made
+
+    patches.hook(nn.Module, "__call__", make)
+    return inside
+
+
+def _frames_of(call: Callable[[], Any]) -> int:
+    """Calls of Python functions."""
+    frames = [0]
+
+    def count(_: Any, event: str, __: Any) -> None:
+        frames[0] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return frames[0]
+
+
+def test_a_call_within_a_hooked_call_has_no_frame_more_than_without_the_hook() -> None:
+    model, few = nn.Sequential(*[nn.Identity() for _ in range(20)]), nn.Sequential(nn.Identity())
+    given = torch.ones(2)
+    for each in (model, few):
+        each(given)
+    plain = _frames_of(lambda: model(given)) - _frames_of(lambda: few(given))
+    patches = PatchSet()
+    inside = _modules_called(patches)
+    try:
+        hooked = _frames_of(lambda: model(given)) - _frames_of(lambda: few(given))
+        inside[0] = True
+        with pytest.raises(TypeError, match="forward"):
+            few(given, given)
+        inside[0] = False
+    finally:
+        patches.restore()
+    assert hooked == plain
+
+
+def test_a_hook_with_a_shortcut_is_not_taken_for_pytorchs_own_call() -> None:
+    patches = PatchSet()
+    _modules_called(patches)
+    try:
+        assert fast_call(nn.Module.__call__, [False], lambda *_: None) is None
+    finally:
+        patches.restore()
+    assert fast_call(nn.Module.__call__, [False], lambda *_: None) is not None

@@ -39,6 +39,8 @@ class FailureContext:
         started: workers that had started.
         limit_s: the run's time limit.
         alone_s: what a batch takes without workers.
+        idle: had the workers next to no CPU time since then?
+        threads: of PyTorch in a worker.
         batch_bytes: of a batch's tensors.
         batch_tensors: how many they are.
         shm_free_bytes: of /dev/shm.
@@ -59,6 +61,8 @@ class FailureContext:
     started: int | None = None
     limit_s: float | None = None
     alone_s: float | None = None
+    idle: bool | None = None
+    threads: int | None = None
     batch_bytes: int | None = None
     batch_tensors: int | None = None
     shm_free_bytes: int | None = None

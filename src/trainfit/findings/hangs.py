@@ -7,6 +7,7 @@ fork(); GNU OpenMP's "fork after a parallel region"; pytorch#1355 and #17199).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -125,6 +126,11 @@ def _busy(
     """Workers are in the midst of a batch: slow, or stuck?"""
     first = busy[0]
     library = next((name for each in busy if (name := tracebacks.library(each, FORK_UNSAFE))), "")
+    if seen.idle and library in _WITH_POOLS:
+        # Not where the line may wait for a disk or a network.
+        library = "" if _waits_for_else(first) else library
+    if seen.idle and library in ("", "torch"):
+        library = "torch" if _lacks_threads(first, settings, seen) else ""
     locked = tracebacks.waits_for_lock(first)
     place = first.user.place if first.user is not None else None
     waits = f"{len(busy)} of {count(settings.num_workers, 'worker')} in {first.where}"
@@ -144,6 +150,9 @@ def _busy(
         return Hang(
             "deadlock", f"Workers wait {what} and make no progress", evidence, library, place
         )
+    if stuck and seen.idle:
+        words = "The workers have no CPU time: their line waits for what does not come"
+        return Hang("hung", words, evidence, library, place)
     if stuck:
         words = (
             "One sample lasts longer than ten batches: whether it is slow or stuck is undetermined"
@@ -153,12 +162,36 @@ def _busy(
     return Hang("hung", words, f"{evidence}; try a longer time limit", library, place)
 
 
+#: Libraries of which only the threads they compute with do not survive a fork.
+_WITH_POOLS: Final = ("torch", "numpy", "scipy", "sklearn")
+#: A line that waits for something else than a library's threads.
+_WAITS: Final = re.compile(
+    r"lock|\.(?:acquire|get|wait|join|recv\w*|read\w*|accept|connect|send\w*)\s*\("
+    r"|\b(?:open|sleep|urlopen|input|load)\s*\(",
+    re.IGNORECASE,
+)
+
+
+def _lacks_threads(worker: ThreadStack, settings: LoaderSettings, seen: FailureContext) -> bool:
+    """Has a forked worker that computes with several threads of PyTorch's no CPU time, at a line
+    that waits for nothing else? OpenMP waits there for threads that did not survive the fork."""
+    if settings.start_method != "fork" or not seen.idle or (seen.threads or 1) < 2:
+        return False
+    return not _waits_for_else(worker)
+
+
+def _waits_for_else(worker: ThreadStack) -> bool:
+    """May its line wait for something else than threads of a library?"""
+    code = "" if worker.where is None else worker.where.code
+    return not code or _WAITS.search(code) is not None
+
+
 def _is_stuck(seen: FailureContext) -> bool | None:
     """Is a batch that takes this long stuck? ``None``: there is nothing to compare it with."""
     silent = seen.silent_s if seen.silent_s is not None else seen.limit_s
     usual = [each for each in (seen.longest_s, seen.alone_s) if each is not None]
     if silent is None or not usual:
-        return None
+        return True if seen.idle else None  # without CPU time a sample is not slow, it waits
     times = silent / max(usual)
     return True if times > _STUCK else False if times <= _SLOW else None
 

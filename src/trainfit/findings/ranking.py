@@ -13,7 +13,13 @@ from trainfit.results.findings import Finding
 STANDSTILL: Final = ("standstill", "rank_died", "rank_missing", "worker_died")
 _ENDS: Final = frozenset((*failure.KINDS, *STANDSTILL))
 _SPOILS: Final = frozenset(
-    (*learning.KINDS, "loss_not_finite", "iterable_not_sharded", "never_steps")
+    (
+        *learning.KINDS,
+        "loss_not_finite",
+        "iterable_not_sharded",
+        "never_steps",
+        "memory_retried",
+    )
 )
 #: What grows until the run ends by it.
 _FILLS: Final = frozenset(

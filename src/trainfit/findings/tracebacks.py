@@ -330,8 +330,10 @@ def _python_folders() -> tuple[str, ...]:
 
 _THREAD: Final = re.compile(r"^(?:(?:Current thread|Thread) 0x[0-9a-f]+|Stack \(most recent call)")
 _STACK_FRAME: Final = re.compile(r'^  File "(?P<path>.+)", line (?P<line>\d+) in (?P<function>.+)$')
-#: Waiting for a lock, in a line of Python.
-_LOCK_CALL: Final = re.compile(r"\.(?:acquire|wait|wait_for|join|result|get|recv|put)\s*\(")
+#: Waiting for a lock, in a line of Python; ``recv()`` is a pipe's, ``recv(4096)`` a socket's.
+_LOCK_CALL: Final = re.compile(
+    r"\.(?:acquire|wait|wait_for|join|result|get|put)\s*\(|\.recv\s*\(\s*\)"
+)
 _LOCK_NAME: Final = re.compile(r"^(?:async\s+)?with\b.*(?:lock|mutex|cond|sem)", re.IGNORECASE)
 _LOCK_MODULES: Final = ("/threading.py", "/queue.py", "/concurrent/futures/", "/multiprocessing/")
 Role = Literal["worker", "iterating", "pinning", "other"]

@@ -506,8 +506,7 @@ class LearningObserver:
         if seen is None:
             self.awake = True  # the next one of this optimizer is looked at
             return
-        seen.steps += 1
-        self.awake = seen.is_next_due
+        self.awake = seen.pass_over()
         self._restarts.passed()
 
     def _names_of_all(self) -> dict[int, str]:

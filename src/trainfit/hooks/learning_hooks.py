@@ -59,7 +59,7 @@ _RECURRENT, _MOVES = (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU), ("to", "cuda",
 
 
 def install(
-    observed: Callable[[], LearningObserver],
+    observer: LearningObserver,
     patches: PatchSet,
     on_arithmetic: Callable[[Callable[..., None]], None] = lambda _: None,
     on_view: Callable[[Callable[..., None]], None] = lambda _: None,
@@ -67,11 +67,11 @@ def install(
 ) -> None:
     """Hook from now on, until ``patches`` is restored.
 
-    ``observed`` gives the observer: a process that was forked off has another. A simulated device
-    tells what it is given by ``on_arithmetic`` of sums, differences and products, what by
-    ``on_view`` of tensors and their views, what by ``on_result`` of functions and their results.
+    A simulated device tells what it is given by ``on_arithmetic`` of sums, differences and
+    products, what by ``on_view`` of tensors and their views, what by ``on_result`` of functions and
+    their results.
     """
-    tell = _Careful(observed)
+    tell = _Careful(observer)
     scaler = grad_scaler.GradScaler
     hooks: tuple[tuple[Any, str, _Tell, bool], ...] = (
         (torch.autograd, "backward", _backward, False),
@@ -141,15 +141,15 @@ def install(
         patches.hook(owner, name, functools.partial(_giving, tell, told, gave_it, always))
 
     def computed(*tensors: Any) -> None:
-        if observed().awake:
+        if observer.awake:
             tell(_computed, *tensors)
 
     def viewed(*tensors: Any) -> None:
-        if observed().awake:
+        if observer.awake:
             tell(LearningObserver.viewed, *tensors)
 
     def gave(*call: Any) -> None:
-        if observed().awake:
+        if observer.awake:
             tell(_gave, *call)
 
     on_arithmetic(computed)
@@ -157,11 +157,11 @@ def install(
     on_result(gave)
 
     def stepping(optimizer: Any, *_: Any) -> None:
-        if observed().awake:
+        if observer.awake:
             tell(_stepping, optimizer)
 
     def stepped(optimizer: Any, *_: Any) -> None:
-        tell(_stepped, optimizer)
+        tell(LearningObserver.stepped if observer.awake else LearningObserver.passed, optimizer)
 
     patches.see_steps(stepping, stepped)
 
@@ -429,11 +429,11 @@ def _giving(
     tell: _Careful, told: _Tell, gave: _Tell, always: bool, original: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Around what gives something that is looked at, too: the next batch, log-probabilities."""
-    observed = tell.observed
+    observer = tell.observer
 
     @functools.wraps(original)
     def hook(*args: Any, **kwargs: Any) -> Any:
-        if not (always or observed().awake):
+        if not (always or observer.awake):
             return original(*args, **kwargs)
         tell(told, *args, **kwargs)
         result = original(*args, **kwargs)
@@ -554,21 +554,14 @@ def _stepping(observer: LearningObserver, optimizer: Any) -> None:
     observer.stepping(optimizer)
 
 
-def _stepped(observer: LearningObserver, optimizer: Any) -> None:
-    if observer.awake:
-        observer.stepped(optimizer)
-    else:
-        observer.passed(optimizer)
-
-
 def _around(
     tell: _Careful, told: _Tell, always: bool, original: Callable[..., Any]
 ) -> Callable[..., Any]:
-    observed = tell.observed
+    observer = tell.observer
 
     @functools.wraps(original)
     def hook(*args: Any, **kwargs: Any) -> Any:
-        if always or observed().awake:
+        if always or observer.awake:
             tell(told, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -580,14 +573,14 @@ def _around(
 class _Careful:
     """Calls an observer until it fails once."""
 
-    def __init__(self, observed: Callable[[], LearningObserver]) -> None:
-        self.observed = observed
+    def __init__(self, observer: LearningObserver) -> None:
+        self.observer = observer
         self._live = True
 
     def __call__(self, told: _Tell, *args: Any, **kwargs: Any) -> None:
         if self._live and not torch.compiler.is_compiling():
             try:
-                told(self.observed(), *args, **kwargs)
+                told(self.observer, *args, **kwargs)
             except Exception:
                 self._live = False
 

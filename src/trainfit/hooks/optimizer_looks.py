@@ -71,6 +71,12 @@ class ObservedOptimizer:
         number = self.steps + 1
         return number <= self._look_until or not number & (number - 1)
 
+    def pass_over(self) -> bool:
+        """A step is over that is not looked at; is the next one?"""
+        number = self.steps = self.steps + 1
+        number += 1
+        return number <= self._look_until or not number & (number - 1)
+
     def look_again(self) -> None:
         """Look at the next steps one by one: something has changed."""
         self._look_until = self.steps + LATER_LOOKS

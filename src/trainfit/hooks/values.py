@@ -241,6 +241,7 @@ def _has_slope(tensor: Any) -> bool:
     return _is_plain(tensor.grad) and bool(tensor.grad.detach().numpy().any())
 
 
+@np.errstate(all="ignore")  # numbers that are not finite would be warned of, in the script's name
 def _are_alike(weights: Any) -> bool:
     """Have all units the same weights and the same gradients, which are not 0?"""
     for each in (weights, weights.grad):

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
@@ -22,7 +21,7 @@ from trainfit.hardware.machine.topology import (
 )
 from trainfit.pace.settings import held_awake
 from trainfit.results.pace import HostReadings
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import CollectionTimes, PatchSet
 
 # ---
 # The GPU during the calls: kernel times, what keeps it awake, its clocks.
@@ -383,10 +382,6 @@ class BlockReadings:
         self.readings = HostReadings()
 
 
-#: Garbage collections between two looks, of a call: those beyond are not told.
-_MOST_COLLECTIONS: Final = 1 << 12
-
-
 class RealHost:
     """This machine, its files below ``root``."""
 
@@ -394,8 +389,7 @@ class RealHost:
         self.device: PacedDevice = device or NoDevice()
         self._observer = observer or Observer()
         self._exponent = _calibrated()
-        most = _MOST_COLLECTIONS
-        self._collections = deque[float](maxlen=most), deque[float](maxlen=most)
+        self._collections = CollectionTimes()
 
     def look_for_device(self) -> None:
         if not self.device.is_there:
@@ -428,13 +422,7 @@ class RealHost:
         return held_awake()
 
     def collections_s(self) -> float:
-        starts, stops = self._collections
-        if not stops:
-            return 0.0
-        seconds = sum(max(0.0, stop - start) for start, stop in zip(starts, stops, strict=False))
-        starts.clear()
-        stops.clear()
-        return seconds
+        return self._collections.take()
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[BlockReadings]:
@@ -442,7 +430,8 @@ class RealHost:
         before = self._observer.counters()
         patches = PatchSet()
         try:
-            patches.see_collections(time.perf_counter, *self._collections)
+            seen = self._collections
+            patches.see_collections(time.perf_counter, seen.starts, seen.stops)
             yield found
         finally:
             patches.restore()

@@ -26,6 +26,7 @@ from trainfit.pace.statistics import RateCounts, Sample, rhythm, summary, warnin
 from trainfit.results.files.writing import is_replaceable
 from trainfit.results.pace import CallBlock, PaceResult, RateSummary
 from trainfit.results.text import duration, percent, rate
+from trainfit.simgpu.patching import CollectionTimes, PatchSet
 
 #: Turns that are kept of a loop, the last ones: 9 hours at 30 Hz, 32 bytes each.
 _MOST: Final = 1 << 20
@@ -40,11 +41,16 @@ class TickLoop:
     def __init__(self, hz: float, name: str) -> None:
         self.hz, self.name = hz, name
         self._started, self._wall, self._cpu = array("d"), array("d"), array("d")
+        self._collected = array("d")
         self._first = 0
+        seen = self._collections = CollectionTimes()
+        self.patches = PatchSet()
+        self.patches.see_collections(time.perf_counter, seen.starts, seen.stops)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         """One turn of it, however it ends."""
+        self._collections.take()  # those between two turns
         cpu, began = time.thread_time(), time.monotonic()
         try:
             yield
@@ -53,11 +59,12 @@ class TickLoop:
             self._started.append(began)
             self._wall.append(ended - began)
             self._cpu.append(spent - cpu)
+            self._collected.append(self._collections.take())
             if len(self._wall) >= 2 * _MOST:
                 self._forget()
 
     def _forget(self) -> None:
-        for column in (self._started, self._wall, self._cpu):
+        for column in (self._started, self._wall, self._cpu, self._collected):
             del column[:_MOST]
         self._first += _MOST
 
@@ -79,6 +86,7 @@ class TickLoop:
             tuple(self._wall[:count]),
             tuple(self._cpu[:count]),
             settled=_SETTLING,
+            collected_s=tuple(self._collected[:count]),
         )
         found = rhythm([block])
         made = summary([block], RateCounts(found, None))
@@ -147,6 +155,13 @@ def _say() -> None:
 
 def _line(name: str, summary: RateSummary) -> str:
     calls, wanted = summary.calls, summary.hz or 0.0
+    collects = ""
+    if summary.is_collecting:
+        share = percent(summary.collected_share)
+        collects = f"; garbage collections of Python make {share} of their time"
+        if summary.misses_collecting:
+            collects += f", and {summary.misses_collecting} of the {summary.misses} missed"
+        collects += ": gc.freeze() before the loop, gc.collect() between turns"
     shown = "".join(each if each.isprintable() else "?" for each in name)
     pops = (
         f", every iteration that does the work ({calls.count})" if summary.pops is not None else ""
@@ -155,4 +170,5 @@ def _line(name: str, summary: RateSummary) -> str:
         f"{shown} at {wanted:g} Hz: {rate(summary.reached_hz)} iterations/s{pops}, "
         f"{duration(calls.p50)} each (p99 {duration(calls.p99)}, max {duration(calls.most)}), "
         f"{summary.misses} missed the next deadline ({percent(summary.missed_share, decimals=2)})"
+        f"{collects}"
     )

@@ -177,7 +177,7 @@ class Runner:
             self._interventions.after_call(self._after_call)
             self._step.after_backward = self._after_backward
             learning_hooks.install(
-                lambda: self._learning,
+                self._learning,
                 self._patches,
                 self._simulation.on_arithmetic,
                 self._simulation.on_view,

@@ -19,8 +19,14 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any, Final, NamedTuple
 
 _ABSENT = object()
-#: Stands for the hook among the constants of the code below.
+#: Stands for the hook among the constants of the code below, and for the list of its shortcut.
 _HOOK: Final = "trainfit: the hook"
+_FLAG: Final = "trainfit: the flag"
+#: An attribute of a hook that has little to do in most calls: a list, and lines of code that do it
+#: instead where its first element is true. They stand in the code of the hooked function itself,
+#: and save the frame of the hook. Its arguments are ``self``, ``_trainfit_args`` and
+#: ``_trainfit_kwargs``.
+SHORTCUT: Final = "trainfit_shortcut"
 #: Callables that are pickled by a name, or not at all. Others tell how they are.
 _CALLED: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
 
@@ -238,6 +244,28 @@ class LocalHook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
+#: Collections between two looks that are kept; those before them are not told.
+_MOST_COLLECTIONS: Final = 1 << 12
+
+
+class CollectionTimes:
+    """Begins and ends of garbage collections, as :meth:`PatchSet.see_collections` notes them."""
+
+    def __init__(self) -> None:
+        self.starts: deque[float] = deque(maxlen=_MOST_COLLECTIONS)
+        self.stops: deque[float] = deque(maxlen=_MOST_COLLECTIONS)
+
+    def take(self) -> float:
+        """Seconds of those since the last such look."""
+        if not self.stops:
+            return 0.0
+        pairs = zip(self.starts, self.stops, strict=False)
+        seconds = sum(max(0.0, stop - start) for start, stop in pairs)
+        self.starts.clear()
+        self.stops.clear()
+        return seconds
+
+
 def _noting(clock: Callable[[], float], times: deque[float]) -> Callable[..., None]:
     """What puts the time into a queue, whatever it is called with, and is no Python code."""
     every = map(times.append, iter(clock, None))
@@ -295,11 +323,14 @@ def _calling(hook: Callable[..., Any], function: FunctionType) -> CodeType:
     """Code for ``function`` that calls ``hook``; it lies where the hook does, so that whoever
     leaves out the frames of our files (tracebacks, torch.compile) leaves out this one, too."""
     code = function.__code__
-    template = _template(code.co_freevars, _is_method(code))
+    flag, lines = getattr(hook, SHORTCUT, (None, ()))
+    template = _template(code.co_freevars, _is_method(code), lines)
     place: Any = getattr(hook, "__code__", template)
+    stands_for = {_HOOK: hook, _FLAG: flag}
     return template.replace(
         co_consts=tuple(
-            hook if isinstance(each, str) and each == _HOOK else each for each in template.co_consts
+            stands_for.get(each, each) if isinstance(each, str) else each
+            for each in template.co_consts
         ),
         co_filename=place.co_filename,
         co_firstlineno=place.co_firstlineno,
@@ -314,7 +345,7 @@ def _is_method(code: CodeType) -> bool:
 
 
 @functools.cache
-def _template(free: tuple[str, ...], has_self: bool) -> CodeType:
+def _template(free: tuple[str, ...], has_self: bool, shortcut: tuple[str, ...]) -> CodeType:
     """Code that calls a constant; a function's new code has as many free variables as its old.
 
     A method's has its ``self``: PyTorch's profiler takes it from the frames of ``Module.__call__``
@@ -326,6 +357,11 @@ def _template(free: tuple[str, ...], has_self: bool) -> CodeType:
         "def outer():",
         f"    {' = '.join([*free, '_'])} = None",
         f"    def calling({own}*_trainfit_args, **_trainfit_kwargs):",
+        *(
+            [f"        _trainfit_flag = {_FLAG!r}", "        if _trainfit_flag[0]:"]
+            * bool(shortcut)
+        ),
+        *(f"            {line}" for line in shortcut),
         f"        _trainfit_hook = {_HOOK!r}",
         f"        return _trainfit_hook({own}*_trainfit_args, **_trainfit_kwargs)",
         f"        ({names})",

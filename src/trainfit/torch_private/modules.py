@@ -93,11 +93,14 @@ def fast_call(
 ) -> Callable[..., Any] | None:
     """A ``Module.__call__`` that is ``outermost(module, args, kwargs)`` unless ``inside[0]``.
 
-    Inside it does what PyTorch's own does, in no more frames. ``None`` where ``original`` is not
-    the one that is known.
+    Inside it does what PyTorch's own does, in no more frames, also where a ``PatchSet`` hooks it
+    (:data:`trainfit.simgpu.patching.SHORTCUT`). ``None`` where ``original`` is not the one that is
+    known.
     """
     code = getattr(original, "__code__", None)
     if code is None or code.co_names != ("_compiled_call_impl", "_call_impl"):
+        return None
+    if code.co_varnames != ("self", "args", "kwargs"):  # a hook's, which has a shortcut
         return None
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +110,16 @@ def fast_call(
             return self._call_impl(*args, **kwargs)
         return outermost(self, args, kwargs)
 
+    __call__.trainfit_shortcut = inside, _AS_PYTORCH  # type: ignore[attr-defined]
     return __call__
+
+
+#: What ``Module.__call__`` does, in the names of a hook's code.
+_AS_PYTORCH: Final = (
+    "if self._compiled_call_impl is not None:",
+    "    return self._compiled_call_impl(*_trainfit_args, **_trainfit_kwargs)",
+    "return self._call_impl(*_trainfit_args, **_trainfit_kwargs)",
+)
 
 
 # -- what trains them ------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from trainfit.watch.rules import (
     training,
     uneven_gpus,
 )
-from trainfit.watch.rules.host import HOST_MEMORY
 from trainfit.watch.rules.input import USELESS
+from trainfit.watch.rules.memory import HOST_MEMORY
 from trainfit.watch.rules.own_code import (
     COLLECTOR_PAUSES,
     ELEMENT_LOOP,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import functools
 import gc
 import itertools
@@ -11,8 +12,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+import trainfit
+from trainfit.loader.measure.records import COLUMNS, time_fetches
 from trainfit.results.runs.watched import COLLECTIONS
 from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.looks.collector import CollectorPauses
@@ -88,22 +92,56 @@ def test_python_tells_of_a_real_collection_and_nothing_is_left(patches: PatchSet
     assert len(gc.callbacks) == before - 1
 
 
-def test_no_python_runs_in_a_collection(patches: PatchSet) -> None:
+def _of_watch() -> Callable[[], None]:
+    patches = PatchSet()
+    CollectorPauses(lambda *_, **__: None).install(patches)
+    return patches.restore
+
+
+def _of_a_measured_worker() -> Callable[[], None]:
+    return time_fetches(np.zeros((2, COLUMNS)))
+
+
+def _of_a_simulation() -> Callable[[], None]:
+    simulation = trainfit.simulate("RTX 4090")
+    simulation.__enter__()
+    return lambda: simulation.__exit__(None, None, None)
+
+
+#: What has Python tell of its collections; each gives what ends it.
+WATCHES = (_of_watch, _of_a_measured_worker, _of_a_simulation)
+
+
+@contextlib.contextmanager
+def added(watch: Callable[[], Callable[[], None]]) -> Iterator[Callable[..., None]]:
+    """The callback that is added."""
+    before = list(gc.callbacks)
+    end = watch()
+    try:
+        (called,) = [each for each in gc.callbacks if each not in before]
+        yield called
+    finally:
+        end()
+    assert gc.callbacks == before
+
+
+@pytest.mark.parametrize("watch", WATCHES)
+def test_no_python_runs_in_a_collection(watch: Callable[[], Callable[[], None]]) -> None:
     """A Ctrl-C that comes meanwhile is raised in the script, and not dropped with what a callback
     raises."""
-    called = callback_of(CollectorPauses(lambda *_, **__: None), patches)
     codes: list[str] = []
 
     def profile(frame: Any, event: str, _: Any) -> None:
         if event == "call":
             codes.append(frame.f_code.co_name)
 
-    sys.setprofile(profile)
-    try:
-        called("start", {})
-        called("stop", {})
-    finally:
-        sys.setprofile(None)
+    with added(watch) as called:
+        sys.setprofile(profile)
+        try:
+            called("start", {})
+            called("stop", {})
+        finally:
+            sys.setprofile(None)
     assert not codes
 
 
@@ -111,6 +149,7 @@ def test_an_interrupt_during_a_collection_reaches_the_script(patches: PatchSet) 
     every = map(_thread.interrupt_main, itertools.repeat(signal.SIGINT))
     interrupts = type("Interrupts", (), {"start": property(functools.partial(next, every))})()
     first = functools.partial(getattr, interrupts)
+    gc.collect()  # what other tests have left may have finalizers in Python, which drop it as well
     # A shell's background job begins with SIGINT ignored, and has no handler that could raise;
     # Hypothesis has a callback in Python, which drops what is raised in it.
     former, others = signal.signal(signal.SIGINT, signal.default_int_handler), gc.callbacks[:]

@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.simgpu.patching import PatchSet
 from trainfit.watch.recorder.looks import locked
 from trainfit.watch.recorder.looks.locked import LockedStack
+from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +40,7 @@ def keep_the_lock(seconds: float) -> None:
 
 def test_stacks_are_told_once_the_lock_is_let_go(tmp_path: Path) -> None:
     told: list[str] = []
-    stack = LockedStack(tmp_path / "rank0.locked.1", lambda text, _: told.append(text))
+    stack = LockedStack(tmp_path / "rank0.locked.1", lambda text, *_: told.append(text))
     stack.put_off()
     keep_the_lock(0.6)
     assert "keep_the_lock" in (tmp_path / "rank0.locked.1").read_text()
@@ -53,11 +56,30 @@ def test_stacks_are_told_once_the_lock_is_let_go(tmp_path: Path) -> None:
 
 def test_a_process_that_ends_meanwhile_tells_at_its_end(tmp_path: Path) -> None:
     told: list[str] = []
-    stack = LockedStack(tmp_path / "rank0.locked.1", lambda text, _: told.append(text))
+    stack = LockedStack(tmp_path / "rank0.locked.1", lambda text, *_: told.append(text))
     stack.put_off()
     keep_the_lock(0.6)
     stack.close()
     assert len(told) == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("went_on", "told"), [(True, 0), (False, 1)])
+def test_stacks_from_before_the_last_step_are_no_standstill(
+    tmp_path: Path, went_on: bool, told: int
+) -> None:
+    """No thread of the recorder had a core for so long, and the training went on meanwhile."""
+    events: list[str] = []
+    phases = SimpleNamespace(since=time.monotonic(), current=0)
+    training: Any = SimpleNamespace(count=50, light=False, phases=phases, thread=None)
+    looks = MainThreadLooks(
+        training, tmp_path / "rank0", lambda kind, **_: events.append(kind), lambda: None
+    )
+    looks._locked.put_off()
+    keep_the_lock(0.6)
+    if went_on:
+        phases.since = time.monotonic() + 1.0  # whatever the clocks' resolution is
+    looks._locked.close()
+    assert events == ["standstill"] * told
 
 
 def test_nothing_is_written_while_threads_run(tmp_path: Path) -> None:

@@ -516,6 +516,7 @@ def test_an_exception_passes_and_memory_that_runs_out_is_told(tmp_path: Path) ->
             with pytest.raises(torch.OutOfMemoryError):
                 Greedy()(DATA[:4][0])
     assert len(run.events("out_of_memory")) == 2
+    assert ["test_steps.py:" in each.text for each in run.events("out_of_memory_at")] == [True] * 2
 
 
 @pytest.mark.parametrize("error", ["RuntimeError", "MemoryError"])

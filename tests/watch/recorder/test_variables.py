@@ -24,6 +24,7 @@ import torch
 from trainfit.results.runs.watched import FIGURES, GrowingVariable
 from trainfit.watch.recorder.looks import variables
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
+from trainfit.watch.recorder.looks.worker_code import growing, told_by_workers
 from trainfit.watch.recorder.worker_hooks import FetchCode
 
 pytestmark = pytest.mark.skipif(
@@ -487,6 +488,34 @@ def test_a_worker_s_first_look_does_not_put_off_the_next_ones(
     code.dataset = object()
     seen = []
     for tenth in range(1, 300):
+        code.ended(0.1)
         code.look_for_growth(tenth / 10)
         seen.append(len(looked))
     assert seen[0] == 1 and seen[9] == 2 and seen[-1] == 3
+
+
+def test_a_worker_tells_of_what_grows_as_soon_as_that_is_known(tmp_path: Path) -> None:
+    """Next to other programs there are few looks at its lines, and a run is ended by Ctrl-C."""
+
+    class Cached:
+        def __init__(self) -> None:
+            self.ready: dict[int, list[int]] = {}
+
+    stem = tmp_path / "rank0"
+    code = FetchCode(stem)
+    code.dataset = Cached()
+    code.write()
+    assert not told_by_workers(stem)
+    for look in range(30):
+        for number in range(40):
+            code.dataset.ready[40 * look + number] = [0]
+        code.ended(0.1)
+        code.look_for_growth(float(100 * look))
+        code.look_for_growth(float(100 * look) + 50.0)  # a batch needs that long
+        code.write()
+    (grows,) = growing(told_by_workers(stem))
+    assert grows.name.endswith("ready")
+    (path,) = tmp_path.iterdir()
+    path.unlink()
+    code.write()
+    assert not told_by_workers(stem)  # nothing is new

@@ -18,7 +18,7 @@ from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
 from trainfit.watch.measures import ledger, robust_slope
 from trainfit.watch.rules import gpu, growth, memory, ranks, training, uneven_gpus
-from trainfit.watch.rules.host import HOST_MEMORY
+from trainfit.watch.rules.memory import HOST_MEMORY
 from trainfit.watch.view import RunView
 
 GIB = 2**30

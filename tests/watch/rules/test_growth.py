@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers_watch import GIB, LOADER, finding, kinds, run, run_on_cpu, unknown_kinds, watch_screen
+from helpers_watch import (
+    GIB,
+    LOADER,
+    finding,
+    kinds,
+    loader,
+    run,
+    run_on_cpu,
+    unknown_kinds,
+    watch_screen,
+)
 from trainfit.findings.ranking import comes_first
 from trainfit.report.watch import answer
 from trainfit.results.findings import Finding
@@ -341,6 +351,26 @@ def test_what_others_put_there_is_not_the_run_s() -> None:
     assert "shm_growth" not in kinds(judge(shm(0.1 * MIB)))
 
 
+@pytest.mark.parametrize(
+    ("mib", "workers", "told"), [(9, 4, True), (6, 4, False), (9, 2, False), (-1, 4, False)]
+)
+def test_a_small_shm_is_told_of_before_the_batches_fill_it(
+    mib: int, workers: int, told: bool
+) -> None:
+    """Docker's default, of which little is used so far: 4 workers may have 8 batches ready."""
+    record = run(
+        header={"loaders": loader(num_workers=workers, prefetch_factor=2)},
+        machine={"shm_free_bytes": 60 * 2**20, "shm_used_bytes": 4 * 2**20},
+        fetches={"bytes": mib * 2**20 if mib > 0 else -1},
+    )
+    result = judge(record)
+    assert ("shm_near_limit" in kinds(result)) is told
+    if told:
+        found = finding(result, "shm_near_limit")
+        assert "64 MiB" in found.title and found.severity == "warning"
+        assert "81 MiB needed" in found.fix.action
+
+
 def test_temporary_files() -> None:
     record = run(STEPS)
     at = times(record)[::10]
@@ -556,3 +586,48 @@ def test_threads_that_do_not_end_are_counted() -> None:
     assert "thread_growth" not in kinds(judge(record))
     record.processes["threads"][main] = np.linspace(8, 40, count)
     assert "thread_growth" not in kinds(judge(record))
+
+
+# --- Memory that runs out, which the script catches ---------------------------------------------
+
+
+def ran_out(*steps: int) -> list[Event]:
+    told = []
+    for number, step in enumerate(steps):
+        words = "CUDA out of memory. Tried to allocate 20.00 MiB"
+        told.append(Event(10.0 + number, "out_of_memory", step, None, words))
+        told.append(Event(10.0 + number, "out_of_memory_at", step, None, "train.py:41"))
+    return told
+
+
+def test_a_step_that_is_tried_over_and_over_is_told_with_its_line() -> None:
+    result = judge(run(header={"ending": "interrupted"}, events=ran_out(200, 200, 200, 200)))
+    found = result.findings[0]
+    assert (found.kind, found.severity, str(found.place)) == (
+        "memory_retried",
+        "critical",
+        "train.py:41",
+    )
+    assert "each try of step 200: 4 so far" in answer(result)
+    assert "within `except`" in found.cause.lower() and "after it" in found.fix.action
+
+
+def test_steps_that_are_left_out_now_and_then_are_told() -> None:
+    found = finding(judge(run(events=ran_out(20, 60, 90, 120, 150))), "memory_retried")
+    assert found.severity == "warning" and "In 5 of 200 steps" in found.title
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        ran_out(0, 0, 0, 0, 0, 0),  # a search for the batch size, which was found
+        ran_out(3, 9),
+        [
+            *ran_out(200),
+            Event(12.0, "exception", 200, None, "Traceback (most recent call last):\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"),
+        ],
+    ],
+)  # fmt: skip
+def test_few_tries_and_a_run_that_ends_by_it_are_none(events: list[Event]) -> None:
+    assert "memory_retried" not in kinds(judge(run(events=events)))

@@ -188,6 +188,39 @@ def test_a_worker_that_waits_for_a_lock_has_inherited_it() -> None:
     assert "do not inherit locks" in found.fix.action and str(found.place) == "data.py:8"
 
 
+@pytest.mark.parametrize(
+    ("line", "threads", "method", "words"),
+    [
+        ("return (x.sin() @ x.cos()).mean(0)", 4, "fork", "does not survive a fork"),
+        ("return torch.matmul(x, x.T)", 4, "fork", "does not survive a fork"),
+        ("with counters_lock:", 4, "fork", "do not inherit locks"),
+        # A read from a network that stands still, and work that has all threads it asks for.
+        ("head = self.socket.recv(40)", 4, "fork", "the connection sends nothing"),
+        ("return torch.load(self.paths[i])", 1, "fork", "fix what this line waits for"),
+        ("return np.load(self.paths[i])", 1, "fork", "fix what this line waits for"),
+        ("return np.linalg.svd(x)[1]", 1, "fork", "OPENBLAS_NUM_THREADS=1"),
+        ("return (x.sin() @ x.cos()).mean(0)", 1, "fork", "fix what this line waits for"),
+        ("return (x.sin() @ x.cos()).mean(0)", 4, "spawn", "fix what this line waits for"),
+    ],
+)
+def test_workers_without_cpu_time_in_the_first_batch_wait_for_what_their_line_asks(
+    line: str, threads: int, method: str, words: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "data.py"
+    script.write_text(f"import torch, numpy as np\n{line}\n", encoding="utf-8")
+    worker = WORKER.replace("/home/me/data.py", str(script)).replace("line 8", "line 2")
+    event = Event(40.0, "standstill", 0, 20.0, f"{MAIN}\n\n{worker}", {"workers_idle": 1.0})
+    told = {"ending": "interrupted", "worker_threads": {"torch": threads, "openblas": 2}}
+    record = run(0, header=told | {"loaders": loader(start_method=method)}, events=[event])
+    result = judge(record)
+    found = finding(result, "standstill")
+    assert found.severity == "critical" and found is result.findings[0]
+    assert str(found.place) == "data.py:2" and words in found.fix.action
+    assert ("OpenMP" in found.fix.action) is ("survive" in words)
+    deadlocks = "survive" in words or "OPENBLAS" in words
+    assert (", which does not survive a fork" in found.title) is deadlocks
+
+
 def test_a_thread_that_ended_before_is_why_the_main_thread_waits() -> None:
     """A producer of batches: no one else puts anything into the queue."""
     died = Event(20.0, "thread_died", 190, text=OWN)
@@ -381,6 +414,20 @@ def test_a_rank_that_never_came_is_missed_where_the_others_wait() -> None:
     assert finding(result, "rank_missing").title == "1 rank of 2 never began to train: 1"
     going = dataclasses.replace(alone.ranks[0], header=header, events=())
     assert "rank_missing" not in kinds(judge(dataclasses.replace(alone, ranks=(going,))))
+
+
+@pytest.mark.parametrize(
+    ("calls", "told"), [("time.sleep", True), ("torch.distributed.init_process_group", False)]
+)
+def test_where_a_rank_is_that_the_others_wait_for_before_the_first_step(
+    calls: str, told: bool
+) -> None:
+    meets = BARRIER.replace("barrier", "init_process_group")
+    waits = run(0, header={"ending": "running"}, events=[Event(90.0, "standstill", 0, 60.0, meets)])
+    looks = StackLooks(800, (CodeLine("prepare.py:3", 800, (), calls),))
+    late = run(0, header={"ending": "running", "start_code": looks})
+    found = finding(judge(ranks(waits, late)), "standstill")
+    assert ("rank 1 was at prepare.py:3" in found.title) is told
 
 
 def test_a_worker_that_died_while_the_script_went_on() -> None:

@@ -76,6 +76,7 @@ def _merged(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (*sizes[:-2], sizes[-2] * sizes[-1]) if len(sizes) > 2 else sizes
 
 
+@np.errstate(all="ignore")  # numbers that are not finite would be warned of, in the script's name
 def lies_by_pixels(images: torch.Tensor) -> tuple[float, float] | None:
     """The differences of neighbouring numbers and of every third ones, on average, in a batch of
     images (N, 3, H, W) on the CPU whose memory has the three colours of a pixel next to each other;

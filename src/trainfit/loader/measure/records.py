@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import importlib
 import math
 import os
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.core_speed import CoreSpeed
 from trainfit.results.dataloader import LoaderSettings
+from trainfit.simgpu.patching import CollectionTimes, PatchSet
 
 #: Columns of a worker's record of one batch.
 BEGAN, WALL, CPU, PROCESS_CPU, CORE, COLLECTED = range(6)
@@ -109,18 +109,15 @@ class _Collections:
     """Adds up what Python's garbage collection takes this process, in seconds of CPU time."""
 
     def __init__(self) -> None:
-        self.seconds = self._began = 0.0
-        gc.callbacks.append(self._note)
+        self._patches, self._times = PatchSet(), CollectionTimes()
+        self._patches.see_collections(time.thread_time, self._times.starts, self._times.stops)
+
+    def take(self) -> float:
+        """What those since the last such look have taken."""
+        return self._times.take()
 
     def stop(self) -> None:
-        with contextlib.suppress(ValueError):  # the data set's code emptied the list
-            gc.callbacks.remove(self._note)
-
-    def _note(self, phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            self._began = time.thread_time()
-        else:
-            self.seconds += time.thread_time() - self._began
+        self._patches.restore()
 
 
 def collected(records: Records) -> Records:
@@ -144,7 +141,8 @@ def time_fetches(records: Any) -> Callable[[], None]:
     def timed(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         def fetch(self: Any, indices: Any) -> Any:
             nonlocal count
-            core, before = core_now(), collections.seconds
+            core = core_now()
+            collections.take()
             began, cpu = time.monotonic(), time.process_time()
             batch = original(self, indices)
             if count < len(records):
@@ -152,7 +150,7 @@ def time_fetches(records: Any) -> Callable[[], None]:
                 # The wall time last: a record with one is whole.
                 records[count, BEGAN], records[count, CPU] = began, spent - cpu
                 records[count, PROCESS_CPU] = cpu
-                records[count, COLLECTED] = collections.seconds - before
+                records[count, COLLECTED] = collections.take()
                 records[count, CORE] = core if core_now() == core else -1
                 records[count, WALL] = max(now - began, 1e-9)
                 count += 1

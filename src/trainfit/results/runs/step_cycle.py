@@ -67,8 +67,13 @@ class _Used:
     def is_rest(self, passes: int) -> bool:
         """Is its step the rest of its last one, of other parameters and without a pass in between?
         DeepSpeed's ZeRO steps once for each of its groups of parameters."""
-        groups = getattr(self.optimizer(), "param_groups", ())
-        part = next((id(each) for group in groups for each in group["params"]), 0)
+        part = 0
+        for group in getattr(self.optimizer(), "param_groups", ()):
+            for each in group["params"]:
+                part = id(each)
+                break
+            if part:
+                break
         if self.passes != passes or part in self.parts:
             self.passes, self.parts = passes, {part}
             return False
@@ -167,7 +172,7 @@ class StepCycle:
         if not self._running or self._running[-1][0] != id(optimizer):
             return False
         self._running.pop()
-        return not self._running and id(optimizer) not in self._ignored
+        return not (self._running or (self._ignored and id(optimizer) in self._ignored))
 
     def zeroed(self) -> int:
         """zero_grad() is called before any optimizer has stepped; how often it has dropped the
@@ -195,7 +200,8 @@ class StepCycle:
         if used.is_rest(self._passes_of_all):
             return False
         used.times += 1
-        self._waiting.pop(key, None)
+        if self._waiting:
+            self._waiting.pop(key, None)
         if self._waiting:
             self._give_up(used.times)
         if self._waiting or (self._unseen and self._expects()):

@@ -384,7 +384,8 @@ NO_VALUES: Final[Mapping[str, float]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory",
+    """Something that happened once: "epoch", "evaluation", "checkpoint", "out_of_memory"
+    (and "out_of_memory_at" which line),
     "exception", "thread_died" (one of the script's, by an error), "worker_died", "worker_stack" (in
     which one ended), "worker_hangs" (in which one stands at the end), "skipped_step", "compiled"
     (by torch.compile), "restart" (a second training in one script), "program" (PID and line of one

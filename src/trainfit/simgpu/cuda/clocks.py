@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import inspect
 import os
 import subprocess
@@ -21,7 +20,7 @@ import numpy as np
 
 from trainfit.hardware import GpuSpec
 from trainfit.simgpu.device.recorder import RecordingBuilder
-from trainfit.simgpu.patching import PatchSet, in_child
+from trainfit.simgpu.patching import CollectionTimes, PatchSet, in_child
 
 #: Seconds that a kernel takes at least; an order of magnitude, not a measurement.
 LAUNCH_SECONDS = 5e-6
@@ -273,7 +272,8 @@ class ScriptTime:
         self._clock, self._in_framework, self._real = clock, in_framework, real
         self._waits = core_waits() if waits is None else waits
         self._mark = self._waits.mark()
-        self._collecting_since = 0.0
+        #: What Python took to look for garbage: mostly among what the simulation keeps.
+        self._collections, self._seen = CollectionTimes(), PatchSet()
         self._simulating = self._looked = False
         #: The thread that runs the simulator.
         self._inside = 0
@@ -291,6 +291,8 @@ class ScriptTime:
         with self._lock:  # of a thread that looks at the time, and reads what was recorded
             self._simulating, self._inside = True, threading.get_ident()
         passed = self._real() - self._left
+        if self._collections.stops:
+            passed -= self._collections.take()
         if self._looked or (passed >= OWN_WORK_S and not self._in_framework()):
             own = self._own(passed)
             if self._looked or own >= OWN_WORK_S:
@@ -305,6 +307,8 @@ class ScriptTime:
 
     def leave(self) -> None:
         """Back to the script."""
+        if self._collections.stops:
+            self._collections.take()  # the simulator's, whose time is none of the script's
         self._left, self._mark = self._real(), self._waits.mark()
         self._simulating = False
 
@@ -336,6 +340,8 @@ class ScriptTime:
         with self._lock:
             if self._simulating and self._inside != threading.get_ident():
                 return self._shown_s  # what another thread records is not whole yet
+            if not self._simulating:
+                self.leave_out(self._collections.take())
             began = self._real()
             # Also in the simulator, where callbacks of the script may poll the time.
             own = self._own(began - self._left)
@@ -355,7 +361,7 @@ class ScriptTime:
         for owner, name in ((timeit, "timeit"), (timeit, "repeat"), (timeit.Timer, "__init__")):
             patches.set(owner, name, _with_timer(vars(owner)[name], timer))
         self._waits.install(patches)
-        gc.callbacks.append(self._collect)
+        self._seen.see_collections(self._real, self._collections.starts, self._collections.stops)
         in_child(self.stop)
         self._left, self._mark = self._real(), self._waits.mark()
         self.runs = True
@@ -364,15 +370,7 @@ class ScriptTime:
         """Whoever kept one of the functions has the machine's time from now on; as have children
         that are forked."""
         self.runs = False
-        with contextlib.suppress(ValueError):
-            gc.callbacks.remove(self._collect)
-
-    def _collect(self, phase: str, _: Any) -> None:
-        """Python looks for garbage: mostly among what the simulation keeps."""
-        if phase == "start":
-            self._collecting_since = self._real()
-        elif not self._simulating:
-            self.leave_out(self._real() - self._collecting_since)
+        self._seen.restore()
 
 
 class _ShownClock:

@@ -102,8 +102,11 @@ def _to(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @in_place_of(original)
     def to(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        where = kwargs.get("device", kwargs.get("other", args[0] if args else None))
-        if where is None or isinstance(where, torch.dtype):
+        # PyTorch's own optimizers call it some times in a step: what costs no call comes first.
+        where = args[0] if args else None
+        if kwargs:
+            where = kwargs.get("device", kwargs.get("other", where))
+        if where is None or type(where) is torch.dtype:
             return original(self, *args, **kwargs)
         if not self.is_cuda:
             function = copying if _is_cuda(where) and self.device.type == "cpu" else original
@@ -161,12 +164,12 @@ def _copying(host: Host, original: Callable[..., Any], source: int = 0) -> Calla
 
 
 def _is_cuda(where: Any) -> bool:
+    if isinstance(where, torch.device):
+        return where.type == "cuda"
     if isinstance(where, str):
         return where.startswith("cuda")
     if isinstance(where, torch.Tensor):
         return where.is_cuda
-    if isinstance(where, torch.device):
-        return where.type == "cuda"
     return isinstance(where, int)
 
 

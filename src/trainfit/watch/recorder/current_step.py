@@ -57,14 +57,16 @@ class Budget:
     def __init__(self) -> None:
         self._costs: collections.deque[float] = collections.deque(maxlen=_REMEMBERED)
         self._seen = 0
-        self._due = self._usual = 0.0
+        self._usual = 0.0
+        self.due = 0.0
+        """When a step is recorded in detail next."""
         self._draw = 1
         self.spent_s = 0.0
         self.light = 0
 
     def is_light(self, now: float) -> bool:
         """Shall the step that begins at ``now`` be recorded lightly?"""
-        return now < self._due
+        return now < self.due
 
     def looked(self, began: float, cost_s: float) -> None:
         """A step in detail ended that had begun at ``began``, and recording it took so long."""
@@ -73,12 +75,12 @@ class Budget:
         self._usual = statistics.median(self._costs)
         self.spent_s += min(cost_s, _LOST_CORE * self._usual)
         if self._seen >= FIRST:
-            self._due = began + self._usual / SHARE * self._random()
+            self.due = began + self._usual / SHARE * self._random()
 
     def looked_lightly(self, cost_s: float) -> None:
         """A light step ended."""
         self.light += 1
-        self.spent_s += min(cost_s, self._usual)
+        self.spent_s += cost_s if cost_s < self._usual else self._usual
 
     def share(self, seconds: float) -> float | None:
         """The share of the training's ``seconds`` that recording has cost; ``None``: there was
@@ -116,7 +118,8 @@ class CurrentStep:
         self.device: Device | None = None
         self.count = 0
         """Rows so far."""
-        self._thread = threading.main_thread().ident
+        self.thread = threading.main_thread().ident
+        """The thread that trains."""
         self.trains = False
         """Was there a backward pass or an optimizer's step?"""
         self._started: float | None = None
@@ -153,12 +156,7 @@ class CurrentStep:
     @property
     def mine(self) -> bool:
         """Is this the thread that trains?"""
-        return threading.get_ident() == self._thread
-
-    @property
-    def thread(self) -> int | None:
-        """The thread that trains."""
-        return self._thread
+        return threading.get_ident() == self.thread
 
     @property
     def now(self) -> float:
@@ -283,11 +281,12 @@ class CurrentStep:
         self.phases.since = self._started = now
         cost_s = self.cost_s
         counts.begin(ahead or [])
-        numbers.begin()
+        if numbers.loss is not None or numbers.loss_is_scaled or numbers.scale == numbers.scale:
+            numbers.begin()
         self.models.begin()
         self._backwards = 0
         self._waited = self.cost_s = 0.0
-        if not self.budget.is_light(now):  # the next one is recorded in detail
+        if now >= self.budget.due:  # the next one is recorded in detail
             self.light = False
             self._cpu = self._cpu_clock()
             if self.device is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable
@@ -22,6 +23,7 @@ _DIED: Final = re.compile(r"DataLoader worker \(pid(\(s\))? [0-9, ]+\) (exited|i
 #: Where an iterator keeps what is known of its loader.
 _OWN: Final = "_trainfit_watch"
 _clock = time.perf_counter
+_this_thread = threading.get_ident
 
 
 class _Iteration:
@@ -137,7 +139,7 @@ class LoaderHooks:
             iteration = began = ready = None
             steps = host.steps
             try:
-                if host.live and steps.mine:
+                if host.live and _this_thread() == steps.thread:
                     began = _clock()
                     iteration = getattr(batches, _OWN, None)
                     if not (steps.light and iteration is not None and iteration.goes_on):

@@ -161,8 +161,9 @@ class Recorder:
         """Hook PyTorch, which has been imported; ``late``: other libraries may have been, too."""
         self.live = True
         if not late:
+            steps = self.steps
             self._start = StartLooks(
-                lambda: self.steps.count > 0, lambda: self.steps.cycle.has_optimizer, self._stands
+                lambda: steps.count > 0, lambda: steps.cycle.has_optimizer, self._stands, self._hang
             )
             self._start.start()
         if late:
@@ -177,7 +178,7 @@ class Recorder:
         fetches = worker_hooks.FetchHooks(self)
         training_hooks.install(self, self._patches)
         training_hooks.install_saving(self, self._patches, loaders.watch_torchdata)
-        learning_hooks.install(lambda: self._learning, self._patches)
+        learning_hooks.install(self._learning, self._patches)
         training_hooks.watch_until_a_step(self, self._patches)
         if self.place.measures_noise:
             self._patches.hook(torch, "save", self._without_noise)
@@ -352,13 +353,17 @@ class Recorder:
         """See :class:`step_recorder.Sink`."""
         self._write_header()
 
-    def _stands(self, seconds: float, stacks: str) -> None:
-        """No step was made yet, and the main thread stands still."""
+    def _hang(self) -> Mapping[int, str]:
+        return {} if self._files is None else worker_hooks.hanging_by_pid(self._files.stem)
+
+    def _stands(self, seconds: float, stacks: str, workers: bool) -> None:
+        """No step was made yet, and the main thread stands still; so do the ``workers``, or not."""
         if self.live and self._files is None:
             self._claim()
         if self.live:
             text = f"pid {self.pid}\n\n{stacks}"
-            self.event("standstill", seconds=seconds, text=text[:_LONGEST_TRACEBACK])
+            values = {"workers_idle": float(workers)}
+            self.event("standstill", seconds=seconds, text=text[:_LONGEST_TRACEBACK], values=values)
 
     def note_loader(self, loader: LoaderRecord) -> None:
         """See :class:`patches.guard.Host`."""
@@ -454,6 +459,7 @@ class Recorder:
             self._last_error = error
             with contextlib.suppress(Exception):
                 self.event("out_of_memory", text=str(error)[:_LONGEST_TRACEBACK])
+                self.event("out_of_memory_at", text=script_place())
                 self._save_memory(error)
 
     def _save_memory(self, error: BaseException) -> None:

@@ -182,7 +182,7 @@ class StepRecorder(CurrentStep):
     def _note_training(self) -> None:
         if not self.trains:
             self.trains = True
-            self._thread = threading.get_ident()
+            self.thread = threading.get_ident()
             self._sink.training()
         if self._loader is not None and self._loader.role != "training":
             self._loader.role = "training"
@@ -197,7 +197,8 @@ class StepRecorder(CurrentStep):
     def enter_optimizer(self, optimizer: Any, frame: FrameType) -> None:
         """An optimizer's ``step`` begins, in ``frame``."""
         self.cycle.enter(optimizer, frame)
-        self._leave_steps(self.cycle.depth - 1)  # that were left by an exception
+        if self._stepping:
+            self._leave_steps(self.cycle.depth - 1)  # that were left by an exception
         if self.light and not self._stepping and getattr(optimizer, "found_inf", None) is None:
             self._stepping.append(ph.NOT_ENTERED)
             return
@@ -214,7 +215,10 @@ class StepRecorder(CurrentStep):
         self.optimizer_steps += 1
         if self.optimizer_steps == 1:
             self._sink.stepped()
-        self._leave_steps(self.cycle.depth)
+        if self.light and outermost:
+            self._stepping.clear()  # no phase was entered
+        else:
+            self._leave_steps(self.cycle.depth)
         if outermost and self._ends_step(optimizer):
             if self.light:
                 self._commit_lightly()

@@ -8,6 +8,7 @@ import gc
 import inspect
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -30,8 +31,10 @@ from trainfit.torch_private.needed import WORKER_LOOP
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
 from trainfit.watch.recorder.job import script_place
+from trainfit.watch.recorder.step_recorder import LIGHT_BACKWARD
 
 _clock = time.perf_counter
+_this_thread = threading.get_ident
 _is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
@@ -77,13 +80,14 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
         entered = count = None
         steps = host.steps
         try:
-            if host.live and steps.mine:
-                began = _clock()
+            if host.live and _this_thread() == steps.thread:
+                began = 0.0 if steps.light else _clock()
                 entered = steps.enter_root(module, args or tuple(kwargs.values()))
                 if not steps.light:
                     if entered is not None:
                         count = host.count_flops(module)
-                    steps.cost_s += _clock() - began
+                    if began:
+                        steps.cost_s += _clock() - began
         except Exception as error:
             host.failed("forward", error)
         if entered is None:
@@ -160,7 +164,7 @@ def _in_pass(
     steps = host.steps
     try:
         # The first pass tells which thread trains.
-        if host.live and (steps.mine or not steps.trains):
+        if host.live and (_this_thread() == steps.thread or not steps.trains):
             began = _clock()
             token = steps.enter_backward(roots)
             steps.cost_s += _clock() - began
@@ -173,7 +177,9 @@ def _in_pass(
         raise
     finally:
         try:
-            if token != ph.NOT_ENTERED:
+            if token == LIGHT_BACKWARD:
+                steps.leave_backward(token)
+            elif token != ph.NOT_ENTERED:
                 began = _clock()
                 steps.leave_backward(token)
                 steps.cost_s += _clock() - began
@@ -185,7 +191,7 @@ def _hook_optimizers(host: Host, patches: PatchSet) -> None:
     def before(optimizer: Any, *_: Any) -> None:
         steps = host.steps
         try:
-            if host.live and (steps.mine or not steps.trains):
+            if host.live and (_this_thread() == steps.thread or not steps.trains):
                 began = _clock()
                 steps.enter_optimizer(optimizer, sys._getframe(1))
                 steps.cost_s += _clock() - began
@@ -194,7 +200,7 @@ def _hook_optimizers(host: Host, patches: PatchSet) -> None:
 
     def after(optimizer: Any, *_: Any) -> None:
         try:
-            if host.live and host.steps.mine:
+            if host.live and _this_thread() == host.steps.thread:
                 host.steps.leave_optimizer(optimizer)
         except Exception as error:
             host.failed("optimizer", error)

@@ -258,6 +258,18 @@ def deaths(stem: Path) -> Iterator[str]:
     yield from _texts(stem, "died")
 
 
+def hanging_by_pid(stem: Path) -> dict[int, str]:
+    """The stacks that workers of a rank hang in, by their PIDs."""
+    paths = sorted(stem.parent.glob(f"{stem.name}.stack.*"))
+    found = {int(each.suffix[1:]): each for each in paths if each.suffix[1:].isdecimal()}
+    texts = {}
+    for pid, path in found.items():
+        with contextlib.suppress(OSError):
+            if text := path.read_text(encoding="utf-8", errors="replace"):
+                texts[pid] = text
+    return texts
+
+
 def hanging(stem: Path) -> Iterator[str]:
     """The stacks that workers of a rank hang in."""
     yield from _texts(stem, "stack")
@@ -295,14 +307,18 @@ class FetchCode:
         self._made = 0
         self._variables = VariableLooks()
         self._growth_due = 0.0
+        self._grows = self._told_growth = 0
+        self._looked_at = -1
 
     def look_for_growth(self, now: float) -> None:
         """Look at what the data set keeps, where that has come to its turn."""
-        if self.dataset is None or now < self._growth_due:
-            return
+        if self.dataset is None or now < self._growth_due or self._made == self._looked_at:
+            return  # what has not grown without a batch may still be one that grows
+        self._looked_at = self._made
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
             self._variables.look_at(self._made, parts_of(self.dataset))
+            self._grows = self._variables.grows
         # The first look reads what later ones know: which modules are the script's.
         cost = time.thread_time() - began if self._growth_due else 0.0
         self._growth_due = now + max(_GROWTH_S, cost / _MOST_TIME)
@@ -346,10 +362,11 @@ class FetchCode:
         is_new = self.first is not None and (self.first.is_over or whole)
         if is_new and self.first is not None:
             self._first, self.first = self.first.found, None
-        is_new = is_new or len(self.bad.found) > self._told_bad
+        is_new = is_new or len(self.bad.found) > self._told_bad or self._grows != self._told_growth
         if not is_new and (not looks or (looks < self._told and not whole)):
             return
         self._told, self._told_bad = int(1.5 * looks), len(self.bad.found)
+        self._told_growth = self._grows
         with contextlib.suppress(OSError):
             found = WorkerCode(
                 self._counts.summary(),
@@ -375,6 +392,7 @@ class FetchHooks:
         self._collate_s = 0.0
         self._samples = -1
         self._threads_at = ""
+        self._times_collation = True
         self.kept = KeptBatches()
         """Of the training process, where it makes them itself."""
 
@@ -423,6 +441,7 @@ class FetchHooks:
             ring, began, cpu = None, 0.0, _NAN
             try:
                 ring = self._ring(fetcher)
+                self._times_collation = ring is not None
                 if ring is not None:
                     self._time_collation(fetcher)
                     began = time.monotonic()
@@ -486,6 +505,8 @@ class FetchHooks:
             return
 
         def timed(samples: Any) -> Any:
+            if not self._times_collation:
+                return collate(samples)
             began = time.monotonic()
             if fetcher.auto_collation and isinstance(samples, list | tuple):
                 self._samples = len(samples)

@@ -13,11 +13,8 @@ from trainfit.findings import fixes
 from trainfit.findings.threads import call_of, set_at, variable_of
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import RunHeader
-from trainfit.results.text import GIB, size
 from trainfit.results.watch import OTHERS_CORES, USABLE_CORES
 from trainfit.watch import checks, thresholds
-from trainfit.watch.checks import loader_settings
-from trainfit.watch.measures import host_memory
 from trainfit.watch.rules import main_thread, training
 from trainfit.watch.rules.code_lines import costliest, has_own_threads
 from trainfit.watch.rules.core_waits import CoreWaits
@@ -490,73 +487,6 @@ def _action(settings: Mapping[str, str], line: str) -> str:
 
 THREAD_OVERSUBSCRIPTION: Final = Rule(
     (_THREAD_OVERSUBSCRIPTION_KIND,), _find_thread_oversubscription, each_rank=True
-)
-
-
-# ---
-# RAM and /dev/shm that are nearly used up.
-
-
-def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
-    """Findings on the RAM of the judged rank's machine, at the worst moment."""
-    view = run.judged
-    if not len(view.steps):
-        return
-    machine, ram = view.machine, view.header.ram_bytes
-    left = known(machine["ram_available_bytes"])
-    if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
-        yield _short_of_ram(view, float(left.min()), ram)
-    free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
-    if len(free) and len(used):
-        whole = float(free[-1] + used[-1])
-        if whole and free.min() < thresholds.SHM_LEFT * whole:
-            yield Finding(
-                "shm_near_limit",
-                "critical",
-                "/dev/shm is nearly full",
-                (
-                    Evidence("least free", float(free.min()) / GIB, "GiB"),
-                    Evidence("of", whole / GIB, "GiB"),
-                ),
-                "batches of workers wait there for the main process",
-                (Fix(fixes.shm(loader_settings(view.header), None)),),
-                "certain",
-            )
-
-
-#: Of the RAM that is used, the run's own from which it is the one to change.
-_OWN_RAM: Final = 0.25
-
-
-def _short_of_ram(view: RankView, left: float, ram: int) -> Finding:
-    """The finding on a machine with ``left`` bytes of ``ram`` free, by the run or by other
-    programs."""
-    held = host_memory(view)
-    own = sum(each.private_bytes + each.shared_bytes for each in held)
-    evidence = (Evidence("least available", left / GIB, "GiB"), Evidence("of", ram / GIB, "GiB"))
-    settings, by_others = loader_settings(view.header), ""
-    action = fixes.memory(settings)
-    if not settings:
-        action = (
-            "hold less of the data set in memory (np.memmap, files read as needed), or more memory"
-        )
-    if held and own < _OWN_RAM * (ram - left):
-        by_others = f": other programs hold most of it, the run {size(own)}"
-        action = "stop other programs, or wait for them (`ps aux --sort=-rss | head` lists them)"
-    return Finding(
-        "ram_near_limit",
-        "warning" if by_others else "critical",
-        f"RAM is nearly used up{by_others}",
-        evidence,
-        "when RAM runs out, the kernel kills a process, usually "
-        f"{'the largest one' if by_others else 'a DataLoader worker'}",
-        (Fix(action),),
-        "certain",
-    )
-
-
-HOST_MEMORY: Final = Rule(
-    ("ram_near_limit", "shm_near_limit"), _find_short_host_memory, each_rank=True
 )
 
 

@@ -1,4 +1,4 @@
-"""A GPU's memory that runs short or grows."""
+"""Memory that runs short or grows: a GPU's, and the machine's RAM and /dev/shm that run short."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Final
 
 import numpy as np
 
+from trainfit.findings import fixes
 from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
-from trainfit.results.text import GIB, MIB, size
+from trainfit.results.runs.watched import Event
+from trainfit.results.text import GIB, MIB, short, size
 from trainfit.watch import thresholds
-from trainfit.watch.measures import growth_per_step, ledger, peak_share
+from trainfit.watch.checks import loader_settings
+from trainfit.watch.measures import growth_per_step, host_memory, ledger, peak_share
 from trainfit.watch.rules.growth import keeps, kept_tensors, what_keeps
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.view import RankView, RunView, known
@@ -169,4 +172,167 @@ def _find_reserved_memory(run: RunView) -> Iterator[Finding | Unknown]:
 RESERVED: Final = Rule(("reserved_above_allocated",), _find_reserved_memory, each_rank=True)
 
 
-RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH)
+# ---
+# RAM and /dev/shm that are nearly used up.
+
+
+def _find_short_host_memory(run: RunView) -> Iterator[Finding]:
+    """Findings on the RAM of the judged rank's machine, at the worst moment."""
+    view = run.judged
+    if not len(view.steps):
+        return
+    machine, ram = view.machine, view.header.ram_bytes
+    left = known(machine["ram_available_bytes"])
+    if ram and len(left) and left.min() < thresholds.RAM_LEFT * ram:
+        yield _short_of_ram(view, float(left.min()), ram)
+    free, used = known(machine["shm_free_bytes"]), known(machine["shm_used_bytes"])
+    if len(free) and len(used):
+        whole = float(free[-1] + used[-1])
+        if whole and free.min() < thresholds.SHM_LEFT * whole:
+            yield Finding(
+                "shm_near_limit",
+                "critical",
+                "/dev/shm is nearly full",
+                (
+                    Evidence("least free", float(free.min()) / GIB, "GiB"),
+                    Evidence("of", whole / GIB, "GiB"),
+                ),
+                "batches of workers wait there for the main process",
+                (Fix(fixes.shm(loader_settings(view.header), None)),),
+                "certain",
+            )
+        elif whole:
+            yield from _small_shm(view, whole)
+
+
+def _small_shm(view: RankView, whole: float) -> Iterator[Finding]:
+    """The finding on a /dev/shm of ``whole`` bytes that cannot hold the batches that workers may
+    have ready: those that were asked for, and the one that is used. That comes about where the
+    training is slow for once (an evaluation, a checkpoint), and ends the run."""
+    settings, fetches = loader_settings(view.header), view.record.fetches
+    made = fetches["bytes"][fetches["worker"] >= 0]
+    largest = float(made.max(initial=0))
+    if settings is None or largest <= 0:
+        return
+    many = settings.num_workers * settings.prefetch_factor + 1
+    if many * largest > (1 - thresholds.SHM_LEFT) * whole:
+        yield Finding(
+            "shm_near_limit",
+            "warning",
+            f"/dev/shm is too small for the batches that workers may have ready: {size(whole)}",
+            (
+                Evidence("largest batch", largest / MIB, "MiB"),
+                Evidence("batches at most", float(many)),
+                Evidence("they need", many * largest / MIB, "MiB"),
+                Evidence("size of /dev/shm", whole / MIB, "MiB"),
+            ),
+            "batches of workers wait there for the main process; where the training is slow for "
+            "once they are all there, and a worker ends with a bus error (Docker's default is "
+            "64 MiB)",
+            (Fix(fixes.shm(settings, int(many * largest))),),
+            "likely",
+        )
+
+
+#: Of the RAM that is used, the run's own from which it is the one to change.
+_OWN_RAM: Final = 0.25
+
+
+def _short_of_ram(view: RankView, left: float, ram: int) -> Finding:
+    """The finding on a machine with ``left`` bytes of ``ram`` free, by the run or by other
+    programs."""
+    held = host_memory(view)
+    own = sum(each.private_bytes + each.shared_bytes for each in held)
+    evidence = (Evidence("least available", left / GIB, "GiB"), Evidence("of", ram / GIB, "GiB"))
+    settings, by_others = loader_settings(view.header), ""
+    action = fixes.memory(settings)
+    if not settings:
+        action = (
+            "hold less of the data set in memory (np.memmap, files read as needed), or more memory"
+        )
+    if held and own < _OWN_RAM * (ram - left):
+        by_others = f": other programs hold most of it, the run {size(own)}"
+        action = "stop other programs, or wait for them (`ps aux --sort=-rss | head` lists them)"
+    return Finding(
+        "ram_near_limit",
+        "warning" if by_others else "critical",
+        f"RAM is nearly used up{by_others}",
+        evidence,
+        "when RAM runs out, the kernel kills a process, usually "
+        f"{'the largest one' if by_others else 'a DataLoader worker'}",
+        (Fix(action),),
+        "certain",
+    )
+
+
+HOST_MEMORY: Final = Rule(
+    ("ram_near_limit", "shm_near_limit"), _find_short_host_memory, each_rank=True
+)
+
+
+# ---
+# Memory that runs out, which the script catches.
+
+
+#: Tries of one step, all of which memory ran out in, from which none gets through: who looks for
+#: a batch size tries a few.
+_TRIES: Final = 4
+#: Steps that memory ran out in, and their share of all, from which the run goes on so.
+_STEPS_LOST: Final = 3
+_SHARE_LOST: Final = 0.02
+
+
+def _find_retries(run: RunView) -> Iterator[Finding]:
+    """The finding on errors of memory that the script catches: it tries one step over and over, or
+    goes on losing some. A few tries before the training are a search for a batch size."""
+    for view in run.ranks:
+        events = view.record.events
+        full = [each for each in events if each.kind == "out_of_memory"]
+        if not full or _ends_by(view, full[-1]):
+            continue
+        at = next((e.text for e in reversed(events) if e.kind == "out_of_memory_at"), "")
+        done = int(view.record.steps["step"].max(initial=-1)) + 1
+        tries = sum(each.step == full[-1].step for each in full)
+        lost = {each.step for each in full}
+        more = (
+            f"in {len(lost)} of {done} steps memory runs out, and the script goes on without them"
+        )
+        if tries >= _TRIES and full[-1].step >= done:
+            title = f"Memory runs out in each try of step {full[-1].step}: {tries} so far"
+        elif len(lost) >= _STEPS_LOST and len(lost) >= _SHARE_LOST * done and min(lost) < done - 1:
+            title = more[0].upper() + more[1:]
+        else:
+            continue
+        yield Finding(
+            "memory_retried",
+            "critical" if tries >= _TRIES and full[-1].step >= done else "warning",
+            title,
+            (
+                Evidence("times that memory ran out", float(len(full))),
+                Evidence("the last time", short(full[-1].text.splitlines()[0], 160)),
+            ),
+            "The script catches the error. Within `except`, the exception keeps the functions that "
+            "it came through, and with them all tensors of the failed try; and a try with the same "
+            "batch needs the same memory",
+            (
+                Fix(
+                    "a smaller batch in the next try (half of it, and twice the accumulation); set "
+                    "a flag in `except`, and drop the tensors, torch.cuda.empty_cache() and try "
+                    "after it, when the exception is gone"
+                ),
+            ),
+            "certain",
+            place=Place.parse(at),
+            rank=view.rank,
+            last_step=full[-1].step,
+        )
+
+
+def _ends_by(view: RankView, full: Event) -> bool:
+    """Did this error end the process? It is told by what ended it, then."""
+    ends = [each for each in view.record.events if each.kind == "exception"]
+    return any(full.text.strip()[:200] in each.text for each in ends)
+
+
+RETRIES: Final = Rule(("memory_retried",), _find_retries)
+RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH, RETRIES)

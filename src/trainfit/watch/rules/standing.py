@@ -10,7 +10,7 @@ from typing import Final
 
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.fixes import HANGS
-from trainfit.findings.hangs import FORK_UNSAFE, explain
+from trainfit.findings.hangs import FORK_UNSAFE, Hang, explain
 from trainfit.findings.source_code import short_file
 from trainfit.findings.tracebacks import ThreadStack, exception_in, parse, parse_stacks
 from trainfit.findings.training.misuse import of_kind
@@ -22,6 +22,7 @@ from trainfit.watch.checks import loader_settings
 from trainfit.watch.rules import ending
 from trainfit.watch.rules.growth import PROCESSES
 from trainfit.watch.rules.rule import Rule
+from trainfit.watch.rules.start import held_up_at
 from trainfit.watch.thresholds import NOTICEABLE
 from trainfit.watch.view import RankView, RunView, known, median
 
@@ -159,6 +160,8 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
         if is_over
         else _of_pause(first)
     )
+    if first.waits_for_ranks and first.event.step <= 0:
+        title += held_up_at(run, first.view)
     usual = median(first.view.steps["step_s"])
     evidence = [] if usual is None else [Evidence("usual step", usual, "s")]
     evidence.append(Evidence("steps so far", float(first.event.step)))
@@ -291,6 +294,9 @@ def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
         title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
     died = _died_before(still)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
+    hang = _hang(still)
+    if hang is not None and hang.kind == "deadlock" and hang.library:
+        title += f", inside {hang.library}, which does not survive a fork"
     return title, *_cause_and_fix(still), where
 
 
@@ -423,15 +429,26 @@ def _stack(thread: ThreadStack) -> str:
     return " < ".join(calls)
 
 
+def _hang(still: _Still) -> Hang | None:
+    """What a DataLoader does whose workers the main thread waits for."""
+    settings, main = loader_settings(still.view.header), still.main
+    if settings is None or main is None or main.role != "iterating":
+        return None
+    longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
+    seen = FailureContext(
+        silent_s=still.seconds,
+        longest_s=longest,
+        idle=bool(still.event.values.get("workers_idle")),
+        threads=still.view.header.worker_threads.get("torch"),
+    )
+    return explain(still.event.text, settings, seen)
+
+
 def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
-    settings = loader_settings(still.view.header)
-    main = still.main
-    if settings is not None and main is not None and main.role == "iterating":
-        longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
-        seen = FailureContext(silent_s=still.seconds, longest_s=longest, started=None)
-        hang = explain(still.event.text, settings, seen)
-        usual = HANGS[hang.kind] if hang.kind == "deadlock" else "fix what this line waits for"
-        action = FORK_UNSAFE.get(hang.library, usual)
+    if (hang := _hang(still)) is not None:
+        first = next(iter(_busy(still)), None)
+        usual = HANGS[hang.kind] if hang.kind == "deadlock" else _end_of_wait(first)
+        action = FORK_UNSAFE.get(hang.library, usual or "fix what this line waits for")
         return (
             f"{hang.summary}: {hang.evidence}",
             Fix(f"{action}; DataLoader(timeout=60) makes such a wait an error"),
@@ -477,10 +494,14 @@ def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
                 "full queue, a lock): wait(timeout=60) and get(timeout=60) make such waits errors"
             ),
         )
-    frame = next(iter(_busy(still)), None)
-    code = frame.where.code if frame is not None and frame.where is not None else ""
-    fix = next((fix for said, fix in _WAITS if said.search(code)), "fix what it waits for")
+    fix = _end_of_wait(next(iter(_busy(still)), None)) or "fix what it waits for"
     return ("The main thread has been in this call since then", Fix(fix))
+
+
+def _end_of_wait(thread: ThreadStack | None) -> str:
+    """What ends the wait at the line of the script that a thread is at; empty: not known."""
+    code = thread.where.code if thread is not None and thread.where is not None else ""
+    return next((fix for said, fix in _WAITS if said.search(code)), "")
 
 
 #: A thread that nobody ends.
@@ -500,6 +521,13 @@ _WAITS: Final = (
         "a process of a multiprocessing.Pool that was killed, or crashed, is replaced, and nobody "
         "does what it had to do: concurrent.futures.ProcessPoolExecutor raises BrokenProcessPool "
         "then; imap(…).next(timeout=60) and get(timeout=60) make such a wait an error",
+    ),
+    (
+        re.compile(
+            r"\.(?:recv|recv_into|recvfrom|getresponse)\s*\(\s*[^)\s]|\burlopen\b|\brequests\."
+        ),
+        "the other end of the connection sends nothing: a timeout (settimeout(60) of a socket, "
+        "timeout=60 of a call) makes such a wait an error, after which it can connect again",
     ),
     (
         re.compile(r"\.put\s*\("),

@@ -126,6 +126,23 @@ def _find_late_start(run: RunView) -> Iterator[Finding | Unknown]:
     )
 
 
+#: What ranks meet in.
+_MEETS: Final = re.compile(r"init_process_group|torch\.distributed\.")
+
+
+def held_up_at(run: RunView, waiting: RankView) -> str:
+    """Where another rank was that made no step either and does not wait for the others, while
+    ``waiting`` does before its first step, as it is added to a sentence; empty: nowhere."""
+    for view in run.ranks:
+        line = costliest(view.header.start_code)
+        if view.rank == waiting.rank or len(view.record.steps) or line is None:
+            continue
+        seconds = line.count * START_LOOK_S
+        if seconds >= LATE_S and not line.is_several and not _MEETS.search(line.most.calls):
+            return f"; rank {view.header.rank} was at {line} for {duration(seconds)}"
+    return ""
+
+
 #: Of the seconds at a line, those of Python's garbage collector from which it is to be told.
 _COLLECTED: Final = 1 / 3
 

@@ -79,14 +79,15 @@ class LockedStack:
     """The stacks of a process that is locked, from :meth:`put_off` on, until :meth:`close`;
     ``path`` is there while it may be needed.
 
-    ``tell`` is given the stacks where the process has gone on, or ends, and the seconds after which
-    they were written.
+    ``tell`` is given the stacks where the process has gone on, or ends, the seconds after which
+    they were written, and how many seconds ago that was: next to other programs no thread of ours
+    may have come to its turn for so long, and the training went on.
     """
 
     def __init__(
         self,
         path: Path,
-        tell: Callable[[str, float], None] = lambda text, seconds: None,
+        tell: Callable[[str, float, float], None] = lambda text, seconds, ago: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._tell, self._clock = path, tell, clock
@@ -110,7 +111,7 @@ class LockedStack:
                 self._due = float("inf")
                 return
             if ours.st_size:  # it went on
-                self._tell_of(self._path.read_text(encoding="utf-8", errors="replace"))
+                self._tell_of(self._path.read_text(encoding="utf-8", errors="replace"), ours)
                 os.ftruncate(self._file.fileno(), 0)
                 os.lseek(self._file.fileno(), 0, os.SEEK_SET)
             _armed = self
@@ -131,10 +132,11 @@ class LockedStack:
         self._due = float("inf")
         with contextlib.suppress(OSError):
             if self._file is not None:
-                self._tell_of(self._path.read_text(encoding="utf-8", errors="replace"))
+                text = self._path.read_text(encoding="utf-8", errors="replace")
+                self._tell_of(text, self._path.stat())
                 self._file.close()
                 self._path.unlink(missing_ok=True)
 
-    def _tell_of(self, text: str) -> None:
+    def _tell_of(self, text: str, file: os.stat_result) -> None:
         if stacks := stacks_of_locked(text):
-            self._tell(stacks, _WRITTEN_S)
+            self._tell(stacks, _WRITTEN_S, max(0.0, time.time() - file.st_mtime))

@@ -285,7 +285,9 @@ class MainThreadLooks:
         values = NO_VALUES if stopped is None else {"stopped": float(stopped)}
         self._tell("standstill", seconds=silent, text=text[:_LONGEST_TEXT], values=values)
 
-    def _tell_of_locked(self, stacks: str, seconds: float) -> None:
+    def _tell_of_locked(self, stacks: str, seconds: float, ago: float) -> None:
+        if time.monotonic() - self._training.phases.since < ago:
+            return  # it was this thread that had no core: the training went on since then
         text = f"pid {os.getpid()}\n\n{stacks}"
         self._tell("standstill", seconds=seconds, text=text[:_LONGEST_TEXT])
 

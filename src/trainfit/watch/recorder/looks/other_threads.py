@@ -16,7 +16,7 @@ from trainfit.simgpu.device.user_location import is_library
 from trainfit.watch.recorder.looks.stacks import StackCounts, stack_text, users_stack
 
 #: Nanoseconds that a thread was on a core, and that it waited for one, of the kernel.
-_SCHEDULED: Final = "/proc/self/task/{}/schedstat"
+_SCHEDULED: Final = "/proc/{}/task/{}/schedstat"
 #: Of the time between two looks, what a thread is on a core for that computes.
 _COMPUTES: Final = 0.05
 #: Threads that are looked at each time, in turns, and of how many: a pool may have hundreds.
@@ -91,10 +91,11 @@ def stacks_of_script(training: int) -> list[str]:
     return [stack_text(each) for each in own[:_MOST]]
 
 
-def cpu_s_of(thread: int | None) -> float | None:
-    """Seconds on a core, of a thread by the kernel's number; ``None``: the kernel does not tell."""
+def cpu_s_of(thread: int | None, process: int | str = "self") -> float | None:
+    """Seconds on a core, of a thread of a process by the kernel's numbers; ``None``: the kernel
+    does not tell."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        path = _SCHEDULED.format(thread)
+        path = _SCHEDULED.format(process, thread)
         descriptor = os.open(path, os.O_RDONLY)
         try:
             return int(os.read(descriptor, 100).split()[0]) / 1e9

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from trainfit.results.runs.watched import START_LOOK_S, StackLooks, StartPart
@@ -32,10 +32,12 @@ from trainfit.watch.recorder.rank_files import UnlistedThread
 #: Seconds after which one look a second is enough.
 _AT_FIRST_S: Final = 120.0
 _LATER_S: Final = 1.0
+#: Where a DataLoader gives its first batch.
+_FIRST_BATCH: Final[StartPart] = "first batch"
 #: What a stack is in, by the ends of its files' names, and what stands for all that is within it.
 _WITHIN: Final[tuple[tuple[tuple[str, ...], StartPart], ...]] = (
     (("<frozen importlib._bootstrap>",), "import"),
-    (("torch/utils/data/dataloader.py",), "first batch"),
+    (("torch/utils/data/dataloader.py",), _FIRST_BATCH),
     (("torch/_dynamo/eval_frame.py", "torch/_dynamo/convert_frame.py"), "torch.compile"),
 )
 
@@ -45,6 +47,9 @@ _WITHIN: Final[tuple[tuple[tuple[str, ...], StartPart], ...]] = (
 #: downloads, mostly are over sooner.
 _STANDS_S: Final = 60.0
 _IDLE: Final = 0.02
+#: Seconds in which workers that hang in their first batch have next to no CPU time, from which that
+#: is told: no batch came yet to compare them with, and a slow disk mostly is faster.
+_WORKERS_STAND_S: Final = 10.0
 #: In which a process meets others of its job.
 _MEETS: Final = "torch/distributed/"
 
@@ -56,19 +61,25 @@ class StartLooks:
         is_over: has the first step ended?
         trains: is it known that this process trains?
         stands: is called with the seconds and the stacks of a process that trains, or meets others
-            of its job, and stands still.
+            of its job, and stands still, and whether its workers, too, have no CPU time.
+        hanging: the stacks of its workers that hang in a batch, by their PIDs.
     """
 
     def __init__(
         self,
         is_over: Callable[[], bool],
         trains: Callable[[], bool],
-        stands: Callable[[float, str], None],
+        stands: Callable[[float, str, bool], None],
+        hanging: Callable[[], Mapping[int, str]] = dict,
     ) -> None:
         self._is_over, self._trains, self._stands = is_over, trains, stands
         self._at: Key | None = None
         self._since = self._cpu_s = 0.0
         self._told_s = _STANDS_S
+        self._hanging = hanging
+        #: Since when workers are looked at that hang, and the CPU seconds of each until then.
+        self._workers: tuple[float, dict[int, float]] | None = None
+        self._told_workers = False
         self._main = threading.main_thread().ident
         self._lines: collections.Counter[Key] = collections.Counter()
         self._looks = 0
@@ -125,20 +136,40 @@ class StartLooks:
         if key != self._at:
             self._at, self._since, self._told_s = key, now, _STANDS_S
             self._cpu_s = _cpu_s()
+            self._workers, self._told_workers = None, False
         seconds = now - self._since
-        if seconds < self._told_s or not key[0]:
+        if not key[0]:
             return
-        self._told_s *= 2
+        hang = key[3] == _FIRST_BATCH and self._workers_hang(now)
+        if hang and not self._told_workers:
+            self._told_s, self._told_workers = 2 * seconds, True
+        elif seconds < self._told_s:
+            return
+        else:
+            self._told_s *= 2
         meets = any(_MEETS in code.co_filename for code, _, _ in stack)
         if _cpu_s() - self._cpu_s <= _IDLE * seconds and (meets or self._trains()):
-            others = stacks_of_script(self._main or 0)
-            self._stands(seconds, "\n\n".join((stack_text(stack), *others)))
+            own = (stack_text(stack), *self._hanging().values(), *stacks_of_script(self._main or 0))
+            self._stands(seconds, "\n\n".join(own), hang)
+
+    def _workers_hang(self, now: float) -> bool:
+        """Have workers that hang in a batch had next to no CPU time for so long?"""
+        spent = {pid: _cpu_s(pid) for pid in self._hanging()}
+        since, before = self._workers or (now, {})
+        is_same = bool(spent) and spent.keys() == before.keys()
+        is_idle = is_same and all(
+            spent[pid] - before[pid] <= _IDLE * (now - since) for pid in spent
+        )
+        if not is_same or (not is_idle and now - since >= _WORKERS_STAND_S):
+            self._workers = now, spent
+        return is_idle and now - since >= _WORKERS_STAND_S
 
 
-def _cpu_s() -> float:
-    """CPU seconds of the main thread, whose number is the process's; infinite where the kernel does
-    not tell: then nothing is known to stand still."""
-    spent = cpu_s_of(os.getpid())
+def _cpu_s(pid: int = 0) -> float:
+    """CPU seconds of the main thread of a process, whose number is the process's, or of this one;
+    infinite where the kernel does not tell: then nothing is known to stand still."""
+    pid = pid or os.getpid()
+    spent = cpu_s_of(pid, pid)
     return math.inf if spent is None else spent
 
 
