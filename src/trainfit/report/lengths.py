@@ -234,6 +234,8 @@ def _text(found: Generation) -> str:
 
 
 def _time(found: Generation) -> str:
+    if found.round_s is not None and found.proposed:
+        return f"{duration(found.round_s)} for {found.proposed} proposed tokens and their check"
     if found.first_token_s is None or found.token_s is None or found.total_s is None:
         return ""
     first, last = map(duration, found.token_s)
@@ -245,6 +247,9 @@ def _time(found: Generation) -> str:
 
 
 def _rates(found: Generation) -> str:
+    if found.round_s is not None and found.proposed:
+        least, most = (rate(each / found.round_s) for each in (1, 1 + found.proposed))
+        return f"{least} a sequence where no proposal is accepted, {most} where all are"
     if found.tokens_per_s is None:
         return ""
     text = f"{rate(found.tokens_per_s)} a sequence"
