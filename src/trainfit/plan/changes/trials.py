@@ -268,10 +268,16 @@ class Trials:
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
     def _shorter(self, kind: RemedyKind) -> Trial:
-        """A trial of sequences half as long, where an option of the command says their length."""
+        """A trial of sequences half as long, where an option of the command says their length, or
+        a configuration of TRL's."""
         present = self._job.command.present.get("seq_len")
         if present is None:
-            raise NotApplicable("no option of the command says how long sequences are")
+            found = self._findings[kind.name]
+            if not found.applies:
+                why = "no option of the command says how long sequences are"
+                raise NotApplicable(f"{why}; {found.reason}")
+            spec = self._variant(kind, found.targets)
+            return Trial(kind, found, spec, self._job.batch, how=instructions(kind, found))
         if int(present) < 2:
             raise NotApplicable(f"sequences of length {present} cannot be shorter")
         values = {"seq_len": str(int(present) // 2)}
