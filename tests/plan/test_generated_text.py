@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import sys
@@ -94,6 +95,8 @@ def test_an_assistant_has_the_time_of_a_round_and_two_rates() -> None:
     said = str(section)
     assert "for 5 proposed tokens and their check" in said
     assert "where no proposal is accepted" in said
+    by_prompt = dataclasses.replace(found, proposed=0)  # no model proposes
+    assert "a call, which gives one token at least" in str(generation_sections(by_prompt))
 
 
 def test_calls_with_full_windows_need_the_time_of_their_masks() -> None:

@@ -234,7 +234,9 @@ def _text(found: Generation) -> str:
 
 
 def _time(found: Generation) -> str:
-    if found.round_s is not None and found.proposed:
+    if found.round_s is not None and not found.proposed:  # what is proposed stands in the prompt
+        return f"{duration(found.round_s)} a call, which gives one token at least"
+    if found.round_s is not None:
         return f"{duration(found.round_s)} for {found.proposed} proposed tokens and their check"
     if found.first_token_s is None or found.token_s is None or found.total_s is None:
         return ""
@@ -247,7 +249,9 @@ def _time(found: Generation) -> str:
 
 
 def _rates(found: Generation) -> str:
-    if found.round_s is not None and found.proposed:
+    if found.round_s is not None and not found.proposed:
+        return f"{rate(1 / found.round_s)} a sequence at least"
+    if found.round_s is not None:
         least, most = (rate(each / found.round_s) for each in (1, 1 + found.proposed))
         return f"{least} a sequence where no proposal is accepted, {most} where all are"
     if found.tokens_per_s is None:
