@@ -38,6 +38,8 @@ class DiskOffload:
             if hasattr(module, "offload_weight") and hasattr(module, "load_offloaded_weight"):
                 patches.hook(module, "offload_weight", self._writing)
                 patches.hook(module, "load_offloaded_weight", self._reading)
+            if hasattr(module, "OffloadedWeightsLoader"):
+                patches.hook(module.OffloadedWeightsLoader, "__getitem__", self._noting)
 
         patches.when_imported(_OFFLOAD, seen)
 
@@ -63,10 +65,21 @@ class DiskOffload:
             dtype, shape = getattr(torch, weight_info["dtype"]), weight_info["shape"]
             if math.prod(shape) * dtype.itemsize < _LARGE:
                 return read(weight_file, weight_info)
-            self._assume(
-                "weights that Accelerate keeps on the disk were not read: what that costs with "
-                "each call is in no time, PCIe's is (in RAM by then, they are pageable)"
-            )
             return unwritten(torch.empty(shape, dtype=dtype, device="meta"))
 
         return load_offloaded_weight
+
+    def _noting(self, find: Callable[..., Any]) -> Callable[..., Any]:
+        """Note what is on the disk, in a file of its own or in the model's checkpoint."""
+
+        @functools.wraps(find)
+        def __getitem__(weights: Any, key: str) -> Any:
+            found = find(weights, key)
+            if key not in weights.state_dict and found.nbytes >= _LARGE:
+                self._assume(
+                    "weights that Accelerate keeps on the disk are read from it with each call: "
+                    "that is in no time, their way over PCIe is"
+                )
+            return found
+
+        return __getitem__
