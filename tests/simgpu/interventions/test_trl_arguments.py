@@ -34,10 +34,13 @@ class DPOConfig:
 class GRPOConfig:
     per_device_train_batch_size: int = 8
     num_generations: int = 8
+    gradient_accumulation_steps: int = 1
     max_completion_length: int | None = 256
 
     def __post_init__(self) -> None:
-        self.generation_batch_size = self.per_device_train_batch_size
+        per_step = self.gradient_accumulation_steps
+        self.generation_batch_size = self.per_device_train_batch_size * per_step
+        self.steps_per_generation = per_step
 
 
 class Reference:
@@ -105,6 +108,26 @@ def test_half_as_many_completions_are_of_as_many_prompts() -> None:
     said, config = changed("fewer-generations", lambda: GRPOConfig())
     assert said == "in its GRPOConfig: num_generations=4, per_device_train_batch_size=4"
     assert (config.num_generations, config.generation_batch_size) == (4, 4)
+    made: list[Any] = []
+    run(making(made, GRPOConfig), InterventionRequest("fewer-generations", ("4",)))
+    assert (made[0].num_generations, made[0].generation_batch_size) == (4, 8)
+
+
+def test_a_trainer_that_generates_divides_its_batch_after_the_texts_are_made(trl: Any) -> None:
+    """All of its texts are made at once: the DataLoader's batches are as they were."""
+
+    def make() -> Any:
+        config = GRPOConfig(per_device_train_batch_size=8, gradient_accumulation_steps=2)
+        trl(torch.nn.Linear(WIDTH, WIDTH), config)
+        return config
+
+    found = run(making([], make), survey=True).findings["accumulate"]
+    assert found.targets == ("generates",)
+    made: list[Any] = []
+    after = run(making(made, make), InterventionRequest("accumulate", ("4", *found.targets)))
+    assert after.changed == {"accumulate": 1}
+    assert (made[0].per_device_train_batch_size, made[0].gradient_accumulation_steps) == (2, 8)
+    assert made[0].generation_batch_size == 16
 
 
 def test_completions_of_half_the_length_in_a_configuration_of_the_scripts_own() -> None:

@@ -10,7 +10,12 @@ from typing import Any, ClassVar, Final
 
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
-from trainfit.simgpu.interventions.script_state import Intervention, Scene, places
+from trainfit.simgpu.interventions.script_state import (
+    Intervention,
+    Scene,
+    on_configurations,
+    places,
+)
 
 #: Batches whose log-probabilities are computed before the training: what others need follows.
 _BATCHES: Final = 3
@@ -32,11 +37,11 @@ class _OfConfiguration(Intervention):
 
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
-        self._on_configuration(scene, self._note)
+        on_configurations(scene, self.trainers, self._note)
 
     def apply(self, scene: Scene) -> None:
         self.scene = scene
-        self._on_configuration(scene, self._change)
+        on_configurations(scene, self.trainers, self._change)
 
     def finding(self) -> Applicability:
         if not self._detail:
@@ -44,25 +49,6 @@ class _OfConfiguration(Intervention):
         return Applicability(
             self.name, True, detail=self._detail, targets=self.targets, places=places(self._places)
         )
-
-    def _on_configuration(self, scene: Scene, look: Callable[[Any], None]) -> None:
-        """Call ``look`` with each configuration that has its values, before others are derived from
-        them: of a class that the script makes of TRL's as well."""
-
-        def looked_at(complete: Callable[..., None]) -> Callable[..., None]:
-            @functools.wraps(complete)
-            def __post_init__(config: Any) -> None:
-                look(config)
-                complete(config)
-
-            return __post_init__
-
-        def seen(trainer: str, module: ModuleType) -> None:
-            scene.patches.hook(getattr(module, f"{trainer}Config"), "__post_init__", looked_at)
-
-        for trainer in self.trainers:
-            name = f"trl.trainer.{trainer.lower()}_config"
-            scene.patches.when_imported(name, functools.partial(seen, trainer))
 
     def _note(self, config: Any) -> None:
         wanted = self._wanted(config)
@@ -81,7 +67,7 @@ class _OfConfiguration(Intervention):
         if isinstance(wanted, str) or str(next(iter(wanted.values()))) != self.targets[0]:
             return
         self.changed += 1
-        for name, value in wanted.items():
+        for name, value in list(wanted.items())[: len(self.targets)]:
             setattr(config, name, value)
 
     # -- the subclasses' -----------------------------------------------------------------------
@@ -157,7 +143,10 @@ class _Halved(_OfConfiguration):
 
 
 class FewerGenerations(_Halved):
-    """Half as many completions of each prompt, in batches of half the size: as many prompts."""
+    """Half as many completions of each prompt, in batches of half the size: as many prompts.
+
+    With one target the batch size is left to who asks for it, by the command or the DataLoader.
+    """
 
     name = "fewer-generations"
     trainers = ("GRPO", "RLOO")
