@@ -67,7 +67,7 @@ _UNITS: Final = {
     "GPUs": "counts gpus",
     "ranks": "ranks world_size",
     "calls": "call calls first_call launches misses misses_collecting simulated_calls text_calls",
-    "tokens": "known_tokens model_tokens new_tokens positions prompt_tokens",
+    "tokens": "known_tokens model_tokens new_tokens positions prompt_tokens proposed",
     "sequences": "sequences",
     "elements": "columns depth fill_elements fill_rows rows l2_elements longest_elements "
                 "median_elements matmul_balance_size input_sizes",

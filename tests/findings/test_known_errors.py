@@ -393,6 +393,9 @@ SAID = (
     ("hub_unreachable", "Couldn't find a module script at /w/accuracy/accuracy.py. Module "
                         "'accuracy' doesn't exist on the Hugging Face Hub either."),
     ("start_method_set", "context has already been set"),
+    ("not_prequantized", "The quantization method QuantizationMethod.AWQ does require the model to "
+                         "be pre-quantized. You explicitly passed `pre_quantized=False`"),
+    ("quantizer_refuses", "NVFP4 requires Blackwell (sm100+) block-scaled tensor cores"),
 )  # fmt: skip
 
 

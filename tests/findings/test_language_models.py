@@ -54,6 +54,18 @@ def cause(error: str, line: str = "raise", **seen: int) -> Finding | None:
             "pip install optimum,",
         ),
         (
+            "ImportError: A valid HQQ version (>=0.2.1) is not available. Please follow the …",
+            "package_missing",
+            "pip install 'hqq>=0.2.1',",
+        ),
+        (
+            "ImportError: Loading an FP8 fbgemm quantized model on CUDA requires fbgemm-gpu "
+            "libraryPlease install the latest version",
+            "package_missing",
+            "pip install fbgemm-gpu,",
+        ),
+        ("ImportError: Requires mslk >= 1.0.0", "package_missing", "pip install 'mslk>=1.0.0',"),
+        (
             "ImportError: Using `bitsandbytes` quantization requires x: `pip install -U x>=1`",
             "package_missing",
             "pip install -U 'x>=1',",

@@ -292,6 +292,27 @@ def test_a_teacher_is_in_evaluation_mode(kinds: Kinds) -> None:
     assert of(copy.deepcopy(model[0]), model) == {}
 
 
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_a_frozen_part_that_a_checkpoint_recomputes_is_no_teacher(
+    kinds: Kinds, *, recomputed: bool
+) -> None:
+    """As of a model with adapters: its other layers are called by themselves in the backward
+    pass."""
+    part = nn.Sequential(nn.Linear(8, 99), nn.Dropout(0.3)).cuda().requires_grad_(False)
+    observers: list[Any] = []
+
+    def loss(student: Any, x: Tensor, y: Tensor) -> Tensor:
+        result = student(x)
+        if recomputed:
+            result.register_hook(lambda _: observers[0].called(part))
+        else:
+            observers[0].called(part)
+        return F.cross_entropy(result, y)
+
+    found = kinds(loss, ROWS, CLASSES, model=net(), around=observers.append)
+    assert ("teacher_in_training" in found) is not recomputed
+
+
 def test_a_state_brings_its_learning_rate_back(kinds: Kinds) -> None:
     state = torch.optim.SGD([nn.Parameter(torch.zeros(2)) for _ in range(4)], 0.5).state_dict()
 

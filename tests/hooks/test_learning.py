@@ -1096,6 +1096,21 @@ def test_the_only_vector_that_is_trained(watched: Callable[[Training], LearningF
     assert watched(healthy).trained_vector is None
 
 
+@pytest.mark.parametrize("name", ["lora_A", "prompt_embeddings", "inner"])
+def test_weights_next_to_adapters_are_meant_to_be_frozen(name: str) -> None:
+    with observing() as observer:
+        model = nn.Linear(256, 256)
+        model.requires_grad_(False)
+        model.add_module(name, nn.Linear(256, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(4):
+            observer.called(model)
+            getattr(model, name)(model(torch.rand(2, 256))).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ("mostly_frozen" in kinds(observer.facts())) is (name == "inner")
+
+
 def test_one_bias_alone_is_hardly_meant_but_a_prompt_is() -> None:
     bias = LearningFacts(
         steps=4,

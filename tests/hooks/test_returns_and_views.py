@@ -390,3 +390,13 @@ def test_states_of_a_replay_buffer_are_copies(*, copies: bool, as_mapping: bool)
     found = with_transitions(LearningFacts(steps=1)).misuses
     assert [each.kind for each in found] == ["states_aliased"] * (not copies)
     assert copies or of_misuse(found[0]).evidence[0].value == str(len(buffer))
+
+
+@pytest.mark.parametrize("as_mapping", [False, True])
+def test_samples_whose_labels_are_their_input_are_no_transitions(*, as_mapping: bool) -> None:
+    """As language models are trained: each sample has a text of its own, which is its label."""
+    gc.collect()
+    texts = [torch.randint(100, (16,)) for _ in range(20)]
+    rows: list[Any] = [{"input_ids": text, "mask": 1, "labels": text} for text in texts]
+    rows = rows if as_mapping else [tuple(row.values()) for row in rows]
+    assert len(rows) == 20 and not with_transitions(LearningFacts(steps=1)).misuses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import sys
@@ -21,7 +22,9 @@ from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.tracing import Trace, Tracer
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.plan.sizing.generation import OtherLengths, decode_seconds
+from trainfit.plan.sizing.generation import OtherLengths, decode_seconds, generation
+from trainfit.plan.sizing.memory_model import MemoryModel
+from trainfit.report.lengths import generation_sections
 from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
@@ -29,6 +32,7 @@ from trainfit.results.runs.trace import Status
 from trainfit.scripts.caches import fill, parts_of
 from trainfit.scripts.decode_loops import DecodeLoop
 from trainfit.scripts.generation import GenerationWatch, _to_length
+from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -70,6 +74,29 @@ def test_its_length_is_that_of_the_configuration() -> None:
     assert (text.cache, text.limit, text.by) == ("dynamic", 4096, "generate()")
     assert short.outcome.steps <= 26 and text_of(full).calls_left == 0
     assert peaks(short) == peaks(full)
+
+
+def test_an_assistant_has_the_time_of_a_round_and_two_rates() -> None:
+    """Its calls and the one that checks what they propose; how many are accepted, data tells."""
+    trace = traced("--tokens=60", "--batch_size=1", "--assistant=5")
+    text, recording = text_of(trace), trace.recording
+    assert recording is not None and text.round is not None and "an assistant" in text.by
+    assert text.round[1] - text.round[0] == 5 + 1
+    machine = machine_of(find_gpu("RTX 4090"))
+    found = generation(
+        recording, machine, MemoryModel(machine.gpu, AllocatorSettings(), 0.0, ()), 1
+    )
+    assert found is not None and found.round_s is not None and found.proposed == 5
+    alone = traced("--tokens=60", "--batch_size=1").recording
+    assert alone is not None
+    one = decode_seconds(alone, text_of(traced("--tokens=60", "--batch_size=1")), machine)[0]
+    assert 4 * one < found.round_s < 9 * one  # both models are the same
+    (section,) = generation_sections(found)
+    said = str(section)
+    assert "for 5 proposed tokens and their check" in said
+    assert "where no proposal is accepted" in said
+    by_prompt = dataclasses.replace(found, proposed=0)  # no model proposes
+    assert "a call, which gives one token at least" in str(generation_sections(by_prompt))
 
 
 def test_calls_with_full_windows_need_the_time_of_their_masks() -> None:

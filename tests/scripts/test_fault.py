@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainfit.findings.failure import of_exception
 from trainfit.findings.tracebacks import own_fault_in
 from trainfit.results.files.errors import TrainfitError
 from trainfit.scripts import execute, fault
@@ -141,3 +143,31 @@ def test_a_simulated_tensor_is_named_as_one_of_cuda() -> None:
     outcome = execute._failure(RuntimeError("inplace: [MetaFloatType [64, 32]], output 0"))
     for text in (outcome.message, outcome.traceback):
         assert "[torch.cuda.FloatTensor [64, 32]], output 0" in text and "MetaFloat" not in text
+
+
+def _reports(reasons: dict[str, str]) -> BaseException:
+    """What Transformers raises for weights that it could not convert, of which it logs why."""
+    library = of_file(
+        "/usr/lib/python3/site-packages/transformers/utils/loading_report.py",
+        "def log_state_dict_report(loading_info):\n    raise RuntimeError('look above')\n",
+    )
+    script = of_file("/home/user/train.py", SCRIPT)["called"]
+    info = types.SimpleNamespace(conversion_errors=reasons)
+    with pytest.raises(RuntimeError) as told:
+        script(lambda *_: library["log_state_dict_report"](info))
+    return told.value
+
+
+def test_what_a_library_only_logged_is_part_of_the_chain() -> None:
+    logged = (
+        'Traceback (most recent call last):\n  File "/lib/torchao/int4.py", line 140, in from_hp\n'
+        f'    raise ImportError()\n  File "{place()}", line 7, in run\n    ours()\n'
+        "ImportError: Requires mslk >= 1.0.0\nRequires mslk >= 1.0.0\nError: of layer 1"
+    )
+    text = script_traceback(_reports({"layer.1": logged, "layer.2": "no traceback"}))
+    assert "Error: of layer" not in text and place() not in text
+    assert text.endswith("RuntimeError: look above\n")
+    found = of_exception(text)
+    assert found is not None and "pip install 'mslk>=1.0.0'" in found.fix.action
+    for nothing in ({}, {"layer.1": "Op: no traceback"}):
+        assert script_traceback(_reports(nothing)).startswith("Traceback (most")

@@ -14,6 +14,7 @@ from trainfit.memory.replay import Stream, replay
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.results.runs.recording import Recording
 from trainfit.scripts.phases.micro_batches import MicroBatches
+from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.speed.step import step_time
 from trainfit.speed.work import Work
@@ -121,3 +122,86 @@ def test_what_does_not_follow_is_made(kind: type[Trainer], rows: Callable[[int],
 def test_those_of_two_shapes_follow_from_their_own() -> None:
     """Two of 512 rows and two of 256 are made before two more, and the last."""
     assert trained(rows=lambda part: 512 if part < 4 else 256)[1] == STEPS * (2 + 1)
+
+
+# --- Lightning's loop ----------------------------------------------------------------------------
+
+
+def fitted(
+    rows: Callable[[int], int] = lambda at: 64,
+    *,
+    leaves_out: bool = True,
+    keeps: bool = False,
+    labels: bool = True,
+) -> tuple[Recording, int, float]:
+    """The recording of a Lightning training with accumulation, how many micro-batches were left
+    out, and the last loss that it logged."""
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(256, 256)
+            self.kept: list[torch.Tensor] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            out = self.net(batch["x"][0])
+            if keeps:
+                self.kept.append(out.detach())
+            self.log("loss", out.square().mean())
+            loss: torch.Tensor = out.square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters())
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            steps.append(None)
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            assert outputs["loss"].ndim == 0
+            if len(steps) > simulation.steps:
+                simulation.end_step()
+
+    steps: list[None] = []
+    left_out: list[int] = []
+    repeated: list[list[int]] = []
+    patches = PatchSet()
+    extra = {} if labels else {"name": "a text"}
+    data = [{"x": [torch.rand(rows(at), 256)], **extra} for at in range(STEPS * PARTS)]
+    with Simulation("RTX 4090") as simulation:
+        watch = MicroBatches(simulation, lambda: left_out.append(1), repeated)
+        if leaves_out:
+            watch.install(patches)
+        try:
+            lightning.Trainer(
+                accelerator="gpu", devices=1, max_epochs=1, accumulate_grad_batches=PARTS,
+                logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                enable_model_summary=False,
+            ).fit(Module(), torch.utils.data.DataLoader(data, batch_size=None))  # fmt: skip
+        finally:
+            patches.restore()
+        recording = simulation.recording
+    recording.header["repeated"] = repeated
+    recording.check()
+    return recording, len(left_out), len(steps)
+
+
+def test_lightnings_micro_batches_have_memory_and_time_of_all() -> None:
+    whole, none, steps = fitted(leaves_out=False)
+    short, left_out, same = fitted()
+    assert (none, left_out) == (0, STEPS * (PARTS - 3)) and steps == same == STEPS
+    peaks = [replay(Stream.of(each)) for each in (whole, short)]
+    assert peaks[0].peak_reserved == peaks[1].peak_reserved
+    assert peaks[0].peak_allocated == pytest.approx(peaks[1].peak_allocated, abs=1024)
+    machine = machine_of(find_gpu("RTX 4090"))
+    seconds = [step_time(Work.of_steady_step(each), machine).seconds for each in (whole, short)]
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "other", [{"keeps": True}, {"rows": lambda at: 64 - at % PARTS}, {"labels": False}]
+)
+def test_lightnings_micro_batches_that_do_not_follow_are_made(other: dict[str, Any]) -> None:
+    """Those that leave something behind, have other shapes, or come with more than tensors."""
+    assert fitted(**other)[1] == 0

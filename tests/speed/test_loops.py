@@ -94,3 +94,17 @@ def test_an_optimizer_of_one_tensor_after_another() -> None:
         (found,) = _optimized(**each)
         assert found.kind == "optimizer_in_pieces" and "Adam" in found.title
     assert not _optimized() and not _optimized(fused=True)
+
+
+def test_gradients_that_are_clipped_at_the_line_of_a_library_are_no_loop() -> None:
+    """The norms of all tensors are results of one operator; a framework's loop calls the model and
+    clips at one line of the user's."""
+    with trainfit.simulate("T4") as simulation:
+        model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(80))).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            x = torch.rand(32, 16, device="cuda")
+            _ = model(x).mean().backward(), nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        assert not list(loops_on_gpu(simulation.recording))

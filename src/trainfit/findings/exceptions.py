@@ -16,7 +16,7 @@ from trainfit.findings import (
     tracebacks,
     training_errors,
 )
-from trainfit.findings.environment import mismatch, missing, outdated
+from trainfit.findings.environment import hub, mismatch, missing, outdated
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -549,6 +549,7 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     mismatch.no_terminal,
     mismatch.no_nvidia_smi,
     script_errors.too_long,
+    hub.known,
     training_errors.known,
     missing.hidden,
     outdated.outdated,

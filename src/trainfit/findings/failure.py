@@ -24,6 +24,7 @@ from trainfit.findings import (
     tracebacks,
     training_errors,
 )
+from trainfit.findings.environment import hub
 from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.findings.worker_start import unguarded_line
@@ -45,6 +46,7 @@ KINDS: Final = (
     *("class_called", "saved_whole", "whole_in_place", "sizes_of_data", "iterator_at_end"),
     "no_nvidia_smi",
     *gpu_errors.KINDS,
+    *hub.KINDS,
     *training_errors.KINDS,
     *autograd_errors.KINDS,
     *tensor_errors.KINDS,

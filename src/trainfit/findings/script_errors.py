@@ -343,11 +343,19 @@ _OF_LANGUAGE_MODELS: Final = (
         "quantizer_refuses",
         re.compile(
             r"GPU is required to (?:quantize|run)|No GPU(?: or XPU)? found\. A GPU"
-            r"|quantization requires a GPU|quantiz(?:ed models|ation) is only supported on"
+            r"|quantization requires a (?:CUDA )?GPU|NVFP4 requires Blackwell"
+            r"|quantiz(?:ed models|ation) is only supported on"
         ),
         "The package that quantizes these weights refuses this device",
         "look at the GPU that the message asks for, and name one with --gpu; to plan the memory "
         "of weights of 4 or 8 bits, BitsAndBytesConfig(load_in_4bit=True) is simulated whole",
+    ),
+    KnownError(
+        "not_prequantized",
+        re.compile(r"quantization method \S+ does require the model to be pre-quantized"),
+        "This method does not quantize while it loads: its checkpoints are quantized before",
+        "the model's checkpoint of that method (named …-AWQ, …-GPTQ), without a "
+        "quantization_config; or BitsAndBytesConfig(load_in_4bit=True), which quantizes any",
     ),
     KnownError(
         "quantized_offload",

@@ -485,53 +485,6 @@ _KNOWN: Final = (
         "ImageFolder finds no image: it wants a folder for each class",
         "give it the folder above those of the classes: FOLDER/cat/1.jpg, FOLDER/dog/2.jpg",
     ),
-    # transformers/utils/hub.py, huggingface_hub/errors.py
-    KnownError(
-        "hub_unreachable",
-        re.compile(r"couldn't connect to '[^']*' to load|cannot find the requested files in the"),
-        "A model, tokenizer or data set is not on this machine, and its hub cannot be reached",
-        "hf download NAME --local-dir FOLDER where there is a network, and that folder's path "
-        "instead of the name; or a copy of its cache (HF_HOME)",
-    ),
-    # diffusers/configuration_utils.py, also where it has no network
-    KnownError(
-        "hub_unreachable",
-        re.compile(r"does not appear to have a file named \S+\.(?:json|safetensors|bin)"),
-        "The hub gave no such file: it cannot be reached (a simulated run has no network), or the "
-        "name is another",
-        "hf download NAME before, which fills its cache (HF_HOME), or --local-dir FOLDER and that "
-        "folder's path instead of the name",
-    ),
-    # evaluate/loading.py, which looks for a metric in this folder and at its hub
-    KnownError(
-        "hub_unreachable",
-        re.compile(r"Module '[^']+' doesn't exist on the Hugging Face Hub either"),
-        "evaluate.load() downloads a metric's code, and its hub cannot be reached (a simulated "
-        "run has no network)",
-        "run that line once where there is a network, which fills its cache (HF_HOME); or a metric "
-        "of torchmetrics or scikit-learn, which are installed with their code",
-    ),
-    KnownError(
-        "hub_refused",
-        re.compile(r"gated repo|is not a valid model identifier listed on"),
-        "The hub does not give this model: it is gated, private, or has another name",
-        "accept its terms on its page, then `hf auth login` (or HF_TOKEN); check the name",
-    ),
-    # urllib/request.py, urllib3 (requests), aiohttp, socket.getaddrinfo (httpx): no address, or no
-    # way to it
-    KnownError(
-        "server_unreachable",
-        re.compile(
-            r"(?:urlopen error|HTTPS?Connection)[\s\S]*?(?:Name or service not known"
-            r"|[Nn]ame resolution|No address associated with hostname|Network is unreachable"
-            r"|Connection timed out|Connection refused)"
-            r"|\[Errno -\d+\] (?:Name or service not known|Temporary failure in name resolution"
-            r"|No address associated with hostname)|Cannot connect to host \S+"
-        ),
-        "A server that the script asks cannot be reached from this machine",
-        "what it downloads: run that part once where there is a network, and copy the files to "
-        "where the script looks for them; what it logs to: its offline mode",
-    ),
     # transformers/tokenization_utils_base.py
     KnownError(
         "no_padding_token",

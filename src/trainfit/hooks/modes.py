@@ -12,6 +12,7 @@ import torch
 
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.learning import Misuse
+from trainfit.torch_private.autograd import graph_task_id
 from trainfit.torch_private.modules import BatchNorm, Dropout
 
 #: Calls of a model, in steps, that show it.
@@ -95,8 +96,8 @@ class Bystanders:
         A copy of what is trained, as a target network or an average, is told of in no case: it may
         follow the training in this mode (BYOL), and its weights change.
         """
-        if self._found is not None or not module.training:
-            return
+        if self._found is not None or not module.training or graph_task_id() != -1:
+            return  # in a backward pass a checkpoint computes parts of what is trained once more
         calls = self._calls[module] = self._calls.get(module, 0) + 1
         if calls != _CALLS:
             return

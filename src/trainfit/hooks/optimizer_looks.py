@@ -3,6 +3,7 @@ earlier steps, its learning rates; and the micro-batches whose gradients a step 
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -173,13 +174,35 @@ def has_no_gradients(optimizer: Any) -> bool:
     return all(tensor.grad is None for tensor in tensors_of(optimizer))
 
 
-def only_vector(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str | None:
+def of_trained(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> dict[str, Any]:
+    """Facts (:class:`~trainfit.results.runs.learning.LearningFacts`) of what is trained at all."""
+    return {
+        "trained_vector": _only_vector(looked, names),
+        "has_adapters": _has_adapters(looked, names),
+        "trained_numbers": sum(seen.trained_numbers() for seen in looked),
+        "all_numbers": sum(seen.numbers for seen in looked),
+    }
+
+
+def _only_vector(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str | None:
     """The only tensor that is trained next to frozen ones, where it has one dimension."""
     trained = [each for seen in looked for each in seen.trained()]
     if len(trained) != 1 or not any(seen.frozen for seen in looked):
         return None
     (key, shape), *_ = trained
     return names.get(key, shape) if "×" not in shape else None
+
+
+#: Parts of the names that PEFT and others give to what is trained next to frozen weights.
+_ADAPTERS: Final = re.compile(
+    r"lora|adapter|prompt|prefix|ia3|vera_|\b(?:hada|lokr|b?oft|hra|bone)_"
+)
+
+
+def _has_adapters(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> bool:
+    """Are adapters or prompts trained, next to which the weights are meant to be frozen?"""
+    trained = (names.get(key, "") for seen in looked for key, _ in seen.trained())
+    return any(_ADAPTERS.search(name.lower()) for name in trained)
 
 
 def steps_at_zero(looked: Sequence[ObservedOptimizer]) -> int:

@@ -237,6 +237,12 @@ def _text(generation: Generation) -> str:
 
 
 def _time(generation: Generation) -> str:
+    if (
+        generation.round_s is not None and not generation.proposed
+    ):  # what is proposed stands in the prompt
+        return f"{duration(generation.round_s)} a call, which gives one token at least"
+    if generation.round_s is not None:
+        return f"{duration(generation.round_s)} for {generation.proposed} proposed tokens and their check"
     if generation.first_token_s is None or generation.token_s is None or generation.total_s is None:
         return ""
     first, last = map(duration, generation.token_s)
@@ -248,6 +254,11 @@ def _time(generation: Generation) -> str:
 
 
 def _rates(generation: Generation) -> str:
+    if generation.round_s is not None and not generation.proposed:
+        return f"{rate(1 / generation.round_s)} a sequence at least"
+    if generation.round_s is not None:
+        least, most = (rate(each / generation.round_s) for each in (1, 1 + generation.proposed))
+        return f"{least} a sequence where no proposal is accepted, {most} where all are"
     if generation.tokens_per_s is None:
         return ""
     text = f"{rate(generation.tokens_per_s)} a sequence"

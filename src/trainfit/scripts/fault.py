@@ -13,18 +13,19 @@ import dis
 import faulthandler
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO
 
 from trainfit.results.runs.trace import OwnFault
 from trainfit.results.text import exception_text
-from trainfit.simgpu.device.user_location import is_library
+from trainfit.simgpu.device.user_location import is_library, locals_of
 
 _PACKAGE: Final = Path(__file__).resolve().parents[1]
 _OF_LOADER: Final = "/torch/utils/data/"
@@ -85,7 +86,34 @@ def script_traceback(error: BaseException) -> str:
         frames = _of_script(list(each.stack))
         # A syntax error in the script itself has no frame, and Python writes no heading then.
         each.stack = traceback.StackSummary.from_list(frames) if frames else None  # type: ignore[assignment]
-    return "".join(own.format())
+    return _logged_cause(error) + "".join(own.format())
+
+
+#: Where Transformers raises that weights could not be converted, of which it only logs the reasons
+#: (``utils/loading_report.py``), each a traceback, and how a chain of tracebacks goes on.
+_REPORTS: Final = "log_state_dict_report"
+_FROM: Final = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+_FRAME_OF: Final = re.compile(r'  File "(.+)", line \d+')
+
+
+def _logged_cause(error: BaseException) -> str:
+    """The traceback that a library logged of what ``error`` comes from, as Python chains it; empty
+    where it logged none."""
+    raising = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not raising or raising[-1].f_code.co_name != _REPORTS:
+        return ""
+    reasons = getattr(locals_of(raising[-1]).get("loading_info"), "conversion_errors", None)
+    if not isinstance(reasons, Mapping) or not reasons:
+        return ""
+    heading, *lines = str(next(iter(reasons.values()))).splitlines()
+    shown, is_shown = [heading], True
+    for line in lines:
+        if (frame := _FRAME_OF.match(line)) is not None:
+            is_shown = not is_own(frame[1])
+        if not line.startswith(" "):
+            return "\n".join([*shown, line]) + _FROM
+        shown += [line] * is_shown
+    return ""
 
 
 def _of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:

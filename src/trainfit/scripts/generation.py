@@ -62,7 +62,7 @@ _CUT: Final = ", which had not ended when the simulation did: at least"
 #: What is not looked at of a script that makes texts by loops of its own.
 _FIRST: Final = ", one of several texts: later ones were not looked at"
 _QUANTIZED: Final = "a quantized cache quantizes all of it once more each time its rest is full"
-_BY_ASSISTANT: Final = ", an assistant proposing tokens: its time is not known"
+_BY_ASSISTANT: Final = ", an assistant proposing tokens"
 #: What ends a text whose length only GPU data tells.
 _BY_DATA: Final = "the model's positions, as the script asks for a length that GPU data tells"
 
@@ -76,7 +76,7 @@ class GenerationWatch:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
-        self._depth = self._inner = 0
+        self._depth = self._inner = self._called = 0
         #: The newest allocation that the call of a model is given.
         self._given = -1
         self._seen: set[tuple[Any, ...]] = set()
@@ -411,6 +411,9 @@ class GenerationWatch:
             changes["prefill"] = steps - 1
         else:
             changes["decodes"] = text.decodes + 1
+            if self._is_assisted:
+                changes["round"] = (self._called, steps)
+        self._called = steps
         self.text = dataclasses.replace(text, **changes)
 
     def _unfinished(self, ask: Callable[..., Any]) -> Callable[..., Any]:

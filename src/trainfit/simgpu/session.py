@@ -57,6 +57,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.stand_ins import deepspeed
 from trainfit.simgpu.stand_ins.absent import AbsentPackage, AbsentPackages
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
+from trainfit.simgpu.stand_ins.disk_offload import DiskOffload
 from trainfit.simgpu.stand_ins.flash_attention import FLASH_ATTN
 from trainfit.simgpu.stand_ins.selective_scan import CAUSAL_CONV1D
 from trainfit.simgpu.stand_ins.state_space_dual import MAMBA_SSM
@@ -281,6 +282,7 @@ class Simulation:
         self._collectives = Collectives(self.engine, self._kernels, self.peers)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._bitsandbytes = BitsAndBytes(self.engine)
+        self._disk_offload = DiskOffload(self.engine.assume)
         #: Packages that are not installed, and stand-ins for some of them.
         self.absent = AbsentPackages(STAND_INS, self.engine.assume)
         self._graphs = Graphs(self.engine, self._kernels, self._count_step)
@@ -308,6 +310,7 @@ class Simulation:
         self._optional("torch.distributed", lambda: self._collectives.install(self._patches))
         self._triton.install(self._patches)
         self._bitsandbytes.install(self._patches)
+        self._disk_offload.install(self._patches)
         self.absent.install()
         torch_patches.install(
             self._patches,

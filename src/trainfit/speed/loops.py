@@ -89,7 +89,11 @@ def _in_model(recording: Recording, step: int) -> Iterator[Finding]:
     made_by = np.maximum(operators, 0)
     of_step = (operators >= 0) & (recording.op_step[made_by] == step)
     modules = recording.op_module[made_by]
-    in_model = of_step & (recording.op_phase[made_by] == _FORWARD) & (modules >= 0)
+    # An operator over a list (the norms of all gradients) runs once, with many results; outside of
+    # every module is what clips them.
+    is_first = np.diff(operators, prepend=-1) != 0
+    is_within = np.array([each >= 0 and strings[each] != "" for each in modules.tolist()], bool)
+    in_model = of_step & is_first & is_within & (recording.op_phase[made_by] == _FORWARD)
     paths = {strings[module] for module in set(modules[in_model].tolist())}
     wholes = {path[:end] for path in paths for end in _dots(path)}
     is_layer = np.array([strings[each] not in wholes for each in modules.tolist()], bool)

@@ -10,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.results.runs.decodes import KERNEL_SIZES
-from trainfit.results.runs.recording import KINDS as PURPOSES
 from trainfit.results.runs.recording import (
+    FREE,
+    MALLOC,
     PHASES,
     IntArray,
     NotAffineError,
     Recording,
     RepeatedCall,
 )
+from trainfit.results.runs.recording import KINDS as PURPOSES
 from trainfit.results.runs.steps import KINDS, MARKS
 from trainfit.simgpu.device.recorder import REPLAY
 from trainfit.simgpu.device.settling import steady_step
@@ -39,7 +41,7 @@ COLUMNS: Final = (
 )
 #: What is allocated once, by operators that no later step has.
 _MADE_ONCE: Final = tuple(map(PURPOSES.index, ("parameter", "buffer", "optimizer_state")))
-_SETUP, _FORWARD = PHASES.index("setup"), PHASES.index("forward")
+_SETUP, _INPUT, _FORWARD = map(PHASES.index, ("setup", "input", "forward"))
 #: The phase of operators that are no part of a step: of an evaluation in the middle of it.
 LEFT_OUT: Final = len(PHASES)
 #: The longest period that is looked for, in steps.
@@ -238,11 +240,29 @@ def _replaying(recording: Recording) -> frozenset[int]:
 def one_off(recording: Recording) -> NDArray[np.bool_]:
     """Which operators do what no later step does, as far as the recording tells."""
     found: NDArray[np.bool_] = recording.op_phase == _SETUP
-    if not (recording.op_phase == _FORWARD).any():  # no module was called: set-up has no end
+    called = np.flatnonzero(recording.op_phase == _FORWARD)
+    if len(called):
+        found[_of_loading(recording, int(called[0]))] = True
+    else:  # no module was called: set-up has no end
         found = np.zeros_like(found)
     made = np.isin(recording.alloc_kind, _MADE_ONCE) & (recording.alloc_op >= 0)
     found[recording.alloc_op[made]] = True
     return found
+
+
+def _of_loading(recording: Recording, called: int) -> IntArray:
+    """Operators that copied to the GPU what is gone when a module is first called, by operator
+    ``called``: weights that are quantized while they are loaded, and no batch."""
+    codes, numbers = recording.events & 3, recording.events >> 2
+    later = np.flatnonzero(
+        (codes == MALLOC) & (recording.alloc_op[numbers * (codes == MALLOC)] >= called)
+    )
+    until = later[0] if len(later) else len(codes)
+    freed = numbers[:until][codes[:until] == FREE]
+    makers = recording.alloc_op[freed]
+    makers = makers[makers >= 0]
+    gone: IntArray = makers[recording.op_phase[makers] == _INPUT]
+    return gone
 
 
 # ---

@@ -203,7 +203,6 @@ def test_a_remedy_saves_no_more_than_what_it_lowers(name: str, phase: str, most:
 
 def test_every_remedy_has_an_intervention_or_needs_none() -> None:
     without = {"amp-bf16", "amp-fp16", "expandable-segments", "allocator-settings"}
-    without |= {"shorter-sequences"}  # an option of the script
     assert set(NAMES) - without == set(INTERVENTIONS) - {"forward-grad"}
     assert all(kind.changes_detail for kind in KINDS if kind.changes != "nothing")
 

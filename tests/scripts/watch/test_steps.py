@@ -425,6 +425,25 @@ def test_a_script_that_calls_no_module_keeps_its_forward_pass() -> None:
     assert "aten.mm.default" in names
 
 
+def test_weights_that_are_quantized_while_they_are_loaded_are_no_input() -> None:
+    """Their copies on the GPU are gone when the model is called; a batch is not."""
+
+    def loop() -> None:
+        model = torch.nn.Linear(64, 64).cuda()
+        for _ in range(3):
+            whole = torch.randn(1 << 16).cuda()
+            model.register_buffer("rounded", whole.to(torch.int8))
+            del whole
+        batch = torch.randn(4, 64).cuda()
+        optimizer = torch.optim.SGD(model.parameters())
+        model(batch).sum().backward()
+        optimizer.step()
+
+    recording = watched(loop, 1)[1]
+    left = recording.op_phase[~one_off(recording)]
+    assert list(left).count(PHASES.index("input")) == 1
+
+
 def test_the_least_time_of_a_step_is_without_moving_the_model() -> None:
     def compute(steps: int) -> Any:
         patches = PatchSet()

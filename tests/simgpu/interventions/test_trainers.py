@@ -119,6 +119,36 @@ def test_adapters_leave_the_weights_without_optimizer_states(trainer: Any) -> No
     assert states <= after.live("optimizer_state") < states + 4096
 
 
+def test_a_trainer_of_trl_is_given_adapters_by_its_own_argument(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class SFTTrainer(trainer.Trainer):  # type: ignore[misc]
+        def __init__(self, model: Any, args: Any = None, peft_config: Any = None) -> None:
+            made.append(peft_config)
+            if peft_config is not None:
+                model = sys.modules["peft"].get_peft_model(model, peft_config)
+                model.peft_config = peft_config
+            super().__init__(model, args)
+
+    module: Any = types.ModuleType("trl.trainer.sft_trainer")
+    module.SFTTrainer = SFTTrainer
+    monkeypatch.setitem(sys.modules, "trl.trainer.sft_trainer", module)
+
+    def train(config: Any = None) -> None:
+        model = torch.nn.Linear(WIDTH, WIDTH, bias=False).cuda()
+        module.SFTTrainer(model, None, config).train()
+
+    after = run(train, InterventionRequest("lora"))
+    assert after.changed == {"lora": 1}
+    assert made[0].target_modules == "all-linear"
+    assert after.live("optimizer_state") < 2 * 2 * WIDTH * 16 * 4 + 4096
+    own = types.SimpleNamespace(r=4)
+    assert run(functools.partial(train, own), InterventionRequest("lora")).changed == {"lora": 0}
+    assert made[1] is own
+
+
 def test_weights_of_four_bits_where_the_trained_model_is_loaded(trainer: Any, loading: Any) -> None:
     def train() -> None:
         loading.from_pretrained("another")

@@ -828,6 +828,77 @@ def test_a_layer_of_four_bits_costs_its_flops(rows: int) -> None:
     del keep
 
 
+def _eight_bits() -> list[Any]:
+    """The operators of LLM.int8, without bitsandbytes' library."""
+    return library(
+        "bitsandbytes",
+        (
+            "int8_mixed_scaled_mm(Tensor A, Tensor CA, Tensor CB, Tensor SCA, Tensor SCB, "
+            "Tensor? outlier_cols=None, Tensor? bias=None) -> (Tensor, Tensor?)",
+            lambda A, CA, CB, *rest, **more: (A.new_empty(len(A), len(CB)), A.new_empty(0)),
+        ),
+        (
+            "int8_scaled_mm(Tensor A, Tensor B, Tensor row_stats, Tensor col_stats, "
+            "Tensor? bias=None, ScalarType? dtype=None) -> Tensor",
+            lambda A, B, *rest, dtype=None, **more: A.new_empty(len(A), len(B), dtype=dtype),
+        ),
+        (
+            "int8_linear_matmul(Tensor A, Tensor B) -> Tensor",
+            lambda A, B: A.new_empty(len(A), len(B), dtype=torch.int32),
+        ),
+        (
+            "int8_mm_dequant(Tensor A, Tensor row_stats, Tensor col_stats, ScalarType? dtype=None, "
+            "Tensor? bias=None) -> Tensor",
+            lambda A, rows, columns, dtype=None, bias=None: torch.empty_like(A, dtype=dtype),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias", "bytes_of_result"),
+    [(torch.float16, None, 2), (torch.bfloat16, None, 2 + 2), (torch.float16, torch.float32, 2)],
+)
+def test_a_matmul_of_eight_bits_sums_in_thirty_two(
+    dtype: torch.dtype, bias: torch.dtype | None, bytes_of_result: int
+) -> None:
+    """At its peak there are sums of 32 bits, the kernel's result in float16, and a cast of that."""
+    keep = _eight_bits()
+    rows, depth, columns = 1024, 256, 512
+    with trainfit.simulate("RTX 4090"):
+        given = torch.zeros(rows, depth, dtype=dtype, device="cuda")
+        left = torch.zeros(rows, depth, dtype=torch.int8, device="cuda")
+        right = torch.zeros(columns, depth, dtype=torch.int8, device="cuda")
+        scales = torch.zeros(rows, device="cuda"), torch.zeros(columns, device="cuda")
+        added = None if bias is None else torch.zeros(columns, dtype=bias, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result, _ = torch.ops.bitsandbytes.int8_mixed_scaled_mm(
+            given, left, right, *scales, None, added
+        )
+        assert result.dtype is dtype
+        most = torch.cuda.max_memory_allocated() - before
+        assert most == (4 + bytes_of_result) * rows * columns
+        assert torch.cuda.memory_allocated() - before == 2 * rows * columns
+    del keep
+
+
+def test_a_matmul_of_eight_bits_launches_two_kernels() -> None:
+    """The matmul, and what makes float16 of its sums."""
+    keep = _eight_bits()
+
+    def act() -> Any:
+        left, right = tensor(64, 256, dtype=torch.int8), tensor(512, 256, dtype=torch.int8)
+        scales = tensor(64, dtype=torch.float32), tensor(512, dtype=torch.float32)
+        scaled = torch.ops.bitsandbytes.int8_scaled_mm
+        return lambda: scaled(left, right, *scales, dtype=torch.float16)
+
+    product, dequantized = launched(act)
+    assert (product["kind"], product["flops"]) == ("matmul", 2 * 64 * 256 * 512)
+    assert product["written"] == FULL * 64 * 512
+    assert dequantized["kind"] == "pointwise" and dequantized["written"] == HALF * 64 * 512
+    del keep
+
+
 @pytest.mark.parametrize(
     ("act", "count"),
     [

@@ -182,6 +182,14 @@ _PIP: Final = re.compile(
     r"(?P<quote>['\"]?)(?P<package>[A-Za-z](?:[\w.-]*\w)?(?:\[[\w,-]+\])?)"
     r"(?P<version>(?:[<>=!~]=?[\w.*,<>=!~]*\w)?)(?P=quote)(?P<after>(?: -U\b)?)"
 )
+#: The same without a command (transformers/quantizers), where the package has another name than
+#: the one that is said.
+_UNNAMED: Final = re.compile(
+    r"A valid (?P<valid>[\w.-]+) version \((?P<least>[<>=\d.]+)\) is not available"
+    r"|^Requires (?P<bare>[A-Za-z][\w.-]*) (?P<from>[<>=]+ ?[\d.]+)"
+    r"|requires (?:the )?[`']?(?P<library>[A-Za-z][\w.-]*)[`']? (?:librar|package)"
+)
+_PACKAGES: Final = {"quark": "amd-quark"}
 #: importlib.metadata, asked for a version.
 _NO_METADATA: Final = re.compile(r"No package metadata was found for ([\w.-]+)$")
 _WANTED: Final = re.compile(
@@ -196,12 +204,20 @@ def told(raised: ParsedException, _: FailureContext) -> Finding | None:
         title = f"{absent[1]} is not installed for the Python that runs the script"
         return _finding(title, f"pip install {absent[1]}")
     found = _PIP.search(raised.message)
+    if found is None and raised.type == "ImportError" and (it := _UNNAMED.search(raised.message)):
+        name = (it["valid"] or it["bare"] or it["library"]).lower()
+        version = (it["least"] or it["from"] or "").replace(" ", "")
+        return _asked(_PACKAGES.get(name, name), version, "")
     if found is None or (raised.type != "ImportError" and not _WANTED.search(raised.message)):
         return None
-    package, version = found["package"], found["version"]
+    newer = "-U " if found["options"] or found["after"] else ""
+    return _asked(found["package"], found["version"], newer)
+
+
+def _asked(package: str, version: str, newer: str) -> Finding:
+    """A package that a library asks for, of a version (">=0.2"; empty: of any)."""
     # To a shell > and [ mean something else.
     what = f"'{package}{version}'" if version or "[" in package else package
-    newer = "-U " if found["options"] or found["after"] else ""
     return _finding(
         f"A library asks for {package}, which is not installed here or too old for it",
         f"pip install {newer}{what}, for the Python that runs the script",

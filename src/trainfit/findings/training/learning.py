@@ -82,8 +82,8 @@ def _swapped(facts: LearningFacts) -> Iterator[Finding]:
 
 
 def _frozen(facts: LearningFacts) -> Iterator[Finding]:
-    """Most of what the optimizer has is frozen."""
-    if not facts.frozen or not facts.all_numbers:
+    """Most of what the optimizer has is frozen, and not next to adapters."""
+    if not facts.frozen or not facts.all_numbers or facts.has_adapters:
         return
     share = facts.trained_numbers / facts.all_numbers
     if share >= _TRAINED:

@@ -20,8 +20,8 @@ _MOST: Final = 64
 _LEAST: Final = 16
 #: Parts of a transition: a state, what was done, the next state.
 _PARTS: Final = 3
-#: Of them, the share whose states are one object: no state of an environment stays as it is that
-#: often.
+#: Of them, the share whose states are one object, and that of another transition, too: no state of
+#: an environment stays as it is that often. Samples whose labels are their input have one each.
 _SHARE: Final = 0.9
 
 
@@ -39,7 +39,10 @@ def _aliased() -> Iterator[Misuse]:
             looked = list(itertools.islice(each, _MOST))
             if not all(map(_is_transition, looked)):
                 continue
-            if sum(map(_has_one_twice, looked)) >= _SHARE * len(looked):
+            twice = [_twice(transition) for transition in looked]
+            often = Counter(number for numbers in twice for number in numbers)
+            shared = sum(any(often[number] > 1 for number in numbers) for numbers in twice)
+            if shared >= _SHARE * len(looked):
                 yield Misuse.of("states_aliased", len(each))
                 return
 
@@ -48,7 +51,8 @@ def _is_transition(value: Any) -> bool:
     return isinstance(value, tuple | Mapping) and len(value) >= _PARTS
 
 
-def _has_one_twice(transition: Any) -> bool:
+def _twice(transition: Any) -> set[int]:
+    """The arrays that are two of its parts."""
     parts = transition.values() if isinstance(transition, Mapping) else transition
     arrays = [
         id(each)
@@ -56,4 +60,4 @@ def _has_one_twice(transition: Any) -> bool:
         if (isinstance(each, np.ndarray) and each.size > 1)
         or (isinstance(each, torch.Tensor) and each.numel() > 1)
     ]
-    return any(number > 1 for number in Counter(arrays).values())
+    return {array for array, number in Counter(arrays).items() if number > 1}

@@ -96,6 +96,10 @@ def _switched_on(finding: Applicability) -> tuple[str, ...]:
     return (finding.detail or "as in the command below",)
 
 
+def _configured(finding: Applicability) -> tuple[str, ...]:
+    return (finding.detail if finding.places else "as in the command below",)
+
+
 def _pooled(finding: Applicability) -> tuple[str, ...]:
     _, channels, outputs = (text.split()[0] for text in finding.detail.split(", "))
     path = finding.targets[0].partition(":")[2]
@@ -269,7 +273,31 @@ KINDS = (
         "sequences of half the length",
         "training",
         "longer samples are cut, or fewer tokens are learned from in a step",
-        _says("as in the command below"),
+        _configured,
+        frozenset({"length"}),
+    ),
+    RemedyKind(
+        "reference-logprobs",
+        "log-probabilities of the reference model computed before the training",
+        "nothing",
+        "",
+        lambda finding: (f"{finding.detail}, and no ref_model: one more pass over the data set",),
+        frozenset({"reference"}),
+    ),
+    RemedyKind(
+        "fewer-generations",
+        "half as many completions of each prompt",
+        "training",
+        "a completion's advantage is told from half as many others",
+        _configured,
+        frozenset({"completions"}),
+    ),
+    RemedyKind(
+        "shorter-completions",
+        "completions of half the length",
+        "training",
+        "longer answers are cut",
+        _configured,
         frozenset({"length"}),
     ),
     RemedyKind(

@@ -244,11 +244,16 @@ class Trials:
             raise NotApplicable(finding.reason)
         if kind.name == "accumulate":
             return self.accumulation(kind, finding, 0)
-        spec = self._variant(kind, finding.targets)
+        batch, targets = job.batch, finding.targets
+        if kind.name == "fewer-generations" and batch is not None:
+            if batch % 2:
+                raise NotApplicable(f"a batch of {batch} completions cannot be halved")
+            batch, targets = batch // 2, targets[:1]
+        spec = self._variant(kind, targets)
         how = self._by_trainer(kind.name, finding) or instructions(kind, finding)
         if kind.name == "smaller-model":
-            return self._smaller_model(Trial(kind, finding, spec, job.batch, how=how))
-        return Trial(kind, finding, spec, job.batch, how=how)
+            return self._smaller_model(Trial(kind, finding, spec, batch, how=how))
+        return Trial(kind, finding, spec, batch, how=how)
 
     def _by_trainer(self, name: str, finding: Applicability, parts: int = 1) -> tuple[str, ...]:
         """What to write where Transformers' ``Trainer`` makes the step; empty where it does not, or
@@ -268,10 +273,16 @@ class Trials:
         return dataclasses.replace(trial, word=(name, smaller), how=("as in the command below",))
 
     def _shorter(self, kind: RemedyKind) -> Trial:
-        """A trial of sequences half as long, where an option of the command says their length."""
+        """A trial of sequences half as long, where an option of the command says their length, or
+        a configuration of TRL's."""
         present = self._job.command.present.get("seq_len")
         if present is None:
-            raise NotApplicable("no option of the command says how long sequences are")
+            found = self._findings[kind.name]
+            if not found.applies:
+                why = "no option of the command says how long sequences are"
+                raise NotApplicable(f"{why}; {found.reason}")
+            spec = self._variant(kind, found.targets)
+            return Trial(kind, found, spec, self._job.batch, how=instructions(kind, found))
         if int(present) < 2:
             raise NotApplicable(f"sequences of length {present} cannot be shorter")
         values = {"seq_len": str(int(present) // 2)}
@@ -373,8 +384,9 @@ class Trials:
             f"batch size {batch // parts} instead of {batch}; loss = loss / {parts} before "
             f"backward; step and zero_grad only after every {parts} batches",
         )
-        spec = self._variant(kind, (str(parts),))
-        return Trial(kind, finding, spec, batch // parts, how=how)
+        spec = self._variant(kind, (str(parts), *finding.targets))
+        loaded = batch if finding.targets else batch // parts
+        return Trial(kind, finding, spec, loaded, how=how)
 
     # -- the allocator ---------------------------------------------------------------------
 

@@ -67,6 +67,8 @@ def generation(
     # Where calls were left out that do not follow from others, only their memory is known.
     if has_rates(machine.gpu) and (recording.simulated or text.reason or not text.calls_left):
         found = _timed(found, recording, text, machine)
+    if text.round is not None and has_rates(machine.gpu):
+        found = _in_rounds(found, recording, text.round, machine)
     if recording.simulated is None:
         return found
     contexts = _Contexts(recording, text, memory_model)
@@ -117,6 +119,14 @@ def _timed(
         tokens_per_s=rate,
         all_tokens_per_s=rate * found.sequences if rate and found.sequences else None,
     )
+
+
+def _in_rounds(
+    found: Generation, recording: Recording, steps: tuple[int, int], machine: Machine
+) -> Generation:
+    """The time of a round: each of its steps but the last is an assistant's call for one token."""
+    seconds = [step_time(Work.of_step(recording, at), machine).seconds for at in range(*steps)]
+    return dataclasses.replace(found, round_s=sum(seconds), proposed=len(seconds) - 1)
 
 
 def decode_seconds(

@@ -28,6 +28,8 @@ class GeneratedText:
         in_window: modules whose cache is one of these.
         by: what says where the text ends.
         reason: why the calls left cannot be told from those simulated: these are in no figure.
+        round: steps of the recording, from one up to another that is none of them, in which an
+            assistant proposes tokens and the model checks them, the last of such rounds.
     """
 
     prefill: int
@@ -42,6 +44,7 @@ class GeneratedText:
     in_window: tuple[str, ...] = ()
     by: str = ""
     reason: str = ""
+    round: tuple[int, int] | None = None
 
     @property
     def new_tokens(self) -> int:
@@ -112,6 +115,8 @@ class Generation:
         all_tokens_per_s: the same of all sequences together.
         longest: the longest context at the current batch size (``None``: memory does not limit it).
         frontier: that of other batch sizes, the smallest first.
+        round_s: seconds in which an assistant proposes ``proposed`` tokens and the model checks
+            them, which gives one token at least (``None``: there is no assistant).
     """
 
     new_tokens: int
@@ -131,3 +136,5 @@ class Generation:
     all_tokens_per_s: float | None = None
     longest: ContextPoint | None = None
     frontier: tuple[ContextPoint, ...] = ()
+    round_s: float | None = None
+    proposed: int = 0

@@ -153,6 +153,7 @@ class LearningFacts:
     without_names: The first of these, by name where a model is known, else by shape.
     trained_vector: The only tensor that is trained, next to frozen ones, where it is a vector (a
         bias): its name, or else its shape.
+    has_adapters: Adapters or prompts are trained (LoRA), by their names.
     trained_numbers, all_numbers: Numbers in tensors that had gradients, and in all.
     checkpoint_without_gradient: The line that called a reentrant checkpoint with no input that
         needs a gradient.
@@ -220,6 +221,7 @@ class LearningFacts:
     gradients_with_graph: str | None = None
     without_names: tuple[str, ...] = ()
     trained_vector: str | None = None
+    has_adapters: bool = False
     trained_numbers: int = 0
     all_numbers: int = 0
     checkpoint_without_gradient: str | None = None

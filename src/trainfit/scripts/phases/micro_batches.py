@@ -1,8 +1,8 @@
 """Micro-batches of a step that are alike: of many only some are simulated.
 
-Transformers' ``Trainer`` accumulates gradients over micro-batches. Those after the first two that
-have their shapes, but for the last, do what the second did: they are fetched and counted, and not
-made. Memory is that of the others, and the second one's kernels stand for theirs.
+Transformers' ``Trainer`` and Lightning's accumulate gradients over micro-batches. Those after the
+first two that have their shapes, but for the last, do what the second did: they are fetched and
+counted, and not made. Memory is that of the others, and the second one's kernels stand for theirs.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from trainfit.simgpu.session import Simulation
 _MADE: Final = 2
 #: Bytes by which what is in use may differ after two of them: a sum of losses.
 _ALIKE_BYTES: Final = 1024
+#: Where Lightning's loop makes a micro-batch and steps where it was the last.
+_LIGHTNING: Final = (
+    "lightning.pytorch.loops.optimization.automatic",
+    "pytorch_lightning.loops.optimization.automatic",
+)
 #: A name and a form for each tensor of a micro-batch.
 _Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
@@ -54,7 +59,14 @@ class MicroBatches:
                 make = functools.partial(self._of_trainer, prepare)
                 patches.hook(module.Trainer, "training_step", make)
 
+        def optimizing(module: ModuleType) -> None:
+            loop = getattr(module, "_AutomaticOptimization", None)
+            if loop is not None and hasattr(loop, "run"):
+                patches.hook(loop, "run", self._of_lightning)
+
         patches.when_imported("transformers.trainer", training)
+        for name in _LIGHTNING:
+            patches.when_imported(name, optimizing)
 
     def _of_trainer(self, prepare: Any, train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
@@ -71,6 +83,24 @@ class MicroBatches:
             return loss
 
         return training_step
+
+    def _of_lightning(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def run(loop: Any, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+            trainer = loop.trainer
+            steps_itself = getattr(trainer.strategy, "handles_gradient_accumulation", False)
+            is_last = steps_itself or not trainer.fit_loop._should_accumulate()
+            form = _form_of_batch(kwargs)
+            if not is_last and form is not None and self._follows(form):
+                return self._left_out()
+            self._loss = None
+            began = self._simulation.operators
+            outputs = make(loop, optimizer, batch_idx, kwargs)
+            if not is_last:
+                self._note(form, outputs, [began, began, self._simulation.operators, 0])
+            return outputs
+
+        return run
 
     def _follows(self, form: _Form) -> bool:
         """Do the last two of this step tell what one of this form does?"""
@@ -109,3 +139,19 @@ def _form(inputs: Any) -> _Form | None:
     ):
         return None
     return tuple((name, tuple(each.shape), each.dtype) for name, each in inputs.items())
+
+
+def _form_of_batch(given: Any) -> _Form | None:
+    """The form of the tensors in what a ``training_step`` gets, by their places; ``None`` where
+    there is more than those in a batch."""
+    found: dict[str, Any] = {}
+    left = [("", given.get("batch"))] if isinstance(given, Mapping) else []
+    while left:
+        name, each = left.pop()
+        if isinstance(each, Mapping):
+            left += [(f"{name}.{key}", value) for key, value in each.items()]
+        elif isinstance(each, tuple | list):
+            left += [(f"{name}.{at}", value) for at, value in enumerate(each)]
+        else:
+            found[name] = each
+    return _form(found) if found else None

@@ -12,7 +12,12 @@ import torch
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.optimizers import lines_of
-from trainfit.simgpu.interventions.script_state import Intervention, MadeOptimizer, Scene
+from trainfit.simgpu.interventions.script_state import (
+    Intervention,
+    MadeOptimizer,
+    Scene,
+    on_configurations,
+)
 from trainfit.torch_private.modules import UNSCALE_GRADS
 
 
@@ -120,7 +125,8 @@ class AccumulatedSteps(Intervention):
 
     The micro-batch itself comes from the command or the DataLoader, whose batch size is
     divided by the same number. A ``Trainer`` of Transformers is told by its own argument: it clips
-    and logs once a step, too.
+    and logs once a step, too. TRL's trainers that generate (a second target, as the survey's) make
+    the texts of all micro-batches at once: their batches are as they were, and divided later.
     """
 
     name = "accumulate"
@@ -130,11 +136,16 @@ class AccumulatedSteps(Intervention):
         self._places: dict[str, None] = {}
         #: Optimizers that have micro-batches of a step behind them, and some to come.
         self._within: set[int] = set()
-        self._trainer_does = False
+        self._trainer_does = self._generates = False
 
     def watch(self, scene: Scene) -> None:
         super().watch(scene)
         scene.on_optimizer.append(self._note_steps)
+        scene.watch_trainers(self._see)
+
+    def _see(self, trainer: Any, model: Any, args: Any) -> Any:
+        self._generates = hasattr(args, "steps_per_generation")
+        return model
 
     def _note_steps(self, made: MadeOptimizer) -> None:
         optimizer: Any = made.optimizer
@@ -156,10 +167,17 @@ class AccumulatedSteps(Intervention):
             if any(True for _ in module.parameters(recurse=False))
         )
         return Applicability(
-            self.name, True, places=tuple(self._places), detail="batch norm" if norms else ""
+            self.name,
+            True,
+            places=tuple(self._places),
+            detail="batch norm" if norms else "",
+            targets=("generates",) if self._generates else (),
         )
 
     def apply(self, scene: Scene) -> None:
+        if len(self.targets) > 1:
+            on_configurations(scene, ("GRPO", "RLOO"), self._divide)
+            return
         scene.on_optimizer.append(self._gate)
         zero_grad = torch.nn.Module.zero_grad
 
@@ -170,6 +188,14 @@ class AccumulatedSteps(Intervention):
 
         scene.patches.set(torch.nn.Module, "zero_grad", gated)
         scene.watch_trainers(self._tell)
+
+    def _divide(self, config: Any) -> None:
+        parts = int(self.targets[0])
+        if config.per_device_train_batch_size % parts:
+            return
+        config.per_device_train_batch_size //= parts
+        config.gradient_accumulation_steps *= parts
+        self.changed += 1
 
     def _tell(self, trainer: Any, model: Any, args: Any) -> Any:
         present = getattr(args, "gradient_accumulation_steps", None)

@@ -340,6 +340,27 @@ def _looked_at(
     return __init__
 
 
+def on_configurations(scene: Scene, trainers: Iterable[str], look: Callable[[Any], None]) -> None:
+    """Call ``look`` with each configuration of TRL's (``trainers``: the first words of their
+    classes, SFT) that has its values, before others are derived from them: of a class that the
+    script makes of TRL's as well."""
+
+    def looked_at(complete: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(complete)
+        def __post_init__(config: Any) -> None:
+            look(config)
+            complete(config)
+
+        return __post_init__
+
+    def seen(trainer: str, module: ModuleType) -> None:
+        scene.patches.hook(getattr(module, f"{trainer}Config"), "__post_init__", looked_at)
+
+    for trainer in trainers:
+        name = f"trl.trainer.{trainer.lower()}_config"
+        scene.patches.when_imported(name, functools.partial(seen, trainer))
+
+
 def _groups(params: Any) -> list[Any]:
     """What an optimizer is given, with iterators read out: they can be read only once."""
     return [

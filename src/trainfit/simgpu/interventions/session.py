@@ -31,11 +31,21 @@ from trainfit.simgpu.interventions.optimizers import (
 from trainfit.simgpu.interventions.script_state import Intervention, OperatorWatch, Scene
 from trainfit.simgpu.interventions.smaller_model import SmallerModel
 from trainfit.simgpu.interventions.trainers import Adapters, ChunkedLoss, FourBits
+from trainfit.simgpu.interventions.trl_arguments import (
+    FewerGenerations,
+    ReferenceLogProbs,
+    ShorterCompletions,
+    ShorterSamples,
+)
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 #: In the order in which several are applied: what wraps ``optimizer.step`` last is outermost.
 _KINDS: tuple[type[Intervention], ...] = (
+    ReferenceLogProbs,
+    FewerGenerations,
+    ShorterCompletions,
+    ShorterSamples,
     SmallerModel,
     GlobalPooling,
     FreezeBackbone,

@@ -19,6 +19,8 @@ from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import Intervention, Scene
 
 _LOADING: Final = "transformers.modeling_utils"
+#: First words of TRL's trainers that make adapters themselves of what they are given.
+_OF_TRL: Final = ("SFT", "DPO", "KTO", "Reward", "GRPO", "RLOO")
 #: What PEFT's own documentation begins with.
 _RANK: Final = 16
 #: How QLoRA quantizes (Dettmers 2023): values and scales, computing in 16 bits.
@@ -100,14 +102,48 @@ class Adapters(_OfTrainer):
             return f"{type(trainer).__name__}(…, peft_config={made})  # from peft import LoraConfig"
         return f"before it, model = get_peft_model(model, {made})  # from peft import …"
 
-    def _change(self, trainer: Any, model: Any, args: Any) -> Any:
-        import peft
+    def apply(self, scene: Scene) -> None:
+        super().apply(scene)
+        for trainer in _OF_TRL:
+            name = f"trl.trainer.{trainer.lower()}_trainer"
+            scene.patches.when_imported(name, functools.partial(self._give, scene, trainer))
 
+    def _give(self, scene: Scene, trainer: str, module: ModuleType) -> None:
+        """Give TRL's trainer its own argument: it casts adapters on weights of 4 bits, and has
+        inputs of checkpointed blocks need gradients."""
+        kind = getattr(module, f"{trainer}Trainer")
+        if "peft_config" not in inspect.signature(kind.__init__).parameters:
+            return
+
+        def given(construct: Callable[..., None]) -> Callable[..., None]:
+            @functools.wraps(construct)
+            def __init__(trainer: Any, *args: Any, **named: Any) -> None:
+                bound = inspect.signature(construct).bind_partial(trainer, *args, **named)
+                there = bound.arguments
+                if there.get("peft_config") or self._refusal(there.get("model"), None):
+                    construct(trainer, *args, **named)
+                    return
+                self.changed += 1
+                there["peft_config"] = self._config()
+                construct(*bound.args, **bound.kwargs)
+
+            return __init__
+
+        scene.patches.hook(kind, "__init__", given)
+
+    def _change(self, trainer: Any, model: Any, args: Any) -> Any:
         if self._refusal(model, args):
             return model
+        import peft
+
         self.changed += 1
-        config = peft.LoraConfig(r=_RANK, lora_alpha=2 * _RANK, target_modules="all-linear")
-        return peft.get_peft_model(model, config)
+        return peft.get_peft_model(model, self._config())
+
+    @staticmethod
+    def _config() -> Any:
+        import peft
+
+        return peft.LoraConfig(r=_RANK, lora_alpha=2 * _RANK, target_modules="all-linear")
 
 
 class FourBits(_OfTrainer):

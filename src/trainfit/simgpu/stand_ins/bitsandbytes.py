@@ -59,12 +59,11 @@ def _fused(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [Kernel("matmul", dtype_of(result), work, read, written, rows, columns, depth)]
 
 
-@launched_by("int8_linear_matmul", "int8_scaled_mm")
+@launched_by("int8_linear_matmul")
 def _eight_bits(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """(rows, depth) times the transpose of (columns, depth), of whole numbers."""
-    left, right = (call["A"], call["B"]) if "B" in call else (call["CA"], call["CB"])
-    columns, depth = right._spec.size[-2:]
-    rows = left._spec.numel // max(1, depth)
+    columns, depth = call["B"]._spec.size[-2:]
+    rows = call["A"]._spec.numel // max(1, depth)
     read = bytes_of(tensors_in(list(call.values())))
     work, written = 2 * rows * columns * depth, bytes_of(tensors_in(result))
     # Tensor cores multiply them at the rate of 8-bit floats.
@@ -84,7 +83,7 @@ def _by_number(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [Kernel("pointwise", dtype_of(source), 0, bytes_of(given), bytes_of(made), numbers)]
 
 
-@launched_by("int8_double_quant", "int8_mixed_scaled_mm")
+@launched_by("int8_double_quant", "int8_mixed_scaled_mm", "int8_scaled_mm")
 def _composed(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """What it consists of tells its kernels."""
     return []
@@ -137,8 +136,7 @@ def int8_vectorwise_quant(engine: Engine, func: Any, args: Any, kwargs: Any) -> 
     call = by_name(func, args, kwargs)
     if call["threshold"]:
         with engine.mode(engine):
-            outliers = call["A"].abs() >= call["threshold"]
-        del outliers
+            (call["A"].abs() >= call["threshold"]).any()
         engine.wait_for_device()
         engine.assume("LLM.int8: no column of the activations was assumed to have outliers")
     return engine.generic(engine.info(func), args, kwargs)
@@ -153,7 +151,13 @@ def int8_double_quant(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
         operators = torch.ops.bitsandbytes
         rows, scales, outliers = operators.int8_vectorwise_quant(source, call["threshold"])
         magnitudes = source.abs().view(-1, source.shape[-1])
+        if call["threshold"]:
+            is_outlier = magnitudes >= call["threshold"]
+            magnitudes.masked_fill_(is_outlier, 0.0)
         by_column = magnitudes.amax(dim=0, keepdim=True).float()
+        del magnitudes
+        if call["threshold"]:
+            source = source.masked_fill(is_outlier, 0.0)
         columns = torch.round(source.mul(127.0) / by_column).to(torch.int8)
         return rows, columns, scales, by_column.flatten(), outliers
 
@@ -169,6 +173,41 @@ def int8_mixed_scaled_mm(engine: Engine, func: Any, args: Any, kwargs: Any) -> A
             call["CA"], call["CB"], call["SCA"], call["SCB"], bias=call["bias"], dtype=source.dtype
         )
     return result, outliers
+
+
+@handles_named("bitsandbytes::int8_scaled_mm")
+def int8_scaled_mm(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """A matmul in int8: sums of 32 bits, which are there until the result is made of them
+    (``bitsandbytes/backends/default/ops.py``)."""
+    call = by_name(func, args, kwargs)
+    with engine.mode(engine):
+        operators = torch.ops.bitsandbytes
+        sums = operators.int8_linear_matmul(call["A"], call["B"])
+        return operators.int8_mm_dequant(
+            sums, call["row_stats"], call["col_stats"], call["dtype"], call["bias"]
+        )
+
+
+@handles_named("bitsandbytes::int8_mm_dequant")
+def int8_mm_dequant(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
+    """The kernel's result is in float16, with a bias of that type; what else is asked for is added
+    and cast after it."""
+    call = by_name(func, args, kwargs)
+    dtype, bias = call["dtype"] or torch.float16, call["bias"]
+    if dtype == torch.float16 and (bias is None or bias.dtype == dtype):
+        return engine.generic(engine.info(func), args, kwargs)
+    is_fused = bias is not None and bias.dtype == torch.float16
+    with engine.mode(engine):
+        result = torch.ops.bitsandbytes.int8_mm_dequant(
+            call["A"],
+            call["row_stats"],
+            call["col_stats"],
+            torch.float16,
+            bias if is_fused else None,
+        )
+        if bias is not None and not is_fused:
+            result.add_(bias)
+        return result.to(dtype)
 
 
 # ---
