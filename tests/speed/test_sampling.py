@@ -13,7 +13,7 @@ from trainfit.hardware import find_gpu
 from trainfit.results.findings import Finding
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.sampling import sampling_before_step
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 
 
 def _found(before: Callable[[nn.Module], object]) -> list[Finding]:
@@ -26,7 +26,7 @@ def _found(before: Callable[[nn.Module], object]) -> list[Finding]:
             policy(torch.rand(64, 16).to("cuda")).square().mean().backward()
             optimizer.step()
         return list(
-            sampling_before_step(simulation.recording, Machine(find_gpu("RTX 4090"), FITTED))
+            sampling_before_step(simulation.recording, HostedGpu(find_gpu("RTX 4090"), FITTED))
         )
 
 

@@ -15,7 +15,7 @@ from trainfit.results.findings import Finding
 from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.kernel_times import peak_flops
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 from trainfit.speed.wide import float64_on_gpu
 
 Tensor = torch.Tensor
@@ -30,7 +30,7 @@ def _found(loss: Callable[[Tensor, Tensor], Tensor], gpu: str = "RTX 4090") -> l
             optimizer.zero_grad()
             loss(model(x), y).backward()
             optimizer.step()
-        return list(float64_on_gpu(simulation.recording, Machine(find_gpu(gpu), FITTED)))
+        return list(float64_on_gpu(simulation.recording, HostedGpu(find_gpu(gpu), FITTED)))
 
 
 def test_a_loss_in_float64() -> None:

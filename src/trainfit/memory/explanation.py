@@ -9,7 +9,6 @@ from typing import TypeVar
 import numpy as np
 
 from trainfit.findings.out_of_memory import MISTAKES, MOSTLY, of_first_step, of_full_memory
-from trainfit.memory.affine import NotAffineError
 from trainfit.memory.capacity import DeviceCapacity, batch_law, context_parts, figures
 from trainfit.memory.fragmentation import best_setting, compare_settings, fragmentation
 from trainfit.memory.growth import step_pattern

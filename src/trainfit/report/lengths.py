@@ -242,7 +242,8 @@ def _time(generation: Generation) -> str:
     ):  # what is proposed stands in the prompt
         return f"{duration(generation.round_s)} a call, which gives one token at least"
     if generation.round_s is not None:
-        return f"{duration(generation.round_s)} for {generation.proposed} proposed tokens and their check"
+        asked = f"{generation.proposed} proposed tokens and their check"
+        return f"{duration(generation.round_s)} for {asked}"
     if generation.first_token_s is None or generation.token_s is None or generation.total_s is None:
         return ""
     first, last = map(duration, generation.token_s)

@@ -14,7 +14,7 @@ from trainfit.hardware.gpu.figures import is_made_up
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.text import duration
-from trainfit.speed.step import Machine, step_time
+from trainfit.speed.step import HostedGpu, step_time
 from trainfit.speed.work import Work, one_off
 
 #: Times that the same layer computes in a row, of those that a step has, that are a sampling; and
@@ -26,7 +26,7 @@ _RANDOM: Final = re.compile(r"aten\.(?:multinomial|normal|bernoulli|exponential|
 _FORWARD: Final = PHASES.index("forward")
 
 
-def sampling_before_step(recording: Recording, machine: Machine) -> Iterator[Finding]:
+def sampling_before_step(recording: Recording, machine: HostedGpu) -> Iterator[Finding]:
     """Calls of a model one after another before the first step, without a backward pass of their
     own, and the line that has most of them. An evaluation is none."""
     last = recording.steps - 1

@@ -13,7 +13,7 @@ from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.steps import DTYPES
 from trainfit.results.text import duration
-from trainfit.speed.step import Machine, step_time
+from trainfit.speed.step import HostedGpu, step_time
 from trainfit.speed.work import COLUMNS, Work, steady
 
 #: The part of a step that float64 must cost (no outside source).
@@ -23,7 +23,7 @@ _DTYPE: Final = COLUMNS.index("dtype")
 _BYTES: Final = [COLUMNS.index(name) for name in ("read", "written")]
 
 
-def float64_on_gpu(recording: Recording, machine: Machine) -> Iterator[Finding]:
+def float64_on_gpu(recording: Recording, machine: HostedGpu) -> Iterator[Finding]:
     """What a step would save if its kernels in float64 were in float32, and the line at which they
     begin: a loss of ``logits.double()``, targets that came from NumPy, constants in float64."""
     if not recording.steps or is_made_up(machine.gpu, "fp32_flops"):

@@ -45,7 +45,7 @@ from trainfit.results.runs.trace import LoaderCut, LoaderOverride, TraceOutcome
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.loops import loops_on_gpu
 from trainfit.speed.sampling import sampling_before_step
-from trainfit.speed.step import Machine
+from trainfit.speed.step import HostedGpu
 from trainfit.speed.wide import float64_on_gpu
 
 #: Optimizer steps of an epoch that is cut short, and seconds for a run of three of them.
@@ -210,8 +210,8 @@ def _described(
         *of_evaluation(coverage),
         *of_habits(recording.makeup),
         *loops_on_gpu(recording),
-        *float64_on_gpu(recording, Machine(gpu, FITTED)),
-        *sampling_before_step(recording, Machine(gpu, FITTED)),
+        *float64_on_gpu(recording, HostedGpu(gpu, FITTED)),
+        *sampling_before_step(recording, HostedGpu(gpu, FITTED)),
         *_of_full_gpu(trace.outcome),
     )
     header["findings"] = [json.loads(as_json(each)) for each in findings]

@@ -122,7 +122,7 @@ def _timed(
 
 
 def _in_rounds(
-    found: Generation, recording: Recording, steps: tuple[int, int], machine: Machine
+    found: Generation, recording: Recording, steps: tuple[int, int], machine: HostedGpu
 ) -> Generation:
     """The time of a round: each of its steps but the last is an assistant's call for one token."""
     seconds = [step_time(Work.of_step(recording, at), machine).seconds for at in range(*steps)]
