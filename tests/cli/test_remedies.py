@@ -172,9 +172,10 @@ def test_an_allocator_setting_is_added_to_what_is_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--remedies=magic"], f"--remedies: unknown remedy 'magic'; known: {', '.join(NAMES)}"),
-        (["--remedies=sgd,"], "--remedies: unknown remedy ''; known: "),
-        (["--remedies="], "--remedies: unknown remedy ''; known: "),
+        (["--remedies=magic"], "--remedies: unknown remedy 'magic'; trainfit plan --help lists"),
+        (["--remedies=lor"], "--remedies: unknown remedy 'lor'; did you mean 'lora'?"),
+        (["--remedies=sgd,"], "--remedies: unknown remedy ''; trainfit plan --help lists"),
+        (["--remedies="], "--remedies: unknown remedy ''; trainfit plan --help lists"),
     ],
 )
 def test_names_that_are_no_remedies(words: list[str], says: str, tmp_path: Path) -> None:

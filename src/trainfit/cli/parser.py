@@ -162,8 +162,8 @@ class OptionParser(argparse.ArgumentParser):
                 return [*found, word, *left]
             if word.startswith("-") and word != "-" and not self._is_known(word):
                 near = nearest(word.partition("=")[0], self._option_string_actions)
-                meant = _meant(near) if near or not has_command else _OF_THE_COMMAND
-                self.error(f"unknown option {word.partition('=')[0]!r}{meant}")
+                asked = meant(near) if near or not has_command else _OF_THE_COMMAND
+                self.error(f"unknown option {word.partition('=')[0]!r}{asked}")
             found.append(word)
             if word not in with_value:
                 continue
@@ -241,10 +241,11 @@ def _not_a_verb(word: str, words: Sequence[str]) -> str:
     if word in _LAUNCHERS or word.endswith(".py"):
         command = " ".join(words) if word in _LAUNCHERS else f"python {' '.join(words)}"
         return f"{word!r} is not a command of trainfit: trainfit plan -- {command}"
-    return f"unknown command {word!r}{_meant(nearest(word.lower(), VERBS))}"
+    return f"unknown command {word!r}{meant(nearest(word.lower(), VERBS))}"
 
 
-def _meant(near: str) -> str:
+def meant(near: str) -> str:
+    """A question that ends a message: was ``near`` meant? Empty without one."""
     return f"; did you mean {near!r}?" if near else ""
 
 

@@ -15,6 +15,7 @@ from trainfit.cli.common import (
 from trainfit.cli.job import chosen_device, read_command
 from trainfit.cli.options.plan import UNSAID
 from trainfit.cli.output import given_output, name_report, print_plan
+from trainfit.cli.parser import meant, nearest
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
@@ -126,5 +127,8 @@ def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:
         return NAMES
     names = [name.strip() for name in options.remedies.split(",")]
     if unknown := [name for name in names if name not in NAMES]:
-        raise UsageError(f"--remedies: unknown remedy {unknown[0]!r}; known: {', '.join(NAMES)}")
+        asked = meant(nearest(unknown[0], NAMES))
+        raise UsageError(
+            f"--remedies: unknown remedy {unknown[0]!r}{asked}; trainfit plan --help lists them"
+        )
     return tuple(dict.fromkeys(names))
