@@ -154,22 +154,22 @@ def test_a_rehearsal_of_its_own_is_called_in_its_place() -> None:
 
 # --- A user's own loop ---------------------------------------------------------------------------
 @pytest.fixture
-def turned() -> Iterator[ticks.Loop]:
+def turned() -> Iterator[ticks.TickLoop]:
     """A loop, while Python collects no garbage by itself."""
-    loop = ticks.Loop(100.0, "arm")
+    loop = ticks.TickLoop(100.0, "arm")
     gc.disable()
     yield loop
     gc.enable()
     loop.patches.restore()
 
 
-def told(loop: ticks.Loop) -> str:
+def told(loop: ticks.TickLoop) -> str:
     result = loop.result()
     assert result is not None
     return ticks._line("arm", result.rates[0])
 
 
-def test_garbage_collections_within_turns_are_told_with_their_share(turned: ticks.Loop) -> None:
+def test_garbage_collections_within_turns_are_told_with_their_share(turned: ticks.TickLoop) -> None:
     kept = [[each] for each in range(100_000)]
     for _ in range(12):
         with turned.turn():
@@ -178,7 +178,7 @@ def test_garbage_collections_within_turns_are_told_with_their_share(turned: tick
     assert "garbage collections of Python make" in told(turned) and "freeze()" in told(turned)
 
 
-def test_collections_between_turns_are_none_of_the_turns(turned: ticks.Loop) -> None:
+def test_collections_between_turns_are_none_of_the_turns(turned: ticks.TickLoop) -> None:
     for _ in range(12):
         gc.collect()
         with turned.turn():

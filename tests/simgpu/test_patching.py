@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import io
+import itertools
 import json
 import os
 import pickle
@@ -21,7 +23,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.simgpu.patching import LocalHook, PatchSet, Replacement
+from trainfit.simgpu.patching import CollectionTimes, LocalHook, PatchSet, Replacement
 from trainfit.speed.cpu_run import cpu_for_cuda
 from trainfit.torch_private.modules import fast_call
 from trainfit.watch.recorder import cuda_hooks
@@ -386,3 +388,18 @@ def test_a_hook_with_a_shortcut_is_not_taken_for_pytorchs_own_call() -> None:
     finally:
         patches.restore()
     assert fast_call(nn.Module.__call__, [False], lambda *_: None) is not None
+
+
+def test_collections_that_come_while_their_times_are_added_up(patches: PatchSet) -> None:
+    """A look makes objects itself: a collection begins within it."""
+    times = CollectionTimes()
+    ticks = itertools.count()
+    patches.see_collections(ticks.__next__, times.starts, times.stops)
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        seconds = sum(times.take() for _ in range(300) if [[]])
+    finally:
+        gc.set_threshold(*threshold)
+    patches.restore()
+    assert seconds + times.take() == next(ticks) // 2 > 0

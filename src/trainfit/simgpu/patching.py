@@ -255,15 +255,17 @@ class CollectionTimes:
         self.starts: deque[float] = deque(maxlen=_MOST_COLLECTIONS)
         self.stops: deque[float] = deque(maxlen=_MOST_COLLECTIONS)
 
+    def pauses(self) -> Iterator[float]:
+        """Seconds of each since the last such look, one by one: one may come in between. The end of
+        a collection belongs to the last start before it."""
+        while self.stops:
+            stop = self.stops.popleft()
+            if self.starts and self.starts[0] <= stop:
+                yield stop - self.starts.popleft()
+
     def take(self) -> float:
-        """Seconds of those since the last such look."""
-        if not self.stops:
-            return 0.0
-        pairs = zip(self.starts, self.stops, strict=False)
-        seconds = sum(max(0.0, stop - start) for start, stop in pairs)
-        self.starts.clear()
-        self.stops.clear()
-        return seconds
+        """Seconds of all since the last such look."""
+        return sum(self.pauses())
 
 
 def _noting(clock: Callable[[], float], times: deque[float]) -> Callable[..., None]:

@@ -8,14 +8,13 @@ read at the next step.
 
 from __future__ import annotations
 
-import collections
 import os
 import time
 from collections.abc import Callable
 from typing import Final
 
 from trainfit.results.runs.watched import COLLECTIONS
-from trainfit.simgpu.patching import PatchSet
+from trainfit.simgpu.patching import CollectionTimes, PatchSet
 
 #: Seconds from which one is a pause: collections of new objects alone (generations 0 and 1) need
 #: some 0.02 to 0.3 ms (Python 3.11, 5,200 and 470 of them).
@@ -24,9 +23,8 @@ _PAUSE_S: Final = 0.001
 #: some hundred.
 _LEAST_S: Final = 1.0
 _OF_ALL: Final = 0.02
-#: Collections that are kept until the next step, and from which they are read without waiting.
-_MOST: Final = 1 << 12
-_MANY: Final = _MOST // 4
+#: Collections from which they are read without waiting, of the 4,096 that are kept.
+_MANY: Final = 1 << 10
 
 
 class CollectorPauses:
@@ -42,29 +40,28 @@ class CollectorPauses:
         self, tell: Callable[..., None], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._tell, self._clock = tell, clock
-        self._starts: collections.deque[float] = collections.deque(maxlen=_MOST)
-        self._stops: collections.deque[float] = collections.deque(maxlen=_MOST)
+        self._times = CollectionTimes()
         self.reset()
 
     def reset(self) -> None:
         """Begin from nothing, as in a forked child."""
         self._pid = os.getpid()
         self._first = self._told = self._clock()
-        self._starts.clear()
-        self._stops.clear()
+        self._times.starts.clear()
+        self._times.stops.clear()
         self._pauses: list[float] = []
 
     def install(self, patches: PatchSet) -> None:
         """Watch the collector, until ``patches`` are restored."""
-        patches.see_collections(self._clock, self._starts, self._stops)
+        patches.see_collections(self._clock, self._times.starts, self._times.stops)
 
     def look(self, *, at_end: bool = False) -> None:
         """Tell of the pauses since the last time, if there were any and it is time for it."""
-        if not self._stops and not self._pauses:
+        if not self._times.stops and not self._pauses:
             return
         now = self._clock()
         due = now - self._told >= max(_LEAST_S, _OF_ALL * (now - self._first))
-        if os.getpid() != self._pid or not (due or at_end or len(self._stops) >= _MANY):
+        if os.getpid() != self._pid or not (due or at_end or len(self._times.stops) >= _MANY):
             return
         self._read()
         if self._pauses and (due or at_end):
@@ -73,9 +70,4 @@ class CollectorPauses:
             self._tell(COLLECTIONS, seconds=sum(found), values=values)
 
     def _read(self) -> None:
-        """What was noted: the end of a collection belongs to the last start before it."""
-        starts, stops = self._starts, self._stops
-        for _ in range(len(stops)):
-            stop = stops.popleft()
-            if starts and starts[0] <= stop and (seconds := stop - starts.popleft()) >= _PAUSE_S:
-                self._pauses.append(seconds)
+        self._pauses += [seconds for seconds in self._times.pauses() if seconds >= _PAUSE_S]
