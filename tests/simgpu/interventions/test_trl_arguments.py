@@ -49,9 +49,9 @@ class Reference:
     def __init__(self) -> None:
         self.calls = 0
 
-    def compute_ref_log_probs(self, model: Any, inputs: Any) -> tuple[int, int]:
+    def compute_ref_log_probs(self, model: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
         self.calls += 1
-        return inputs, inputs
+        return inputs["input_ids"][:, 0], inputs["input_ids"][:, 1]
 
 
 @pytest.fixture(autouse=True)
@@ -177,12 +177,15 @@ def test_log_probabilities_of_the_reference_are_computed_for_a_few_batches() -> 
     def make() -> Any:
         config = DPOConfig()
         if config.precompute_ref_log_probs:
-            results.extend(trainer.compute_ref_log_probs(None, each) for each in range(100))
+            for rows in (*[4] * 100, 3):  # and what is left of the data set
+                batch = {"chosen": [""] * rows, "input_ids": torch.zeros(rows, 7)}
+                results.append(trainer.compute_ref_log_probs(None, batch))
         return config
 
     said, _ = changed("reference-logprobs", make)
     assert said == "in its DPOConfig: precompute_ref_log_probs=True"
-    assert len(results) == 100 and trainer.calls == 3
+    assert trainer.calls == 3 + 1
+    assert [len(chosen) for chosen, _ in results] == [4] * 100 + [3]
 
 
 def test_a_model_with_adapters_is_its_own_reference(trl: Any) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar, Final
 
+import torch
+
 from trainfit.results.runs.trace import Applicability
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.interventions.script_state import (
@@ -114,17 +116,25 @@ class ReferenceLogProbs(_OfConfiguration):
             return
 
         def few(compute: Callable[..., Any]) -> Callable[..., Any]:
-            made: list[Any] = []
+            made: dict[int | None, list[Any]] = {}
 
             @functools.wraps(compute)
             def compute_ref_log_probs(trainer: Any, model: Any, inputs: Any) -> Any:
-                if len(made) < _BATCHES:
-                    made.append(compute(trainer, model, inputs))
-                return made[-1]
+                # By rows: the last batch may have fewer, and each sample gets one of its own.
+                alike = made.setdefault(_rows(inputs), [])
+                if len(alike) < _BATCHES:
+                    alike.append(compute(trainer, model, inputs))
+                return alike[-1]
 
             return compute_ref_log_probs
 
         scene.patches.hook(kind, "compute_ref_log_probs", few)
+
+
+def _rows(inputs: Any) -> int | None:
+    """The rows of a batch; ``None`` where it has no tensors by name."""
+    values = inputs.values() if hasattr(inputs, "values") else ()
+    return next((each.shape[0] for each in values if isinstance(each, torch.Tensor)), None)
 
 
 class _Halved(_OfConfiguration):
