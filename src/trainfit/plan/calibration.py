@@ -122,8 +122,8 @@ def calibrate(
         torch=device.torch,
     )
     gpu = run.gpu_of(profile)
-    with ThreadPoolExecutor(1) as beside:
-        simulations = beside.submit(run.simulations, gpu)
+    with ThreadPoolExecutor(1) as pool:
+        simulations = pool.submit(run.simulations, gpu)
         workspaces = run.once("workspaces", "convolution workspaces")
     # Only what measures times wants all cores.
     simulated = simulations.result()
@@ -222,13 +222,16 @@ class _CalibrationRuns:
 
     def simulations(self, gpu: GpuSpec | None) -> _SimulatedReadings:
         """The same workspaces and programs on the simulated GPU, as far as time allows."""
-        found: list[MeasuringOutcome | None] = [None, None]
-        given = self._laboratory.stand_in or (gpu and StandIn(gpu, _bare_constants()))
-        if given and self._left_s() > 0:
-            found[0] = self._measure("workspaces", given, needed=False)
-        if gpu is not None and self._left_s() > 0:
-            found[1] = self._measure("programs", StandIn(gpu, _bare_constants()), needed=False)
-        return _SimulatedReadings(*found)
+        named = StandIn(gpu, _bare_constants()) if gpu is not None else None
+        return _SimulatedReadings(
+            self._simulated("workspaces", self._laboratory.stand_in or named),
+            self._simulated("programs", named),
+        )
+
+    def _simulated(self, subject: Subject, stand_in: StandIn | None) -> MeasuringOutcome | None:
+        if stand_in is None or self._left_s() <= 0:
+            return None
+        return self._measure(subject, stand_in, needed=False)
 
     def _measure(
         self, subject: Subject, stand_in: StandIn | None, *, needed: bool

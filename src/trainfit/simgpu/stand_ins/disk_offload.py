@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.host_fills import unwritten
 from trainfit.simgpu.patching import PatchSet
 
@@ -51,8 +52,8 @@ class DiskOffload:
             if weight.is_meta or weight.nbytes < _LARGE:
                 return write(weight, weight_name, offload_folder, index)
             if index is not None:
-                dtype = str(weight.dtype).removeprefix("torch.")
-                index[weight_name] = {"dtype": dtype, "shape": list(weight.shape)}
+                shape = list(weight.shape)
+                index[weight_name] = {"dtype": dtype_name(weight.dtype), "shape": shape}
             with Path(offload_folder, f"{weight_name}.dat").open("wb") as file:
                 file.truncate(weight.nbytes)
             return index

@@ -294,18 +294,19 @@ def _find_retries(run: RunView) -> Iterator[Finding]:
         done = int(view.record.steps["step"].max(initial=-1)) + 1
         tries = sum(each.step == full[-1].step for each in full)
         lost = {each.step for each in full}
-        more = (
-            f"in {len(lost)} of {done} steps memory runs out, and the script goes on without them"
-        )
-        if tries >= _TRIES and full[-1].step >= done:
+        is_stuck = tries >= _TRIES and full[-1].step >= done
+        if is_stuck:
             title = f"Memory runs out in each try of step {full[-1].step}: {tries} so far"
         elif len(lost) >= _STEPS_LOST and len(lost) >= _SHARE_LOST * done and min(lost) < done - 1:
-            title = more[0].upper() + more[1:]
+            title = (
+                f"In {len(lost)} of {done} steps memory runs out, and the script goes on without "
+                "them"
+            )
         else:
             continue
         yield Finding(
             "memory_retried",
-            "critical" if tries >= _TRIES and full[-1].step >= done else "warning",
+            "critical" if is_stuck else "warning",
             title,
             (
                 Evidence("times that memory ran out", float(len(full))),
