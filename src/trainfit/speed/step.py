@@ -413,7 +413,10 @@ def step_work(recording: Recording, machine: HostedGpu) -> StepWork | None:
     phases = work.op_phase[work.op]
     totals = np.bincount(phases, weights=seconds, minlength=len(PHASES)).tolist()
     bounds = timed.times.arithmetic(machine.efficiency), timed.times.traffic(machine.efficiency)
-    operators = _operators(recording, step, work, bounds, seconds)
+    dtypes = work.column("dtype")
+    if "tfloat32" not in machine.rated.tensor_flops:  # recordings say what may round, on any GPU
+        dtypes = np.where(dtypes == DTYPES.index("tfloat32"), DTYPES.index("float32"), dtypes)
+    operators = _operators(recording, step, work, dtypes, bounds, seconds)
     peaks = dict(zip(DTYPES, peak_flops(machine.rated).tolist(), strict=True))
     with_flops = {each.dtype for each in operators if each.flops}
     return StepWork(
@@ -434,13 +437,18 @@ def _once(recording: Recording, step: int, work: Work) -> NDArray[np.bool_]:
 
 
 def _operators(
-    recording: Recording, step: int, work: Work, bounds: tuple[Floats, Floats], seconds: Floats
+    recording: Recording,
+    step: int,
+    work: Work,
+    dtypes: IntArray,
+    bounds: tuple[Floats, Floats],
+    seconds: Floats,
 ) -> tuple[OperatorTime, ...]:
-    """Times of operators by name, phase and dtype; ``bounds`` are what arithmetic and traffic of
-    each kernel need."""
+    """Times of operators by name, phase and dtype (``dtypes``: that of each kernel); ``bounds`` are
+    what arithmetic and traffic of each kernel need."""
     (arithmetic, traffic), calls = bounds, work.calls
     names = recording.op_name[recording.op_step == step][work.op]
-    columns = (names, work.op_phase[work.op], work.column("dtype"))
+    columns = (names, work.op_phase[work.op], dtypes)
     keys, group = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
     sums = {
         name: np.bincount(group.ravel(), weights=values, minlength=len(keys))

@@ -60,7 +60,7 @@ def test_each_block_as_markdown() -> None:
         Snippet("run `it`", "Run"),
         Text("a *b*"),
         Output("col  umn\nnext"),
-        Facts((Row("label", "text"),)),
+        Facts((Row("label", "text"), Row("", "more"))),
         Items((Item("found", "bad", "kind", (("why", "so"), ("none", "")), (Snippet("fix"),)),)),
         Chart("Picture", "What it says.", {}, table, "A note."),
     )
@@ -75,7 +75,8 @@ def test_each_block_as_markdown() -> None:
     assert "a \\*b\\*" in text
     assert "| **x\\|y** | **1** |" in text
     assert "| --- | ---: |" in text
-    assert "- **found** (kind)\n  - why: so\n  - : `fix`" in text or "`fix`" in text
+    assert "- label: text\n  - more\n" in text
+    assert "- **found** (kind)\n  - why: so\n  - `fix`" in text
     assert "none" not in text
     assert "### Picture" in text and "A note." in text
     assert text.endswith("made from `f` (Plan).\n")

@@ -12,6 +12,7 @@ from trainfit.hardware import find_gpu
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.results.kinds import read
 from trainfit.results.runs.recording import Recording
+from trainfit.results.runs.steps import DTYPES
 from trainfit.results.speed import StepWork
 from trainfit.speed.step import step_time, step_work
 from trainfit.speed.work import Work
@@ -54,6 +55,16 @@ def test_flops_are_those_of_the_work(recording: Recording) -> None:
     # T4: float32 on the CUDA cores at 8.1 TFLOP/s, 320 GB/s (NVIDIA T4 datasheet).
     assert found.peak_flops_per_s["float32"] == pytest.approx(8.1e12, rel=0.02)
     assert found.bandwidth_bytes_per_s == pytest.approx(320e9, rel=0.01)
+
+
+def test_what_may_round_to_tf32_is_named_so_where_the_gpu_has_it(recording: Recording) -> None:
+    """The recording says of each multiplication whether it may, whatever the GPU."""
+    tf32 = np.full_like(recording.kernel_dtype, DTYPES.index("tfloat32"))
+    allowed = dataclasses.replace(recording, kernel_dtype=tf32)
+    assert {each.dtype for each in of(allowed).operators} == {"float32"}
+    ampere = step_work(allowed, machine_of(find_gpu("A10")))
+    assert ampere is not None
+    assert {each.dtype for each in ampere.operators} == {"tfloat32"}
 
 
 def test_no_operator_is_above_the_roof(recording: Recording) -> None:

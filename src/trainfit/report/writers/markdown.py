@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from trainfit.report.blocks import (
@@ -15,6 +16,7 @@ from trainfit.report.blocks import (
     Items,
     Output,
     Page,
+    Row,
     Section,
     Snippet,
     Table,
@@ -63,7 +65,7 @@ def _block(block: Block) -> str:
 @_block.register
 def _command(block: Snippet) -> str:
     label = f"{_plain(block.label)}:\n\n" if block.label else ""
-    rows = "\n".join(f"- {_plain(row.label)}: {_plain(row.text)}" for row in block.rows)
+    rows = _rows(block.rows)
     return "\n\n".join(part for part in (label + _fenced(block.text), rows) if part)
 
 
@@ -79,7 +81,13 @@ def _output(block: Output) -> str:
 
 @_block.register
 def _facts(block: Facts) -> str:
-    return "\n".join(f"- {_plain(row.label)}: {_plain(row.text)}" for row in block.rows)
+    return _rows(block.rows)
+
+
+def _rows(rows: Sequence[Row]) -> str:
+    """A list item each; a row without a label belongs to the one above it."""
+    lines = (f"- {_plain(row.label)}: " if row.label else "  - " for row in rows)
+    return "\n".join(f"{line}{_plain(row.text)}" for line, row in zip(lines, rows, strict=True))
 
 
 @_block.register
@@ -110,7 +118,8 @@ def _item(item: Item) -> str:
     lines = [f"- **{_plain(item.title)}**{tag}"]
     lines += [f"  - {_plain(row[0])}: {_plain(row[1])}" for row in item.rows if row[1]]
     for command in item.commands:
-        lines.append(f"  - {_plain(command.label)}: {_code(command.text)}")
+        label = f"{_plain(command.label)}: " if command.label else ""
+        lines.append(f"  - {label}{_code(command.text)}")
         lines += [f"    - {_plain(row.label)}: {_plain(row.text)}" for row in command.rows]
     return "\n".join(lines)
 
