@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Final
 
 from corpus.family import Family, HandSum
 from corpus.measure import Bare, Planned
@@ -56,7 +56,7 @@ def judged(family: Family, bare: Bare, plans: Sequence[Planned]) -> Outcome:
     wrong = tuple(each.name for each in checks if not each.holds and not each.noted)
     verdict = _verdict(family, failed, checks)
     independent = _independent(family, plans) if not failed and family.hand else None
-    if independent is False and _says_why(family, plans):
+    if independent is False and all(map(_says_why, plans)):
         independent = None
     files = tuple(dict.fromkeys(path for each in plans for path in each.files_changed))
     right = verdict == family.expected or (verdict, family.expected) == ("works", "note")
@@ -187,6 +187,9 @@ def _of_recommendation(hand: HandSum, found: dict[str, Any]) -> Iterator[Check]:
         yield _at_most("its memory", found["gpu_memory_bytes"], found["recommended_bytes"])
 
 
+_OF_THE_START: Final = re.compile(r"\bkeep(s|ing)\b|leaves an epoch of")
+
+
 def _independent(family: Family, plans: Sequence[Planned]) -> bool | None:
     """Is the recommendation (the option's, where the launch line keeps the batch size) that of any
     starting value? ``None``: none was given from any."""
@@ -204,12 +207,11 @@ def _furthest(found: dict[str, Any]) -> int | None:
     return batch
 
 
-def _says_why(family: Family, plans: Sequence[Planned]) -> bool:
-    """Does every plan say that it keeps the batch size it was given, and why?"""
-    pattern = family.noted.get("recommended is independent", "")
-    return bool(pattern) and all(
-        any(re.search(pattern, note) for note in each.notes) for each in plans
-    )
+def _says_why(plan: Planned) -> bool:
+    """Does a plan say what of its start its batch size comes from: that it is kept and why, the
+    samples of a step that the command has, or the steps that an epoch is to have?"""
+    reason = (plan.figures.get("limits") or {}).get("reason")
+    return any(_OF_THE_START.search(note) for note in (*plan.notes, reason or ""))
 
 
 def _with_note(family: Family, check: Check, notes: Sequence[str]) -> Check:

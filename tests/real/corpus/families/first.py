@@ -72,7 +72,5 @@ FAMILIES = (
             effective=64,
         ),
         left_out={"bare: parameters": "a model with 80 classes is also called, to time it"},
-        # An epoch of 96 images has 1.5 optimizer steps of 64: none is free of an evaluation.
-        noted={"recommended is independent": "not known at other batch sizes: keeping"},
     ),
 )

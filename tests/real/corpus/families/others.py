@@ -75,7 +75,6 @@ FAMILIES = (
             accumulation=2,
             samples=2048,
         ),
-        noted={"recommended is independent": "accumulation keeps the effective batch size"},
     ),
     Family(
         name="sb3-dqn",
@@ -98,8 +97,6 @@ FAMILIES = (
         command="python {scripts}/sb3_dqn.py PPO --batch-size={batch}",
         starts=(64, 128),
         hand=HandSum(parameters=134_915),
-        # A rollout of 512 steps bounds the batch, and nothing tells of it.
-        noted={"recommended is independent": "allocate the same.*: keeping"},
     ),
     Family(
         name="lightly-simclr",
