@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from helpers_cli import environment
-from trainfit.cli.options import machine, results, watch
+from trainfit.cli.options import machine, results
 from trainfit.cli.parser import VERBS
 from trainfit.cli.verbs.report import FORMS
 from trainfit.doctor.checks import NAMES
@@ -49,4 +49,4 @@ def test_what_the_options_name_is_what_there_is() -> None:
     """They write it down, so that the help need not import what has it."""
     assert machine.NAMES == NAMES
     assert tuple(FORMS) == results.ENDS
-    assert (LEAST_RUNS, len(ORDER)) == (watch.VERIFY_RUNS, watch._VERIFY_CYCLE)
+    assert (LEAST_RUNS, len(ORDER)) == (results.VERIFY_RUNS, results._VERIFY_CYCLE)

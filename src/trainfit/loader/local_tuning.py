@@ -12,12 +12,11 @@ from typing import Final
 from trainfit.hardware.machine.limits import misread, misread_lines
 from trainfit.hardware.machine.survey import survey
 from trainfit.hardware.machine.system import System
-from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.measure.machine_limits import loader_machine, unknowns
 from trainfit.loader.measure.processes import MeasurementProgress
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S
 from trainfit.loader.measure.workload import Workload
-from trainfit.loader.threads import GOVERNS, SEVERAL, starts_threads
+from trainfit.loader.threads import GOVERNS, SEVERAL, cores, starts_threads, why_none
 from trainfit.loader.tuning import tune
 from trainfit.results.dataloader import Candidate, LoaderSettings, steady
 from trainfit.results.loader import (

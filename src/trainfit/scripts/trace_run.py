@@ -25,7 +25,7 @@ import torch
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.limits import bounded_buffers
-from trainfit.hooks.provenance.transitions import with_transitions
+from trainfit.hooks.provenance.policies import with_transitions
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import Coverage, StepMakeup
@@ -50,8 +50,7 @@ from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
-from trainfit.scripts.phases.last_epoch import LastEpoch
-from trainfit.scripts.phases.lightning_trainer import LightningTrainer
+from trainfit.scripts.phases.last_epoch import LastEpoch, LightningTrainer
 from trainfit.scripts.phases.micro_batches import MicroBatches
 from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.phases.sampling import SampledLoop

@@ -29,8 +29,7 @@ from trainfit.simgpu.communication.process_groups import Collectives
 from trainfit.simgpu.cuda import cuda_module
 from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
 from trainfit.simgpu.cuda.cuda_module import Surface
-from trainfit.simgpu.cuda.graphs import Graphs
-from trainfit.simgpu.cuda.streams import event_class
+from trainfit.simgpu.cuda.graphs import Graphs, event_class
 from trainfit.simgpu.device import device_names, gradient_sums, host_fills, subclasses
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
@@ -66,8 +65,7 @@ from trainfit.simgpu.stand_ins.xformers import XFORMERS
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import initialize_anew, missing_functions
 from trainfit.torch_private.needed import MissingNameError
-from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only
-from trainfit.torch_private.tensors import local_part
+from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only, local_part
 
 #: The packages that there are stand-ins for, by the name that is imported.
 STAND_INS: Final[dict[str, AbsentPackage]] = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from trainfit.loader.faults.changes import changes, check_changes
+from trainfit.loader.faults.preflight import changes, check_changes
 from trainfit.loader.measure.workload import Workload
 
 

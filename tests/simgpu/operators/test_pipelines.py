@@ -19,7 +19,7 @@ from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.speed.pipeline import pipeline_step
+from trainfit.plan.sizing.stages import pipeline_step
 from trainfit.speed.work import Work
 from trainfit.torch_private import distributed as private
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.options.watch import VERIFY_RUNS, VERIFY_STEPS
+from trainfit.cli.options.results import VERIFY_RUNS, VERIFY_STEPS
 from trainfit.cli.output import given_output, print_lines
 from trainfit.memory.snapshot.report import explain_snapshot
 from trainfit.plan.command.options import marked

@@ -16,8 +16,8 @@ import numpy as np
 
 from trainfit.hardware.gpu.context_memory import nccl_memory
 from trainfit.memory.capacity import context_parts
-from trainfit.plan.parallel.rewriting import Rewriting
-from trainfit.plan.parallel.units import (
+from trainfit.plan.parallel.rewriting import (
+    Rewriting,
     Sharded,
     Use,
     gradients_of,

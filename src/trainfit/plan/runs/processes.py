@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import psutil
 
-from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.limits import read_memory
 from trainfit.hardware.machine.system import System
 from trainfit.plan.command.interpreter import HASTENED
 from trainfit.plan.command.parsing import Command

@@ -14,16 +14,15 @@ from trainfit.hardware import GpuSpec
 from trainfit.hardware.gpu.topology import link_of
 from trainfit.results.runs.recording import gpu_of, stream_on
 from trainfit.simgpu.cuda.clocks import TrafficClock
-from trainfit.simgpu.cuda.graphs import Graphs, graph_class
+from trainfit.simgpu.cuda.graphs import CudaStream, Graphs, graph_class, of_any_device
 from trainfit.simgpu.cuda.memory_history import History
-from trainfit.simgpu.cuda.streams import CudaStream, of_any_device
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import visible_gpus
 from trainfit.simgpu.device.tensor import CPU, GPUS, gpu_number, ordinal
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import cuda as private
-from trainfit.torch_private.tensors import Generator as PlainGenerator
-from trainfit.torch_private.tensors import storage_key
+from trainfit.torch_private.operators import Generator as PlainGenerator
+from trainfit.torch_private.operators import storage_key
 
 #: What ``torch.version.cuda`` reads where the installed build has no CUDA.
 CUDA_VERSION = "13.0"

@@ -18,7 +18,7 @@ from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu, visible_gpus
 from trainfit.simgpu.device.user_location import is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private import tensors as private
+from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
 
 # ---
