@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.stages import pipeline_step
 from trainfit.results.runs.recording import PHASES

@@ -29,8 +29,8 @@ from trainfit.version import __version__
 class Verb:
     """A verb, and what it is for in one line of help.
 
-    Its options are in the module ``place`` of :mod:`trainfit.cli.options`, its code in the module
-    of its name in :mod:`trainfit.cli.verbs`, or in that of ``beside``, a verb like it.
+    Its options are in the module ``{place}_options``, its code in the module of its name in
+    :mod:`trainfit.cli.verbs`, or in that of ``beside``, a verb like it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Verb:
 
     def options(self) -> VerbOptions:
         """What can be typed after it."""
-        module = importlib.import_module(f"trainfit.cli.options.{self.place}")
+        module = importlib.import_module(f"trainfit.cli.{self.place}_options")
         options: VerbOptions = getattr(module, self.name.upper())
         return options
 

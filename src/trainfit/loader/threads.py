@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from trainfit.findings.threads import LIBRARIES, ThreadedLibrary
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.hardware.machine.cuda_stack import torchrun_binds
 from trainfit.hardware.machine.parsing import cpu_list_text
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, Probe

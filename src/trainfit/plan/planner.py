@@ -14,7 +14,7 @@ from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.out_of_memory import MISTAKES, TENSORS_KEPT, of_full_memory
 from trainfit.findings.training.learning import of_learning
 from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.hardware.gpu.figures import is_of_desktop
+from trainfit.hardware.gpu_figures import is_of_desktop
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
@@ -25,7 +25,7 @@ from trainfit.plan.changes.amp_settings import (
     other_settings,
     present_setting,
 )
-from trainfit.plan.changes.catalogue import with_switches
+from trainfit.plan.changes.by_options import with_switches
 from trainfit.plan.changes.remedies import try_remedies
 from trainfit.plan.changes.trials import allocator_trial, gradients_both_ways
 from trainfit.plan.command.file_values import batch_constant

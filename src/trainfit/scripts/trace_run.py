@@ -60,7 +60,7 @@ from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.communication.peers import Peers
-from trainfit.simgpu.cuda.clocks import OwnTime
+from trainfit.simgpu.cuda_clocks import OwnTime
 from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
 from trainfit.simgpu.device.user_location import files_of_user, user_frame
 from trainfit.simgpu.interventions import Interventions

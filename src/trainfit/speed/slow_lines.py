@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.figures import is_made_up
+from trainfit.hardware.gpu_figures import is_made_up
 from trainfit.results.findings import Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.steps import DTYPES

@@ -20,13 +20,13 @@ from helpers_loader import machine, probe, result
 from helpers_report import on_one_line, whole
 from trainfit.findings.facts import Failure
 from trainfit.loader import tuning
-from trainfit.loader.faults.preflight import run_watched
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.fitting import Fitted, share_of
 from trainfit.loader.measure.model import BatchCost, Transfer
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import alone_note, others
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.preflight import run_watched
 from trainfit.loader.probe import Measured
 from trainfit.report.sections.loader import loader_subject
 from trainfit.results.dataloader import Confirmed, LoaderMachine, LoaderSettings

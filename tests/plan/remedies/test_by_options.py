@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers_cli import SCRIPTS, trainfit
-from trainfit.plan.changes.catalogue import switched_on, with_switches
+from trainfit.plan.changes.by_options import switched_on, with_switches
 from trainfit.plan.command.parsing import parse_command
 from trainfit.results.runs.script import ScriptOption
 

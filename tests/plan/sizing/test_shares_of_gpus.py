@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.plan.sizing import stages
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.memory_model import MemoryModel

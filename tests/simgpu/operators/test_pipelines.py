@@ -13,7 +13,7 @@ from torch import nn
 import trainfit
 from helpers_ranks import as_rank_0
 from tests.simgpu.operators.gloo import real_ranks, recorded_ranks
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.side_by_side import pipeline_of

@@ -20,8 +20,8 @@ from trainfit.cli.output import give, given_output
 from trainfit.cli.parser import VERBS, OptionParser
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
-from trainfit.hardware.gpu.figures import figures
-from trainfit.hardware.gpu.topology import named_count
+from trainfit.hardware.gpu_figures import figures
+from trainfit.hardware.gpu_topology import named_count
 from trainfit.plan.gpu_job import Job, job_of_plan, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
 from trainfit.plan.prices import Prices, given_prices

@@ -24,8 +24,8 @@ from trainfit.cli.output import output_file, print_subject
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.memory.explanation import RecordingSource, explain, source
 from trainfit.memory.hand_formula import by_hand
-from trainfit.memory.snapshot.file import is_snapshot
-from trainfit.memory.snapshot.report import explain_snapshot
+from trainfit.memory.snapshot_file import is_snapshot
+from trainfit.memory.snapshot_report import explain_snapshot
 from trainfit.plan.growth_findings import with_growth
 from trainfit.plan.job_detail import with_generation
 from trainfit.plan.runs.failures import ScriptError, with_stand_ins

@@ -1,26 +1,13 @@
-"""Catalogue of the remedies: names, what they change, instructions, and their price.
-
-Remedies that an option of the script switches on: adapters, 4-bit weights, paged optimizers.
-
-The options are those of Transformers' ``TrainingArguments``, TRL's ``ModelConfig`` and scripts that
-call them likewise; each becomes a tunable of the command, named as its remedy is.
-"""
+"""Catalogue of the remedies: names, what they change, instructions, and their price."""
 
 from __future__ import annotations
 
 import dataclasses
 import linecache
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
 
 from trainfit.findings.source_code import from_here
-from trainfit.plan.command.options import candidates
-from trainfit.plan.command.parsing import Command
-from trainfit.plan.command.tunables import as_switch
-from trainfit.plan.command.words import OFF, ON, OptionCandidate, write_switch, write_texts, written
-from trainfit.results.changes import ADAMW, OWN_CHECKPOINTING, PAGED, Changes, ExtraCompute, Remedy
-from trainfit.results.runs.script import ScriptOption
+from trainfit.results.changes import OWN_CHECKPOINTING, Changes, ExtraCompute, Remedy
 from trainfit.results.runs.trace import Applicability, Compute
 
 #: Characters of a user's line that are shown.
@@ -445,61 +432,3 @@ def _more(before: int, after: int) -> float:
 def two_digits(value: float) -> float:
     """Rounded to two significant digits: what is equal to that is equal."""
     return float(f"{value:.1e}")
-
-
-#: By remedy: switches that ask for it.
-_SWITCHES: Final[Mapping[str, tuple[str, ...]]] = {
-    "lora": ("use_peft", "use_lora", "lora", "peft", "enable_lora"),
-    "qlora": ("load_in_4bit", "use_4bit", "use_qlora", "qlora", "use_4bit_quantization"),
-}
-#: An optimizer's name, by which Transformers makes it, and the one whose states are paged.
-_OPTIMIZERS: Final = ("optim", "optimizer_type")
-#: What each remedy needs in addition.
-NEEDS: Final[Mapping[str, tuple[str, ...]]] = {"qlora": ("lora",)}
-#: Names of these remedies.
-BY_OPTIONS: Final = (*_SWITCHES, "paged-optimizer")
-
-
-def with_switches(command: Command, options: Sequence[ScriptOption]) -> Command:
-    """``command`` with the remedies as tunables that its options can switch on, now off; it says
-    the same. ``options`` are those of the script's parser."""
-    there = candidates(command, options)
-    present: dict[str, str] = {}
-    writings = {}
-    for name, spelled in _SWITCHES.items():
-        found = [each for each in there if _is_named(each, spelled)]
-        if len(found) != 1 or as_switch(found[0].option.value) is None:
-            continue
-        writing = write_switch(command, found[0], {ON: True, OFF: False})
-        now = ON if as_switch(found[0].option.value) else OFF
-        if writing is not None:
-            writings[name], present[name] = writing, now
-    found = [each for each in there if _is_named(each, _OPTIMIZERS)]
-    if len(found) == 1 and ADAMW.fullmatch(str(found[0].option.value).rpartition(".")[2].lower()):
-        text = str(found[0].option.value)
-        texts = {OFF: text, ON: PAGED}
-        writings["paged-optimizer"] = write_texts(command, found[0], texts)
-        present["paged-optimizer"] = OFF
-    if not writings:
-        return command
-    filled = written(command, writings)
-    return dataclasses.replace(
-        filled,
-        present={**command.present, **present},
-        supposed=command.supposed | present.keys(),
-    )
-
-
-def switched_on(command: Command, name: str) -> dict[str, str] | None:
-    """The values that switch the remedy on; ``None`` where the command has no option for it, or it
-    is on."""
-    if command.present.get(name) != OFF:
-        return None
-    return {each: ON for each in (name, *NEEDS.get(name, ())) if each in command.present}
-
-
-def _is_named(candidate: OptionCandidate, names: Sequence[str]) -> bool:
-    option = candidate.option
-    spelled = (*option.flags, option.name)
-    return any(re.split(r"[./]", each.lstrip("+~-"))[-1].replace("-", "_").lower() in names
-               for each in spelled)  # fmt: skip

@@ -17,14 +17,8 @@ from trainfit.memory.affine import AffineStream
 from trainfit.memory.peak import by_kind, moment
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
-from trainfit.plan.changes.catalogue import (
-    BY_NAME,
-    BY_OPTIONS,
-    NEEDS,
-    RemedyKind,
-    instructions,
-    switched_on,
-)
+from trainfit.plan.changes.by_options import BY_OPTIONS, NEEDS, switched_on
+from trainfit.plan.changes.catalogue import BY_NAME, RemedyKind, instructions
 from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tunables import FRAMEWORKS
 from trainfit.plan.command.wrappers import ACCELERATE, PRECISIONS

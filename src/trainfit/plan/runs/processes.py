@@ -34,8 +34,8 @@ _START: Final = (
     "import gc; gc.disable()\n"
     "{before}from trainfit.torch_private.needed import tells_parent\n"
     "with tells_parent():\n"
-    "    from trainfit.simgpu.cuda import clocks\n"
-    "    from trainfit.speed.step import StepClock; clocks.use(StepClock)\n"
+    "    from trainfit.simgpu import cuda_clocks\n"
+    "    from trainfit.speed.step import StepClock; cuda_clocks.use(StepClock)\n"
     "    from {module} import main; {after}gc.enable(); main()"
 )
 #: A simulated run, which looks through the objects of its script: not through these.

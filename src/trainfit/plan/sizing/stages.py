@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.findings.habits import DATA_PARALLEL, TAKES_TURNS
-from trainfit.hardware.gpu.topology import link_of
+from trainfit.hardware.gpu_topology import link_of
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.replay import Stream, of_each_gpu
 from trainfit.plan.runs.tracing import Trace

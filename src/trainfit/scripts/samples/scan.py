@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler, d
 
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.trace import SampleOverride, SampleScan
-from trainfit.simgpu.cuda.clocks import stopwatch
+from trainfit.simgpu.cuda_clocks import stopwatch
 from trainfit.torch_private import data_loading as private
 
 #: Containers within one another that are looked into, parts of a sample, and items of a list that

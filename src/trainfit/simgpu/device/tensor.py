@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parameter import is_lazy
 
-from trainfit.hardware.gpu.topology import MOST_GPUS
+from trainfit.hardware.gpu_topology import MOST_GPUS
 from trainfit.results.gpus import GpuSpec
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_memory import DeviceMemory

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.local_gpu import visible
+from trainfit.hardware.local_gpu import visible
 from trainfit.hardware.machine.cgroup import own_levels, shared_quota
 from trainfit.hardware.machine.limits import MEMINFO, SHM, shared_limit
 from trainfit.hardware.machine.nvml import NvmlDevice

@@ -11,11 +11,11 @@ import torch
 from torch.backends.cudnn import rnn as cudnn_rnn
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.topology import link_of
+from trainfit.hardware.gpu_topology import link_of
 from trainfit.results.runs.recording import gpu_of, stream_on
-from trainfit.simgpu.cuda.clocks import TrafficClock
-from trainfit.simgpu.cuda.graphs import CudaStream, Graphs, graph_class, of_any_device
-from trainfit.simgpu.cuda.memory_history import History
+from trainfit.simgpu.cuda_clocks import TrafficClock
+from trainfit.simgpu.cuda_graphs import CudaStream, Graphs, graph_class, of_any_device
+from trainfit.simgpu.cuda_memory_history import History
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import visible_gpus
 from trainfit.simgpu.device.tensor import CPU, GPUS, gpu_number, ordinal

@@ -6,10 +6,10 @@ import posixpath
 import shlex
 from typing import Final
 
+from trainfit.doctor.causes_driver import distribution
+from trainfit.doctor.causes_torch import ask_slurm
+from trainfit.doctor.driver_stack import DriverStack
 from trainfit.doctor.findings import bad, evidence, on_host
-from trainfit.doctor.gpu.causes_driver import distribution
-from trainfit.doctor.gpu.causes_torch import ask_slurm
-from trainfit.doctor.gpu.driver_stack import DriverStack
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 

@@ -6,8 +6,8 @@ import re
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, brief, evidence, good, on_host, unsure
-from trainfit.doctor.gpu.health import answers, each_gpu, of_gpus
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.doctor.gpu_health import answers, each_gpu, of_gpus
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine, PciDevice

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, evidence, good, on_host, unsure, which
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Gpu, Machine

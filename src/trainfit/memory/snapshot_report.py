@@ -13,8 +13,8 @@ import numpy as np
 from trainfit.findings.out_of_memory import FullMemory, HeldMemory, is_left_behind, of_full_memory
 from trainfit.memory.fragmentation import best_setting, compare_settings
 from trainfit.memory.replay import UNLIMITED, Stream, replay
-from trainfit.memory.snapshot.file import DeviceSnapshot, SnapshotEvent, Stack, read_snapshot
-from trainfit.memory.snapshot.history import (
+from trainfit.memory.snapshot_file import DeviceSnapshot, SnapshotEvent, Stack, read_snapshot
+from trainfit.memory.snapshot_history import (
     BACKWARD,
     BEFORE,
     NO_STACK,

@@ -1,7 +1,7 @@
 """Diagnosis of a loader that failed under measurement: the failure, and what its data set tells.
 
 :mod:`trainfit.findings.failure` knows the causes; this adds what only a look at the data set can
-say. :mod:`trainfit.loader.faults.preflight` looks for faults before any run,
+say. :mod:`trainfit.loader.preflight` looks for faults before any run,
 :mod:`trainfit.loader.measure.probe_runs` says which settings a fault leaves.
 """
 
@@ -14,9 +14,9 @@ from trainfit.findings.facts import Failure, FailureContext
 from trainfit.findings.failure import clipped, of_failure, raised_words, spoken
 from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.hooks.held_objects import open_handles
-from trainfit.loader.faults.pickling import guard_problem, pickled, session_problem
 from trainfit.loader.measure.records import BEGAN, WALL, Run
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.pickling import guard_problem, pickled, session_problem
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.findings import Finding, failure_finding
 from trainfit.results.text import count, duration, exception_text, short

@@ -22,7 +22,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from trainfit.results.runs.recording import gpu_of, stream_on
-from trainfit.simgpu.cuda.clocks import ScriptTime
+from trainfit.simgpu.cuda_clocks import ScriptTime
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.recorder import REPLAY, KernelRow

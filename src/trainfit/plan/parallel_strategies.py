@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from trainfit.hardware.gpu.context_memory import nccl_memory
+from trainfit.hardware.context_memory import nccl_memory
 from trainfit.memory.capacity import context_parts
-from trainfit.plan.parallel.rewriting import (
+from trainfit.plan.parallel_recording import (
     Rewriting,
     Sharded,
     Use,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from trainfit.hardware.gpu.catalogue import Figure
+from trainfit.hardware.gpu_catalogue import Figure
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.gpus import GpuFigures, GpuSpec, JobFigures
 from trainfit.results.text import GIB, MIB

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from trainfit.hardware.gpu.figures import CONTEXT_SOURCE, GpuNameError, bare_context_mib
-from trainfit.hardware.gpu.lookup import find_gpu, variants
+from trainfit.hardware.gpu_figures import CONTEXT_SOURCE, GpuNameError, bare_context_mib
+from trainfit.hardware.gpu_lookup import find_gpu, variants
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.gpus import (
     COMMUNICATION,
@@ -204,7 +204,7 @@ def shipped_profile(gpu: GpuSpec, module_loading: ModuleLoading) -> tuple[Profil
 @cache
 def shipped_profiles() -> Mapping[str, Profile]:
     """The profiles that come with trainfit, by name."""
-    folder = resources.files("trainfit.hardware.profiles")
+    folder = resources.files("trainfit.hardware") / "profiles"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return {
         file.name.removesuffix(".json"): Profile.from_json(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from trainfit.doctor import packages as wheels
+from trainfit.doctor.causes_torch import for_jetson
+from trainfit.doctor.driver_stack import LEAST_DRIVER, DriverStack
 from trainfit.doctor.findings import bad, evidence, on_host, version_text
-from trainfit.doctor.gpu.causes_torch import for_jetson
-from trainfit.doctor.gpu.driver_stack import LEAST_DRIVER, DriverStack
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from typing import Final, Literal
 
-from trainfit.hardware.gpu.figures import GpuNameError
-from trainfit.hardware.gpu.lookup import find_gpu, find_rented
+from trainfit.hardware.gpu_figures import GpuNameError
+from trainfit.hardware.gpu_lookup import find_gpu, find_rented
 from trainfit.results.gpus import GpuSpec
 from trainfit.results.text import byte_rate
 

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from trainfit.findings import fixes
 from trainfit.findings.training.worker_copies import generator_copied, not_sharded, too_few_shards
 from trainfit.hooks.held_objects import all_generators, digest, generators, state_of
-from trainfit.loader.faults.pickling import made_at
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.workload import InPlaceOf, Workload
+from trainfit.loader.pickling import made_at
 from trainfit.results.findings import Finding, failure_finding
 
 #: Workers that are started to see whether there are shards for them, at most.

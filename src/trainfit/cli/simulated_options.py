@@ -210,7 +210,7 @@ def _add_samples(group: OptionGroup) -> None:
 
 def _counts(text: str) -> tuple[int, ...]:
     """An argparse type: numbers of GPUs in a machine, in order, each once."""
-    from trainfit.hardware.gpu.topology import MOST_GPUS  # too slow to import for --help
+    from trainfit.hardware.gpu_topology import MOST_GPUS  # too slow to import for --help
 
     words = [word.strip() for word in text.split(",")]
     if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):

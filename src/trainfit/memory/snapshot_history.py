@@ -11,7 +11,7 @@ import functools
 import re
 from typing import Final, Literal, NamedTuple
 
-from trainfit.memory.snapshot.file import (
+from trainfit.memory.snapshot_file import (
     DeviceSnapshot,
     SnapshotBlock,
     SnapshotEvent,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
+from trainfit.doctor.driver_stack import DriverStack
 from trainfit.doctor.findings import bad, evidence
-from trainfit.doctor.gpu.driver_stack import DriverStack
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Fix
 from trainfit.results.machine import Gpu

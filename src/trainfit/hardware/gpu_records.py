@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from trainfit.hardware.gpu import catalogue
-from trainfit.hardware.gpu import figures as derived
-from trainfit.hardware.gpu.catalogue import CuratedGpu, Figure
+from trainfit.hardware import gpu_catalogue
+from trainfit.hardware import gpu_figures as derived
+from trainfit.hardware.gpu_catalogue import CuratedGpu, Figure
 from trainfit.results.gpus import NO_TENSOR_CORES, GpuSpec
 from trainfit.results.text import GIB, MIB
 
@@ -68,7 +68,7 @@ def _database_source() -> str:
 @cache
 def curated_specs() -> dict[str, GpuSpec]:
     """The cards of our catalogue by key."""
-    return {card.key: _curated_spec(card) for card in catalogue.CURATED}
+    return {card.key: _curated_spec(card) for card in gpu_catalogue.CURATED}
 
 
 def _curated_spec(card: CuratedGpu) -> GpuSpec:
@@ -227,6 +227,6 @@ def _derived_tensor_fp16(record: GPUSpecification) -> Figure:
     capability = _capability(record)
     rate = derived.tensor_rate(capability, geforce="GeForce" in record.name)
     boost_hz = (record.boost_clock_mhz or 0) * 1e6
-    clock_hz = min(boost_hz, catalogue.TENSOR_CLOCK_HZ.get(capability, boost_hz))
+    clock_hz = min(boost_hz, gpu_catalogue.TENSOR_CLOCK_HZ.get(capability, boost_hz))
     source = f"assumed: SMs x {clock_hz / 1e6:.0f} MHz x {rate} FLOP per clock per SM"
     return Figure(record.streaming_multiprocessors * clock_hz * rate, source)

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from trainfit.hardware.gpu import catalogue as gpu_table
-from trainfit.hardware.gpu.catalogue import CuratedGpu
-from trainfit.hardware.gpu.figures import AMBIGUOUS, LONGEST_NAME, GpuNameError, custom_gpu
-from trainfit.hardware.gpu.records import (
+from trainfit.hardware import gpu_catalogue as gpu_table
+from trainfit.hardware.gpu_catalogue import CuratedGpu
+from trainfit.hardware.gpu_figures import AMBIGUOUS, LONGEST_NAME, GpuNameError, custom_gpu
+from trainfit.hardware.gpu_records import (
     curated_specs,
     database,
     database_spec,
@@ -221,7 +221,7 @@ _MOST_MATCHES_SHOWN = 6
 def find_gpu(name: str) -> GpuSpec:
     """The GPU that `name` means, in any sensible spelling, or a device made to measure.
 
-    The name of a rented machine ("Colab T4", "g5.xlarge": :mod:`trainfit.hardware.gpu.lookup`) is
+    The name of a rented machine ("Colab T4", "g5.xlarge": :mod:`trainfit.hardware.gpu_lookup`) is
     that of one of its GPUs.
     "custom:24GiB" and "custom:24GiB:8.6" give a device of that usable memory and capability
     (8.0 unless given). GiB and MiB are binary units, GB and MB decimal ones.

@@ -30,15 +30,15 @@ from trainfit.findings.training.misuse import of_misuse
 from trainfit.hardware.machine.cgroup import between, oom_kills
 from trainfit.hooks.held_objects import walk
 from trainfit.hooks.loaders import never_drawn
-from trainfit.loader.faults.diagnose import context_of, diagnose_run
-from trainfit.loader.faults.pickling import made_at, pickled, session_problem
-from trainfit.loader.faults.sharding import check_generators, check_sharding
+from trainfit.loader.diagnose import context_of, diagnose_run
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.probe_runs import HARMLESS, START_METHODS, bounds_of
 from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.records import WALL, Run
 from trainfit.loader.measure.running import others, run_loader
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.pickling import made_at, pickled, session_problem
+from trainfit.loader.sharding import check_generators, check_sharding
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, StartMethod
 from trainfit.results.findings import Evidence, Finding, Fix, Place, failure_finding
 from trainfit.results.runs.measurement import Consumer

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainfit.hardware.gpu.lookup import find_gpu, variants
+from trainfit.hardware.gpu_lookup import find_gpu, variants
 from trainfit.results.gpus import GpuSpec
 from trainfit.results.machine import Gpu, Machine
 from trainfit.results.text import MIB

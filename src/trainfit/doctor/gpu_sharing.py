@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, brief, evidence, good, on_host, unsure
-from trainfit.doctor.gpu.health import each_gpu
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.doctor.gpu_health import each_gpu
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix
 from trainfit.results.machine import Fact, Gpu, GpuProcess, Machine

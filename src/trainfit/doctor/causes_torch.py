@@ -7,9 +7,9 @@ import shlex
 from typing import Final
 
 from trainfit.doctor import packages as wheels
+from trainfit.doctor.driver_stack import DriverStack
 from trainfit.doctor.findings import bad, evidence, good, unsure, version_text
-from trainfit.doctor.gpu.driver_stack import DriverStack
-from trainfit.hardware.gpu.local_gpu import visible
+from trainfit.hardware.local_gpu import visible
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Fix
 from trainfit.results.machine import TorchBuild
