@@ -1,6 +1,5 @@
-"""Rules on data: DataLoaders (workers, pinned memory), and data that is on the GPU too early.
-
-Rules on portability: hard-coded CUDA, DataParallel.
+"""Rules on data and portability: DataLoaders (workers, pinned memory), data that is on the GPU too
+early, hard-coded CUDA, DataParallel.
 """
 
 from __future__ import annotations

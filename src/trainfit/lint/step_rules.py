@@ -1,4 +1,4 @@
-"""Rules on the training step: graphs retained, waits for the GPU.
+"""Rules on the training step: graphs retained, waits for the GPU, settings with a cost.
 
 Settings and habits that are meant, and have a cost or an effect that figures need to say:
 deterministic algorithms, a script's own search for what fits.

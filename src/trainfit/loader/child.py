@@ -10,7 +10,7 @@ What is called gets the :class:`~trainfit.loader.measure.workload.Workload` and 
 dataclass. It tells of itself with :func:`trainfit.loader.measure.processes.current`, whose
 ``keep`` it should call with what it has before anything that may end the process.
 
-Obtains a DataLoader: the one that feeds a user's script, or one that a callable returns.
+The DataLoader is the one that feeds a user's script, or one that a callable returns.
 """
 
 from __future__ import annotations

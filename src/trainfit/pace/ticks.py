@@ -1,4 +1,4 @@
-"""Measures the iterations of a user's own control loop.
+"""Measures the iterations of a user's own control loop, and keeps its pace.
 
     while True:
         with trainfit.pace.tick(30):

@@ -1,4 +1,5 @@
-"""Peak of what comes after an epoch's last step, carried on from short evaluations to a whole one.
+"""Peak of what comes after an epoch's last step, carried on from short evaluations to a whole one,
+and the batch sizes with which that fits.
 
 Each line of the script has its own law: what an evaluation keeps grows with its batches, its
 activations do not, and what is made of everything kept after its loop (``torch.cat``, a metric's

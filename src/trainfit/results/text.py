@@ -1,6 +1,5 @@
 """Text: sizes, times, rates and counts in one way; user text printable, wrapped, shortened.
-
-The words of a command as one line for bash, and back.
+And the words of a command as one line for bash, and back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Caches of keys and values of Transformers' models: what holds them, positions that they are given
-at once, and a call with one whose sliding windows are full.
+"""Generating text: caches of keys and values, and loops of a script's own.
 
-Loops of a script's own that generate text: told by what a model is given, and counted.
+Of the caches of Transformers' models: what holds them, positions that they are given at once, and a
+call with one whose sliding windows are full. Loops that generate text are told by what a model is given, and counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Lines of a script that run once for each sample or time step: loops on the GPU, whose operators
+"""What of a script makes its steps slow, or is no part of them, with the lines it is on.
+
+Lines of a script that run once for each sample or time step: loops on the GPU, whose operators
 are too small for it.
 
 Kernels in float64 of a step that is otherwise in float32: where they begin, and their cost.

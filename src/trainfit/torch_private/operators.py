@@ -1,6 +1,5 @@
-"""Operators by their private names, and the dispatcher's state in a thread.
-
-Tensors, their classes, storages and files.
+"""Operators by their private names, the dispatcher's state in a thread; tensors, their classes,
+storages and files.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ RULES: Final[tuple[Rule, ...]] = (
     IN_PASSES,
     *gpu.RULES,
     *ranks.RULES,
-    *gpu.RULES,
+    *gpu.UNEVEN_GPUS,
     *memory.RULES,
     HOST_MEMORY,
     *growth.RULES,

@@ -1,5 +1,5 @@
-"""The folder into which the ranks of one job on one machine record, where each of them calls
-``trainfit.watch()``.
+"""The folder of a run: where it is recorded by default, and into which the ranks of one job on one
+machine record, where each of them calls ``trainfit.watch()``.
 
 Ranks ask one another nothing. The one that comes first makes the folder; the others know it by a
 file in it, ``ranks.jsonl``: a line says which job it is and when its times begin, the others which

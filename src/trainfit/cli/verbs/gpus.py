@@ -1,7 +1,6 @@
-"""``trainfit gpus``: the GPUs that are known by name, what their figures mean for a job, and which
-of them serves a given one best.
+"""``trainfit gpus`` and ``sweep``: GPUs by name, which serves a job best, many plans at once.
 
-``trainfit sweep``: many plans at once, and which of them is cheapest and fastest.
+``gpus`` says what figures of the GPUs that are known mean for a job; ``sweep`` plans many plans at once, and which of them is cheapest and fastest.
 """
 
 from __future__ import annotations

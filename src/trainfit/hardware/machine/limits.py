@@ -1,6 +1,6 @@
-"""Limits of this process, and the thread settings that its libraries will follow.
+"""Limits of this process, its memory, and the thread settings that its libraries will follow.
 
-RAM, swap, what the cgroups leave of it, and /dev/shm.
+Memory is RAM, swap, what the cgroups leave of it, and /dev/shm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Views that seem to swap dimensions, and put numbers under other indices instead: by their shapes,
+"""Views and copies of tensors that a script makes by hand, and that are not what is meant.
+
+Views that seem to swap dimensions, and put numbers under other indices instead: by their shapes,
 and by the numbers of images.
 
 Activations that a script casts to float32 by hand within autocast, which casts them back.

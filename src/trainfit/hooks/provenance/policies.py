@@ -1,4 +1,6 @@
-"""What becomes of a policy's log-probabilities times rewards: a loss is minimized, and rewards are
+"""Reinforcement learning: losses of a policy, samples of distributions, a replay buffer.
+
+What becomes of a policy's log-probabilities times rewards: a loss is minimized, and rewards are
 to be maximized, which a minus sign does, or an optimizer with ``maximize=True``.
 
 What is done with distributions: samples through which a loss is meant to reach what gave them

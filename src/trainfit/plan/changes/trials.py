@@ -1,7 +1,7 @@
 """Trials on a job, of remedies, the allocator's settings and gradients: what runs, and the
 instructions.
 
-What remedies can save, told before they are simulated: one at most, several together about.
+What remedies can save is told before they are simulated: one at most, several together about.
 """
 
 from __future__ import annotations

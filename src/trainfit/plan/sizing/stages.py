@@ -1,6 +1,6 @@
-"""The stages of a pipeline: what each needs, how long a step is, and what to change.
+"""Several GPUs of one job: a pipeline's stages, and the GPUs of one process.
 
-The step of a pipeline: its stages' kernels, and what one waits for that another sends.
+Of a pipeline: what each stage needs, what to change, and how long a step is: its stages' kernels, and what one waits for that another sends.
 
 Each rank's kernels run in the order of their launches, on one GPU each; a receive is over when what
 it brings was sent and has come over the link. Ranks only meet there: what several pipelines do

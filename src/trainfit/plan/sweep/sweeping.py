@@ -1,6 +1,6 @@
 """``trainfit sweep``: runs the cells that have no result yet, and makes a table of all.
 
-What a cell's result says: its row, with its price; what is best of all rows, and their front.
+A cell's result is a row, with its price; the table says what is best of all rows, and their front.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Interventions on layers: global pooling, in-place activations, channels_last.
+"""Interventions on a model and its layers: global pooling, in-place activations, channels_last, a
+smaller model.
 
-Intervention: the next smaller model of the same family, where the script creates one by its
+That is the next smaller model of the same family, where the script creates one by its
 name.
 """
 

@@ -1,6 +1,7 @@
-"""Interventions on the optimizer's step: inside the backward pass, or after several.
+"""Interventions on the optimizer's step and gradients: a step inside the backward pass, or after
+several.
 
-Interventions on gradients: autograd's mode, freed instead of zeroed, a frozen backbone.
+On gradients: autograd's mode, freed instead of zeroed, a frozen backbone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hooks of what copies to the GPU or waits for it.
+"""Hooks of what copies to the GPU or waits for it, and of collectives.
 
 ``__torch_function__`` of modes and of tensors' subclasses is given the function that
 ``torch.Tensor`` holds: for those of C it is ours, then. Hooked right after PyTorch was imported,

@@ -175,7 +175,7 @@ class Recorder:
         training_hooks.watch_until_a_step(self, self._patches)
         if self.place.measures_noise:
             self._patches.hook(torch, "save", self._without_noise)
-        cuda_hooks.install(self, self._patches)
+        cuda_hooks.install_collectives(self, self._patches)
         self._pauses.install(self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)

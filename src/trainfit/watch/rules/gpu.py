@@ -1,6 +1,5 @@
-"""What keeps a GPU below its speed: clocks, precision, small batches.
-
-GPUs of a run that are not used alike: memory, utilization ("90 against 50%"), DataParallel.
+"""What keeps GPUs below their speed: clocks, precision, small batches, and GPUs of a run that are
+not used alike: memory, utilization ("90 against 50%"), DataParallel.
 """
 
 from __future__ import annotations
