@@ -1,7 +1,8 @@
 """Generating text: caches of keys and values, and loops of a script's own.
 
 Of the caches of Transformers' models: what holds them, positions that they are given at once, and a
-call with one whose sliding windows are full. Loops that generate text are told by what a model is given, and counted.
+call with one whose sliding windows are full. Loops that generate text are told by what a model is
+given, and counted.
 """
 
 from __future__ import annotations

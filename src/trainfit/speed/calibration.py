@@ -4,11 +4,11 @@ every class of kernels.
 Runs in a process of its own (``main``), on a real GPU or on a simulated one, whose clock is
 a lower bound and no prediction: a rehearsal's rates only show that all is measured.
 
-Programs are a few operators each. On a real GPU each is timed; on the simulated one it tells which kernels a call launches, so that
-the model's time for the very same kernels can be compared (:mod:`trainfit.speed.measured`). Sizes
-are of layers of common models. They are timed inside CUDA graphs, as a CPU could not launch the
-short ones fast enough; several sets of operands are taken in turn, so that they do not come from
-the L2 cache.
+Programs are a few operators each. On a real GPU each is timed; on the simulated one it tells which
+kernels a call launches, so that the model's time for the very same kernels can be compared
+(:mod:`trainfit.speed.measured`). Sizes are of layers of common models. They are timed inside CUDA
+graphs, as a CPU could not launch the short ones fast enough; several sets of operands are taken in
+turn, so that they do not come from the L2 cache.
 
 A profile knows a program by its name, by which a later version simulates it again: one that
 computes something else needs another name.

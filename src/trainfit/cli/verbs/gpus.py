@@ -1,6 +1,7 @@
 """``trainfit gpus`` and ``sweep``: GPUs by name, which serves a job best, many plans at once.
 
-``gpus`` says what figures of the GPUs that are known mean for a job; ``sweep`` plans many plans at once, and which of them is cheapest and fastest.
+``gpus`` says what figures of the GPUs that are known mean for a job; ``sweep`` plans many plans at
+once, and which of them is cheapest and fastest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Packages that are missing or do not match: what pip calls them, what builds them, what they are of.
+"""Packages that are missing or do not match: what pip calls them, what builds them.
 
 pip finds a package by its name alone, and other people's packages have the names of some modules:
 those that are known are named by their own, and of others is said where their name stands.

@@ -1,6 +1,7 @@
 """Several GPUs of one job: a pipeline's stages, and the GPUs of one process.
 
-Of a pipeline: what each stage needs, what to change, and how long a step is: its stages' kernels, and what one waits for that another sends.
+Of a pipeline: what each stage needs, what to change, and how long a step is: its stages' kernels,
+and what one waits for that another sends.
 
 Each rank's kernels run in the order of their launches, on one GPU each; a receive is over when what
 it brings was sent and has come over the link. Ranks only meet there: what several pipelines do

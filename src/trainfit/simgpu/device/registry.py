@@ -1,7 +1,7 @@
 """Operators with an implementation of their own, what others attach to the engine, and operators
 that are refused.
 
-PyTorch refuses,  while ``torch.use_deterministic_algorithms(True)`` is on: operators of a GPU
+PyTorch refuses, while ``torch.use_deterministic_algorithms(True)`` is on: operators of a GPU
 without a deterministic form.
 """
 

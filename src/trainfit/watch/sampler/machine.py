@@ -1,5 +1,5 @@
-"""The machine as a whole: cores, memory, disks, network, pressure, the run's cgroup, clocks, and its
-GPUs.
+"""The machine as a whole: cores, memory, disks, network, pressure, the run's cgroup, clocks, and
+its GPUs.
 
 The run's GPUs: which they are, their rows, and NVML that goes away and comes back.
 """
