@@ -66,7 +66,7 @@ def main(text: str) -> int:
         variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(job.gpus)}
         os.environ |= variables | {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
     import trainfit
-    from trainfit.hardware.gpu.topology import find_gpus
+    from trainfit.hardware.gpu_topology import find_gpus
     from trainfit.memory.replay import Stream, replay
 
     gpu = find_gpus(f"{job.gpus}x {job.gpu}" if job.gpus > 1 else job.gpu)

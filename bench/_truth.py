@@ -15,7 +15,7 @@ from typing import TypeVar
 from _bench import ABSENT, parser, say
 from _truth_files import AnyTruth, read_truth
 
-from trainfit.hardware.gpu.context_memory import gpu_of_profile
+from trainfit.hardware.context_memory import gpu_of_profile
 from trainfit.plan.calibration import of_this_model
 from trainfit.results.gpus import Profile
 

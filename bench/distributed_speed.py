@@ -34,7 +34,7 @@ from _bench import trainfit as run
 
 import trainfit
 from trainfit.hardware import GpuSpec, find_gpu
-from trainfit.hardware.gpu.topology import Link, find_gpus, link_of
+from trainfit.hardware.gpu_topology import Link, find_gpus, link_of
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import transfers

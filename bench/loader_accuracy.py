@@ -88,7 +88,7 @@ class Trainfit:
     def choose(
         self, workload: Workload, consumer: Consumer, watch: CoreSpeeds
     ) -> tuple[ToolChoice, Any]:
-        from trainfit.loader.tuning import tune
+        from trainfit.loader.local_tuning import tune
 
         source = "as fast as it can" if not consumer.step_s else "given"
         began = time.monotonic()

@@ -33,7 +33,7 @@ from _truth_files import TimedSteps
 from gpu import simulated
 from gpu.cases import Case
 
-from trainfit.hardware.gpu.context_memory import ProfileMismatch, check_profile
+from trainfit.hardware.context_memory import ProfileMismatch, check_profile
 from trainfit.plan.calibration import CalibrationError
 from trainfit.plan.sizing.costing import machine_of, step_seconds
 from trainfit.results.files.errors import ResultFileError

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from trainfit.hardware.machine.limits import read_limits, read_threads
-from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.limits import read_limits, read_memory, read_threads
 from trainfit.hardware.machine.processor import read_cpu
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.storage import read_storage

@@ -190,7 +190,7 @@ def test_the_installed_command_plans_a_script(installed: tuple[Path, Path]) -> N
 def test_the_shipped_profiles_are_installed(installed: tuple[Path, Path]) -> None:
     programs, folder = installed
     asked = (
-        "from trainfit.hardware.gpu.context_memory import shipped_profiles; "
+        "from trainfit.hardware.context_memory import shipped_profiles; "
         "print(*shipped_profiles(), sep='\\n')"
     )
     found = run(programs / "python", "-c", asked, cwd=folder).splitlines()

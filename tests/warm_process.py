@@ -22,7 +22,7 @@ import threading
 #: What ``trainfit.scripts.fork_server`` imports before it forks, and what is imported with it.
 MODULES = (
     *("trainfit.scripts.trace_run", "torch._dynamo", "trainfit.scripts.fork_server"),
-    *("trainfit.simgpu.cuda.clocks", "trainfit.speed.step", "numpy.ma"),
+    *("trainfit.simgpu.cuda_clocks", "trainfit.speed.step", "numpy.ma"),
 )
 
 

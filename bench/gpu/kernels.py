@@ -1,7 +1,7 @@
 """Times of some 320 small programs of every class of kernels, and what the CPU takes to launch.
 
-Like the programs of `trainfit calibrate` (:mod:`trainfit.speed.programs`), but many more, so that
-the model of kernels can be looked at class by class; on a machine with an NVIDIA GPU, some 40
+Like the programs of `trainfit calibrate` (:mod:`trainfit.speed.calibration`), but many more, so
+that the model of kernels can be looked at class by class; on a machine with an NVIDIA GPU, some 40
 seconds. What it predicts of the same ones is in bench/gpu/kernel_truth.py.
 
     python bench/gpu/kernels.py --output FILE [--time-limit S] [--gate FILE]
@@ -31,7 +31,7 @@ from gpu.simulated import import_trainfit
 
 import_trainfit()
 
-from trainfit.speed.programs import Program  # noqa: E402
+from trainfit.speed.calibration import Program  # noqa: E402
 
 Call = Callable[[], Any]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -65,11 +65,10 @@ display.use(_page)
 def __getattr__(name: str) -> Any:
     # torch is imported only by those who simulate.
     if name == "simulate":
-        from trainfit.simgpu import simulate
-        from trainfit.simgpu.cuda import clocks
+        from trainfit.simgpu import cuda_clocks, simulate
         from trainfit.speed.step import StepClock
 
-        clocks.use(StepClock)
+        cuda_clocks.use(StepClock)
         return simulate
     if name in ("batch", "pace", "watch"):
         return importlib.import_module(f"trainfit.{name}")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from helpers_cli import trainfit
-from trainfit.cli.options.results import SHELLS
 from trainfit.cli.parser import VERBS
+from trainfit.cli.results_options import SHELLS
 from trainfit.cli.verbs.completion import gpu_names, whole_parser
 from trainfit.hardware import find_gpu
 

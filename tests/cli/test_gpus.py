@@ -15,10 +15,10 @@ from helpers_report import whole
 from trainfit.cli.main import main
 from trainfit.cli.verbs import gpus as verb
 from trainfit.hardware import GpuSpec, catalogue, find_gpu
-from trainfit.hardware.gpu.catalogue import CURATED
-from trainfit.hardware.gpu.figures import ARCHITECTURES, figures
-from trainfit.hardware.gpu.lookup import _database_entries
-from trainfit.hardware.gpu.records import database
+from trainfit.hardware.gpu_catalogue import CURATED
+from trainfit.hardware.gpu_figures import ARCHITECTURES, figures
+from trainfit.hardware.gpu_lookup import _database_entries
+from trainfit.hardware.gpu_records import database
 from trainfit.report.gpu_meaning import JETPACK, explained
 from trainfit.report.sections.gpus import catalogue_subject
 from trainfit.results.files.errors import ResultFileError

@@ -12,7 +12,7 @@ from helpers_cli import ROOT, SCRIPTS, error_line, json_of, trainfit
 from helpers_loader import result
 from helpers_report import whole
 from trainfit.cli.main import main
-from trainfit.cli.options.loader import step_time
+from trainfit.cli.plan_options import step_time
 from trainfit.cli.progress_bar import ProgressLines
 from trainfit.cli.verbs import loader
 from trainfit.hardware import find_gpu

@@ -13,8 +13,8 @@ import pytest
 
 from helpers_cli import ROOT, error_line, trainfit
 from helpers_page import FILES, RESULTS
+from trainfit.cli import results_options as options
 from trainfit.cli.main import main
-from trainfit.cli.options import results as options
 from trainfit.cli.verbs import report
 from trainfit.cli.verbs.report import FORMS, Form
 from trainfit.results.files.errors import ResultFileError

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from helpers_cli import environment
-from trainfit.cli.options import machine, results, watch
+from trainfit.cli import machine_options, results_options
 from trainfit.cli.parser import VERBS
 from trainfit.cli.verbs.report import FORMS
 from trainfit.doctor.checks import NAMES
@@ -47,6 +47,6 @@ def test_no_verb_imports_pytorch() -> None:
 
 def test_what_the_options_name_is_what_there_is() -> None:
     """They write it down, so that the help need not import what has it."""
-    assert machine.NAMES == NAMES
-    assert tuple(FORMS) == results.ENDS
-    assert (LEAST_RUNS, len(ORDER)) == (watch.VERIFY_RUNS, watch._VERIFY_CYCLE)
+    assert machine_options.NAMES == NAMES
+    assert tuple(FORMS) == results_options.ENDS
+    assert (LEAST_RUNS, len(ORDER)) == (results_options.VERIFY_RUNS, results_options._VERIFY_CYCLE)

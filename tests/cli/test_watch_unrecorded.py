@@ -21,8 +21,8 @@ from trainfit.cli.main import main
 from trainfit.cli.verbs import watch
 from trainfit.cli.verbs.watch import accepted
 from trainfit.watch.judge import judge
+from trainfit.watch.rank_folder import why_unwritable
 from trainfit.watch.recorder import process
-from trainfit.watch.run_folder import why_unwritable
 
 ENDS_WITH_7 = "import sys; print('ran'); sys.exit(7)"
 

@@ -21,7 +21,7 @@ from helpers_learning import observing
 from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.misuse import of_misuse
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.provenance.transitions import with_transitions
+from trainfit.hooks.provenance.policies import with_transitions
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts
 from trainfit.simgpu.session import Simulation

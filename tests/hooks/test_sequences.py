@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from helpers_learning import found_of, on_gpu, train
-from trainfit.findings.training.sequences import SEQUENCES
+from trainfit.findings.training.inputs import SEQUENCES
 from trainfit.hooks.learning import LearningObserver
 from trainfit.simgpu.session import Simulation
 

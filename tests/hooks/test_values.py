@@ -20,7 +20,7 @@ from trainfit.findings.training.learning import of_learning
 from trainfit.findings.training.losses import not_finite
 from trainfit.hooks import values
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.provenance.views import lies_by_pixels
+from trainfit.hooks.provenance.copies import lies_by_pixels
 from trainfit.hooks.values import anomaly_at, denormals, rooted_at
 from trainfit.results.runs.learning import LearningFacts, Misuse
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 from helpers_learning import found_of, train
 from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.hooks.learning import LearningObserver
-from trainfit.hooks.provenance.views import line_of_view
+from trainfit.hooks.provenance.copies import line_of_view
 from trainfit.results.findings import Finding
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.simgpu.session import Simulation

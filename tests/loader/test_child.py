@@ -22,8 +22,8 @@ from helpers_cli import ROOT, SCRIPTS
 from helpers_warm import MEASURING, warm_runs
 from trainfit.entrypoint import UnknownNameError
 from trainfit.hardware import find_gpu
+from trainfit.loader.child import LoaderObservation, workload_from, workload_of
 from trainfit.loader.measure.workload import LoaderError
-from trainfit.loader.script import LoaderObservation, workload_from, workload_of
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader.child import step_from
 from trainfit.plan.dataloader.measurement import tune_command

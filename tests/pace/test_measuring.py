@@ -36,7 +36,7 @@ from trainfit.pace.attribution import causes
 from trainfit.pace.fixes import Proof, with_skipped
 from trainfit.pace.host import Kernels
 from trainfit.pace.measuring import PaceOptions, measure
-from trainfit.pace.pacer import RehearsalCall
+from trainfit.pace.ticks import RehearsalCall
 from trainfit.report.sections.pace import merged, pace_subject, verdict_line
 from trainfit.results.pace import OTHERS, Estimate, PaceResult
 from trainfit.results.text import WIDTH

@@ -12,7 +12,7 @@ import torch
 
 from trainfit.pace import ticks
 from trainfit.pace.callee import Function, why_no_rehearsal
-from trainfit.pace.pacer import Pacer, RehearsalCall
+from trainfit.pace.ticks import Pacer, RehearsalCall
 
 
 class Clock:

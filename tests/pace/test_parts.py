@@ -19,7 +19,6 @@ from trainfit.pace.loop import (
     settling_s,
     too_short,
 )
-from trainfit.pace.pacer import Pacer
 from trainfit.pace.statistics import (
     CallPattern,
     RateCounts,
@@ -33,6 +32,7 @@ from trainfit.pace.statistics import (
     summary,
     warnings_of,
 )
+from trainfit.pace.ticks import Pacer
 from trainfit.results.pace import CallBlock, Estimate, HostReadings
 
 

@@ -29,8 +29,7 @@ from trainfit.results.runs.generation import GeneratedText, generated_text
 from trainfit.results.runs.recording import KINDS
 from trainfit.results.runs.spec import RunSpec
 from trainfit.results.runs.trace import Status
-from trainfit.scripts.caches import fill, parts_of
-from trainfit.scripts.decode_loops import DecodeLoop
+from trainfit.scripts.caches import DecodeLoop, fill, parts_of
 from trainfit.scripts.generation import GenerationWatch, _to_length
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 from trainfit.simgpu.patching import PatchSet

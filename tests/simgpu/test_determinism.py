@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import trainfit
-from trainfit.simgpu.device import determinism
+from trainfit.simgpu.device import registry
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +74,11 @@ def test_allowed(allowed: Callable[[], Any]) -> None:
 def test_matmuls_want_a_variable_where_pytorch_documents_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(determinism, "wants_config", lambda: True)
+    monkeypatch.setattr(registry, "wants_config", lambda: True)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    told = determinism.refusal("mm", "")
+    told = registry.refusal("mm", "")
     assert told is not None and "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(told((), {}))
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     assert told((), {}) is None
-    monkeypatch.setattr(determinism, "wants_config", lambda: False)
-    assert determinism.refusal("mm", "") is None
+    monkeypatch.setattr(registry, "wants_config", lambda: False)
+    assert registry.refusal("mm", "") is None

@@ -11,7 +11,7 @@ import trainfit
 from trainfit.results.findings import Finding
 from trainfit.results.runs.steps import StepMakeup
 from trainfit.scripts.step_makeup import with_makeup
-from trainfit.speed.loops import loops_on_gpu
+from trainfit.speed.slow_lines import loops_on_gpu
 
 Tensor = torch.Tensor
 

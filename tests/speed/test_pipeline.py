@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.plan.sizing.costing import machine_of
+from trainfit.plan.sizing.stages import pipeline_step
 from trainfit.results.runs.recording import PHASES
 from trainfit.results.runs.steps import DTYPES
-from trainfit.speed.pipeline import pipeline_step
 from trainfit.speed.work import CODES, COLUMNS, Work
 
 MACHINE = machine_of(find_gpus("4x H100 SXM"))

@@ -12,7 +12,7 @@ import trainfit
 from trainfit.hardware import find_gpu
 from trainfit.results.findings import Finding
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.sampling import sampling_before_step
+from trainfit.speed.slow_lines import sampling_before_step
 from trainfit.speed.step import HostedGpu
 
 

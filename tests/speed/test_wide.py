@@ -15,8 +15,8 @@ from trainfit.results.findings import Finding
 from trainfit.results.runs.steps import DTYPES
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.kernel_times import peak_flops
+from trainfit.speed.slow_lines import float64_on_gpu
 from trainfit.speed.step import HostedGpu
-from trainfit.speed.wide import float64_on_gpu
 
 Tensor = torch.Tensor
 

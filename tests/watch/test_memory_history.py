@@ -10,7 +10,7 @@ import torch
 import trainfit
 from tests.memory.snapshot import scenarios
 from trainfit.cli.verbs.watched import with_memory
-from trainfit.memory.snapshot.report import explain_snapshot
+from trainfit.memory.snapshot_report import explain_snapshot
 from trainfit.results.runs.watched import memory_path
 from trainfit.results.watch import WatchResult
 from trainfit.watch.recorder.cuda_hooks import MemoryHistory

@@ -16,9 +16,8 @@ from trainfit.results.files.errors import ResultFileError
 from trainfit.results.runs.watched import load_run
 from trainfit.watch import in_script, rank_folder
 from trainfit.watch.judge import judge
-from trainfit.watch.rank_folder import RankFolder, join, lowest_rank
+from trainfit.watch.rank_folder import RankFolder, join, lowest_rank, unused_folder
 from trainfit.watch.recorder.rank_variables import local_rank, world
-from trainfit.watch.run_folder import unused_folder
 
 STARTED = 1000.0, 10.0
 TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

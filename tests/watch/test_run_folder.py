@@ -14,7 +14,7 @@ import pytest
 
 from helpers_watch import HEADER, step_rows
 from trainfit.results.runs.watched import Event
-from trainfit.watch.run_folder import new_folder, prune, remove_empty, unused_folder
+from trainfit.watch.rank_folder import new_folder, prune, remove_empty, unused_folder
 from trainfit.watch.view import tail_run
 
 

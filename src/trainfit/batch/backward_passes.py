@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from trainfit.batch.estimate import Weights, mean_against_all
 from trainfit.batch.norms import Cost, Records
 from trainfit.torch_private.autograd import graph_task_id, queue_callback
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 #: Frames of a backward pass inside a custom function's backward pass: reentrant checkpointing.
 _CUSTOM: Final = frozenset(

@@ -6,32 +6,30 @@ import dataclasses
 from collections.abc import Sequence
 
 from trainfit.batch.advice import (
+    Split,
+    accumulated,
     accumulating_claim,
     accumulation_caveats,
     accumulation_claim,
     batch_norm_claim,
+    critical_batch,
+    curve,
     doubt_claim,
+    epoch,
     epoch_claim,
     factor_text,
     generalization_claim,
     learning_rate,
     noise_claim,
-    rate_claim,
-    steps_claim,
-)
-from trainfit.batch.goodput import (
-    Split,
-    accumulated,
-    critical_batch,
-    curve,
-    epoch,
     over,
+    rate_claim,
     same_samples,
     samples_factor,
     split,
+    steps_claim,
     steps_factor,
 )
-from trainfit.batch.goodput import after as step_after
+from trainfit.batch.advice import after as step_after
 from trainfit.results.batch import (
     NEARLY,
     BatchExplanation,

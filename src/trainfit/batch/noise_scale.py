@@ -24,7 +24,7 @@ from trainfit.batch.norms import Cost, Examples, Records, grouped
 from trainfit.hooks.owners import own_name
 from trainfit.results.batch import Method, NoiseResult
 from trainfit.torch_private.modules import scale_of, uncompiled
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 _WINDOW: Final = 512
 _OTHER_COUNT: Final = "its accumulation differed from that of the previous step"

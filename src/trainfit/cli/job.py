@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from trainfit.cli.common import UsageError
 from trainfit.hardware import GpuNameError, GpuSpec, device_constants, local_gpu
-from trainfit.hardware.gpu.context_memory import check_profile, gpu_of_profile
-from trainfit.hardware.gpu.local_gpu import local_usage
-from trainfit.hardware.gpu.topology import find_gpus, named_count, with_ranks
+from trainfit.hardware.context_memory import check_profile, gpu_of_profile
+from trainfit.hardware.gpu_topology import find_gpus, named_count, with_ranks
+from trainfit.hardware.local_gpu import local_usage
 from trainfit.plan.command.parsing import Command, parse_command, piped_input
 from trainfit.results.gpus import DeviceConstants, Profile, Rates
 from trainfit.results.text import count, printable, size

@@ -29,8 +29,8 @@ from trainfit.version import __version__
 class Verb:
     """A verb, and what it is for in one line of help.
 
-    Its options are in the module ``place`` of :mod:`trainfit.cli.options`, its code in the module
-    of its name in :mod:`trainfit.cli.verbs`, or in that of ``beside``, a verb like it.
+    Its options are in the module ``{place}_options``, its code in the module of its name in
+    :mod:`trainfit.cli.verbs`, or in that of ``beside``, a verb like it.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Verb:
 
     def options(self) -> VerbOptions:
         """What can be typed after it."""
-        module = importlib.import_module(f"trainfit.cli.options.{self.place}")
+        module = importlib.import_module(f"trainfit.cli.{self.place}_options")
         options: VerbOptions = getattr(module, self.name.upper())
         return options
 
@@ -56,24 +56,31 @@ class Verb:
 HEADINGS: Final[Mapping[str, tuple[Verb, ...]]] = {
     "before a run, no GPU needed": (
         Verb("plan", "memory, best batch size and launch command of a training command", "plan"),
-        Verb("simulate", "record a script on a simulated GPU and show its memory", "simulated"),
+        Verb(
+            "simulate",
+            "record a script on a simulated GPU and show its memory",
+            "simulated",
+            "memory",
+        ),
         Verb("memory", "explain what uses the memory at the peak and by batch size", "simulated"),
         Verb("gpus", "list GPUs, explain their figures, compare them for a job", "simulated"),
-        Verb("sweep", "plan commands on GPUs, counts and values; which is best", "simulated"),
+        Verb(
+            "sweep", "plan commands on GPUs, counts and values; which is best", "simulated", "gpus"
+        ),
         Verb("batch", "what a smaller or larger batch does to learning", "results"),
     ),
     "the DataLoader": (
-        Verb("loader", "DataLoader settings that keep the GPU from waiting", "loader"),
+        Verb("loader", "DataLoader settings that keep the GPU from waiting", "plan"),
         Verb(
             "rehearse",
             "GPU utilization with the real DataLoader and a simulated step",
-            "loader",
+            "plan",
             "loader",
         ),
     ),
     "a real run": (
-        Verb("watch", "run a training command and explain what limits it", "watch"),
-        Verb("compare", "say what changed from one watched run to another", "watch", "watch"),
+        Verb("watch", "run a training command and explain what limits it", "results"),
+        Verb("compare", "say what changed from one watched run to another", "results", "watch"),
         Verb(
             "verify",
             "run a planned command for a few steps, compare with the prediction",

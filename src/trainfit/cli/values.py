@@ -13,7 +13,7 @@ from trainfit.results.batch import MOST_SAMPLES, Interval, NoiseResult, samples_
 
 if TYPE_CHECKING:
     # What takes time to import is needed only where the option is given, not for the help.
-    from trainfit.hardware.gpu.lookup import RentedMachine
+    from trainfit.hardware.gpu_lookup import RentedMachine
     from trainfit.results.plan import HostCpu
 
 

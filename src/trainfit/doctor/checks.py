@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
-from trainfit.doctor import threads
+from trainfit.doctor import (
+    causes_driver,
+    causes_files,
+    causes_outside,
+    causes_torch,
+    gpu_health,
+    gpu_modes,
+    gpu_sharing,
+    threads,
+)
 from trainfit.doctor.cores import check_cores, check_numa
+from trainfit.doctor.driver_stack import DriverStack
 from trainfit.doctor.findings import bad, good, unsure
 from trainfit.doctor.frequency import check_frequency, check_idle
-from trainfit.doctor.gpu import causes_driver, causes_files, causes_outside, causes_torch
-from trainfit.doctor.gpu import health as gpu_health
-from trainfit.doctor.gpu import modes as gpu_modes
-from trainfit.doctor.gpu import sharing as gpu_sharing
-from trainfit.doctor.gpu.driver_stack import DriverStack
-from trainfit.doctor.gpu.modes import check_pcie
+from trainfit.doctor.gpu_modes import check_pcie
 from trainfit.doctor.limits import check_container, check_files, check_processes, check_scheduler
 from trainfit.doctor.memory import check_disk, check_memory, check_shm
 from trainfit.doctor.packages import check_cuda_compat, check_torchvision

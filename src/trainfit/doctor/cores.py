@@ -21,7 +21,7 @@ from trainfit.doctor.findings import (
     which,
     whole,
 )
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.hardware.machine.cuda_stack import torchrun_binds
 from trainfit.hardware.machine.parsing import cpu_list_text
 from trainfit.results.doctor import Check

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from trainfit.doctor import thresholds as policy
 from trainfit.doctor.findings import bad, brief, evidence, good, restore, unsure, whole
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.hardware.machine.limits import OWN_FILES
 from trainfit.results.doctor import Check
 from trainfit.results.findings import Evidence, Fix

@@ -8,7 +8,7 @@ from trainfit.doctor import thresholds as policy
 from trainfit.doctor.cores import threads_set
 from trainfit.doctor.findings import bad, brief, evidence, good, restore, unsure, whole
 from trainfit.findings.threads import LIBRARIES
-from trainfit.hardware.gpu.local_gpu import gpus_of_job
+from trainfit.hardware.local_gpu import gpus_of_job
 from trainfit.hardware.machine.limits import JUDGED, misread
 from trainfit.results.doctor import Check, PoolLibrary, PoolUse, WorkerPools
 from trainfit.results.findings import Evidence, Fix

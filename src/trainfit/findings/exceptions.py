@@ -16,7 +16,7 @@ from trainfit.findings import (
     tracebacks,
     training_errors,
 )
-from trainfit.findings.environment import hub, mismatch, missing, outdated
+from trainfit.findings.environment import hub, missing, outdated
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.results.findings import Finding, failure_finding
@@ -544,10 +544,10 @@ _RULES: Final[tuple[Callable[[ParsedException, FailureContext], Finding | None],
     _unscaled,
     _port,
     _notebook,
-    mismatch.mismatch,
-    mismatch.gpu_not_seen,
-    mismatch.no_terminal,
-    mismatch.no_nvidia_smi,
+    missing.mismatch,
+    missing.gpu_not_seen,
+    missing.no_terminal,
+    missing.no_nvidia_smi,
     script_errors.too_long,
     hub.known,
     training_errors.known,

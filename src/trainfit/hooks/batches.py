@@ -21,16 +21,15 @@ from torch.utils.data import RandomSampler, SequentialSampler, Subset
 
 from trainfit.hooks.held_objects import tensors_in
 from trainfit.hooks.losses import OF_CLASSES
+from trainfit.hooks.provenance.copies import lies_by_pixels, line_of_view
 from trainfit.hooks.provenance.cuts import FirstOfKind
-from trainfit.hooks.provenance.views import lies_by_pixels, line_of_view
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library, locals_of
 from trainfit.torch_private.autograd import operands
 from trainfit.torch_private.data_loading import dataset_of
 from trainfit.torch_private.modules import outermost_call
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import storage_key, version
+from trainfit.torch_private.operators import no_dispatch, storage_key, version
 
 #: Where data sets keep the label of each sample.
 _LABELS: Final = ("targets", "labels", "y", "_labels")

@@ -53,8 +53,8 @@ from trainfit.hooks.owners import (
     unused_gradients,
     without_gradients,
 )
+from trainfit.hooks.provenance.copies import seems_swapped
 from trainfit.hooks.provenance.passes import reaches_inputs
-from trainfit.hooks.provenance.views import seems_swapped
 from trainfit.hooks.ranks import EpochOrder, goes_over_all, passed_by, ranks
 from trainfit.hooks.remade import of_schedules
 from trainfit.hooks.schedules import (

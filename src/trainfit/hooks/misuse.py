@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional
 
 from trainfit.hooks.batches import TrainingBatches, is_own
-from trainfit.hooks.distributions import OF_SAMPLES, Samples, mark, trains_critic
 from trainfit.hooks.graphs import BackwardGraphs, Profiling, ScaledLosses, SecondOrder, keeps_result
 from trainfit.hooks.loaders import Loaders
 from trainfit.hooks.losses import shape_of
@@ -24,7 +23,7 @@ from trainfit.hooks.modes import Bystanders
 from trainfit.hooks.optimizer_looks import FIRST_LOOKS
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.provenance.averages import Averages
-from trainfit.hooks.provenance.casts import UndoneCasts
+from trainfit.hooks.provenance.copies import HostCopies, UndoneCasts
 from trainfit.hooks.provenance.cuts import (
     OF_TERM,
     Cut,
@@ -36,20 +35,21 @@ from trainfit.hooks.provenance.cuts import (
     steps_back,
     tensors_among,
 )
-from trainfit.hooks.provenance.drawn_steps import DrawnSteps
 from trainfit.hooks.provenance.gradients import HandMadeLimits, MixedPasses
-from trainfit.hooks.provenance.host_copies import HostCopies
-from trainfit.hooks.provenance.inputs import Inputs
-from trainfit.hooks.provenance.labels import Labels
+from trainfit.hooks.provenance.inputs import Inputs, SameInputs
 from trainfit.hooks.provenance.masks import Masks, Misused
 from trainfit.hooks.provenance.origins import TensorOrigins
-from trainfit.hooks.provenance.outputs import AttentionWeights, Outputs, Scores, softmax_by_hand
+from trainfit.hooks.provenance.outputs import (
+    AttentionWeights,
+    Outputs,
+    Predictions,
+    Scores,
+    softmax_by_hand,
+)
 from trainfit.hooks.provenance.passes import Passes
-from trainfit.hooks.provenance.policies import PolicyTerms
-from trainfit.hooks.provenance.predictions import Predictions
-from trainfit.hooks.provenance.same_inputs import SameInputs
-from trainfit.hooks.provenance.sequences import Sequences
-from trainfit.hooks.provenance.targets import Targets
+from trainfit.hooks.provenance.policies import OF_SAMPLES, PolicyTerms, Samples, mark, trains_critic
+from trainfit.hooks.provenance.sequences import Labels, Sequences
+from trainfit.hooks.provenance.targets import DrawnSteps, Targets
 from trainfit.hooks.provenance.terms import Terms
 from trainfit.hooks.ranks import Averaging, gathered_at_once, goes_over_host
 from trainfit.hooks.remade import (
@@ -62,9 +62,9 @@ from trainfit.hooks.remade import (
     Restored,
     twice,
 )
-from trainfit.hooks.repeats import Repeats
 from trainfit.hooks.structure import (
     Freezing,
+    Repeats,
     Ties,
     forgetful_norms,
     frozen_norms,

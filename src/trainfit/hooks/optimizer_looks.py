@@ -15,7 +15,7 @@ from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.schedules import VANISHED
 from trainfit.results.runs.learning import LEAST_HALF, Misuse
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 #: Steps that are looked at one by one; of later ones the 8th, the 16th and so on.
 FIRST_LOOKS: Final = 4

@@ -27,8 +27,7 @@ from trainfit.hooks.losses import shape_of
 from trainfit.hooks.owners import tensors_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.autograd import operator_of, saved_exponent
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import item
+from trainfit.torch_private.operators import item, no_dispatch
 
 #: Tensors of each kind that are looked at, and numbers of each: some 50 µs in all.
 _TENSORS: Final = 3

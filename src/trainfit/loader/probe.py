@@ -17,8 +17,6 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware.machine.core_speed import CoreSpeeds, pieces_of
-from trainfit.loader.faults.pickling import LARGE_BYTES, pickled
-from trainfit.loader.faults.preflight import check, check_workers, run_watched, same_order
 from trainfit.loader.measure.batch_profile import split
 from trainfit.loader.measure.constants import fit
 from trainfit.loader.measure.fitting import Fitted
@@ -45,6 +43,8 @@ from trainfit.loader.measure.records import COLUMNS, CPU, TOOK, WALL, Run, colle
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.storage_cost import measure_storage
 from trainfit.loader.measure.workload import Workload, worker_threads
+from trainfit.loader.pickling import LARGE_BYTES, pickled
+from trainfit.loader.preflight import check, check_workers, run_watched, same_order
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings, Probe
 from trainfit.results.runs.measurement import Consumer
 from trainfit.results.text import count as count_of

@@ -18,7 +18,7 @@ import torch
 from trainfit.findings.facts import Failure
 from trainfit.hardware.machine.cgroup import between, oom_kills
 from trainfit.loader import idle_time
-from trainfit.loader.faults.diagnose import context_of, diagnose_run
+from trainfit.loader.diagnose import context_of, diagnose_run
 from trainfit.loader.idle_time import WORKER, RehearsalRecord
 from trainfit.loader.measure.loop import (
     OtherProcesses,

@@ -25,7 +25,6 @@ from trainfit.loader.confirmation import (
     measured_rate,
     probe_is_disturbed,
 )
-from trainfit.loader.faults.preflight import run_watched
 from trainfit.loader.measure.loop import is_disturbed as is_busy
 from trainfit.loader.measure.loop import predicted_save_s, save_seconds
 from trainfit.loader.measure.noise_correction import with_speeds
@@ -35,6 +34,7 @@ from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import PAGEABLE_BYTES_PER_S, alone_note
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.other_changes import beyond
+from trainfit.loader.preflight import run_watched
 from trainfit.loader.probe import Measured
 from trainfit.loader.search import BUBBLE, WITHIN, Choice, Goal, beyond_knee, keep_workers, search
 from trainfit.results.dataloader import Candidate, Confirmed, LoaderMachine, LoaderSettings, Probe

@@ -15,7 +15,6 @@ from trainfit.memory.growth import step_pattern
 from trainfit.memory.held import full_memory
 from trainfit.memory.peak import by_kind, by_module, peak, phase_at, remaining
 from trainfit.memory.replay import UNLIMITED, Replay, Stream
-from trainfit.results.files.command_line import line_of
 from trainfit.results.files.contents import complete
 from trainfit.results.files.decoding import DecodingError, decode
 from trainfit.results.files.errors import TrainfitError
@@ -25,6 +24,7 @@ from trainfit.results.runs.continuation import whole
 from trainfit.results.runs.recording import PHASES, NotAffineError, Recording, gpu_of, step_ends
 from trainfit.results.runs.script import Protection
 from trainfit.results.runs.steps import Coverage
+from trainfit.results.text import line_of
 from trainfit.simgpu.allocator.settings import AllocatorSettings
 
 # ---

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.figures import GpuNameError
-from trainfit.hardware.gpu.lookup import find_gpu
+from trainfit.hardware.gpu_figures import GpuNameError
+from trainfit.hardware.gpu_lookup import find_gpu
 from trainfit.results.runs.recording import PHASES, IntArray, Recording
 from trainfit.results.runs.steps import DTYPES, KINDS, MARKS
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from trainfit.hardware.gpu.local_gpu import process_bytes
+from trainfit.hardware.local_gpu import process_bytes
 from trainfit.memory.calibration import outside_bytes
 from trainfit.results.real_runs import RealRunOutcome
 from trainfit.results.runs.spec import RunSpec

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from trainfit.pace.pacer import Pacer
-from trainfit.pace.ticks import seen, tick
+from trainfit.pace.ticks import Pacer, seen, tick
 from trainfit.results.pace import FixName, PaceResult
 
 __all__ = ["Pacer", "pace", "seen", "tick"]

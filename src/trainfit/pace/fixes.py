@@ -11,9 +11,9 @@ from typing import Final
 
 from trainfit.pace.callee import CalleeError
 from trainfit.pace.loop import Plan
-from trainfit.pace.pacer import HYBRID_S, RehearsalCall
 from trainfit.pace.settings import SystemSettings, held_awake
 from trainfit.pace.statistics import RateCounts, Sample, median, ratio, summary, taken_away
+from trainfit.pace.ticks import HYBRID_S, RehearsalCall
 from trainfit.results.findings import Fix
 from trainfit.results.pace import (
     Arm,

@@ -15,7 +15,7 @@ from typing import Final
 
 from trainfit.pace.callee import PacedCallee
 from trainfit.pace.host import PacedHost
-from trainfit.pace.pacer import HYBRID_S, RehearsalCall
+from trainfit.pace.ticks import HYBRID_S, RehearsalCall
 from trainfit.results.pace import Arm, CallBlock, CallFailure, FixName, Phase, Unmeasured
 from trainfit.results.text import duration
 from trainfit.scripts.fault import script_traceback
@@ -63,7 +63,7 @@ class Caller:
         self._callee, self._host = callee, host
         self.calls = 0
         self.rehearsals: list[RehearsalCall] = []
-        """One for each block that rehearses as a :class:`trainfit.pace.pacer.Pacer` does."""
+        """One for each block that rehearses as a :class:`trainfit.pace.ticks.Pacer` does."""
         self.kept: CallBlock | None = None
         """What there is of a block in which a call raised, or that was interrupted."""
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from trainfit.hardware import GpuNameError
-from trainfit.hardware.gpu.context_memory import gpu_of_profile
-from trainfit.hardware.gpu.local_gpu import local_usage
+from trainfit.hardware.context_memory import gpu_of_profile
+from trainfit.hardware.local_gpu import local_usage
 from trainfit.plan.command.interpreter import HASTENED, Interpreter, own_interpreter
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.gpus import (
@@ -317,7 +317,7 @@ def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
 
 def _bare_constants() -> DeviceConstants:
     """Constants for simulated workspaces, on which the context has no influence."""
-    from trainfit.hardware.gpu.context_memory import assumed_parts
+    from trainfit.hardware.context_memory import assumed_parts
 
     return DeviceConstants(assumed_parts(1))
 

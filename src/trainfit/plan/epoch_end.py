@@ -24,13 +24,14 @@ from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.epoch_peak import (
+    ALIKE,
     ShortRun,
     carried_peak,
     is_in_proportion,
     memory_at_the_end,
     what_grows,
+    within_evaluation,
 )
-from trainfit.plan.evaluation_batches import ALIKE, within_evaluation
 from trainfit.plan.growth_findings import of_epochs, of_longer_epochs
 from trainfit.plan.runs.batches import last_batch_fails, remainder_of
 from trainfit.plan.runs.failures import NotSimulated, fails_beyond, what_happened

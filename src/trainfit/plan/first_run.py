@@ -7,7 +7,7 @@ import dataclasses
 from typing import Final
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.topology import assumed_count
+from trainfit.hardware.gpu_topology import assumed_count
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.replay import Stream
 from trainfit.plan.command.file_values import batch_constant

@@ -13,7 +13,7 @@ from trainfit.memory.capacity import LARGEST, bounds_of, largest_by_line
 from trainfit.memory.explanation import recorded_settings
 from trainfit.memory.growth import step_pattern
 from trainfit.memory.replay import Stream, replay
-from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
+from trainfit.plan.parallel_strategies import strategies_of, why_not, with_ranks
 from trainfit.plan.sizing.costing import Pair, memory_law, samples_per_batch, work_law
 from trainfit.plan.sizing.memory_model import Growth, MemoryModel
 from trainfit.results.configuration import EpochEnd

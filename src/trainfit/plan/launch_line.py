@@ -14,10 +14,10 @@ from trainfit.plan.command.parsing import Command
 from trainfit.plan.command.tasks import MPI_PROGRAMS
 from trainfit.plan.command.tunables import loader_values
 from trainfit.plan.sizing.recommendation import accumulation_for
-from trainfit.results.files.command_line import line_of
 from trainfit.results.loader import CoreAdvice, LoaderResult, VariableAdvice
 from trainfit.results.plan import PlanResult
 from trainfit.results.speed import DataLoading
+from trainfit.results.text import line_of
 
 #: numactl's options that choose cores; with others it only places memory.
 _CHOOSES_CORES: Final = ("-C", "-N", "--physcpubind", "--cpunodebind")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.batch.advice import family, learning_rate
-from trainfit.hardware.gpu.topology import assumed_count
+from trainfit.hardware.gpu_topology import assumed_count
 from trainfit.memory.capacity import LARGEST
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting

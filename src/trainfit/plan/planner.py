@@ -14,7 +14,7 @@ from trainfit.findings.habits import of_steps as of_habits
 from trainfit.findings.out_of_memory import MISTAKES, TENSORS_KEPT, of_full_memory
 from trainfit.findings.training.learning import of_learning
 from trainfit.hardware import GpuSpec, catalogue, device_constants
-from trainfit.hardware.gpu.figures import is_of_desktop
+from trainfit.hardware.gpu_figures import is_of_desktop
 from trainfit.memory.held import full_memory
 from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
@@ -69,13 +69,12 @@ from trainfit.plan.runs.runs import Runs
 from trainfit.plan.runs.tracing import Trace, Tracer, recording_of
 from trainfit.plan.sizing.curve import with_step
 from trainfit.plan.sizing.generation import generation
-from trainfit.plan.sizing.gpus_of_process import gpus_of_process, of_gpus, strays
 from trainfit.plan.sizing.lengths import length_option, tunable_sizes, tunable_to_size
 from trainfit.plan.sizing.memory_model import Batches, Growth
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.plan.sizing.recommendation import Accumulation, accumulation_for
 from trainfit.plan.sizing.speed import launched_step, ranks_of, replicas_of, speed
-from trainfit.plan.sizing.stages import pipeline
+from trainfit.plan.sizing.stages import gpus_of_process, of_gpus, pipeline, strays
 from trainfit.plan.this_cpu import measured_cpu, with_cpu
 from trainfit.results.changes import Remedies, ScriptLine
 from trainfit.results.configuration import AmpChoice, EpochEnd
@@ -88,9 +87,7 @@ from trainfit.results.runs.generation import Generation
 from trainfit.results.runs.spec import RunSpec, TuningSpec
 from trainfit.results.speed import StepSpeed
 from trainfit.results.text import size
-from trainfit.speed.loops import loops_on_gpu
-from trainfit.speed.sampling import sampling_before_step
-from trainfit.speed.wide import float64_on_gpu
+from trainfit.speed.slow_lines import float64_on_gpu, loops_on_gpu, sampling_before_step
 
 Say = Callable[[str], None]
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainfit.results.files.command_line import quoted_words
-from trainfit.results.text import columns, printable, wrapped
+from trainfit.results.text import columns, printable, quoted_words, wrapped
 
 #: Lines of a default screen; what has no room on it is shown by ``--explain``.
 LINES: Final = 25

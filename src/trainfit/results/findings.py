@@ -1,9 +1,12 @@
-"""What any verb finds wrong with a job: why, what it rests on, what to do, and at what cost."""
+"""What any verb finds wrong with a job: why, what it rests on, what to do, and at what cost.
+
+A kind of misuse has its name once, at the function that makes its finding (:class:`Kinds`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal, get_args
 
 from trainfit.results.loader_settings import LoaderSettings
@@ -177,3 +180,31 @@ def failure_finding(
 ) -> Finding:
     """What ends a run, or gives wrong samples: certain, with one fix."""
     return Finding(kind, "critical", title, (), cause, (Fix(action),), loader=loader, place=place)
+
+
+#: Gets its kind, and what was told of one (:class:`trainfit.results.runs.learning.Misuse`).
+_Finds = Callable[..., Finding]
+
+
+class Kinds(dict[str, _Finds]):
+    """The functions that make findings, by kind.
+
+    Attributes
+    ----------
+    later: Those that an evaluation, a later epoch or the run's end may be the first to show.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later: list[str] = []
+
+    def of(self, kind: str, *, later: bool = False) -> Callable[[_Finds], _Finds]:
+        """Decorates the function that makes the finding of ``kind``."""
+
+        def put(finds: _Finds) -> _Finds:
+            self[kind] = finds
+            if later:
+                self.later.append(kind)
+            return finds
+
+        return put

@@ -383,7 +383,7 @@ class MeasuredProgram:
     """A few operators of one class of kernels, measured as a whole.
 
     Attributes:
-        name: what it computes, with sizes: of :mod:`trainfit.speed.programs`.
+        name: what it computes, with sizes: of :mod:`trainfit.speed.calibration`.
         seconds: of one call, on the GPU.
         kernels: what a call launches, as the simulated device has it.
         modelled_s: what the model says of them; ``None`` where it says nothing.

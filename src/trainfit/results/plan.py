@@ -140,7 +140,7 @@ class HostCpu:
     (:mod:`trainfit.hardware.machine.processor`; empty: not said), ``second_threads`` are hardware
     threads
     in addition to the first of each core, ``hz_range`` what the clock may be, ``name`` the rented
-    machine's (:mod:`trainfit.hardware.gpu.lookup`) that it is taken from, in words.
+    machine's (:mod:`trainfit.hardware.gpu_lookup`) that it is taken from, in words.
     """
 
     cores: float | None

@@ -35,7 +35,7 @@ from trainfit.results.text import exception_text
 from trainfit.scripts import sandbox
 from trainfit.scripts.fault import causes, own_fault, script_traceback
 from trainfit.scripts.option_parsers import with_constants
-from trainfit.simgpu.cuda.clocks import LONGEST
+from trainfit.simgpu.cuda_clocks import LONGEST
 from trainfit.simgpu.device.errors import REQUEST, UnsupportedOperatorError
 from trainfit.simgpu.device.user_location import claim, frame_of_user, line_of_user
 from trainfit.simgpu.patching import PatchSet

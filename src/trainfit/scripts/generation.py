@@ -22,18 +22,16 @@ from trainfit.results.runs.trace import Status
 from trainfit.scripts.caches import (
     LAYER,
     NAMES,
+    CountedCalls,
+    DecodeLoop,
+    Signature,
     WindowProbe,
     cache_among,
     fill,
     held_by,
+    integers_of,
     kinds_of,
     parts_of,
-)
-from trainfit.scripts.decode_loops import (
-    CountedCalls,
-    DecodeLoop,
-    Signature,
-    integers_of,
     signature_of,
 )
 from trainfit.scripts.samples.context_length import positions_of

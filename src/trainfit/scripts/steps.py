@@ -30,7 +30,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.autograd import ENGINE_RUN_BACKWARD
 from trainfit.torch_private.distributed import PIPELINE_STAGES, passes_for_shapes
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 
 @dataclasses.dataclass

@@ -25,7 +25,7 @@ import torch
 from trainfit.hooks import learning_hooks
 from trainfit.hooks.learning import LearningObserver
 from trainfit.hooks.limits import bounded_buffers
-from trainfit.hooks.provenance.transitions import with_transitions
+from trainfit.hooks.provenance.policies import with_transitions
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import REQUEST_FILE, RunSpec
 from trainfit.results.runs.steps import Coverage, StepMakeup
@@ -50,8 +50,7 @@ from trainfit.scripts.generation import GenerationWatch
 from trainfit.scripts.launchers import LaunchInPlace, as_rank
 from trainfit.scripts.options import OptionsWatch
 from trainfit.scripts.phases.coverage import CoverageWatch
-from trainfit.scripts.phases.last_epoch import LastEpoch
-from trainfit.scripts.phases.lightning_trainer import LightningTrainer
+from trainfit.scripts.phases.last_epoch import LastEpoch, LightningTrainer
 from trainfit.scripts.phases.micro_batches import MicroBatches
 from trainfit.scripts.phases.periodic import PeriodicWork
 from trainfit.scripts.phases.sampling import SampledLoop
@@ -61,7 +60,7 @@ from trainfit.scripts.step_makeup import with_makeup
 from trainfit.scripts.steps import CacheWatch, InferenceWatch, StepWatch
 from trainfit.scripts.template_process import Stem
 from trainfit.simgpu.communication.peers import Peers
-from trainfit.simgpu.cuda.clocks import OwnTime
+from trainfit.simgpu.cuda_clocks import OwnTime
 from trainfit.simgpu.device.settling import LEAST_STEPS, enough_steps, judge
 from trainfit.simgpu.device.user_location import files_of_user, user_frame
 from trainfit.simgpu.interventions import Interventions

@@ -14,23 +14,21 @@ import torch
 from torch.optim import optimizer as optim
 
 from trainfit.hardware import GpuSpec, device_constants
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.results.gpus import DeviceConstants, total
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.step_cycle import StepCycle
 from trainfit.results.runs.steps import WaitKind
-from trainfit.simgpu import torch_patches
+from trainfit.simgpu import cuda_module, torch_patches
 from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.settings import VARIABLE, AllocatorSettings, unread_variables
 from trainfit.simgpu.communication import one_process
 from trainfit.simgpu.communication.one_process import OneProcess
 from trainfit.simgpu.communication.peers import Peers
 from trainfit.simgpu.communication.process_groups import Collectives
-from trainfit.simgpu.cuda import cuda_module
-from trainfit.simgpu.cuda.clocks import ScriptTime, clock_of
-from trainfit.simgpu.cuda.cuda_module import Surface
-from trainfit.simgpu.cuda.graphs import Graphs
-from trainfit.simgpu.cuda.streams import event_class
+from trainfit.simgpu.cuda_clocks import ScriptTime, clock_of
+from trainfit.simgpu.cuda_graphs import Graphs, event_class
+from trainfit.simgpu.cuda_module import Surface
 from trainfit.simgpu.device import device_names, gradient_sums, host_fills, subclasses
 from trainfit.simgpu.device import tensor as checkpoints
 from trainfit.simgpu.device.device_memory import DeviceMemory
@@ -66,8 +64,7 @@ from trainfit.simgpu.stand_ins.xformers import XFORMERS
 from trainfit.torch_private import compiled
 from trainfit.torch_private.cuda import initialize_anew, missing_functions
 from trainfit.torch_private.needed import MissingNameError
-from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only
-from trainfit.torch_private.tensors import local_part
+from trainfit.torch_private.operators import lift_cpu_only, lifts_cpu_only, local_part
 
 #: The packages that there are stand-ins for, by the name that is imported.
 STAND_INS: Final[dict[str, AbsentPackage]] = {

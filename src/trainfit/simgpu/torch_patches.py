@@ -28,7 +28,7 @@ from trainfit.simgpu.device.user_location import user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.autograd import walk
 from trainfit.torch_private.modules import APPLY, FLATTENS_RNN_WEIGHTS, FOREACH_TYPES, GROUP_TENSORS
-from trainfit.torch_private.tensors import (
+from trainfit.torch_private.operators import (
     COMPATIBLE_TYPE,
     NoTorchFunction,
     has_compatible_type,

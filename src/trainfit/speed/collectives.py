@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from trainfit.hardware.gpu.topology import Link, link_of
+from trainfit.hardware.gpu_topology import Link, link_of
 from trainfit.results.gpus import GpuSpec
 from trainfit.results.runs.steps import COLLECTIVES, PEER_COPY, TRANSFERS
 from trainfit.speed.work import CODES, Floats, Work

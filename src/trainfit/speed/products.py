@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.figures import tensor_rate
+from trainfit.hardware.gpu_figures import tensor_rate
 from trainfit.results.runs.steps import DTYPES
 
 Floats = NDArray[np.float64]

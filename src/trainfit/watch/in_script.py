@@ -12,16 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from trainfit.watch.rank_folder import RankFolder, join, lowest_rank
-from trainfit.watch.recorder import process
-from trainfit.watch.recorder.rank_variables import local_rank, world
-from trainfit.watch.run_folder import (
+from trainfit.watch.rank_folder import (
+    RankFolder,
+    join,
+    lowest_rank,
     new_folder,
     prune,
     runs_folder,
     unused_folder,
     why_unwritable,
 )
+from trainfit.watch.recorder import process
+from trainfit.watch.recorder.rank_variables import local_rank, world
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 
 if TYPE_CHECKING:

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from trainfit.findings import ranking
-from trainfit.results.files.command_line import line_of
 from trainfit.results.findings import Finding, Unknown
 from trainfit.results.runs.watched import RankRecord, RunRecord, missing_rows
-from trainfit.results.text import duration
+from trainfit.results.text import duration, line_of
 from trainfit.results.watch import Limit, WatchResult
 from trainfit.watch import checks, measures, thresholds
 from trainfit.watch import view as trainings
@@ -28,7 +27,6 @@ from trainfit.watch.rules import (
     standing,
     start,
     training,
-    uneven_gpus,
 )
 from trainfit.watch.rules.input import USELESS
 from trainfit.watch.rules.memory import HOST_MEMORY
@@ -152,7 +150,7 @@ RULES: Final[tuple[Rule, ...]] = (
     IN_PASSES,
     *gpu.RULES,
     *ranks.RULES,
-    *uneven_gpus.RULES,
+    *gpu.UNEVEN_GPUS,
     *memory.RULES,
     HOST_MEMORY,
     *growth.RULES,

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from trainfit.hardware.gpu.figures import GpuNameError
-from trainfit.hardware.gpu.lookup import find_gpu
+from trainfit.hardware.gpu_figures import GpuNameError
+from trainfit.hardware.gpu_lookup import find_gpu
 from trainfit.hardware.machine.cgroup import OomKills, between, oom_kills
 from trainfit.results.files.errors import ResultFileError, TrainfitError
 from trainfit.results.runs.watched import OOM_KILLED, Ending, RunHeader, WatchedGpu

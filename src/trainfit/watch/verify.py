@@ -19,11 +19,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, Protocol
 
-from trainfit.results.files.command_line import line_of
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.runs import tables
 from trainfit.results.runs.watched import RunRecord, exit_words, load_run
+from trainfit.results.text import line_of
 from trainfit.results.watch import AdviceVerification, Comparison, VerifiedRun, WatchResult
 from trainfit.watch.compare import LEAST_STEPS, WARM_UP, compare_groups
 from trainfit.watch.intervals import measured

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.batch.goodput import (
-    accumulated,
-    curve,
-    efficiency,
-    over,
-    samples_factor,
-    steps_factor,
-)
+from trainfit.batch.advice import accumulated, curve, efficiency, over, samples_factor, steps_factor
 from trainfit.results.batch import Interval, StepTime
 
 BATCH = st.integers(1, 4096)

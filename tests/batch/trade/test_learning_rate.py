@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.batch.advice import beta, factor, learning_rate
-from trainfit.batch.goodput import Split, epoch, last_micro_batch, left_over, same_samples, split
+from trainfit.batch.advice import (
+    Split,
+    beta,
+    epoch,
+    factor,
+    last_micro_batch,
+    learning_rate,
+    left_over,
+    same_samples,
+    split,
+)
 from trainfit.results.batch import Epoch, Interval, Optimizer
 
 BATCH = st.integers(1, 4096)

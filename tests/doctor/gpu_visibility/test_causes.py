@@ -11,7 +11,7 @@ from helpers_facts import GIB, changed, gpu
 from helpers_facts import machine as healthy
 from trainfit.doctor import packages as wheels
 from trainfit.doctor.checks import MACHINE_CHECKS, check_visibility
-from trainfit.hardware.gpu.local_gpu import left
+from trainfit.hardware.local_gpu import left
 from trainfit.results.doctor import Check
 from trainfit.results.machine import (
     CudaDriver,

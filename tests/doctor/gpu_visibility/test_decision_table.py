@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers_facts import machine as healthy
 from helpers_machines import document, hanging, machine, names
 from trainfit.doctor.checks import ROWS, check_visibility
-from trainfit.hardware.gpu.local_gpu import visible
+from trainfit.hardware.local_gpu import visible
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
 from trainfit.results.doctor import Check

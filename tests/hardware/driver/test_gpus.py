@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainfit.hardware.gpu.local_gpu import process_bytes
+from trainfit.hardware.local_gpu import process_bytes
 from trainfit.hardware.machine import cuda_stack, nvml
 from trainfit.hardware.machine.cuda_stack import read_cuda_stack
 from trainfit.hardware.machine.gpus import read_gpus

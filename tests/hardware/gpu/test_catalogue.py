@@ -12,8 +12,8 @@ import pytest
 
 from trainfit import hardware
 from trainfit.hardware import GpuNameError, GpuSpec, catalogue, find_gpu, local_gpu
-from trainfit.hardware.gpu.catalogue import CURATED, CuratedGpu
-from trainfit.hardware.gpu.figures import ARCHITECTURES, usable_memory
+from trainfit.hardware.gpu_catalogue import CURATED, CuratedGpu
+from trainfit.hardware.gpu_figures import ARCHITECTURES, usable_memory
 from trainfit.results.text import GIB, MIB
 
 ALL = catalogue()
@@ -481,18 +481,20 @@ def test_no_nvml_is_a_normal_state(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_databases_file_says_what_its_package_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainfit.hardware.gpu import records
+    from trainfit.hardware import gpu_records
 
     def specs() -> dict[str, GpuSpec]:
-        records.database.cache_clear()
-        found = records.database().items()
+        gpu_records.database.cache_clear()
+        found = gpu_records.database().items()
         return {
-            name: records.database_spec(name) for name, row in found if records.is_complete(row)
+            name: gpu_records.database_spec(name)
+            for name, row in found
+            if gpu_records.is_complete(row)
         }
 
     try:
         of_file = specs()
-        monkeypatch.setattr(records, "_from_file", list)
+        monkeypatch.setattr(gpu_records, "_from_file", list)
         assert specs() == of_file and len(of_file) > 300
     finally:
-        records.database.cache_clear()
+        gpu_records.database.cache_clear()

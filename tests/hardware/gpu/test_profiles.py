@@ -18,14 +18,14 @@ import trainfit
 from helpers_cli import ROOT, error_line, json_of
 from helpers_cli import trainfit as run
 from trainfit.hardware import catalogue, device_constants, find_gpu
-from trainfit.hardware.gpu.context_memory import (
+from trainfit.hardware.context_memory import (
     ProfileMismatch,
     assumed_parts,
     check_profile,
     gpu_of_profile,
     shipped_profiles,
 )
-from trainfit.hardware.gpu.local_gpu import Usage, local_usage, process_bytes
+from trainfit.hardware.local_gpu import Usage, local_usage, process_bytes
 from trainfit.memory.capacity import context_parts
 from trainfit.memory.explanation import summarize
 from trainfit.results.files.errors import ResultFileError

@@ -9,7 +9,7 @@ import pytest
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.cli.values import rented_cpu
 from trainfit.hardware import GpuNameError, catalogue, find_gpu
-from trainfit.hardware.gpu.lookup import RENTED, find_rented
+from trainfit.hardware.gpu_lookup import RENTED, find_rented
 from trainfit.hardware.machine.processor import find_cpu_kind
 
 GIB = 1 << 30

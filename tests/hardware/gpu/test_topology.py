@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainfit.hardware import GpuNameError, catalogue, find_gpu
-from trainfit.hardware.gpu.topology import assumed_count, find_gpus, named_count, with_ranks
+from trainfit.hardware.gpu_topology import assumed_count, find_gpus, named_count, with_ranks
 
 
 @pytest.mark.parametrize(

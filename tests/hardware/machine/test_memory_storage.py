@@ -25,8 +25,7 @@ from helpers_trees import (
     readings,
 )
 from trainfit.hardware.machine.files import RecordedFiles, expanded
-from trainfit.hardware.machine.limits import THREAD_VARIABLES, read_limits
-from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.limits import THREAD_VARIABLES, read_limits, read_memory
 from trainfit.hardware.machine.recorded import VARIABLES, RecordedSystem, RecordingSystem
 from trainfit.hardware.machine.storage import mount_of, read_mounts, read_storage
 from trainfit.hardware.machine.surroundings import read_surroundings

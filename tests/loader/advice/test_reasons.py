@@ -15,9 +15,8 @@ from helpers_loader import probe, result
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
 from trainfit.loader import local_tuning
-from trainfit.loader.affinity import cores, why_none
 from trainfit.loader.local_tuning import VariableValue, setting_reasons, with_present
-from trainfit.loader.threads import variables
+from trainfit.loader.threads import cores, variables, why_none
 from trainfit.report.sections.loader import reason_text
 from trainfit.results.dataloader import Candidate, Confirmed, LoaderSettings
 from trainfit.results.files.errors import ResultFileError

@@ -11,8 +11,7 @@ import helpers_machines
 from helpers_probe import machine, probe
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.survey import survey
-from trainfit.loader.affinity import cores
-from trainfit.loader.threads import may_be_held, variables, verdict
+from trainfit.loader.threads import cores, may_be_held, variables, verdict
 from trainfit.results.dataloader import CostPart, LoaderSettings
 from trainfit.results.loader import CoreAdvice
 from trainfit.results.machine import CoreKind, NumaNode, TorchBuild

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from trainfit.loader.faults.changes import changes, check_changes
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.preflight import changes, check_changes
 
 
 class Images(Dataset[Any]):

@@ -25,7 +25,7 @@ from trainfit.findings.tracebacks import parse
 from trainfit.hardware.machine.cgroup import OomKills, between, oom_kills
 from trainfit.hardware.machine.files import RecordedFiles
 from trainfit.hardware.machine.system import System
-from trainfit.loader.faults.diagnose import context_of, diagnose, diagnose_run
+from trainfit.loader.diagnose import context_of, diagnose, diagnose_run
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.loop import PacedLoop, failure_of
 from trainfit.loader.measure.records import Run

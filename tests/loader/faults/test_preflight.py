@@ -22,21 +22,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from trainfit.loader.faults.pickling import (
-    LARGE_BYTES,
-    find_culprits,
-    guard_problem,
-    pickled,
-    session_problem,
-)
-from trainfit.loader.faults.preflight import (
-    check,
-    check_sampler,
-    check_start,
-    check_workers,
-    judge_sampler,
-)
-from trainfit.loader.faults.sharding import WorkerSamples, check_sharding, digest, judge
 from trainfit.loader.measure.probe_runs import (
     HARMLESS,
     UNSAFE,
@@ -46,6 +31,21 @@ from trainfit.loader.measure.probe_runs import (
 )
 from trainfit.loader.measure.processes import captured_stderr
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.pickling import (
+    LARGE_BYTES,
+    find_culprits,
+    guard_problem,
+    pickled,
+    session_problem,
+)
+from trainfit.loader.preflight import (
+    check,
+    check_sampler,
+    check_start,
+    check_workers,
+    judge_sampler,
+)
+from trainfit.loader.sharding import WorkerSamples, check_sharding, digest, judge
 from trainfit.results.dataloader import LoaderSettings, StartMethod
 from trainfit.results.findings import Finding, failure_finding
 
@@ -532,7 +532,7 @@ def test_no_batch_in_time_is_compared_with_the_main_process() -> None:
 UNGUARDED = """
 import multiprocessing, sys, torch
 from torch.utils.data import DataLoader, Dataset
-from trainfit.loader.faults.preflight import check, check_workers
+from trainfit.loader.preflight import check, check_workers
 from trainfit.loader.measure.workload import Workload
 
 class Mine(Dataset):

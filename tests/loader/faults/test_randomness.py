@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainfit.loader.faults.sharding import check_generators
 from trainfit.loader.measure.probe_runs import HARMLESS, UNSAFE, bounds_of
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.sharding import check_generators
 from trainfit.results.findings import Finding
 
 RNG = np.random.default_rng(0)

@@ -19,14 +19,14 @@ from torch.utils.data import DataLoader, Dataset
 from helpers_loader import machine, probe, result
 from helpers_report import on_one_line, whole
 from trainfit.findings.facts import Failure
-from trainfit.loader import tuning
-from trainfit.loader.faults.preflight import run_watched
+from trainfit.loader import local_tuning
 from trainfit.loader.measure.events import Cores
 from trainfit.loader.measure.fitting import Fitted, share_of
 from trainfit.loader.measure.model import BatchCost, Transfer
 from trainfit.loader.measure.records import Run
 from trainfit.loader.measure.running import alone_note, others
 from trainfit.loader.measure.workload import Workload
+from trainfit.loader.preflight import run_watched
 from trainfit.loader.probe import Measured
 from trainfit.report.sections.loader import loader_subject
 from trainfit.results.dataloader import Confirmed, LoaderMachine, LoaderSettings
@@ -195,8 +195,8 @@ def test_tuning_for_ranks_confirms_beside_the_others(
         probed_on.append(machine)
         return Measured(probe(), model(Cores((1.0, 1.0))))
 
-    monkeypatch.setattr(tuning, "probe_workload", probed)
-    found = tuning.tune(
+    monkeypatch.setattr(local_tuning, "probe_workload", probed)
+    found = local_tuning.tune(
         workload,
         share(2, 2),
         TuningSpec(ranks=2, seconds=1.0, confirm=1),
@@ -221,8 +221,8 @@ def test_threads_of_libraries_are_held_down_for_one_ranks_share_too(
         seen = probe(thread_pools={"openblas": 2}, started_threads=1)
         return Measured(seen, model(Cores((1.0, 1.0))))
 
-    monkeypatch.setattr(tuning, "probe_workload", probed)
-    found = tuning.tune(
+    monkeypatch.setattr(local_tuning, "probe_workload", probed)
+    found = local_tuning.tune(
         *(workload, share(2, 2), TuningSpec(ranks=2, seconds=1.0, confirm=0)),
         whole=whole,
     )

@@ -27,14 +27,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from trainfit.loader import tuning
+from trainfit.loader import local_tuning
+from trainfit.loader.local_tuning import tune
 from trainfit.loader.measure import processes
 from trainfit.loader.measure.loop import OtherProcessLoad
 from trainfit.loader.measure.records import CPU, collected
 from trainfit.loader.measure.running import run_loader
 from trainfit.loader.measure.workload import Workload
 from trainfit.loader.probe import Measured, probe_workload
-from trainfit.loader.tuning import tune
 from trainfit.results.dataloader import LoaderMachine, LoaderSettings
 from trainfit.results.loader import LoaderResult
 from trainfit.results.runs.measurement import Consumer
@@ -292,8 +292,8 @@ def test_a_first_probe_is_kept_before_a_second(monkeypatch: pytest.MonkeyPatch) 
         raise KeyboardInterrupt
 
     monkeypatch.setattr(OtherProcessLoad, "cores", lambda _: 0.0)
-    monkeypatch.setattr(tuning.threads, "may_be_held", lambda _: True)
-    monkeypatch.setattr(tuning, "_held", ended)
+    monkeypatch.setattr(local_tuning.threads, "may_be_held", lambda _: True)
+    monkeypatch.setattr(local_tuning, "_held", ended)
     progress = Kept()
     with pytest.raises(KeyboardInterrupt):
         tune(

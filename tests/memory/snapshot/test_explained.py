@@ -13,7 +13,7 @@ import torch
 
 import trainfit
 from tests.memory.snapshot import scenarios
-from trainfit.memory.snapshot.report import explain_snapshot
+from trainfit.memory.snapshot_report import explain_snapshot
 from trainfit.results.memory import SnapshotReport
 
 MIB = 1 << 20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainfit.memory.snapshot.file import SnapshotFrame
-from trainfit.memory.snapshot.history import origin
+from trainfit.memory.snapshot_file import SnapshotFrame
+from trainfit.memory.snapshot_history import origin
 
 
 def test_the_hooks_of_watch_are_nobodys_place() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from trainfit.memory.snapshot.file import is_snapshot, read_snapshot
-from trainfit.memory.snapshot.report import explain_snapshot
+from trainfit.memory.snapshot_file import is_snapshot, read_snapshot
+from trainfit.memory.snapshot_report import explain_snapshot
 from trainfit.results.files.errors import ResultFileError
 
 MIB = 1 << 20

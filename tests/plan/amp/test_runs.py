@@ -10,7 +10,7 @@ import torch
 
 from helpers_cli import SCRIPTS, json_of, trainfit
 from trainfit.hardware import find_gpu
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.changes.amp_hazards import (
     OVERFLOWING,

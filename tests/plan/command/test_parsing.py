@@ -17,7 +17,7 @@ from helpers_python import answering
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError, loader_values, present_settings
 from trainfit.results.dataloader import LoaderSettings
-from trainfit.results.files.command_line import quote
+from trainfit.results.text import quote
 
 
 @pytest.fixture(autouse=True)

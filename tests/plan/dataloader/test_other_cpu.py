@@ -17,7 +17,7 @@ from helpers_loader import MIB, probe, result
 from helpers_report import plan_text
 from tests.report.plan.test_text import PLAN
 from trainfit.cli.values import processor, rented_cpu
-from trainfit.hardware.gpu.lookup import RENTED, find_rented
+from trainfit.hardware.gpu_lookup import RENTED, find_rented
 from trainfit.hardware.machine.processor import KINDS, find_cpu_kind
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.dataloader import other_cpu

@@ -15,11 +15,11 @@ import trainfit
 from helpers_ranks import as_rank_0
 from helpers_report import screen, whole
 from trainfit.hardware import find_gpu
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.gpu_job import Job, JobError, job_of_recordings
 from trainfit.plan.gpus import compare_gpus
-from trainfit.plan.parallel.strategies import strategies_of, why_not, with_ranks
+from trainfit.plan.parallel_strategies import strategies_of, why_not, with_ranks
 from trainfit.plan.prices import Prices
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import transfers

@@ -22,13 +22,7 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     source_line,
 )
-from trainfit.plan.changes.prospects import (
-    Before,
-    combinations,
-    expected_bytes,
-    gentler,
-    most_saved,
-)
+from trainfit.plan.changes.trials import Before, combinations, expected_bytes, gentler, most_saved
 from trainfit.report.changes import remedies_sections, remedy_lines
 from trainfit.report.sections.plan import gradients_facts
 from trainfit.results.changes import Combination, ExtraCompute, Remedies, Remedy

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers_page import large_recording
 from trainfit.hardware import find_gpu
-from trainfit.hardware.gpu.context_memory import device_constants
+from trainfit.hardware.context_memory import device_constants
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.first_run import FirstRun, Settings
 

@@ -14,8 +14,8 @@ from helpers_cli import SCRIPTS, trainfit
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.command.tunables import CommandError, placeholders, tunable_named
 from trainfit.plan.runs.options import require_named
+from trainfit.plan.sizing.attempts import next_value, predicted
 from trainfit.plan.sizing.lengths import tunable_to_size
-from trainfit.plan.sizing.next_value import next_value, predicted
 from trainfit.results.runs.script import ScriptOption
 
 pytestmark = pytest.mark.usefixtures("warm", "brief")

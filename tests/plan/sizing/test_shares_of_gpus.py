@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from trainfit.hardware.gpu.topology import find_gpus
-from trainfit.plan.sizing import gpus_of_process
+from trainfit.hardware.gpu_topology import find_gpus
+from trainfit.plan.sizing import stages
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.memory_model import MemoryModel
 from trainfit.plan.sizing.speed import transfers
@@ -37,9 +37,9 @@ def test_a_period_of_equal_steps_is_one_of_them() -> None:
     for alone, mean in zip(transfers(one, machine), transfers(two, machine), strict=True):
         assert (mean.kind, mean.calls, mean.nbytes) == (alone.kind, alone.calls, alone.nbytes)
         assert mean.seconds == pytest.approx(alone.seconds)
-    by_ddp = [gpus_of_process._by_ddp(work, machine, 2) for work in (one, two)]
+    by_ddp = [stages._by_ddp(work, machine, 2) for work in (one, two)]
     assert by_ddp[0] is not None and by_ddp[1] == pytest.approx(by_ddp[0], rel=0.1)
-    shares = [gpus_of_process._busy(work, machine) for work in (one, two)]
+    shares = [stages._busy(work, machine) for work in (one, two)]
     assert shares[1] == pytest.approx(shares[0], rel=0.1)
 
 
@@ -59,13 +59,13 @@ def test_what_another_rank_puts_on_the_first_gpu() -> None:
         return dataclasses.replace(recording, header=header).seen_from(own)
 
     first, other = recorded("cuda:0", 512), recorded("cuda:3", 512)
-    (found,) = gpus_of_process.strays(other, 3, first, model, 1 << 30)
+    (found,) = stages.strays(other, 3, first, model, 1 << 30)
     assert found.severity == "warning" and found.place is not None
     assert "Rank 3 puts 512 MiB on GPU 0" in found.title and "the other 3 ranks" in found.title
     # It is rank 0's own, and of the first rank of another machine.
-    assert not gpus_of_process.strays(first, 0, first, model, 1 << 30)
-    assert not gpus_of_process.strays(recorded("cuda:3", 0), 3, first, model, 1 << 30)
-    cause, fails = gpus_of_process.strays(recorded("cuda:3", 8 << 10), 3, first, model, 1 << 30)
+    assert not stages.strays(first, 0, first, model, 1 << 30)
+    assert not stages.strays(recorded("cuda:3", 0), 3, first, model, 1 << 30)
+    cause, fails = stages.strays(recorded("cuda:3", 8 << 10), 3, first, model, 1 << 30)
     assert cause.kind != fails.kind == FAILS_LATER and "on GPU 0" in fails.subject
 
 
@@ -83,7 +83,7 @@ def test_gpus_for_which_a_batch_has_no_part(
 ) -> None:
     shares = tuple(GpuShare(gpu, 1 << 20, 1 << 30, 0.5) for gpu in range(used))
     gpus = GpusOfProcess("PCIe", shares, (), replicated=True)
-    (finding,) = gpus_of_process.of_gpus(gpus, 0.1, machine, batch)
+    (finding,) = stages.of_gpus(gpus, 0.1, machine, batch)
     assert ("without work" in finding.title) is idle
     if idle:
         assert f"{machine - used} GPU" in finding.title and f"{used} parts of 2" in finding.cause

@@ -13,7 +13,7 @@ from tests.helpers_cli import json_of, trainfit
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.epoch_end import _Evaluations, is_longer
-from trainfit.plan.evaluation_batches import within_evaluation
+from trainfit.plan.epoch_peak import within_evaluation
 from trainfit.plan.runs.tracing import Trace
 from trainfit.plan.sizing.batch_sizes import Batches
 from trainfit.results.configuration import EpochEnd

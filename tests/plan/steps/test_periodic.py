@@ -11,7 +11,7 @@ from torch import nn
 
 import trainfit
 from helpers_cases import some_of
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.plan.sizing.costing import machine_of, memory_law
 from trainfit.plan.sizing.speed import speed
 from trainfit.results.runs.recording import Recording

@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 from helpers_report import whole
-from trainfit.plan.sweep.figures import best_first, place_of_least
+from trainfit.plan.sweep.sweeping import best_first, place_of_least
 from trainfit.report.sections.sweep import sweep_subject
 from trainfit.report.writers.terminal import screen
 from trainfit.results.runs.sweep import SweepCell, SweepResult

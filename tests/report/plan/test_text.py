@@ -22,7 +22,6 @@ from trainfit.report.sections.plan_facts import answer, ends_early
 from trainfit.report.sections.plan_ranks import ranks_facts
 from trainfit.report.steps import pattern_lines
 from trainfit.results.configuration import BatchCheck, Configuration
-from trainfit.results.files.command_line import quote
 from trainfit.results.findings import (
     EPOCH_GROWTH,
     FAILS_LATER,
@@ -35,7 +34,7 @@ from trainfit.results.memory import MemoryFigures, RecordingSummary
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.steps import Coverage, GrowthSource, StepMakeup, StepPattern
 from trainfit.results.speed import CollectiveTime, Ranks, Speed, StepSpeed
-from trainfit.results.text import WIDTH, printable, share, size
+from trainfit.results.text import WIDTH, printable, quote, share, size
 
 GIB, MIB = 1 << 30, 1 << 20
 MEMORY = MemoryFigures(6 * GIB, 7 * GIB, 7 * GIB + 400 * MIB, 400 * MIB, (300 * MIB, 500 * MIB))

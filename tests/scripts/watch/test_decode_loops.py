@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainfit.scripts.decode_loops import (
+from trainfit.scripts.caches import (
     CountedCalls,
     DecodeLoop,
     Signature,

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import trainfit
-from trainfit.scripts.phases.lightning_trainer import LightningTrainer
+from trainfit.scripts.phases.last_epoch import LightningTrainer
 from trainfit.simgpu.patching import PatchSet
 
 

@@ -21,8 +21,7 @@ from trainfit.plan.runs.tracing import Trace
 from trainfit.results.dataloader import LoaderSettings
 from trainfit.results.runs.trace import LoaderInfo, SampleOverride, SampleScan, TraceOutcome
 from trainfit.scripts.samples import scan as scanning
-from trainfit.scripts.samples.scan import repeated, scan_samples
-from trainfit.scripts.samples.sizes import shapes_of
+from trainfit.scripts.samples.scan import repeated, scan_samples, shapes_of
 
 TEXTS = [torch.ones(length, dtype=torch.long) for length in (5, 3, 9, 1, 7, 2)]
 

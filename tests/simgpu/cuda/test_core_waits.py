@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainfit.simgpu.cuda import clocks
-from trainfit.simgpu.cuda.clocks import CoreWaitClock, KernelsCount, Remainder
+from trainfit.simgpu import cuda_clocks
+from trainfit.simgpu.cuda_clocks import CoreWaitClock, KernelsCount, Remainder
 from trainfit.simgpu.patching import PatchSet
 
 needs_kernel = pytest.mark.skipif(not KernelsCount.is_there(), reason="the kernel does not count")
@@ -56,7 +56,7 @@ def test_without_the_kernel_calls_that_wait_are_known_by_name(
 
     monkeypatch.setattr(time, "sleep", passes)
     monkeypatch.setattr(time, "thread_time", lambda: on_core)
-    monkeypatch.setattr(clocks, "_monotonic", lambda: wall)
+    monkeypatch.setattr(cuda_clocks, "_monotonic", lambda: wall)
     waits, patches = Remainder(), PatchSet()
     waits.install(patches)
     mark = waits.mark()
@@ -76,6 +76,6 @@ def test_a_kernel_that_does_not_count_is_told(
     file = tmp_path / "schedstat"
     if content is not None:
         file.write_text(content)
-    monkeypatch.setattr(clocks, "_SCHEDSTAT", file)
+    monkeypatch.setattr(cuda_clocks, "_SCHEDSTAT", file)
     assert not KernelsCount.is_there()
-    assert isinstance(clocks.core_waits(), Remainder)
+    assert isinstance(cuda_clocks.core_waits(), Remainder)

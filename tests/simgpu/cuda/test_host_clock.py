@@ -21,8 +21,8 @@ from torch.utils import benchmark
 
 import trainfit
 from trainfit.plan.sizing.speed import speed
-from trainfit.simgpu.cuda import clocks
-from trainfit.simgpu.cuda.clocks import OWN_WORK_S, ScriptTime
+from trainfit.simgpu import cuda_clocks
+from trainfit.simgpu.cuda_clocks import OWN_WORK_S, ScriptTime
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.efficiency import FITTED
 from trainfit.speed.step import HostedGpu, StepClock
@@ -247,9 +247,9 @@ def test_time_goes_on_and_only_by_what_was_modelled_or_the_scripts(
 def test_without_a_model_the_script_waits_for_each_operator() -> None:
     with trainfit.simulate("RTX 3090") as simulation:
         recorder = simulation._recorder
-        clock = clocks.TrafficClock(recorder, simulation.gpu)
+        clock = cuda_clocks.TrafficClock(recorder, simulation.gpu)
         torch.ones(1 << 20, device="cuda")
-        assert clock.host() == clock.now() >= clocks.LAUNCH_SECONDS
+        assert clock.host() == clock.now() >= cuda_clocks.LAUNCH_SECONDS
         clock.pause(1.0)
         assert clock.host() == clock.now() >= 1.0
 

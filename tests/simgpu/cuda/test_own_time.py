@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from trainfit.scripts.execute import watch
-from trainfit.simgpu.cuda import clocks
-from trainfit.simgpu.cuda.clocks import LONGEST, OwnTime, stopwatch
+from trainfit.simgpu import cuda_clocks
+from trainfit.simgpu.cuda_clocks import LONGEST, OwnTime, stopwatch
 
 
 class _Machine:
@@ -22,7 +22,7 @@ class _Machine:
         self.passed_s = self.cores_s = 0.0
         patch.setattr(time, "monotonic", lambda: self.passed_s)
         patch.setattr(time, "process_time", lambda: self.cores_s)
-        patch.setattr(clocks, "_THREADS", folder)
+        patch.setattr(cuda_clocks, "_THREADS", folder)
         self._folder = folder
 
     def waited(self, thread: int, seconds: float) -> None:

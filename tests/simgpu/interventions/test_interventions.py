@@ -20,8 +20,8 @@ from helpers_interventions import Run, run, tried
 from trainfit.results.runs.trace import InterventionRequest
 from trainfit.simgpu.interventions.attention import WeightsUsedError
 from trainfit.simgpu.interventions.checkpointing import repeated_blocks
-from trainfit.simgpu.interventions.gradients import backbone_of
 from trainfit.simgpu.interventions.inputs import shrunk, smaller
+from trainfit.simgpu.interventions.optimizer_step import backbone_of
 from trainfit.simgpu.interventions.script_state import models_of
 
 WIDTH = 1024

@@ -18,7 +18,7 @@ from helpers_interventions import run
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.launch_line import renamed
 from trainfit.results.runs.trace import InterventionRequest
-from trainfit.simgpu.interventions.smaller_model import next_smaller
+from trainfit.simgpu.interventions.layers import next_smaller
 from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 
 NAMES = (

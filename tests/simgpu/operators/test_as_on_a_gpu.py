@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import trainfit
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -13,13 +13,13 @@ from torch import nn
 import trainfit
 from helpers_ranks import as_rank_0
 from tests.simgpu.operators.gloo import real_ranks, recorded_ranks
-from trainfit.hardware.gpu.topology import find_gpus
+from trainfit.hardware.gpu_topology import find_gpus
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import parse_command
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Tracer
 from trainfit.plan.sizing.costing import machine_of
-from trainfit.speed.pipeline import pipeline_step
+from trainfit.plan.sizing.stages import pipeline_step
 from trainfit.speed.work import Work
 from trainfit.torch_private import distributed as private
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.speed.model.test_timeline import MACHINE, computing, row, work
 from trainfit.hardware import find_gpu
-from trainfit.hardware.gpu.topology import find_gpus, link_of
+from trainfit.hardware.gpu_topology import find_gpus, link_of
 from trainfit.results.runs.steps import COLLECTIVES
 from trainfit.speed.collectives import SLOWED_BY, among_machines, one_collective
 from trainfit.speed.step import step_time

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import trainfit
 from trainfit.results.runs.tables import GPUS, read_table
-from trainfit.simgpu.cuda import clocks
+from trainfit.simgpu import cuda_clocks
 
 MIB = 1 << 20
 #: Seconds after which a sampler that has written too little is not waited for.
@@ -87,7 +87,7 @@ def main():
     parser.add_argument("--side-stream", action="store_true", help="copies in a stream of its own")
     options = parser.parse_args()
     simulation = trainfit.simulate("T4")
-    clocks.use(RealClock)  # in place of the model's, which that has chosen
+    cuda_clocks.use(RealClock)  # in place of the model's, which that has chosen
     with simulation:
         synchronize = torch.cuda.synchronize
 

@@ -15,7 +15,7 @@ from torch import nn
 import trainfit
 from helpers_recorder import recorded
 from trainfit.results.runs import tables
-from trainfit.simgpu.cuda import clocks
+from trainfit.simgpu import cuda_clocks
 from trainfit.simgpu.patching import PatchSet
 from trainfit.speed.step import StepClock
 from trainfit.watch.recorder import cuda_hooks
@@ -66,12 +66,12 @@ class Sgd(torch.optim.SGD):
 @pytest.fixture
 def device() -> Iterator[None]:
     simulation = trainfit.simulate("T4")
-    clocks.use(SetClock)
+    cuda_clocks.use(SetClock)
     try:
         with simulation:
             yield
     finally:
-        clocks.use(StepClock)
+        cuda_clocks.use(StepClock)
 
 
 @pytest.mark.usefixtures("device")

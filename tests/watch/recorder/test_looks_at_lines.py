@@ -19,6 +19,7 @@ import torch
 from trainfit.results.runs.watched import StackLooks
 from trainfit.scripts.call_sites import calls_of, locals_in, undisturbed
 from trainfit.watch.recorder import worker_hooks
+from trainfit.watch.recorder.first_batches import WorkerCode, threads_set_at
 from trainfit.watch.recorder.looks import stacks
 from trainfit.watch.recorder.looks.stacks import (
     at_any_line,
@@ -26,7 +27,6 @@ from trainfit.watch.recorder.looks.stacks import (
     line_at,
     users_stack,
 )
-from trainfit.watch.recorder.looks.worker_code import WorkerCode, threads_set_at
 
 _LOOKS = 40
 _DATA = b"x" * 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trainfit.watch.recorder.looks.stopped import stopped_process
+from trainfit.watch.recorder.looks.locked import stopped_process
 
 
 def made(root: Path, parent: int, children: dict[int, str]) -> None:

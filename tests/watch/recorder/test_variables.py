@@ -22,9 +22,9 @@ import pytest
 import torch
 
 from trainfit.results.runs.watched import FIGURES, GrowingVariable
+from trainfit.watch.recorder.first_batches import growing, told_by_workers
 from trainfit.watch.recorder.looks import variables
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
-from trainfit.watch.recorder.looks.worker_code import growing, told_by_workers
 from trainfit.watch.recorder.worker_hooks import FetchCode
 
 pytestmark = pytest.mark.skipif(

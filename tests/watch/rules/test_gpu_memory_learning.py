@@ -17,13 +17,13 @@ from trainfit.results.runs import tables
 from trainfit.results.runs.learning import LearningFacts, Misuse
 from trainfit.results.runs.watched import RankRecord, RunHeader, RunRecord, WatchedGpu
 from trainfit.watch.measures import ledger, robust_slope
-from trainfit.watch.rules import gpu, growth, memory, ranks, training, uneven_gpus
+from trainfit.watch.rules import gpu, growth, memory, ranks, training
 from trainfit.watch.rules.memory import HOST_MEMORY
 from trainfit.watch.view import RunView
 
 GIB = 2**30
 RULES = (
-    *(*gpu.RULES, *ranks.RULES, *uneven_gpus.RULES, *memory.RULES, HOST_MEMORY, *growth.RULES),
+    *(*gpu.RULES, *ranks.RULES, *gpu.RULES, *memory.RULES, HOST_MEMORY, *growth.RULES),
     *training.RULES,
 )
 CARD = WatchedGpu("NVIDIA A100", "", 40 * GIB, (8, 0), 312e12)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import helpers_nvml as nvml
 from helpers_nvml import BUSY, GpuState, SimulatedGpu, SimulatedNvml
 from trainfit.results.runs.tables import GPUS, Table, empty_rows
-from trainfit.watch.sampler.gpus import GpuCounters
+from trainfit.watch.sampler.machine import GpuCounters
 
 GIB = 1 << 30
 MEASURED = [name for name in GPUS.names or () if name not in ("time_s", "gpu")]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.options.machine import SCRIPT
+from trainfit.cli.machine_options import SCRIPT
 from trainfit.cli.output import give, given_output, print_lines
 from trainfit.doctor.checks import chosen, diagnose
 from trainfit.hardware.machine.recorded import RecordingSystem, replayed

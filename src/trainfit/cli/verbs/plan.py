@@ -13,13 +13,13 @@ from trainfit.cli.common import (
     sandbox_request,
 )
 from trainfit.cli.job import chosen_device, read_command
-from trainfit.cli.options.plan import UNSAID
 from trainfit.cli.output import given_output, name_report, print_plan
 from trainfit.cli.parser import meant, nearest
+from trainfit.cli.plan_options import UNSAID
 from trainfit.cli.progress_bar import shown_progress
 from trainfit.cli.values import read_noise, rented_cpu
 from trainfit.cli.verbs.loader import given_step
-from trainfit.hardware.gpu.lookup import find_rented
+from trainfit.hardware.gpu_lookup import find_rented
 from trainfit.plan.calibration import of_this_model
 from trainfit.plan.changes.catalogue import NAMES
 from trainfit.plan.command.tunables import tunable_named

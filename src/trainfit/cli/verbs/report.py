@@ -12,9 +12,9 @@ from typing import Final
 
 from trainfit.cli.automation import formatted, gated
 from trainfit.cli.common import UsageError
-from trainfit.cli.options.results import ends
 from trainfit.cli.output import output_file, print_plan, print_subject
 from trainfit.cli.progress_bar import shown_progress
+from trainfit.cli.results_options import ends
 from trainfit.cli.verbs.watched import print_result
 from trainfit.memory.explanation import summarize
 from trainfit.plan.growth_findings import with_growth

@@ -41,8 +41,7 @@ from trainfit.torch_private import needed
 from trainfit.watch.compare import compare
 from trainfit.watch.judge import judge
 from trainfit.watch.launch import WatchedCommand
-from trainfit.watch.recorder.process import switched_off
-from trainfit.watch.run_folder import (
+from trainfit.watch.rank_folder import (
     new_folder,
     prune,
     remove_empty,
@@ -50,6 +49,7 @@ from trainfit.watch.run_folder import (
     seconds_without_step,
     why_unwritable,
 )
+from trainfit.watch.recorder.process import switched_off
 from trainfit.watch.sampler.start import SamplerHandle, start_sampler
 from trainfit.watch.view import tail_run
 

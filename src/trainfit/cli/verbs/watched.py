@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from trainfit.cli.common import UsageError
-from trainfit.cli.options.watch import VERIFY_RUNS, VERIFY_STEPS
 from trainfit.cli.output import given_output, print_lines
-from trainfit.memory.snapshot.report import explain_snapshot
+from trainfit.cli.results_options import VERIFY_RUNS, VERIFY_STEPS
+from trainfit.memory.snapshot_report import explain_snapshot
 from trainfit.plan.command.options import marked
 from trainfit.plan.command.prefix import words_to_start
 from trainfit.plan.command.tunables import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trainfit.findings.training.kinds import Kinds
-from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.findings import Evidence, Finding, Fix, Kinds
 from trainfit.results.text import count
 
 ACCUMULATION: Final = Kinds()

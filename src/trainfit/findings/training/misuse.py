@@ -8,14 +8,12 @@ from collections.abc import Iterable
 from typing import Final
 
 from trainfit.findings.training.accumulation import ACCUMULATION
-from trainfit.findings.training.inputs import INPUTS
-from trainfit.findings.training.kinds import Kinds
+from trainfit.findings.training.inputs import INPUTS, SEQUENCES
 from trainfit.findings.training.numbers import NUMBERS
-from trainfit.findings.training.sequences import SEQUENCES
 from trainfit.findings.training.stalled import STALLED
 from trainfit.findings.training.terms import TERMS
 from trainfit.findings.training.wiring import WIRING
-from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.findings import Evidence, Finding, Fix, Kinds, Place
 from trainfit.results.runs.learning import WITHOUT_GRAPH, Misuse
 from trainfit.results.text import count, percent, size
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from trainfit.findings.training.kinds import Kinds
-from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.findings import Evidence, Finding, Fix, Kinds
 from trainfit.results.text import percent
 
 NUMBERS: Final = Kinds()

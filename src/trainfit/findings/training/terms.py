@@ -6,9 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from trainfit.findings.training.kinds import Kinds
 from trainfit.findings.training.worker_copies import generator_copied
-from trainfit.results.findings import Evidence, Finding, Fix
+from trainfit.results.findings import Evidence, Finding, Fix, Kinds
 from trainfit.results.text import count
 
 TERMS: Final = Kinds()

@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from trainfit.hardware.machine.cuda_stack import read_cuda_stack
 from trainfit.hardware.machine.gpus import read_gpus
-from trainfit.hardware.machine.limits import read_limits, read_threads
-from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.limits import read_limits, read_memory, read_threads
 from trainfit.hardware.machine.parsing import begin
 from trainfit.hardware.machine.processor import read_cpu
 from trainfit.hardware.machine.storage import read_storage

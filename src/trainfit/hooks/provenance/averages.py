@@ -11,7 +11,7 @@ import torch
 from trainfit.hooks.owners import own_name
 from trainfit.hooks.provenance.cuts import FirstOfKind, Marks
 from trainfit.torch_private.modules import BatchNorm
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 #: Operators that change a tensor in place.
 _IN_PLACE: Final = ("__imul__", "__iadd__", "__isub__", "__itruediv__")

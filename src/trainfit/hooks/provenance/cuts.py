@@ -17,7 +17,7 @@ import torch
 from trainfit.hooks.losses import VIEWS, shape_of
 from trainfit.results.runs.learning import CUT_OFF, Misuse
 from trainfit.torch_private.autograd import nodes_of, operands, parameters_of, walk
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 #: What gives a tensor without a graph by its nature.
 _NEVER: Final = {"grad"}

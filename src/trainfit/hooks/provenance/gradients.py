@@ -10,7 +10,7 @@ import torch
 
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import called_by_user
-from trainfit.torch_private.tensors import storage_key, version
+from trainfit.torch_private.operators import storage_key, version
 
 #: Functions that limit each number of a tensor.
 _LIMITS: Final = {"clamp_", "clip_", "clamp", "clip", "clamp_min_", "clamp_max_", "hardtanh_"}

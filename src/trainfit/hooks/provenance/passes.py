@@ -16,7 +16,7 @@ from trainfit.hooks.owners import tensors_of
 from trainfit.hooks.structure import memory_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.autograd import nodes_of, operands, walk
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import version
 
 #: Steps that show it.
 _STEPS: Final = 2

@@ -23,7 +23,7 @@ import torch
 
 from trainfit.results.files.decoding import write_whole
 from trainfit.scripts.sandbox.ending import signal_group
-from trainfit.simgpu.cuda.clocks import LONGEST, OwnTime
+from trainfit.simgpu.cuda_clocks import LONGEST, OwnTime
 
 _T = TypeVar("_T")
 #: Seconds that processes get to write their stacks before they are killed.

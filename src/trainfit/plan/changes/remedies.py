@@ -21,8 +21,16 @@ from trainfit.plan.changes.catalogue import (
     ordered,
     two_digits,
 )
-from trainfit.plan.changes.prospects import Before, Kinds, combinations, expected_bytes, gentler
-from trainfit.plan.changes.trials import NotApplicable, Trial, Trials
+from trainfit.plan.changes.trials import (
+    Before,
+    Kinds,
+    NotApplicable,
+    Trial,
+    Trials,
+    combinations,
+    expected_bytes,
+    gentler,
+)
 from trainfit.plan.runs.failures import NotSimulated, ScriptError, what_happened
 from trainfit.plan.runs.runs import PARALLEL
 from trainfit.plan.runs.tracing import Trace, recording_of

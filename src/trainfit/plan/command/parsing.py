@@ -34,9 +34,9 @@ from trainfit.plan.command.wrappers import (
     refuse,
     require_tasks,
 )
-from trainfit.results.files.command_line import line_of, words_of
 from trainfit.results.runs.script import STAND_INS_VARIABLE, UNASKED, SandboxRequest
 from trainfit.results.runs.trace import Target
+from trainfit.results.text import line_of, words_of
 
 __all__ = ["Command", "CommandError", "parse_command", "piped_input", "split_line"]
 

@@ -27,8 +27,8 @@ from trainfit.plan.command.interpreter import (
 from trainfit.plan.command.tasks import Tasks
 from trainfit.plan.command.tunables import CommandError
 from trainfit.plan.command.wrappers import WRAPPERS, check
-from trainfit.results.files.command_line import ASSIGNMENT
 from trainfit.results.runs.communication import MEETING_PLACE
+from trainfit.results.text import ASSIGNMENT
 
 #: Seconds in which pyenv has said which file a name is.
 _LIMIT_S: Final = 10.0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.figures import is_made_up
+from trainfit.hardware.gpu_figures import is_made_up
 from trainfit.loader.child import ChildMeasurement
 from trainfit.plan.sizing.costing import machine_of
 from trainfit.plan.sizing.speed import batches_per_step, fast_end, speed

@@ -36,7 +36,6 @@ from trainfit.plan.runs.failures import (
 from trainfit.plan.runs.option_proof import proven_settings
 from trainfit.plan.runs.options import CommandOptions, ObservedSettings, read_options
 from trainfit.plan.runs.tracing import ending
-from trainfit.results.files.command_line import quote
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.findings import Finding
 from trainfit.results.loader import LoaderResult
@@ -45,7 +44,7 @@ from trainfit.results.runs.measurement import AS_FAST, Consumer
 from trainfit.results.runs.script import UNASKED, SandboxRequest
 from trainfit.results.runs.spec import LoaderSpec, RehearsalSpec, RunSpec
 from trainfit.results.runs.trace import TraceOutcome
-from trainfit.results.text import count, duration
+from trainfit.results.text import count, duration, quote
 
 #: Simulated where no GPU is named and none is here: the loader does not depend on it.
 DEFAULT_GPU: Final = "RTX 4090"

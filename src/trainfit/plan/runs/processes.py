@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import psutil
 
-from trainfit.hardware.machine.memory import read_memory
+from trainfit.hardware.machine.limits import read_memory
 from trainfit.hardware.machine.system import System
 from trainfit.plan.command.interpreter import HASTENED
 from trainfit.plan.command.parsing import Command
@@ -34,8 +34,8 @@ _START: Final = (
     "import gc; gc.disable()\n"
     "{before}from trainfit.torch_private.needed import tells_parent\n"
     "with tells_parent():\n"
-    "    from trainfit.simgpu.cuda import clocks\n"
-    "    from trainfit.speed.step import StepClock; clocks.use(StepClock)\n"
+    "    from trainfit.simgpu import cuda_clocks\n"
+    "    from trainfit.speed.step import StepClock; cuda_clocks.use(StepClock)\n"
     "    from {module} import main; {after}gc.enable(); main()"
 )
 #: A simulated run, which looks through the objects of its script: not through these.

@@ -34,7 +34,6 @@ from trainfit.plan.runs.failures import (
 from trainfit.plan.runs.progress import Progress, as_progress
 from trainfit.plan.runs.side_by_side import pipeline_of
 from trainfit.plan.runs.tracing import Trace, Tracer, allocator_settings
-from trainfit.results.files.command_line import line_of
 from trainfit.results.files.decoding import as_json
 from trainfit.results.findings import Finding, Place
 from trainfit.results.gpus import DeviceConstants
@@ -42,11 +41,10 @@ from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.trace import LoaderCut, LoaderOverride, TraceOutcome
+from trainfit.results.text import line_of
 from trainfit.speed.efficiency import FITTED
-from trainfit.speed.loops import loops_on_gpu
-from trainfit.speed.sampling import sampling_before_step
+from trainfit.speed.slow_lines import float64_on_gpu, loops_on_gpu, sampling_before_step
 from trainfit.speed.step import HostedGpu
-from trainfit.speed.wide import float64_on_gpu
 
 #: Optimizer steps of an epoch that is cut short, and seconds for a run of three of them.
 _EPOCH_STEPS: Final = 2

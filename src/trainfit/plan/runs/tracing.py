@@ -39,7 +39,7 @@ from trainfit.results.runs.trace import (
 )
 from trainfit.results.text import signal_name, size
 from trainfit.simgpu.allocator.settings import AllocatorSettings
-from trainfit.simgpu.cuda.clocks import LONGEST
+from trainfit.simgpu.cuda_clocks import LONGEST
 from trainfit.simgpu.device.settling import MOST_STEPS
 from trainfit.torch_private import needed
 

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.figures import is_made_up
+from trainfit.hardware.gpu_figures import is_made_up
 from trainfit.memory.affine import AffineStream
 from trainfit.results.gpus import Rates
 from trainfit.results.plan import HostCpu

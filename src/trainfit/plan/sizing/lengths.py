@@ -25,11 +25,11 @@ from trainfit.plan.runs.failures import NotSimulated, ScriptError
 from trainfit.plan.runs.options import LeftOption, no_such_option, size_option, with_options
 from trainfit.plan.runs.processes import available_ram
 from trainfit.plan.runs.tracing import Trace, recording_of
+from trainfit.plan.sizing.attempts import NARROW, around, bracket, next_value, predicted
 from trainfit.plan.sizing.costing import memory_law, step_seconds
 from trainfit.plan.sizing.curve import curve_of
 from trainfit.plan.sizing.generation import OtherLengths
 from trainfit.plan.sizing.memory_model import MemoryModel
-from trainfit.plan.sizing.next_value import NARROW, around, bracket, next_value, predicted
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results import text as words
 from trainfit.results.gpus import total

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware import GpuSpec
-from trainfit.hardware.gpu.topology import link_of, network_words
+from trainfit.hardware.gpu_topology import link_of, network_words
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing.costing import (
     constants_of,

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trainfit.hardware import GpuNameError, GpuSpec
-from trainfit.hardware.gpu.topology import find_gpus, named_count
+from trainfit.hardware.gpu_topology import find_gpus, named_count
 from trainfit.plan.command.parsing import Command, parse_command
 from trainfit.plan.command.tunables import (
     ALIASES,

@@ -15,10 +15,9 @@ from trainfit.report.changes import change_lines, part_reason
 from trainfit.report.layout import command_lines
 from trainfit.report.sections.plan_facts import answer
 from trainfit.results.dataloader import Candidate, LoaderSettings
-from trainfit.results.files.command_line import quoted_words
 from trainfit.results.files.errors import TrainfitError
 from trainfit.results.plan import PlanResult
-from trainfit.results.text import GIB, count, duration, printable, size, wrapped
+from trainfit.results.text import GIB, count, duration, printable, quoted_words, size, wrapped
 from trainfit.version import __version__
 
 LaunchForm = Literal["sh", "sbatch", "docker"]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from trainfit.scripts.decode_loops import signature_of
+from trainfit.scripts.caches import signature_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.operators import map_leaves

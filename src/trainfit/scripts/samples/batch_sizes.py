@@ -13,7 +13,7 @@ from typing import Any, Final
 from torch.utils.data import get_worker_info
 
 from trainfit.hooks.held_objects import tensors_in
-from trainfit.simgpu.cuda.clocks import stopwatch
+from trainfit.simgpu.cuda_clocks import stopwatch
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 

@@ -41,8 +41,7 @@ from trainfit.simgpu.operators.kernel_rules import Arguments, bytes_of, dtype_of
 from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import modules
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import local_part
+from trainfit.torch_private.operators import local_part, no_dispatch
 
 # ---
 # FSDP: the kernels of its own copies, and what other ranks have of its parameters.

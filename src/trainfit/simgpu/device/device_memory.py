@@ -19,7 +19,7 @@ from trainfit.simgpu.allocator.caching import CachingAllocator
 from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.device.recorder import RecordingBuilder
 from trainfit.simgpu.device.user_location import place_of_user
-from trainfit.torch_private.tensors import storage_key
+from trainfit.torch_private.operators import storage_key
 
 #: The machine's clock, whatever ``time`` shows scripts.
 _now = time.perf_counter

@@ -26,7 +26,6 @@ from trainfit.simgpu.allocator.segments import OutOfDeviceMemory
 from trainfit.simgpu.allocator.workspaces import workspace_bytes
 from trainfit.simgpu.device import recorder
 from trainfit.simgpu.device.conditions import Rounds
-from trainfit.simgpu.device.determinism import are_refused
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import DeviceMismatch, UnsupportedOperatorError, out_of_memory
 from trainfit.simgpu.device.geometry import (
@@ -44,7 +43,7 @@ from trainfit.simgpu.device.geometry import (
 from trainfit.simgpu.device.host_fills import HostFills
 from trainfit.simgpu.device.ownership import ModuleTracker
 from trainfit.simgpu.device.recorder import Accounting
-from trainfit.simgpu.device.registry import MIXED_DEVICE, Hooks, OperatorInfo
+from trainfit.simgpu.device.registry import MIXED_DEVICE, Hooks, OperatorInfo, are_refused
 from trainfit.simgpu.device.tensor import (
     GPUS,
     META,
@@ -66,11 +65,12 @@ from trainfit.torch_private.operators import (
     COMPOSITE,
     KeepKeys,
     NoTorchDispatch,
+    NoTorchFunction,
     call_for,
     include_meta,
     no_dispatch,
+    set_data,
 )
-from trainfit.torch_private.tensors import NoTorchFunction, set_data
 
 # ---
 # On which GPU of a process an operator runs, and copies from one to another.

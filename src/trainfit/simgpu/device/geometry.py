@@ -13,8 +13,12 @@ from trainfit.simgpu.device.registry import MIXED_DEVICE, OperatorInfo
 from trainfit.simgpu.device.tensor import META, DeviceTensor, SimulatedTensor, Spec, plain, spec_of
 from trainfit.simgpu.device.user_location import user_frame
 from trainfit.torch_private.decompositions import decompositions
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import Generator, storage_key, suggest_memory_format
+from trainfit.torch_private.operators import (
+    Generator,
+    no_dispatch,
+    storage_key,
+    suggest_memory_format,
+)
 
 # ---
 # Arguments of operators: as a key, on "meta", and without the classes of the user.

@@ -17,12 +17,7 @@ from trainfit.simgpu import constructors
 from trainfit.simgpu.device.engine import Engine
 from trainfit.simgpu.device.registry import handles
 from trainfit.simgpu.device.tensor import CUDA, META, SimulatedTensor
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import (
-    make_subclass,
-    storage_uses,
-    use_count,
-)
+from trainfit.torch_private.operators import make_subclass, no_dispatch, storage_uses, use_count
 
 aten = torch.ops.aten
 

@@ -26,8 +26,7 @@ from trainfit.simgpu import constructors
 from trainfit.simgpu.device.tensor import DeviceTensor, note_read
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.operators import leaves_of, no_dispatch
-from trainfit.torch_private.tensors import FILE_WRITER, NoTorchFunction
+from trainfit.torch_private.operators import FILE_WRITER, NoTorchFunction, leaves_of, no_dispatch
 
 # ---
 # Copies of a checkpoint's tensors on the host: as large as they are, without their bytes. In RAM

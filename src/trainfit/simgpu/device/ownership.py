@@ -16,7 +16,7 @@ from trainfit.simgpu.device.tensor import DeviceTensor, allocation_of, plain
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.autograd import current_node, node_number, sequence_number
 from trainfit.torch_private.modules import COMPILED, buffers_of, parameters_of
-from trainfit.torch_private.tensors import local_part
+from trainfit.torch_private.operators import local_part
 
 
 class Ownership:

@@ -12,8 +12,7 @@ import torch
 
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.tensor import CUDA, META, DeviceTensor, current_engine
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import disabled_torch_function, make_subclass
+from trainfit.torch_private.operators import disabled_torch_function, make_subclass, no_dispatch
 
 
 class SparseTensor(DeviceTensor):

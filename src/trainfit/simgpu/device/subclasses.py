@@ -38,7 +38,7 @@ from trainfit.simgpu.device.tensor import (
     vars_of,
 )
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private import tensors as private
+from trainfit.torch_private import operators as private
 
 aten = torch.ops.aten
 

@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parameter import is_lazy
 
-from trainfit.hardware.gpu.topology import MOST_GPUS
+from trainfit.hardware.gpu_topology import MOST_GPUS
 from trainfit.results.gpus import GpuSpec
 from trainfit.simgpu import constructors
 from trainfit.simgpu.device.device_memory import DeviceMemory
 from trainfit.simgpu.device.errors import SeveralGpusError, no_such_gpu, visible_gpus
 from trainfit.simgpu.device.user_location import is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
-from trainfit.torch_private import tensors as private
+from trainfit.torch_private import operators as private
 from trainfit.torch_private.operators import no_dispatch
 
 # ---

@@ -16,8 +16,7 @@ import torch
 from trainfit.findings.source_code import file_syntax
 from trainfit.results.runs.steps import HostCopy
 from trainfit.simgpu.device.user_location import call_of_user
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import version
+from trainfit.torch_private.operators import no_dispatch, version
 
 #: Bytes of the largest tensor whose numbers are compared; a larger one is known by its identity.
 _COMPARED: Final = 1 << 20

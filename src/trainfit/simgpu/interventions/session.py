@@ -10,15 +10,21 @@ import torch
 from trainfit.results.runs.trace import Applicability, Compute, ForwardCalls, InterventionRequest
 from trainfit.simgpu.interventions.attention import AttentionWithoutWeights, WrittenAttention
 from trainfit.simgpu.interventions.checkpointing import Checkpointing
-from trainfit.simgpu.interventions.gradients import (
+from trainfit.simgpu.interventions.inputs import FewerCameras, LowerResolution
+from trainfit.simgpu.interventions.layers import (
+    ChannelsLast,
+    GlobalPooling,
+    InplaceActivations,
+    SmallerModel,
+)
+from trainfit.simgpu.interventions.optimizer_step import (
+    AccumulatedSteps,
     ForwardGrad,
     FreezeBackbone,
     NoGradInEvaluation,
+    OptimizerInBackward,
     SetToNone,
 )
-from trainfit.simgpu.interventions.inputs import FewerCameras, LowerResolution
-from trainfit.simgpu.interventions.layers import ChannelsLast, GlobalPooling, InplaceActivations
-from trainfit.simgpu.interventions.optimizer_step import AccumulatedSteps, OptimizerInBackward
 from trainfit.simgpu.interventions.optimizers import (
     Adafactor,
     Adam,
@@ -29,10 +35,11 @@ from trainfit.simgpu.interventions.optimizers import (
     Sgd,
 )
 from trainfit.simgpu.interventions.script_state import Intervention, OperatorWatch, Scene
-from trainfit.simgpu.interventions.smaller_model import SmallerModel
-from trainfit.simgpu.interventions.trainers import Adapters, ChunkedLoss, FourBits
-from trainfit.simgpu.interventions.trl_arguments import (
+from trainfit.simgpu.interventions.trainers import (
+    Adapters,
+    ChunkedLoss,
     FewerGenerations,
+    FourBits,
     ReferenceLogProbs,
     ShorterCompletions,
     ShorterSamples,

@@ -18,8 +18,13 @@ import torch
 from trainfit.simgpu import constructors
 from trainfit.simgpu.operators.autocast_lists import policies
 from trainfit.simgpu.operators.rnn import autocast_kernel
-from trainfit.torch_private.operators import AUTOCAST_CUDA, WithoutKeys, registrations, schema
-from trainfit.torch_private.tensors import is_view
+from trainfit.torch_private.operators import (
+    AUTOCAST_CUDA,
+    WithoutKeys,
+    is_view,
+    registrations,
+    schema,
+)
 
 
 class Autocast:

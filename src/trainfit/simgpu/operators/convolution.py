@@ -13,7 +13,7 @@ from trainfit.simgpu.device.geometry import CHANNELS_LAST, convolution_format, d
 from trainfit.simgpu.device.registry import allocates, makes
 from trainfit.simgpu.device.tensor import SimulatedTensor
 from trainfit.simgpu.operators.reductions import summed
-from trainfit.torch_private.tensors import suggest_memory_format
+from trainfit.torch_private.operators import suggest_memory_format
 
 aten = torch.ops.aten
 

@@ -18,8 +18,7 @@ from trainfit.simgpu.device.tensor import CPU, META, SimulatedTensor
 from trainfit.simgpu.device.values import MAX_INTEGERS, worth_keeping
 from trainfit.simgpu.operators.flops import by_name
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.operators import no_dispatch
-from trainfit.torch_private.tensors import NoTorchFunction, as_subclass
+from trainfit.torch_private.operators import NoTorchFunction, as_subclass, no_dispatch
 
 aten = torch.ops.aten
 

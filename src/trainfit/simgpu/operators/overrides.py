@@ -24,8 +24,7 @@ from trainfit.simgpu.operators.convolution import by_cudnn, in_its_format
 from trainfit.simgpu.operators.sdpa import attention
 from trainfit.simgpu.operators.torchvision_operators import define_torchvision_operators
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.operators import COMPOSITE, has_kernel
-from trainfit.torch_private.tensors import local_part
+from trainfit.torch_private.operators import COMPOSITE, has_kernel, local_part
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from trainfit.hardware import GpuSpec
 from trainfit.results.text import dtype_name
 from trainfit.simgpu.device.tensor import DeviceTensor
 from trainfit.torch_private import operators as private
-from trainfit.torch_private.tensors import local_part
+from trainfit.torch_private.operators import local_part
 
 _HALVES = (torch.float16, torch.bfloat16)
 #: Since this version PyTorch tries cuDNN's attention first on Hopper and B200/B300 (with

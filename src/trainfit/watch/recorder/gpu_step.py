@@ -12,7 +12,7 @@ import torch
 from trainfit.hooks.values import steep_in
 from trainfit.results.runs.learning import Misuse
 from trainfit.torch_private.autograd import nodes_of
-from trainfit.torch_private.tensors import item
+from trainfit.torch_private.operators import item
 from trainfit.watch.recorder.job import script_place
 from trainfit.watch.recorder.looks.not_finite import Origins
 from trainfit.watch.recorder.phases import BACKWARD, COPY, FORWARD, OPTIMIZER

@@ -41,13 +41,7 @@ from trainfit.scripts.step_makeup import loop_of
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import compiled
 from trainfit.torch_private.modules import is_wrapper_of_compiled
-from trainfit.watch.recorder import (
-    collective_hooks,
-    cuda_hooks,
-    header,
-    training_hooks,
-    worker_hooks,
-)
+from trainfit.watch.recorder import cuda_hooks, first_batches, header, training_hooks, worker_hooks
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.cuda_hooks import MemoryHistory
 from trainfit.watch.recorder.first_batches import compared
@@ -55,7 +49,6 @@ from trainfit.watch.recorder.gpu_step import CudaDevice, Device
 from trainfit.watch.recorder.guard import FlopCount, careful, in_place_of
 from trainfit.watch.recorder.job import LoaderRecord, script_place
 from trainfit.watch.recorder.loader_hooks import LoaderHooks
-from trainfit.watch.recorder.looks import worker_code
 from trainfit.watch.recorder.looks.collector import CollectorPauses
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 from trainfit.watch.recorder.looks.stacks import code_below, merged
@@ -152,7 +145,7 @@ class Recorder:
         self._ended: tuple[Ending, int | None] | None = None
         self._noise = _noise_scale() if self.place.measures_noise else None
         self._memory: MemoryHistory | None = None
-        self._communication = collective_hooks.CommunicationLooks()
+        self._communication = cuda_hooks.CommunicationLooks()
         self._learning = LearningObserver(script_place, looked=self._learned, reads_values=True)
 
     # -- life ----------------------------------------------------------------------------------
@@ -182,7 +175,7 @@ class Recorder:
         training_hooks.watch_until_a_step(self, self._patches)
         if self.place.measures_noise:
             self._patches.hook(torch, "save", self._without_noise)
-        collective_hooks.install(self, self._patches)
+        cuda_hooks.install_collectives(self, self._patches)
         self._pauses.install(self._patches)
         loaders.install(self._patches)
         fetches.install(self._patches)
@@ -570,12 +563,12 @@ class Recorder:
             found["hook_code"] = self._looks.hooks.summary()
             found["pass_code"] = self._looks.passes.summary()
         if self._files is not None:
-            told = worker_code.told_by_workers(self._files.stem)
+            told = first_batches.told_by_workers(self._files.stem)
             looks += [each.looks for each in told]
-            found["worker_growing"] = worker_code.growing(told)
-            found["worker_threads_at"] = worker_code.threads_set_at(told)
-            found["slow_samples"] = worker_code.slowest(told)
-            found["bad_samples"] = worker_code.bad_samples(told)
+            found["worker_growing"] = first_batches.growing(told)
+            found["worker_threads_at"] = first_batches.threads_set_at(told)
+            found["slow_samples"] = first_batches.slowest(told)
+            found["bad_samples"] = first_batches.bad_samples(told)
             found["copies"] = compared([each.first for each in told if each.first is not None])
         found["fetch_code"] = merged(looks)
         return found

@@ -43,7 +43,7 @@ from trainfit.torch_private.data_loading import (
     has_worker_init,
     worker_info,
 )
-from trainfit.watch.recorder.first_batches import FirstBatches, FirstLook
+from trainfit.watch.recorder.first_batches import MOST_SLOW, FirstBatches, FirstLook, WorkerCode
 from trainfit.watch.recorder.guard import in_place_of
 from trainfit.watch.recorder.job import script_place
 from trainfit.watch.recorder.looks.bad_batches import KeptBatches, WorkerBatches, question
@@ -57,7 +57,6 @@ from trainfit.watch.recorder.looks.stacks import (
     users_stack,
 )
 from trainfit.watch.recorder.looks.variables import VariableLooks, parts_of
-from trainfit.watch.recorder.looks.worker_code import MOST_SLOW, WorkerCode
 from trainfit.watch.recorder.own_frames import without_ours
 from trainfit.watch.recorder.rank_files import INTERVAL_S, RankFiles, Ring, UnlistedThread
 

@@ -17,8 +17,14 @@ import numpy as np
 from trainfit.results.runs.tables import BY_NAME, SAMPLED, RowFile, Table, Write
 from trainfit.results.runs.watched import Event, gpu_places
 from trainfit.watch.sampler import machine
-from trainfit.watch.sampler.gpus import GpuCounters, load_nvml, nvml_knows_our_pids
-from trainfit.watch.sampler.machine import Folders, MachineCounters, temporary_folder
+from trainfit.watch.sampler.machine import (
+    Folders,
+    GpuCounters,
+    MachineCounters,
+    load_nvml,
+    nvml_knows_our_pids,
+    temporary_folder,
+)
 from trainfit.watch.sampler.proc_files import is_mapped_by_others
 from trainfit.watch.sampler.processes import MOST_PROCESSES, MemoryByKind, ProcessTree
 from trainfit.watch.sampler.roles import Role, RunFolder

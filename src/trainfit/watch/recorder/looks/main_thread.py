@@ -23,7 +23,7 @@ from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.results.runs.watched import NO_VALUES
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.looks.element_loops import ElementLoops
-from trainfit.watch.recorder.looks.locked import LockedStack
+from trainfit.watch.recorder.looks.locked import LockedStack, stopped_process
 from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks_of_script
 from trainfit.watch.recorder.looks.stacks import (
     StackCounts,
@@ -39,7 +39,6 @@ from trainfit.watch.recorder.looks.stacks import (
     users_stack,
     waits_in_pass,
 )
-from trainfit.watch.recorder.looks.stopped import stopped_process
 from trainfit.watch.recorder.looks.variables import VariableLooks
 from trainfit.watch.recorder.rank_files import UnlistedThread
 

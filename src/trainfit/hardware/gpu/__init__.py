@@ -1,1 +1,0 @@
-"""GPUs by name, and what their figures are."""

@@ -1,1 +1,0 @@
-"""Calibration profiles that trainfit ships: what publications state, each with its source."""

@@ -1,1 +1,0 @@
-"""Faults of a DataLoader that its data set shows: before any run, and after one that failed."""

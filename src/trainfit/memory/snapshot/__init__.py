@@ -1,1 +1,0 @@
-"""Memory snapshots that PyTorch wrote on a real GPU: read, replayed, explained."""

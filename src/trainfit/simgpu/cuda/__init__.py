@@ -1,1 +1,0 @@
-"""What a script sees of the device: ``torch.cuda``, streams, graphs, clocks."""
