@@ -16,7 +16,7 @@ import torch
 from helpers_watch import run_on_cpu
 from trainfit.cli.verbs import watch
 from trainfit.results.runs import tables
-from trainfit.torch_private.modules import fast_call
+from trainfit.torch_private.modules import Inside, fast_call
 from trainfit.watch import launch
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import own_frames, process
@@ -111,7 +111,7 @@ def test_estimated_steps_are_a_share_of_the_recorded_ones() -> None:
 
 
 def test_an_error_in_a_module_shows_no_frame_of_the_hook_that_calls_it() -> None:
-    call = fast_call(torch.nn.Module.__call__, [True], lambda *_: None)
+    call = fast_call(torch.nn.Module.__call__, Inside(True), lambda *_: None)
     assert call is not None
     with pytest.raises(RuntimeError) as caught:
         call(torch.nn.Linear(2, 2), torch.ones(3))

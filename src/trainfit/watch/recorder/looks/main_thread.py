@@ -51,6 +51,8 @@ _AT_FIRST: Final = 50
 _WHILE_USEFUL: Final = 400
 #: Of the looks, those that found the script's own code, from which more of them are useful.
 _USEFUL: Final = 0.05
+#: Looks that may fail.
+_MOST_ERRORS: Final = 20
 #: Steps that show how long one takes, before a standstill can be told.
 _LEAST_STEPS: Final = 5
 #: Seconds after the first, from which steps are long and looks are not of the start any more.
@@ -118,6 +120,7 @@ class MainThreadLooks:
         self.variables = VariableLooks()
         self._variables_due = _MORE_STEPS, 0.0
         self._told_growth = 0
+        self._errors = 0
         self._stop = threading.Event()
         self._draw = 1
         self._looks = self._found = 0
@@ -147,12 +150,18 @@ class MainThreadLooks:
         self.threads.settle(self._training.count)
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # it only misses what it would have seen
-            while not self._stop.wait(self._pause()):
-                self._locked.put_off()
-                with at_any_line(self._draw / 0x7FFFFFFF):
-                    self.look(time.monotonic())
-                self.look_around(time.monotonic())
+        try:
+            while not self._stop.wait(self._pause()) and self._errors < _MOST_ERRORS:
+                # A look that fails only misses what it would have seen.
+                with contextlib.suppress(Exception):
+                    self._errors += 1
+                    self._locked.put_off()
+                    with at_any_line(self._draw / 0x7FFFFFFF):
+                        self.look(time.monotonic())
+                    self.look_around(time.monotonic())
+                    self._errors -= 1
+        finally:
+            self._locked.put_away()  # nobody puts it off any more
 
     def _pause(self) -> float:
         """Seconds from half to one and a half times the usual pause, so that nothing regular is
