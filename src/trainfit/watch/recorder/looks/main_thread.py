@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final, Protocol
@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.results.runs.watched import NO_VALUES
 from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.job import LoaderRecord
 from trainfit.watch.recorder.looks.element_loops import ElementLoops
 from trainfit.watch.recorder.looks.locked import LockedStack
 from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks_of_script
@@ -96,6 +97,7 @@ class MainThreadLooks:
         stem: of the rank's files, next to which workers leave the stacks that they hang in.
         tell: is given an event: kind, seconds, text, values.
         changed: is called when there are new lines to be written.
+        loaders: those of the script so far.
     """
 
     def __init__(
@@ -104,7 +106,9 @@ class MainThreadLooks:
         stem: Path,
         tell: Callable[..., None],
         changed: Callable[[], None],
+        loaders: Sequence[LoaderRecord] = (),
     ) -> None:
+        self._loaders = loaders
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
@@ -262,7 +266,8 @@ class MainThreadLooks:
             return
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
-            self.variables.look(count, sys._current_frames().get(thread), self.loop)
+            datasets = [found for each in self._loaders if (found := each.own_dataset) is not None]
+            self.variables.look(count, sys._current_frames().get(thread), self.loop, datasets)
         # The first look reads what later ones know: which modules are the script's.
         cost = time.thread_time() - began if self._variables_due[1] else 0.0
         pause = max(_VARIABLES_S, cost / _MOST_TIME)
