@@ -147,3 +147,35 @@ def test_an_interrupt_while_the_record_is_closed_shows_no_frame_of_ours(
     monkeypatch.setattr(process, "_failed", None)
     monkeypatch.setattr(process, "_active", SimpleNamespace(pid=os.getpid(), stop=stop))
     process._at_exit()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_interrupt_between_the_command_and_its_report_tells_where_that_is(
+    recorded: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: Any) -> int:
+        if recorded:
+            (tmp_path / "rank0.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "_watched", interrupted)
+    monkeypatch.setattr(watch, "_why_not", lambda *_: "")
+    options = SimpleNamespace(folder=tmp_path, fail_if=None)
+    with pytest.raises(KeyboardInterrupt):
+        watch._run(options, ["python", "x.py"], None)  # type: ignore[arg-type]
+    assert (f"trainfit watch --read {tmp_path}" in capsys.readouterr().err) is recorded
+
+
+def test_an_interrupt_while_the_sampler_ends_leaves_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "start_sampler", lambda *_: SimpleNamespace(stop=stop))
+    options: Any = SimpleNamespace(quiet=True, plain=True, noise_scale=False, memory_history=False)
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    assert watch._watched(options, command, tmp_path) == 7
