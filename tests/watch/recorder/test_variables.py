@@ -622,6 +622,24 @@ def test_a_state_that_goes_from_step_to_step_with_its_graph() -> None:
     assert not looked(_recurrent(detach=True))
 
 
+def test_a_state_of_two_tensors_that_a_module_has() -> None:
+    class Stream(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = torch.nn.LSTMCell(2, 3)
+            self.state: Any = None
+
+    def steps() -> Loop:
+        stream = Stream()
+        for _ in itertools.count():
+            stream.state = stream.cell(torch.ones(1, 2), stream.state)
+            yield sys._getframe()
+
+    found = looked(steps)
+    assert found["stream.state"].kind == "graph"
+    assert "test_variables.py" in found["stream.state"].place
+
+
 def test_results_that_a_list_keeps_are_no_state() -> None:
     found = looked(_recurrent(detach=True, keep=True))
     assert list(found) == ["kept"]

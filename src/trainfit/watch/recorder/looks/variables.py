@@ -43,6 +43,8 @@ _SUMS: Final = 16
 #: Looks in a row at which a variable must have grown, and by how much in all.
 _LOOKS: Final = 4
 _LEAST: Final = 8
+#: Tensors that a state has at most.
+_FEW: Final = 4
 #: Of its rate so far, what it must have grown by lately: a cache fills and is full.
 _GOES_ON: Final = 0.5
 _TOLD: Final = 6
@@ -140,11 +142,12 @@ class VariableLooks:
                 self._note(step, file, _Course(path, lines, of_data=of_data), value)
 
     def _note(self, step: int, file: str, made: _Course, value: Any) -> None:
+        state = _state(value)
+        if state is not None:
+            self._note_graph(step, file, made, state)
         size = _size(value)
         if size is None:
             return
-        if type(value) is torch.Tensor and value.grad_fn is not None:
-            self._note_graph(step, file, made, value)
         course = self._courses.setdefault((file, made.path), made)
         course.add(step, size, _ends(value))
         if course.grows:
@@ -351,6 +354,12 @@ def _size(value: Any) -> int | None:
     if kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] in ("pandas", "polars"):
         return len(value)
     return value.size if kind is np.ndarray else None
+
+
+def _state(value: Any) -> torch.Tensor | None:
+    """The tensor with a graph that a variable is, or that is the first of a few: of an LSTM's."""
+    first = value[0] if type(value) is tuple and 0 < len(value) <= _FEW else value
+    return first if type(first) is torch.Tensor and first.grad_fn is not None else None
 
 
 def _ends(value: Any) -> tuple[int, int] | None:
