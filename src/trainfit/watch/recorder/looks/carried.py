@@ -16,7 +16,7 @@ _LOOKS: Final = 4
 _MOST_NODES: Final = 1 << 13
 
 
-class _Mark:
+class _Carried:
     """Lives as long as the node that has it."""
 
 
@@ -25,7 +25,7 @@ class CarriedGraphs:
     the present one?"""
 
     def __init__(self) -> None:
-        self._marks: dict[Hashable, list[tuple[int, weakref.ref[_Mark]]]] = {}
+        self._marks: dict[Hashable, list[tuple[int, weakref.ref[_Carried]]]] = {}
         self._known: set[Hashable] = set()
 
     def looks(self, name: Hashable, node: Any, step: int) -> list[int]:
@@ -33,7 +33,7 @@ class CarriedGraphs:
         them; none: it ends with its own, or that was not seen for long enough. ``node`` is its
         ``grad_fn``."""
         marks = self._marks.setdefault(name, [])
-        mark = node.metadata.setdefault(_CARRIED, _Mark())
+        mark = node.metadata.setdefault(_CARRIED, _Carried())
         if marks and marks[-1][1]() is mark:
             return []  # it was computed once
         if any(ref() is None for _, ref in marks):
@@ -49,7 +49,7 @@ class CarriedGraphs:
         return [each for each, _ in marks]
 
 
-def _reaches(node: Any, mark: _Mark | None) -> bool:
+def _reaches(node: Any, mark: _Carried | None) -> bool:
     """Is a marked node one of those that this one is computed of?"""
     seen, left = {node}, [node]
     while left and len(seen) < _MOST_NODES:
