@@ -35,6 +35,7 @@ from trainfit.results.runs.watched import (
 )
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
+from trainfit.watch.rules import longer_steps
 
 MIB = 2**20
 KEPT = GrowingVariable("outputs", "train.py:52", "list", 20, 400, 380, "graphs", 4 * MIB)
@@ -679,3 +680,11 @@ def test_steps_that_are_left_out_now_and_then_are_told() -> None:
 )  # fmt: skip
 def test_few_tries_and_a_run_that_ends_by_it_are_none(events: list[Event]) -> None:
     assert "memory_retried" not in kinds(judge(run(events=events)))
+
+
+@pytest.mark.parametrize(("lengths", "rises"), [((1, 2, 3, 4), True), ((1, 4, 2, 5), False)])
+def test_steps_of_which_some_are_longer_in_between_do_not_rise(
+    lengths: tuple[int, ...], rises: bool
+) -> None:
+    """What a full machine does to light steps, whose phases are estimates."""
+    assert longer_steps._rises(np.repeat(np.array(lengths, dtype=np.float64), 50)) is rises

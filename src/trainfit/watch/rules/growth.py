@@ -113,7 +113,7 @@ def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
         return (
             f"the graph of `{variable.name}` goes back through {variable.last_size} steps: a "
             "backward pass goes through all of them, and none of what they keep is freed",
-            Fix(_DETACH, line=f"{variable.name} = {variable.name}.detach()"),
+            Fix(_DETACH),
         )
     grown = f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} "
     grown += f"{'additions' if variable.kind == 'sum' else 'entries'} in {variable.steps} steps"
@@ -125,8 +125,8 @@ def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
 
 
 _DETACH: Final = (
-    "detach() what one step gives to the next, before it uses it (or every N steps: truncated "
-    "backpropagation); then backward() needs no retain_graph=True"
+    "detach() what one step gives to the next, each tensor of it, before it uses it (or every N "
+    "steps: truncated backpropagation); then backward() needs no retain_graph=True"
 )
 _KEEP_LESS: Final = (
     "keep what is read later: a mean, the last ones (collections.deque(maxlen=1000)), or write "

@@ -83,7 +83,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     tells = added is not None or (variable is not None and variable.kind in _COMPUTED)
     # Threads that wait for each other compute meanwhile: their CPU time tells nothing then.
     is_dearer = own * span >= _DEARER * usual and not checks.several_compute(view)
-    if is_pressed and not tells and not is_dearer:
+    if is_pressed and not tells and not (is_dearer and _rises(steps["step_s"])):
         return
     first, last = usual - longer / 2, usual + longer / 2
     if first <= 0:  # they do not grow evenly
@@ -179,6 +179,17 @@ def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], lon
         return False
     span = float(numbers[-1] - numbers[0])
     return _trend(numbers, steps["optimizer_s"]) * span / usual >= _OWN * longer
+
+
+#: Parts of the run in each of which steps are longer than before, where their work grows.
+_OF_RUN: Final = 4
+
+
+def _rises(lengths: NDArray[np.generic]) -> bool:
+    """Are steps longer in each quarter of the run than in the one before? Programs that come and
+    go make them longer in some."""
+    parts = [median(each) or 0.0 for each in np.array_split(lengths, _OF_RUN)]
+    return all(before < later for before, later in itertools.pairwise(parts))
 
 
 def _own_growth(view: RankView, steps: Table) -> float:
