@@ -25,7 +25,7 @@ from torch import nn
 
 from trainfit.simgpu.patching import CollectionTimes, LocalHook, PatchSet, Replacement
 from trainfit.speed.cpu_run import cpu_for_cuda
-from trainfit.torch_private.modules import fast_call
+from trainfit.torch_private.modules import Inside, fast_call
 from trainfit.watch.recorder import cuda_hooks
 from training_scripts.replaced import look
 
@@ -326,17 +326,17 @@ def test_a_warning_that_a_hooked_function_gives_is_the_callers() -> None:
     assert [(each.filename, each.lineno) for each in told] == [(__file__, line)]
 
 
-def _modules_called(patches: PatchSet) -> list[bool]:
+def _modules_called(patches: PatchSet) -> Inside:
     """Hooks calls of modules as watch does; whether one is within another."""
-    inside = [False]
+    inside = Inside()
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def outermost(module: Any, args: Any, kwargs: Any) -> Any:
-            inside[0] = True
+            inside.is_on = True
             try:
                 return original(module, *args, **kwargs)
             finally:
-                inside[0] = False
+                inside.is_on = False
 
         made = fast_call(original, inside, outermost)
         assert made is not None
@@ -371,23 +371,34 @@ def test_a_call_within_a_hooked_call_has_no_frame_more_than_without_the_hook() -
     inside = _modules_called(patches)
     try:
         hooked = _frames_of(lambda: model(given)) - _frames_of(lambda: few(given))
-        inside[0] = True
+        inside.is_on = True
         with pytest.raises(TypeError, match="forward"):
             few(given, given)
-        inside[0] = False
+        inside.is_on = False
     finally:
         patches.restore()
     assert hooked == plain
+
+
+def test_the_code_of_a_hooked_call_is_hashable_as_all_code_is() -> None:
+    """Debuggers and profilers keep what they know of functions by their code, as our looks do."""
+    patches = PatchSet()
+    _modules_called(patches)
+    try:
+        code = nn.Module.__call__.__code__
+        assert hash(code) == hash(code) and {code: 1}[code] == 1
+    finally:
+        patches.restore()
 
 
 def test_a_hook_with_a_shortcut_is_not_taken_for_pytorchs_own_call() -> None:
     patches = PatchSet()
     _modules_called(patches)
     try:
-        assert fast_call(nn.Module.__call__, [False], lambda *_: None) is None
+        assert fast_call(nn.Module.__call__, Inside(), lambda *_: None) is None
     finally:
         patches.restore()
-    assert fast_call(nn.Module.__call__, [False], lambda *_: None) is not None
+    assert fast_call(nn.Module.__call__, Inside(), lambda *_: None) is not None
 
 
 def test_collections_that_come_while_their_times_are_added_up(patches: PatchSet) -> None:

@@ -16,7 +16,7 @@ import torch
 from helpers_watch import run_on_cpu
 from trainfit.cli.verbs import watch
 from trainfit.results.runs import tables
-from trainfit.torch_private.modules import fast_call
+from trainfit.torch_private.modules import Inside, fast_call
 from trainfit.watch import launch
 from trainfit.watch.judge import judge
 from trainfit.watch.recorder import own_frames, process
@@ -111,7 +111,7 @@ def test_estimated_steps_are_a_share_of_the_recorded_ones() -> None:
 
 
 def test_an_error_in_a_module_shows_no_frame_of_the_hook_that_calls_it() -> None:
-    call = fast_call(torch.nn.Module.__call__, [True], lambda *_: None)
+    call = fast_call(torch.nn.Module.__call__, Inside(True), lambda *_: None)
     assert call is not None
     with pytest.raises(RuntimeError) as caught:
         call(torch.nn.Linear(2, 2), torch.ones(3))
@@ -147,3 +147,35 @@ def test_an_interrupt_while_the_record_is_closed_shows_no_frame_of_ours(
     monkeypatch.setattr(process, "_failed", None)
     monkeypatch.setattr(process, "_active", SimpleNamespace(pid=os.getpid(), stop=stop))
     process._at_exit()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_interrupt_between_the_command_and_its_report_tells_where_that_is(
+    recorded: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: Any) -> int:
+        if recorded:
+            (tmp_path / "rank0.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "_watched", interrupted)
+    monkeypatch.setattr(watch, "_why_not", lambda *_: "")
+    options = SimpleNamespace(folder=tmp_path, fail_if=None)
+    with pytest.raises(KeyboardInterrupt):
+        watch._run(options, ["python", "x.py"], None)  # type: ignore[arg-type]
+    assert (f"trainfit watch --read {tmp_path}" in capsys.readouterr().err) is recorded
+
+
+def test_an_interrupt_while_the_sampler_ends_leaves_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "start_sampler", lambda *_: SimpleNamespace(stop=stop))
+    options: Any = SimpleNamespace(quiet=True, plain=True, noise_scale=False, memory_history=False)
+    command = [sys.executable, "-c", "raise SystemExit(7)"]
+    assert watch._watched(options, command, tmp_path) == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
+from trainfit.findings.source_code import relative_place
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import (
     busy_seconds,
@@ -313,12 +315,24 @@ UNNAMED: Final = "without a name in Python"
 _TOLD: Final = 0.01
 
 
+def _name_of(thread: threading.Thread) -> str:
+    """ "camera, Camera.run at robot.py:41"; its name alone where its function is not Python's."""
+    function = getattr(thread, "_target", None) or type(thread).run
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)  # a method's is its function's
+    if code is None or code is threading.Thread.run.__code__:
+        return thread.name
+    place = relative_place(f"{code.co_filename}:{code.co_firstlineno}")
+    return f"{thread.name}, {code.co_qualname} at {place}"
+
+
 def _other_threads(
     before: Mapping[int, float], now: Mapping[int, float], seconds: float
 ) -> dict[str, float]:
-    """Cores that each other thread of this process wanted in ``seconds``, by its name in Python;
-    of several of one name, the busiest."""
-    names = {each.native_id: each.name for each in threading.enumerate()}
+    """Cores that each other thread of this process wanted in ``seconds``, by its name in Python
+    with the function that it runs; of several of one name, the busiest."""
+    names = {each.native_id: _name_of(each) for each in threading.enumerate()}
     found: dict[str, float] = {}
     for thread, spent in now.items():
         cores = (spent - before.get(thread, spent)) / seconds

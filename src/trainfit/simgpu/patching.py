@@ -22,10 +22,10 @@ _ABSENT = object()
 #: Stands for the hook among the constants of the code below, and for the list of its shortcut.
 _HOOK: Final = "trainfit: the hook"
 _FLAG: Final = "trainfit: the flag"
-#: An attribute of a hook that has little to do in most calls: a list, and lines of code that do it
-#: instead where its first element is true. They stand in the code of the hooked function itself,
-#: and save the frame of the hook. Its arguments are ``self``, ``_trainfit_args`` and
-#: ``_trainfit_kwargs``.
+#: An attribute of a hook that has little to do in most calls: an object that is hashable (code is
+#: by what its constants are), and lines of code that do it instead where its ``is_on`` is true.
+#: They stand in the code of the hooked function itself, and save the frame of the hook. Its
+#: arguments are ``self``, ``_trainfit_args`` and ``_trainfit_kwargs``.
 SHORTCUT: Final = "trainfit_shortcut"
 #: Callables that are pickled by a name, or not at all. Others tell how they are.
 _CALLED: Final = (FunctionType, MethodType, BuiltinFunctionType, functools.partial, type)
@@ -360,7 +360,7 @@ def _template(free: tuple[str, ...], has_self: bool, shortcut: tuple[str, ...]) 
         f"    {' = '.join([*free, '_'])} = None",
         f"    def calling({own}*_trainfit_args, **_trainfit_kwargs):",
         *(
-            [f"        _trainfit_flag = {_FLAG!r}", "        if _trainfit_flag[0]:"]
+            [f"        _trainfit_flag = {_FLAG!r}", "        if _trainfit_flag.is_on:"]
             * bool(shortcut)
         ),
         *(f"            {line}" for line in shortcut),

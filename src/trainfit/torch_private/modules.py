@@ -88,10 +88,19 @@ def outermost_call() -> FrameType | None:
     return found
 
 
+class Inside:
+    """Is a call of a module within another now? It is hashable, as constants of code are."""
+
+    __slots__ = ("is_on",)
+
+    def __init__(self, is_on: bool = False) -> None:
+        self.is_on = is_on
+
+
 def fast_call(
-    original: Callable[..., Any], inside: list[bool], outermost: Callable[..., Any]
+    original: Callable[..., Any], inside: Inside, outermost: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """A ``Module.__call__`` that is ``outermost(module, args, kwargs)`` unless ``inside[0]``.
+    """A ``Module.__call__`` that is ``outermost(module, args, kwargs)`` unless ``inside.is_on``.
 
     Inside it does what PyTorch's own does, in no more frames, also where a ``PatchSet`` hooks it
     (:data:`trainfit.simgpu.patching.SHORTCUT`). ``None`` where ``original`` is not the one that is
@@ -104,7 +113,7 @@ def fast_call(
         return None
 
     def __call__(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if inside[0]:
+        if inside.is_on:
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)

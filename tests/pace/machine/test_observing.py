@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from trainfit.hardware.machine.recorded import RecordedSystem
 from trainfit.hardware.machine.system import System
 from trainfit.hardware.machine.topology import clock_here, idle_seconds, throttle_count
-from trainfit.pace.host import PROBE_S, Clocks, NoDevice, Observer, RealHost
+from trainfit.pace.host import PROBE_S, Clocks, NoDevice, Observer, RealHost, _name_of
 from trainfit.pace.settings import power_facts
 
 CPUS = "sys/devices/system/cpu"
@@ -98,7 +99,29 @@ def test_other_threads_are_told_by_name_with_the_cores_that_they_want(tmp_path: 
     finally:
         ended.set()
         named.join()
-    assert found == pytest.approx({"camera": 0.5, "without a name in Python": 0.02}, rel=0.2)
+    place = f"threading.py:{threading.Event.wait.__code__.co_firstlineno}"
+    told = f"camera, Event.wait at {place}"
+    assert found == pytest.approx({told: 0.5, "without a name in Python": 0.02}, rel=0.2)
+
+
+def test_a_thread_is_told_with_the_function_that_it_runs() -> None:
+    class Camera(threading.Thread):
+        def run(self) -> None:
+            pass
+
+    def flush(_: int) -> None:
+        pass
+
+    line = Camera.run.__code__.co_firstlineno
+    made = _name_of(Camera(name="front"))
+    assert (
+        "front, " in made
+        and "Camera.run at " in made
+        and made.endswith(f"test_observing.py:{line}")
+    )
+    bound = threading.Thread(target=functools.partial(flush, 1), name="log")
+    assert "log, " in _name_of(bound) and "flush at " in _name_of(bound)
+    assert _name_of(threading.Thread(target=print, name="printer")) == "printer"
 
 
 def test_garbage_collections_are_timed_while_the_time_is_observed() -> None:

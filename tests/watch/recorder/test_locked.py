@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from trainfit.findings.tracebacks import parse_stacks
 from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.simgpu.patching import PatchSet
-from trainfit.watch.recorder.looks import locked
+from trainfit.watch.recorder.looks import locked, main_thread
 from trainfit.watch.recorder.looks.locked import LockedStack
 from trainfit.watch.recorder.looks.main_thread import MainThreadLooks
 
@@ -148,3 +149,30 @@ def test_threads_of_the_recorder_are_left_out(tmp_path: Path) -> None:
     over = "Timeout (0:00:10)!\nThread 0x00007fb623071b80 (most recent call first):\n"
     assert stacks_of_locked(f"{over}  <no Python frame>\n") == ""
     assert locked_path(tmp_path / "rank0", 5).name == "rank0.locked.5"
+
+
+@pytest.mark.parametrize("fails", [3, 10**6])
+def test_a_look_that_fails_is_not_the_last_one_and_leaves_no_timer(
+    tmp_path: Path, fails: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer that nobody puts off writes the stacks of a process that runs, which can crash it."""
+    monkeypatch.setattr(locked, "_WRITTEN_S", 1000.0)
+    training: Any = SimpleNamespace(count=50, light=False, phases=SimpleNamespace(), thread=None)
+    looks = MainThreadLooks(training, tmp_path / "rank0", lambda kind, **_: None, lambda: None)
+    monkeypatch.setattr(main_thread.MainThreadLooks, "_pause", lambda _: 0.001)
+    made, seen = [], threading.Event()
+
+    def look(_: Any, now: float) -> None:
+        made.append(now)
+        if len(made) <= fails:
+            raise TypeError("unhashable type: 'list'")
+        seen.set()
+
+    monkeypatch.setattr(main_thread.MainThreadLooks, "look", look)
+    monkeypatch.setattr(main_thread.MainThreadLooks, "look_around", lambda *_: None)
+    looks.start()
+    if fails < 20:
+        assert seen.wait(30)
+        looks.stop()
+    looks._thread.join(30)
+    assert locked._armed is None and len(made) >= min(fails, 20)

@@ -519,3 +519,139 @@ def test_a_worker_tells_of_what_grows_as_soon_as_that_is_known(tmp_path: Path) -
     path.unlink()
     code.write()
     assert not told_by_workers(stem)  # nothing is new
+
+
+# --- Python's objects, a data set of the training process, a state that keeps its graph -----------
+
+
+def test_entries_of_python_objects_are_told_with_their_size() -> None:
+    def steps() -> Loop:
+        rows, plain, by_name = [], [], {}
+        for step in itertools.count():
+            plain.extend(step + part / 7 for part in range(100))
+            rows.append({"step": 1000 + step, "value": step / 7, "words": ["a", "b"]})
+            by_name[f"sample {step}"] = (step / 3, step / 7)
+            yield sys._getframe()
+
+    found = looked(steps)
+    assert all(each.holds == "" for each in found.values())
+    assert found["plain"].item_bytes == 32  # a float, and its place
+    assert 250 <= (found["rows"].item_bytes or 0) <= 700
+    assert 150 <= (found["by_name"].item_bytes or 0) <= 350
+    assert found["plain"].bytes_per_step == pytest.approx(3200)
+
+
+def test_the_line_that_adds_to_a_history_by_its_name() -> None:
+    def steps() -> Loop:
+        history: dict[str, list[float]] = {"loss": [], "scores": []}
+        for step in itertools.count():
+            history["loss"].append(step / 7)
+            history["scores"].append(step / 3)
+            yield sys._getframe()
+
+    found = looked(steps)
+    (first, second) = (
+        int(found[f"history[{name!r}]"].place.rpartition(":")[2]) for name in ("loss", "scores")
+    )
+    assert second == first + 1
+
+
+class Numbered:
+    def __sizeof__(self) -> int:
+        raise AssertionError("nobody asks the script's objects")
+
+
+def test_objects_of_the_script_are_not_asked_for_their_size() -> None:
+    def steps() -> Loop:
+        kept = []
+        for step in itertools.count():
+            each = Numbered()
+            each.value = step / 7  # type: ignore[attr-defined]
+            kept.append(each)
+            yield sys._getframe()
+
+    assert (looked(steps)["kept"].item_bytes or 0) > 24
+
+
+@pytest.mark.parametrize("limit", [None, 10**6])
+def test_a_deque_that_has_a_limit_is_full_some_time(limit: int | None) -> None:
+    def steps() -> Loop:
+        memory: collections.deque[float] = collections.deque(maxlen=limit)
+        for step in itertools.count():
+            memory.append(step / 7)
+            yield sys._getframe()
+
+    assert ("memory" in looked(steps)) is (limit is None)
+
+
+def test_what_a_data_set_keeps_in_the_training_process() -> None:
+    class Cached(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.cache: dict[int, np.ndarray] = {}
+
+    dataset = Cached()
+    found = VariableLooks()
+    for number in range(8):
+        for each in range(20):
+            dataset.cache[20 * number + each] = np.zeros(100)
+        subset = torch.utils.data.Subset(dataset, range(3))
+        found.look(20 * (number + 1), None, frozenset(), [subset])
+    (cache,) = found.found()
+    assert cache.name == "self.cache" and cache.of_data and cache.item_bytes == 800
+    assert cache.place.startswith("tests") or "test_variables.py" in cache.place
+
+
+def _recurrent(detach: bool, *, keep: bool = False) -> Callable[[], Loop]:
+    def steps() -> Loop:
+        cell, kept = torch.nn.GRUCell(2, 3), []
+        state = torch.zeros(1, 3)
+        for _ in itertools.count():
+            state = cell(torch.ones(1, 2), state.detach() if detach else state)
+            if keep:
+                kept.append(state)
+            yield sys._getframe()
+
+    return steps
+
+
+def test_a_state_that_goes_from_step_to_step_with_its_graph() -> None:
+    found = looked(_recurrent(detach=False))
+    assert found["state"].kind == "graph" and found["state"].holds == "graphs"
+    assert found["state"].last_size == 140 and found["state"].steps == 140
+    assert "test_variables.py" in found["state"].place
+    assert not looked(_recurrent(detach=True))
+
+
+def test_a_state_of_two_tensors_that_a_module_has() -> None:
+    class Stream(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = torch.nn.LSTMCell(2, 3)
+            self.state: Any = None
+
+    def steps() -> Loop:
+        stream = Stream()
+        for _ in itertools.count():
+            stream.state = stream.cell(torch.ones(1, 2), stream.state)
+            yield sys._getframe()
+
+    found = looked(steps)
+    assert found["stream.state"].kind == "graph"
+    assert "test_variables.py" in found["stream.state"].place
+
+
+def test_results_that_a_list_keeps_are_no_state() -> None:
+    found = looked(_recurrent(detach=True, keep=True))
+    assert list(found) == ["kept"]
+
+
+def test_a_result_that_was_computed_once_is_no_state() -> None:
+    def steps() -> Loop:
+        weight = torch.ones(3, requires_grad=True)
+        scaled = weight / weight.norm()
+        for _ in itertools.count():
+            loss = (scaled * 2).sum()
+            loss.backward(retain_graph=True)
+            yield sys._getframe()
+
+    assert not looked(steps)

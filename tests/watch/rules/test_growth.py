@@ -35,6 +35,7 @@ from trainfit.results.runs.watched import (
 )
 from trainfit.results.watch import WatchResult
 from trainfit.watch.judge import judge
+from trainfit.watch.rules import longer_steps
 
 MIB = 2**20
 KEPT = GrowingVariable("outputs", "train.py:52", "list", 20, 400, 380, "graphs", 4 * MIB)
@@ -91,6 +92,54 @@ def test_ram_that_grows_without_a_variable_is_told_after_a_while() -> None:
     assert found.severity == "warning" and found.place is None and found.confidence == "likely"
     # With a name it is told at once.
     assert "ram_growth" in kinds(judge(growing(100 * MIB, steps=100, growing=(KEPT,))))
+
+
+@pytest.mark.parametrize(("item_bytes", "named"), [(5 * MIB, True), (1024, False)])
+def test_python_objects_whose_bytes_are_the_growth_are_named(item_bytes: int, named: bool) -> None:
+    """Entries of 5 MiB in each step are what 50 MiB/s come from; of 1 KiB they are not."""
+    rows = dataclasses.replace(NUMBERS, item_bytes=item_bytes)
+    found = finding(judge(growing(50 * MIB, growing=(rows,))), "ram_growth")
+    assert (str(found.place) == "train.py:53") is named
+    assert ("`losses` keeps each step's Python objects" in found.title) is named
+    if named:
+        assert found.severity == "critical" and "5 MiB each" in found.cause
+        assert "maxlen" in found.fix.action
+
+
+def test_the_variable_that_gets_most_is_the_one() -> None:
+    """Some small tensors that are kept, too, are not what fills the RAM."""
+    small = dataclasses.replace(KEPT, holds="tensors", item_bytes=128)
+    rows = dataclasses.replace(NUMBERS, item_bytes=5 * MIB)
+    found = finding(judge(growing(50 * MIB, growing=(small, rows))), "ram_growth")
+    assert "`losses` keeps" in found.title
+
+
+def test_what_a_data_set_keeps_in_the_training_process_may_be_full_some_time() -> None:
+    cache = GrowingVariable(
+        "self.cache", "data.py:9", "dict", 200, 4000, 380, "tensors", MIB // 2, of_data=True
+    )
+    found = finding(judge(growing(50 * MIB, growing=(cache,))), "ram_growth")
+    assert found.severity == "warning" and str(found.place) == "data.py:9"
+    assert "keeps each batch's tensors" in found.title and "maxsize" in found.fix.action
+
+
+def test_a_state_with_its_graph_is_named_by_both_that_it_costs() -> None:
+    state = GrowingVariable("h", "train.py:9", "graph", 0, 380, 380, "graphs")
+    longer = 0.05 + 2e-4 * np.arange(STEPS)
+    result = judge(
+        run_on_cpu(
+            STEPS,
+            header={"growing": (state,)},
+            step_s=longer,
+            backward_s=longer - 0.02,
+            cpu_s=longer,
+            end_s=np.cumsum(longer),
+        )
+    )
+    for kind in ("ram_growth", "growing_steps"):
+        found = finding(result, kind)
+        assert str(found.place) == "train.py:9" and "its autograd graph" in found.title
+        assert "through 380 steps" in found.cause and "detach()" in found.fix.action
 
 
 def test_what_a_data_set_keeps_is_named_with_its_line() -> None:
@@ -631,3 +680,11 @@ def test_steps_that_are_left_out_now_and_then_are_told() -> None:
 )  # fmt: skip
 def test_few_tries_and_a_run_that_ends_by_it_are_none(events: list[Event]) -> None:
     assert "memory_retried" not in kinds(judge(run(events=events)))
+
+
+@pytest.mark.parametrize(("lengths", "rises"), [((1, 2, 3, 4), True), ((1, 4, 2, 5), False)])
+def test_steps_of_which_some_are_longer_in_between_do_not_rise(
+    lengths: tuple[int, ...], rises: bool
+) -> None:
+    """What a full machine does to light steps, whose phases are estimates."""
+    assert longer_steps._rises(np.repeat(np.array(lengths, dtype=np.float64), 50)) is rises

@@ -644,3 +644,40 @@ def test_the_line_of_what_a_worker_begins_with_is_named() -> None:
     assert (
         "needs 1.2 s, most of it at data.py:12" in found.title and str(found.place) == "data.py:12"
     )
+
+
+# --- workers that have come to the end of their shards --------------------------------------------
+
+
+def _of_shards(ends_at: float, **settings: Any) -> WatchResult:
+    """Two workers of an iterable data set: the second has no more samples after this part of the
+    run, and from then on the training waits."""
+    steps = 400
+    late = np.arange(steps) >= ends_at * steps
+    loaders = loader(num_workers=2, **({"batches": None} | settings))
+    record = run(
+        steps,
+        header={"loaders": loaders},
+        input_s=np.where(late, 0.2, 0.001),
+        queued=np.where(late, 0, 4),
+        fetches={"worker": np.where(late, 0, np.arange(steps) % 2)},
+    )
+    return judge(record)
+
+
+def test_shards_of_unequal_size_leave_one_worker_to_make_the_batches() -> None:
+    found = finding(_of_shards(0.3), "input_bound")
+    assert "1 of 2 workers makes them for" in found.title and "shards" in found.title
+    assert "differ in size" in found.cause and "equal size" in found.fix.action
+    assert not found.fix.settings  # more workers would have no shards, either
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "settings"), [(0.97, {}), (0.3, {"batches": 5000})], ids=["its end", "by index"]
+)
+def test_workers_whose_shards_last_are_not_to_blame(
+    ends_at: float, settings: dict[str, Any]
+) -> None:
+    """The last batches of an epoch come from fewer workers, and indices are dealt out to all."""
+    result = _of_shards(ends_at, **settings)
+    assert all("shards" not in each.title for each in result.findings)

@@ -443,6 +443,23 @@ def test_an_average_of_the_weights_as_it_is_best_made_is_little() -> None:
         assert finding(judge(other(one, other_s=other_s)), "other_code").severity == severity
 
 
+@pytest.mark.parametrize(
+    ("called", "inner", "other_s", "severity"),
+    [
+        ("model().pow().mean", "model().pow().mean", 0.015, "info"),
+        ("model().pow().mean", "model().pow().mean", 0.1, "critical"),
+        ("frame.apply().sum", "pandas.core.frame.apply", 0.015, "warning"),
+        ("score", "train.score", 0.015, "warning"),
+    ],
+)
+def test_a_loss_that_the_loop_computes_with_operators_is_no_fault_of_a_light_step(
+    called: str, inner: str, other_s: float, severity: str
+) -> None:
+    line = CodeLine("train.py:14", 40, (), called, inner)
+    found = finding(judge(other(line, other_s=other_s)), "other_code")
+    assert found.severity == severity
+
+
 def test_what_reinforcement_learning_plays_is_a_part_of_it() -> None:
     """A rollout of steps of an environment, whose lists are made for each; and neighbouring lines
     that nobody has a word for."""

@@ -323,13 +323,21 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     return gated(options, result, 0)
 
 
+_INTERRUPTED: Final = "trainfit watch: interrupted; the report: {}"
+
+
 def _run(options: argparse.Namespace, command: Sequence[str], output: Path | None) -> int:
     """Returns the command's exit code, whatever can be recorded and said of it."""
     folder = _new_folder(options, command)
     if reason := _why_not(options, folder):
         print(f"trainfit watch: not recorded: {reason}", file=sys.stderr)
         return _ungated(options, _watched(options, command, None))
-    code = _watched(options, command, folder)
+    try:
+        code = _watched(options, command, folder)
+    except KeyboardInterrupt:
+        if any(folder.glob("**/rank*.json")):  # not before the command ran
+            print(_INTERRUPTED.format(_reads(folder)), file=sys.stderr)
+        raise
     try:
         result, is_told = _tell(options, command, folder, output)
         if not is_told:
@@ -345,7 +353,7 @@ def _run(options: argparse.Namespace, command: Sequence[str], output: Path | Non
     except (TrainfitError, OSError) as error:  # a disk that has become full
         print(f"trainfit watch: {printable(str(error))}", file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"trainfit watch: interrupted; the report: {_reads(folder)}", file=sys.stderr)
+        print(_INTERRUPTED.format(_reads(folder)), file=sys.stderr)
     except Exception as error:
         report_aside(fault_of(error))
     return _ungated(options, code, "the run was not judged")
@@ -434,7 +442,8 @@ def _watched(options: argparse.Namespace, command: Sequence[str], folder: Path |
                 report_aside(fault_of(error))
                 return watched.wait() if terminal is None else terminal.copy(watched)
     finally:
-        with _reported():
+        # The command has ended: its exit code stays, and the next Ctrl-C ends the report.
+        with _reported(), contextlib.suppress(KeyboardInterrupt):
             if sampler is not None:
                 sampler.stop()
             if terminal is not None:

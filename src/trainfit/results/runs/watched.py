@@ -153,6 +153,8 @@ Holds = Literal["", "tensors", "graphs"]
 
 #: The kind of what pyplot keeps.
 FIGURES: Final = "figures"
+#: … and of a tensor whose graph goes back through the steps: its size is how many.
+GRAPH: Final = "graph"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +163,9 @@ class GrowingVariable:
     entries (of a tensor or an array: elements; of a "sum": additions in its graph) in ``steps``.
 
     ``name`` is as the script writes it ("self.history"), ``place`` the line that adds to it,
-    ``kind`` "list", "dict", "tensor", "sum" and so on; ``item_bytes`` of tensors in the last entry.
+    ``kind`` "list", "dict", "tensor", "sum" and so on; ``item_bytes`` of the last entry: of its
+    tensors and arrays, or of Python objects, where it has none. ``of_data``: it belongs to the data
+    set that makes the training process's own batches.
     """
 
     name: str
@@ -172,6 +176,13 @@ class GrowingVariable:
     steps: int
     holds: Holds = ""
     item_bytes: int | None = None
+    of_data: bool = False
+
+    @property
+    def bytes_per_step(self) -> float:
+        """What its new entries come to, each as large as the last one."""
+        grown = self.last_size - self.first_size
+        return grown * (self.item_bytes or 0) / max(1, self.steps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import math
 import operator
@@ -162,6 +163,7 @@ class LoaderRecord:
         self.place = place
         self.role = "unknown"
         self.made = self.passes = 0
+        self._dataset: weakref.ref[Any] | None = None
         self._told = self._facts(loader)
         self._batch_size = self._told["batch_size"]
 
@@ -169,6 +171,18 @@ class LoaderRecord:
         told = self._told
         counts = {"made": self.made, "passes": self.passes}
         return WatchedLoader(role=self.role, place=self.place, **counts, **told)  # type: ignore[arg-type]
+
+    def note_dataset(self, loader: Any) -> None:
+        """The loader of now may have another data set than those before it."""
+        if not self._told["num_workers"]:
+            with contextlib.suppress(Exception):  # it has none, or one of a kind like a list's
+                self._dataset = weakref.ref(loader.dataset)
+
+    @property
+    def own_dataset(self) -> Any:
+        """The data set whose samples the training process makes itself; ``None``: workers do, or it
+        is not there any more."""
+        return None if self._dataset is None else self._dataset()
 
     def is_of(self, loader: Any) -> bool:
         """Has the loader still the settings that it had?"""

@@ -126,6 +126,7 @@ class LoaderHooks:
             record = self._made.setdefault(made.key, made)
             record.made += 1
             self._known[loader] = record
+            record.note_dataset(loader)
             if self._host.live:
                 self._host.note_loader(record)
         return record

@@ -298,7 +298,9 @@ class Recorder:
         self._early.clear()
         self._early_fetches.clear()
         self._early_events.clear()
-        self._looks = MainThreadLooks(self.steps, self._files.stem, self.event, self._write_header)
+        self._looks = MainThreadLooks(
+            self.steps, self._files.stem, self.event, self._write_header, self._loaders
+        )
         self._looks.start()
         with contextlib.suppress(OSError):
             self._crash = CrashStack(self._files.stem, self._patches)
@@ -507,8 +509,7 @@ class Recorder:
 
     def main_fetches(self) -> worker_hooks.Rows | None:
         """See :class:`patches.workers.Home`."""
-        steps = self.steps
-        if steps.light or not self.live or not steps.mine:
+        if self.steps.light or not self.live or not self.steps.mine:
             return None
         return self._early_fetches if self._files is None else self._files.fetches
 
@@ -586,8 +587,7 @@ def _is_explained(traceback: str) -> bool:
     return of_exception(traceback) is not None
 
 
-def _noise_scale() -> WatchedNoiseScale:
-    # Most runs do without it.
+def _noise_scale() -> WatchedNoiseScale:  # which most runs do without
     from trainfit.watch.recorder.noise_scale import WatchedNoiseScale
 
     return WatchedNoiseScale()

@@ -26,7 +26,7 @@ from trainfit.results.text import dtype_name
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private.compiled import TRACE_RULES
 from trainfit.torch_private.data_loading import TORCHDATA
-from trainfit.torch_private.modules import autocast_is_on, fast_call, scale_of
+from trainfit.torch_private.modules import Inside, autocast_is_on, fast_call, scale_of
 from trainfit.torch_private.needed import WORKER_LOOP
 from trainfit.watch.recorder import phases as ph
 from trainfit.watch.recorder.guard import Host, careful, in_phase, in_place_of
@@ -70,7 +70,7 @@ def watch_until_a_step(host: Host, patches: PatchSet) -> None:
 
 
 def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
-    inside = [False]
+    inside = Inside()
 
     # Thousands of modules are called in a step: where PyTorch's own ``__call__`` is the one that
     # is known, what it does is done here, and a call within another costs nothing more.
@@ -92,7 +92,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             host.failed("forward", error)
         if entered is None:
             return original(module, *args, **kwargs)
-        inside[0] = True
+        inside.is_on = True
         try:
             result = original(module, *args, **kwargs)
             if count is not None:
@@ -102,7 +102,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
             host.saw(error)
             raise
         finally:
-            inside[0] = False
+            inside.is_on = False
             try:
                 if not steps.light:
                     began = _clock()
@@ -115,7 +115,7 @@ def _module_call(host: Host, original: Callable[..., Any]) -> Callable[..., Any]
 
     @in_place_of(original)
     def around(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return original(self, *args, **kwargs) if inside[0] else root(self, args, kwargs)
+        return original(self, *args, **kwargs) if inside.is_on else root(self, args, kwargs)
 
     known = fast_call(original, inside, root)
     return around if known is None else in_place_of(original)(known)

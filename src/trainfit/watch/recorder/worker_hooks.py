@@ -184,18 +184,24 @@ class WorkerSink:
     def _run(self) -> None:
         chance = random.Random(os.getpid())  # not the script's own
         while not self._stop.wait(self.code.pause_s):
-            self._locked.put_off()
-            if self.fetching:
-                self._looks += 1
-                with at_any_line(chance.random()):
-                    self._look()
-                self.code.pause_s = pause_s(self._looks, time.thread_time())
-            self.code.look_for_growth(time.monotonic())
-            self.code.bad.look_for_question()
-            self.code.write()
+            # A look that fails only misses what it would have seen: what is recorded is written,
+            # and the timer is put off.
+            with contextlib.suppress(Exception):
+                self._locked.put_off()
+                self._look_around(chance.random())
             if self.ring.waiting and time.monotonic() - self._written >= INTERVAL_S:
                 self._written = time.monotonic()
                 self.ring.write()
+
+    def _look_around(self, share: float) -> None:
+        if self.fetching:
+            self._looks += 1
+            with at_any_line(share):
+                self._look()
+            self.code.pause_s = pause_s(self._looks, time.thread_time())
+        self.code.look_for_growth(time.monotonic())
+        self.code.bad.look_for_question()
+        self.code.write()
 
     def _look(self) -> None:
         if not self.fetching:

@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 
 from trainfit.findings import fixes
 from trainfit.findings.habits import CYCLED, KEPT_BATCHES, KEPT_GRAPHS
-from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
+from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import (
     SHARED_MEMORY,
     TEMPORARY,
     Table,
 )
-from trainfit.results.runs.watched import FIGURES, Event, GrowingVariable
+from trainfit.results.runs.watched import FIGURES, GRAPH, Event, GrowingVariable, Holds
 from trainfit.results.text import count, duration, size
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RankView, RunView, known, median
+from trainfit.watch.view import RankView, RunView, known
 
 #: Seconds after which growth is no start any more: pools and caches have filled.
 _LEAST_S: Final = 20
 #: Bytes that must have come, and of what is held. Where graphs of past steps are seen to be kept,
 #: which nobody means to, less: steps are slow on a machine that others use.
-_LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
+LEAST_BYTES: Final = 8 * thresholds.GROWTH_BYTES
 _LEAST_OF_GRAPHS: Final = thresholds.GROWTH_BYTES
 #: Samples from which growth is told whose variable is seen to grow: on a full machine the sampler
 #: reads every few seconds. Of graphs, each of the pairs of four must grow.
@@ -49,8 +49,10 @@ _COUNTED: Final = 1 / 3
 _LEAST_OF_FILES: Final = 4 * thresholds.GROWTH_BYTES
 _FILES: Final = 10
 _LATE: Final = 3.0
+#: Bytes that a variable must gain in each step for its RAM to be looked at sooner.
+_LEAST_A_STEP: Final = 1024
 #: Of a growth, what a part of it must be to be the cause.
-_MOSTLY: Final = 0.5
+MOSTLY: Final = 0.5
 
 
 def kept_tensors(view: RankView) -> GrowingVariable | None:
@@ -69,6 +71,14 @@ def _kept_by(view: RankView, role: int) -> GrowingVariable | None:
     return max(caches, key=lambda each: each.last_size, default=None)
 
 
+def _explains(view: RankView, role: int, per_step: float) -> GrowingVariable | None:
+    """The variable whose new entries come to most of these bytes a step, of the training process
+    (0) or of a worker (1)."""
+    every = view.header.growing if role == 0 else view.header.worker_growing
+    found = max(every, key=lambda each: each.bytes_per_step, default=None)
+    return found if found is not None and found.bytes_per_step >= MOSTLY * per_step else None
+
+
 #: A function's results that ``functools.lru_cache`` keeps.
 _CACHE: Final = "cache"
 
@@ -79,8 +89,16 @@ def keeps(variable: GrowingVariable) -> str:
         return f"`{variable.name}` keeps all that it has returned"
     if variable.kind == FIGURES:
         return f"{variable.name} keeps each figure that is not closed"
-    what = "autograd graph" if variable.holds == "graphs" else "tensors"
-    return f"`{variable.name}` keeps each step's {what}"
+    if variable.kind == GRAPH:
+        return f"`{variable.name}` goes from step to step with its autograd graph"
+    return f"`{variable.name}` keeps each step's {_HELD[variable.holds]}"
+
+
+_HELD: Final[dict[Holds, str]] = {
+    "graphs": "autograd graph",
+    "tensors": "tensors",
+    "": "Python objects",
+}
 
 
 def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
@@ -91,13 +109,29 @@ def what_keeps(variable: GrowingVariable) -> tuple[str, Fix]:
             "until they are closed",
             Fix(_CLOSE, line="plt.close(fig)"),
         )
+    if variable.kind == GRAPH:
+        return (
+            f"the graph of `{variable.name}` goes back through {variable.last_size} steps: a "
+            "backward pass goes through all of them, and none of what they keep is freed",
+            Fix(_DETACH),
+        )
     grown = f"`{variable.name}` grew from {variable.first_size} to {variable.last_size} "
     grown += f"{'additions' if variable.kind == 'sum' else 'entries'} in {variable.steps} steps"
+    if not variable.holds and variable.item_bytes:
+        return f"{grown}, of {size(variable.item_bytes)} each", Fix(_KEEP_LESS)
     habit = KEPT_GRAPHS if variable.holds == "graphs" else KEPT_BATCHES
     habit = CYCLED if variable.kind == "cycle" else habit
     return f"{grown}; {habit.cause}", Fix(habit.action)
 
 
+_DETACH: Final = (
+    "detach() what one step gives to the next, each tensor of it, before it uses it (or every N "
+    "steps: truncated backpropagation); then backward() needs no retain_graph=True"
+)
+_KEEP_LESS: Final = (
+    "keep what is read later: a mean, the last ones (collections.deque(maxlen=1000)), or write "
+    "them to a file every few hundred steps; numbers in a NumPy array need a quarter of it"
+)
 _CLOSE: Final = (
     "close each figure when it is saved, or make one before the loop and draw into it after "
     "ax.clear(); matplotlib.figure.Figure() makes one that pyplot does not know"
@@ -135,7 +169,7 @@ def _kept_graphs(view: RankView) -> Iterator[Finding]:
     are_outputs = (variable.item_bytes or 0) >= _OUTPUTS
     if variable.steps < (_LONG_FOR_OUTPUTS if are_outputs else _LONG_KEPT):
         return
-    if variable.last_size - variable.first_size < _MOSTLY * variable.steps:
+    if variable.last_size - variable.first_size < MOSTLY * variable.steps:
         return
     yield _kept(variable)
 
@@ -170,7 +204,8 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     variable = _kept_by(view, role)
     keeps_graphs = variable is not None and variable.holds == "graphs"
     few = _SAMPLES_OF_GRAPHS if keeps_graphs else _FEW_SAMPLES
-    slope = robust_slope(at, held, 8 if variable is None else few)
+    is_seen = variable is not None or _explains(view, role, _LEAST_A_STEP) is not None
+    slope = robust_slope(at, held, few if is_seen else 8)
     kinds = _kinds(view, role)
     if slope is None or slope[1] <= 0 or not view.header.ram_bytes:
         return
@@ -178,16 +213,19 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     # Files that are mapped are no memory that a process keeps: the kernel takes it back.
     rate = slope[0] - max(0.0, kinds.get("files", 0.0))
     grown = rate * seconds
-    least = _LEAST_OF_GRAPHS if keeps_graphs else _LEAST_BYTES
+    least = _LEAST_OF_GRAPHS if keeps_graphs else LEAST_BYTES
     if grown < max(least, thresholds.RAM_LEFT * float(np.median(held))):
         return
+    step_s = view.seconds / len(view.steps)
+    most = None if keeps_graphs else _explains(view, role, rate * step_s)
+    if most is not None and (variable is None or most.bytes_per_step > variable.bytes_per_step):
+        variable = most
     if seconds < _LEAST_S and variable is None:
         reason = f"RAM of {who} grew by {size(grown)} in {duration(seconds)}: too short to tell"
         yield Unknown("ram_growth", reason, f"{_LEAST_S} s of training")
         return
     if not goes_on(at, held, slope[0]):
         return
-    step_s = view.seconds / len(view.steps)
     left = known(view.machine["ram_available_bytes"])
     evidence = [Evidence("growth", rate * 60, "bytes/min")]
     evidence += [
@@ -199,7 +237,7 @@ def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator
     if len(left):
         evidence.append(Evidence("RAM used up in", full_s, "s"))
     # A data set's cache may be full when all was read once.
-    of_data = variable is not None and (role == 1 or variable.kind == _CACHE)
+    of_data = variable is not None and (role == 1 or variable.of_data or variable.kind == _CACHE)
     sure = (
         (variable is not None and not of_data)
         or (role == 0 and view.header.collector_off)
@@ -326,79 +364,6 @@ RAM_GROWTH: Final = Rule(("ram_growth",), _find_ram_growth, each_rank=True)
 
 
 # ---
-# Forked workers that copy the data set's pages: RSS stays, what is their own grows.
-
-
-def _find_copies(run: RunView) -> Iterator[Finding | Unknown]:
-    view = run.judged
-    loader = checks.loader_settings(view.header)
-    # From the workers' first batches on, not only within the steady steps: most is copied then.
-    every = view.run.memory[view.run.memory["rank"] == view.header.rank]
-    table = every[(every["role"] == 1) & (every["private_bytes"] >= 0)]
-    if loader is None or loader.start_method != "fork" or not len(view.steps):
-        return
-    parts = [part for pid in np.unique(table["pid"]) if (part := _copied(table, int(pid)))]
-    if not parts:
-        return
-    copied, rss, seconds = max(parts)
-    workers = loader.num_workers
-    if copied < thresholds.GROWTH_BYTES or workers * copied < _LEAST_BYTES:
-        return
-    if rss > (1 - _MOSTLY) * copied:
-        return  # it is new memory, which ram_growth looks at
-    main = view.memory[view.memory["role"] == 0]
-    most = workers * (median(main["anonymous_bytes"]) or copied)
-    available = known(view.machine["ram_available_bytes"])
-    worst: Severity = "info"
-    if len(available):
-        # What is copied already is no part of what is left, as copies in the end are of all.
-        left, rest = float(available[-1]), max(0.0, most - workers * copied)
-        is_scarce = most >= _SCARCE * (left + workers * copied)
-        worst = "critical" if rest > left else "warning" if is_scarce else "info"
-    evidence = [
-        Evidence("its own memory of a worker grew by", copied, "bytes"),
-        Evidence("its RSS, which counts shared pages, too, by", max(0.0, rss), "bytes"),
-        Evidence("workers", float(workers)),
-        Evidence("in", seconds, "s"),
-        Evidence("all workers' copies at most", most, "bytes"),
-    ]
-    yield Finding(
-        "copy_on_write",
-        worst,
-        f"Each worker copies the data set's Python objects as it reads them: {size(copied)} so far",
-        tuple(evidence),
-        "A forked worker shares the parent's pages until it writes to them; reading a Python "
-        "object counts its references in the object itself, so that the page is copied",
-        (Fix(fixes.LISTS),),
-        "likely",
-        place=checks.loader_place(view.header),
-    )
-
-
-#: Of the available RAM, what copies may come to before they are a danger.
-_SCARCE: Final = 0.25
-
-
-def _copied(table: Table, pid: int) -> tuple[float, float, float] | None:
-    """Bytes that became a worker's own, by how much its RSS grew meanwhile, and in how long;
-    ``None``: fewer than three looks, or it did not go on."""
-    rows = table[table["pid"] == pid]
-    changes = np.diff(rows["private_bytes"])
-    # Batches come and go.
-    if len(rows) < 3 or changes.sum() < _MOSTLY * np.abs(changes).sum():
-        return None
-    rss = rows["anonymous_bytes"] + rows["file_bytes"] + rows["shared_bytes"]
-    return (
-        float(rows["private_bytes"][-1] - rows["private_bytes"][0]),
-        float(rss[-1] - rss[0]),
-        float(rows["time_s"][-1] - rows["time_s"][0]),
-    )
-
-
-COPY_ON_WRITE: Final = Rule(("copy_on_write",), _find_copies, each_rank=True)
-
-
-# ---
 # Folders that fill: /dev/shm, and that of temporary files.
 
 
@@ -428,11 +393,11 @@ def _filling(
     rate, files = _grows_by(at, used), _new_files(view, folder)
     grown = rate * float(at[-1] - at[0])
     counted = files.values["bytes"] if files is not None else 0.0
-    of_files = grown >= _LEAST_BYTES and counted >= _COUNTED * grown
+    of_files = grown >= LEAST_BYTES and counted >= _COUNTED * grown
     if not of_files and (by_files := _files_grow_by(view, folder)):
         rate, of_files = by_files, True
-    batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= _MOSTLY * rate
-    if not of_files and (not batches or grown < _LEAST_BYTES):
+    batches = folder == SHARED_MEMORY and not of_files and _shares(view) >= MOSTLY * rate
+    if not of_files and (not batches or grown < LEAST_BYTES):
         return  # other programs, or checkpoints that another file system has
     if batches and kept_tensors(view) is not None:
         return  # ram_growth says it
@@ -577,7 +542,7 @@ def _takes_ram(view: RankView, seconds: float, grown: float) -> bool:
     pages: what has gone is a part of what each seems to have."""
     left = known(view.machine["ram_available_bytes"])
     gone = float(left[0] - left[-1]) if len(left) > 1 else 0.0
-    if gone < max(_LEAST_BYTES, _SHARED * grown):
+    if gone < max(LEAST_BYTES, _SHARED * grown):
         return False
     return float(left[-1]) * seconds / gone < _SOON_S
 
@@ -597,4 +562,4 @@ def _started_at(view: RankView, alive: Table) -> Place | None:
 
 PROCESSES: Final = Rule((_PROCESSES_KIND,), _find_processes, each_rank=True)
 
-RULES: Final = (RAM_GROWTH, COPY_ON_WRITE, FILES, PROCESSES)
+RULES: Final = (RAM_GROWTH, FILES, PROCESSES)

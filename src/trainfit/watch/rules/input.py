@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -11,7 +12,7 @@ import numpy as np
 from trainfit.findings.fixes import MORE_SHARDS
 from trainfit.results.findings import Confidence, Evidence, Finding, Fix, Unknown
 from trainfit.results.runs.watched import GrowingVariable
-from trainfit.results.text import duration, three_digits
+from trainfit.results.text import count, duration, three_digits
 from trainfit.watch import checks, thresholds
 from trainfit.watch.rules import main_thread, workers
 from trainfit.watch.rules.fetching import Fetching, is_measured
@@ -75,7 +76,8 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
             return
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
     is_late = (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs
-    is_elsewhere = is_late or fetching.is_locked or _fed(fetching) is not None
+    is_shards = _fed(fetching) is not None or _left_alone(fetching) is not None
+    is_elsewhere = is_late or fetching.is_locked or is_shards
     slow = None if fix.settings or is_elsewhere else fetching.slow_line
     reason = _reason(fetching, cause)
     if (cache := _lost_cache(fetching)) is not None:
@@ -140,6 +142,9 @@ def _reason(fetching: Fetching, cause: str) -> str:
         return ": workers wait for a lock"
     if (fed := _fed(fetching)) is not None:
         return f": {fed} of {fetching.rank.header.copies.workers} workers get samples"
+    if (alone := _left_alone(fetching)) is not None:
+        who = f"{alone[0]} of {fetching.workers} workers {_makes(alone[0])} them"
+        return f": {who} for {alone[1]:.0%} of the time, as the others' shards are at their end"
     if fetching.workers and fetching.is_uneven:
         return ": few of them take long"
     if (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs:
@@ -186,6 +191,8 @@ def _why(fetching: Fetching) -> _Why:
         return _locked(fetching)
     if (fed := _fed(fetching)) is not None:
         return _few_shards(fetching, fed)
+    if (alone := _left_alone(fetching)) is not None:
+        return _uneven_shards(*alone)
     if workers and fetching.is_uneven:
         return _uneven(fetching)
     if usable is not None and _fills(fetching, usable):
@@ -230,6 +237,56 @@ def _few_shards(fetching: Fetching, fed: int) -> _Why:
     return (
         f"Only {fed} of {many} workers make batches: the data set has no more shards",
         Fix(f"{MORE_SHARDS}; or {less}"),
+        "likely",
+    )
+
+
+#: Parts of the time in which the workers that make batches are counted, and batches of each worker
+#: that there must be in a part on average: one that makes none then has come to its end.
+_TIMES: Final = 20
+_BATCHES: Final = 3
+#: Of the waits, those while others have come to their end, from which that is the cause.
+_OF_THE_WAITS: Final = 0.5
+
+
+def _left_alone(fetching: Fetching) -> tuple[int, float] | None:
+    """How many workers of a data set that is iterated still make batches where most waits are,
+    after others have come to the end of their shards, and the share of the time that is so;
+    ``None``: it is not so."""
+    loader, rank = fetching.loader, fetching.rank
+    rows = rank.fetches
+    if loader is None or loader.batches is not None or fetching.is_locked:
+        return None
+    fed = loader.num_workers - rank.header.copies.empty
+    if fed < 2 or len(rows) < _BATCHES * _TIMES * fed:
+        return None
+    edges = np.linspace(*rank.window, _TIMES + 1)
+    began, ended = rows["end_s"] - rows["fetch_s"], rows["end_s"]
+    makes = np.array(
+        [
+            len(np.unique(rows["worker"][(ended >= first) & (began <= last)]))
+            for first, last in itertools.pairwise(edges)
+        ]
+    )
+    of_steps = makes[np.clip(np.searchsorted(edges, rank.steps["end_s"]) - 1, 0, _TIMES - 1)]
+    few, waited = of_steps < fed, fetching.waited
+    if float(waited[few].sum()) < _OF_THE_WAITS * float(waited.sum()):
+        return None
+    return int(np.median(of_steps[few])), float(np.mean(makes < fed))
+
+
+def _makes(workers: int) -> str:
+    return "makes" if workers == 1 else "make"
+
+
+def _uneven_shards(left: int, share: float) -> _Why:
+    return (
+        f"Workers share out whole shards, and these differ in size: for {share:.0%} of the time "
+        f"{count(left, 'worker')} alone {_makes(left)} batches",
+        Fix(
+            "make shards of equal size, many small ones (several a worker, the largest first), or "
+            "share out samples instead of files"
+        ),
         "likely",
     )
 

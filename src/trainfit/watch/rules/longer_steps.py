@@ -15,13 +15,13 @@ from trainfit.findings.habits import ALL_AGAIN, GROWING_BATCHES, GROWING_WORK
 from trainfit.findings.training.misuse import of_kind
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.tables import CHECKPOINT, EPOCH_START, EVALUATION, Table
-from trainfit.results.runs.watched import GrowingVariable
+from trainfit.results.runs.watched import GRAPH, GrowingVariable
 from trainfit.results.text import duration, percent
 from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import robust_slope
 from trainfit.watch.rules.core_waits import CoreWaits
 from trainfit.watch.rules.fetching import Fetching
-from trainfit.watch.rules.growth import goes_on
+from trainfit.watch.rules.growth import goes_on, keeps, what_keeps
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, known, median
 
@@ -83,7 +83,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     tells = added is not None or (variable is not None and variable.kind in _COMPUTED)
     # Threads that wait for each other compute meanwhile: their CPU time tells nothing then.
     is_dearer = own * span >= _DEARER * usual and not checks.several_compute(view)
-    if is_pressed and not tells and not is_dearer:
+    if is_pressed and not tells and not (is_dearer and _rises(steps["step_s"])):
         return
     first, last = usual - longer / 2, usual + longer / 2
     if first <= 0:  # they do not grow evenly
@@ -119,8 +119,11 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
     is_log = variable is not None and variable.kind in ("list", "dict") and not variable.holds
     habit = ALL_AGAIN if is_log and phase == "other" else GROWING_WORK
     habit = GROWING_BATCHES if phase == "input" and variable is None else habit
-    cause = habit.cause
-    if variable is not None:
+    cause, fix = habit.cause, Fix(habit.action)
+    if variable is not None and variable.kind == GRAPH:
+        title += f"; {keeps(variable)}"
+        cause, fix = what_keeps(variable)
+    elif variable is not None:
         what = "elements" if variable.kind in ("tensor", "array") else "entries"
         title += f"; `{variable.name}` grows"
         cause = (
@@ -133,7 +136,7 @@ def _find_longer_steps(run: RunView) -> Iterator[Finding | Unknown]:
         title,
         evidence,
         cause,
-        (Fix(habit.action),),
+        (fix,),
         "likely",
         share,
         None if variable is None else Place.parse(variable.place),
@@ -178,6 +181,17 @@ def _grows_alike(view: RankView, steps: Table, numbers: NDArray[np.float64], lon
     return _trend(numbers, steps["optimizer_s"]) * span / usual >= _OWN * longer
 
 
+#: Parts of the run in each of which steps are longer than before, where their work grows.
+_OF_RUN: Final = 4
+
+
+def _rises(lengths: NDArray[np.generic]) -> bool:
+    """Are steps longer in each quarter of the run than in the one before? Programs that come and
+    go make them longer in some."""
+    parts = [median(each) or 0.0 for each in np.array_split(lengths, _OF_RUN)]
+    return all(before < later for before, later in itertools.pairwise(parts))
+
+
 def _own_growth(view: RankView, steps: Table) -> float:
     """The growth of these steps, as a share of their median, without what other programs add to
     them."""
@@ -194,7 +208,7 @@ def _trend(numbers: NDArray[np.float64], values: NDArray[np.generic]) -> float:
 
 
 #: Kinds of variables of which a step computes with all that they have.
-_COMPUTED: Final = ("tensor", "array", "sum")
+_COMPUTED: Final = ("tensor", "array", "sum", GRAPH)
 
 
 def _that_grows(view: RankView) -> GrowingVariable | None:

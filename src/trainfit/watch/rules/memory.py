@@ -10,14 +10,15 @@ import numpy as np
 from trainfit.findings import fixes
 from trainfit.findings.habits import EXPANDABLE, FRAGMENTED, KEPT_GRAPHS
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Severity, Unknown
+from trainfit.results.runs.tables import Table
 from trainfit.results.runs.watched import Event
 from trainfit.results.text import GIB, MIB, short, size
 from trainfit.watch import thresholds
-from trainfit.watch.checks import loader_settings
+from trainfit.watch.checks import loader_place, loader_settings
 from trainfit.watch.measures import growth_per_step, host_memory, ledger, peak_share
-from trainfit.watch.rules.growth import keeps, kept_tensors, what_keeps
+from trainfit.watch.rules.growth import LEAST_BYTES, MOSTLY, keeps, kept_tensors, what_keeps
 from trainfit.watch.rules.rule import Rule
-from trainfit.watch.view import RankView, RunView, known
+from trainfit.watch.view import RankView, RunView, known, median
 
 # ---
 # Allocated memory that grows from step to step: a leak.
@@ -336,4 +337,77 @@ def _ends_by(view: RankView, full: Event) -> bool:
 
 
 RETRIES: Final = Rule(("memory_retried",), _find_retries)
-RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH, RETRIES)
+# ---
+# Forked workers that copy the data set's pages: RSS stays, what is their own grows.
+
+
+def _find_copies(run: RunView) -> Iterator[Finding | Unknown]:
+    view = run.judged
+    loader = loader_settings(view.header)
+    # From the workers' first batches on, not only within the steady steps: most is copied then.
+    every = view.run.memory[view.run.memory["rank"] == view.header.rank]
+    table = every[(every["role"] == 1) & (every["private_bytes"] >= 0)]
+    if loader is None or loader.start_method != "fork" or not len(view.steps):
+        return
+    parts = [part for pid in np.unique(table["pid"]) if (part := _copied(table, int(pid)))]
+    if not parts:
+        return
+    copied, rss, seconds = max(parts)
+    workers = loader.num_workers
+    if copied < thresholds.GROWTH_BYTES or workers * copied < LEAST_BYTES:
+        return
+    if rss > (1 - MOSTLY) * copied:
+        return  # it is new memory, which ram_growth looks at
+    main = view.memory[view.memory["role"] == 0]
+    most = workers * (median(main["anonymous_bytes"]) or copied)
+    available = known(view.machine["ram_available_bytes"])
+    worst: Severity = "info"
+    if len(available):
+        # What is copied already is no part of what is left, as copies in the end are of all.
+        left, rest = float(available[-1]), max(0.0, most - workers * copied)
+        is_scarce = most >= _SCARCE * (left + workers * copied)
+        worst = "critical" if rest > left else "warning" if is_scarce else "info"
+    evidence = [
+        Evidence("its own memory of a worker grew by", copied, "bytes"),
+        Evidence("its RSS, which counts shared pages, too, by", max(0.0, rss), "bytes"),
+        Evidence("workers", float(workers)),
+        Evidence("in", seconds, "s"),
+        Evidence("all workers' copies at most", most, "bytes"),
+    ]
+    yield Finding(
+        "copy_on_write",
+        worst,
+        f"Each worker copies the data set's Python objects as it reads them: {size(copied)} so far",
+        tuple(evidence),
+        "A forked worker shares the parent's pages until it writes to them; reading a Python "
+        "object counts its references in the object itself, so that the page is copied",
+        (Fix(fixes.LISTS),),
+        "likely",
+        place=loader_place(view.header),
+    )
+
+
+#: Of the available RAM, what copies may come to before they are a danger.
+_SCARCE: Final = 0.25
+
+
+def _copied(table: Table, pid: int) -> tuple[float, float, float] | None:
+    """Bytes that became a worker's own, by how much its RSS grew meanwhile, and in how long;
+    ``None``: fewer than three looks, or it did not go on."""
+    rows = table[table["pid"] == pid]
+    changes = np.diff(rows["private_bytes"])
+    # Batches come and go.
+    if len(rows) < 3 or changes.sum() < MOSTLY * np.abs(changes).sum():
+        return None
+    rss = rows["anonymous_bytes"] + rows["file_bytes"] + rows["shared_bytes"]
+    return (
+        float(rows["private_bytes"][-1] - rows["private_bytes"][0]),
+        float(rss[-1] - rss[0]),
+        float(rows["time_s"][-1] - rows["time_s"][0]),
+    )
+
+
+COPY_ON_WRITE: Final = Rule(("copy_on_write",), _find_copies, each_rank=True)
+
+
+RULES = (GPU_LIMIT, RESERVED, GPU_GROWTH, RETRIES, COPY_ON_WRITE)

@@ -178,6 +178,8 @@ def _find_other_code(view: RunView) -> Iterator[Finding | Unknown]:
             weight = "info"  # what a step learns from has to be made somewhere
     if share < thresholds.CRITICAL_SHARE and any(map(_FOR_ALL.search, _inner(line))):
         weight = "info"  # an average of the weights, as it is best made
+    if share < thresholds.CRITICAL_SHARE and habit.what == ALONE.what and _is_of_loss(line):
+        weight = "info"  # what a light step learns from has to be computed somewhere
     if (kept := _figures_kept(rank, line)) is not None:
         closes = f"plt.close(fig) after it: pyplot keeps each figure that {kept} makes"
         habit = dataclasses.replace(habit, action=f"{habit.action}; {closes}")
@@ -226,6 +228,24 @@ _FOR_ALL: Final = re.compile(r"_foreach_(?:lerp|mul|add)_?$")
 
 def _inner(line: CostlyLine) -> Iterator[str]:
     return (each.inner for each in line.calls if each.calls.endswith("update_parameters"))
+
+
+#: Operators on what a call gives, one after the other: of a loss that a line of the loop computes
+#: of its model's result. What they call is an operator itself, and no library's code in Python.
+_OF_A_RESULT: Final = re.compile(
+    r"[\w.]+\(\)(?:\.(?:pow|square|abs|sqrt|log|exp|neg|add|sub|mul|div|clamp|clamp_min|clamp_max"
+    r"|float|squeeze|unsqueeze|view|reshape|flatten|transpose|t|mean|sum|norm)(?:\(\))?)+"
+)
+
+
+def _is_of_loss(line: CostlyLine) -> bool:
+    """Do most looks find such operators at the line, one of the training loop?"""
+    found = sum(
+        each.count
+        for each in line.calls
+        if each.calls == each.inner and _OF_A_RESULT.fullmatch(each.calls) and not each.callers
+    )
+    return found > _SAME * line.count
 
 
 #: How scripts call what reinforcement learning learns from.

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Final, Protocol
@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 from trainfit.results.runs.locked_stacks import locked_path, stacks_of_locked
 from trainfit.results.runs.watched import NO_VALUES
 from trainfit.watch.recorder import phases as ph
+from trainfit.watch.recorder.job import LoaderRecord
 from trainfit.watch.recorder.looks.element_loops import ElementLoops
 from trainfit.watch.recorder.looks.locked import LockedStack, stopped_process
 from trainfit.watch.recorder.looks.other_threads import OtherThreadLooks, stacks_of_script
@@ -50,6 +51,8 @@ _AT_FIRST: Final = 50
 _WHILE_USEFUL: Final = 400
 #: Of the looks, those that found the script's own code, from which more of them are useful.
 _USEFUL: Final = 0.05
+#: Looks that may fail.
+_MOST_ERRORS: Final = 20
 #: Steps that show how long one takes, before a standstill can be told.
 _LEAST_STEPS: Final = 5
 #: Seconds after the first, from which steps are long and looks are not of the start any more.
@@ -93,6 +96,7 @@ class MainThreadLooks:
         stem: of the rank's files, next to which workers leave the stacks that they hang in.
         tell: is given an event: kind, seconds, text, values.
         changed: is called when there are new lines to be written.
+        loaders: those of the script so far.
     """
 
     def __init__(
@@ -101,7 +105,9 @@ class MainThreadLooks:
         stem: Path,
         tell: Callable[..., None],
         changed: Callable[[], None],
+        loaders: Sequence[LoaderRecord] = (),
     ) -> None:
+        self._loaders = loaders
         self._training, self._stem, self._tell, self._changed = training, stem, tell, changed
         self.other, self.fetch, self.sampler = StackCounts(), StackCounts(), StackCounts()
         self.threads = OtherThreadLooks()
@@ -117,6 +123,7 @@ class MainThreadLooks:
         self.variables = VariableLooks()
         self._variables_due = _MORE_STEPS, 0.0
         self._told_growth = 0
+        self._errors = 0
         self._stop = threading.Event()
         self._draw = 1
         self._looks = self._found = 0
@@ -146,12 +153,18 @@ class MainThreadLooks:
         self.threads.settle(self._training.count)
 
     def _run(self) -> None:
-        with contextlib.suppress(Exception):  # it only misses what it would have seen
-            while not self._stop.wait(self._pause()):
-                self._locked.put_off()
-                with at_any_line(self._draw / 0x7FFFFFFF):
-                    self.look(time.monotonic())
-                self.look_around(time.monotonic())
+        try:
+            while not self._stop.wait(self._pause()) and self._errors < _MOST_ERRORS:
+                # A look that fails only misses what it would have seen.
+                with contextlib.suppress(Exception):
+                    self._errors += 1
+                    self._locked.put_off()
+                    with at_any_line(self._draw / 0x7FFFFFFF):
+                        self.look(time.monotonic())
+                    self.look_around(time.monotonic())
+                    self._errors -= 1
+        finally:
+            self._locked.put_away()  # nobody puts it off any more
 
     def _pause(self) -> float:
         """Seconds from half to one and a half times the usual pause, so that nothing regular is
@@ -252,7 +265,8 @@ class MainThreadLooks:
             return
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
-            self.variables.look(count, sys._current_frames().get(thread), self.loop)
+            datasets = [found for each in self._loaders if (found := each.own_dataset) is not None]
+            self.variables.look(count, sys._current_frames().get(thread), self.loop, datasets)
         # The first look reads what later ones know: which modules are the script's.
         cost = time.thread_time() - began if self._variables_due[1] else 0.0
         pause = max(_VARIABLES_S, cost / _MOST_TIME)

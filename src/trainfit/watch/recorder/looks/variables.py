@@ -27,9 +27,11 @@ import numpy as np
 import torch
 
 from trainfit.findings.source_code import relative_place
-from trainfit.results.runs.watched import FIGURES, GrowingVariable, Holds
+from trainfit.results.runs.watched import FIGURES, GRAPH, GrowingVariable, Holds
 from trainfit.simgpu.device.user_location import is_library, loaded_modules, locals_of
 from trainfit.torch_private.autograd import operands
+from trainfit.watch.recorder.looks.carried import CarriedGraphs
+from trainfit.watch.recorder.looks.object_sizes import entry_bytes
 
 #: Names that are looked at, in one namespace and in all.
 _MOST_NAMES: Final = 300
@@ -41,6 +43,8 @@ _SUMS: Final = 16
 #: Looks in a row at which a variable must have grown, and by how much in all.
 _LOOKS: Final = 4
 _LEAST: Final = 8
+#: Tensors that a state has at most.
+_FEW: Final = 4
 #: Of its rate so far, what it must have grown by lately: a cache fills and is full.
 _GOES_ON: Final = 0.5
 _TOLD: Final = 6
@@ -73,6 +77,9 @@ class _Course:
     """The line of a function whose results are kept."""
     is_memory: bool = False
     """The training filled it with samples, and it stays that where it is full."""
+    of_data: bool = False
+    has_limit: bool = False
+    """It is a ``deque(maxlen=…)``, which is full some time."""
     ends: tuple[int, int] | None = None
     """Which objects its first and its last entry were; not kept either."""
 
@@ -105,30 +112,43 @@ class VariableLooks:
     def __init__(self) -> None:
         self._courses: dict[tuple[str, str], _Course] = {}
         self._loop: frozenset[CodeType] = frozenset()
+        self._carried = CarriedGraphs()
 
-    def look(self, step: int, frame: FrameType | None, loop: frozenset[CodeType]) -> None:
-        """Look at the variables of the script's modules, and of the functions from ``frame``
-        outwards that are in ``loop``; ``step`` is how many there were."""
+    def look(
+        self,
+        step: int,
+        frame: FrameType | None,
+        loop: frozenset[CodeType],
+        datasets: Iterable[object] = (),
+    ) -> None:
+        """Look at the variables of the script's modules, of the functions from ``frame`` outwards
+        that are in ``loop``, and of data sets that make batches in this process; ``step`` is how
+        many there were."""
         self._loop = loop
         self._look(step, itertools.chain(_modules(), _functions(frame, loop), _figures()))
+        for each in datasets:
+            self._look(step, _objects(parts_of(each)), of_data=True)
 
     def look_at(self, step: int, objects: Iterable[object]) -> None:
         """Look at the variables of the script's modules, and of objects (a data set):
         ``self.cache``."""
         self._look(step, itertools.chain(_modules(), _objects(objects)))
 
-    def _look(self, step: int, places: Iterable[_Names]) -> None:
+    def _look(self, step: int, places: Iterable[_Names], *, of_data: bool = False) -> None:
         left = _MOST
         for file, names, lines in places:
             for path, value in itertools.islice(_reached(names), left):
                 left -= 1
-                self._note(step, file, path, value, lines)
+                self._note(step, file, _Course(path, lines, of_data=of_data), value)
 
-    def _note(self, step: int, file: str, path: str, value: Any, lines: range | None) -> None:
+    def _note(self, step: int, file: str, made: _Course, value: Any) -> None:
+        state = _state(value)
+        if state is not None:
+            self._note_graph(step, file, made, state)
         size = _size(value)
         if size is None:
             return
-        course = self._courses.setdefault((file, path), _Course(path, lines))
+        course = self._courses.setdefault((file, made.path), made)
         course.add(step, size, _ends(value))
         if course.grows:
             course.kind = _kind(value) if file else FIGURES
@@ -136,6 +156,17 @@ class VariableLooks:
                 course.at = f"{code.co_filename}:{code.co_firstlineno}"
             course.holds, course.nbytes = _held(value)
             course.is_memory |= _has_samples(value)
+            course.has_limit = type(value) is collections.deque and value.maxlen is not None
+
+    def _note_graph(self, step: int, file: str, made: _Course, value: torch.Tensor) -> None:
+        name = file, f"{made.path}.grad_fn"
+        steps = self._carried.looks(name, value.grad_fn, step)
+        self._courses.pop(name, None)
+        if steps and not _additions(value):
+            looks = [(each, each - steps[0]) for each in steps]
+            self._courses[name] = _Course(
+                made.path, made.lines, [looks[0], *looks[1:][-2 * _LOOKS :]], GRAPH, "graphs"
+            )
 
     @property
     def grows(self) -> int:
@@ -151,11 +182,15 @@ class VariableLooks:
         growing = [
             _told(file, course, _runs(self._loop, file))
             for (file, _), course in dict(self._courses).items()
-            if course.grows
+            if course.grows and not course.has_limit
         ]
         order = ("graphs", "tensors", "")
         growing.sort(
-            key=lambda each: (order.index(each.holds), -(each.item_bytes or 0), -each.last_size)
+            # What a data set holds has a name in the script's modules, too: its own tells more.
+            key=lambda each: (
+                *(order.index(each.holds), each.kind == GRAPH, -(each.item_bytes or 0)),
+                *(not each.of_data, -each.last_size),
+            )
         )
         return tuple(growing[:_TOLD])
 
@@ -171,6 +206,7 @@ def _told(file: str, course: _Course, runs: frozenset[int]) -> GrowingVariable:
         steps=last - first,
         holds=course.holds,
         item_bytes=course.nbytes or None,
+        of_data=course.of_data,
     )
 
 
@@ -320,6 +356,12 @@ def _size(value: Any) -> int | None:
     return value.size if kind is np.ndarray else None
 
 
+def _state(value: Any) -> torch.Tensor | None:
+    """The tensor with a graph that a variable is, or that is the first of a few: of an LSTM's."""
+    first = value[0] if type(value) is tuple and 0 < len(value) <= _FEW else value
+    return first if type(first) is torch.Tensor and first.grad_fn is not None else None
+
+
 def _ends(value: Any) -> tuple[int, int] | None:
     """The objects that the first and the last entry of a list or a dictionary are: of one that is
     added to, one of them stays. ``None``: it has none, or no order."""
@@ -360,7 +402,8 @@ def _kind(value: Any) -> str:
 
 
 def _held(value: Any) -> tuple[Holds, int]:
-    """What its last entry keeps, and the bytes of tensors and arrays in it."""
+    """What its last entry keeps, and the bytes of tensors and arrays in it, or of Python's objects
+    where it has none."""
     value = _saved(value)
     if type(value) is torch.Tensor:
         return ("graphs" if value.grad_fn is not None else "tensors"), 0
@@ -369,7 +412,7 @@ def _held(value: Any) -> tuple[Holds, int]:
     last = _last(value)
     tensors = [each for each in _leaves(last) if issubclass(type(each), torch.Tensor | np.ndarray)]
     if not tensors:
-        return "", 0
+        return "", entry_bytes(value, last)
     graphs = any(getattr(each, "grad_fn", None) is not None for each in tensors)
     return ("graphs" if graphs else "tensors"), sum(each.nbytes for each in tensors)
 
@@ -450,7 +493,9 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     if not file:
         return next(filter(None, (_first_of(_OPENS, each) for each, _, _ in _modules())), "")
     path, lines = course.path, course.lines
-    name = re.escape(path.partition("[")[0].rpartition(".")[2])  # self. has another name outside
+    outer, _, inner = path.partition("[")
+    name = re.escape(outer.rpartition(".")[2])  # self. has another name outside
+    key = re.escape(inner.partition("]")[0].strip("'\""))  # of a history by names
     adds = re.compile(
         rf"\b{name}\b[^=#]*?(?:\.(?:append|appendleft|extend|add|insert|update|setdefault)\s*\(|\+=)"
         rf"|\b{name}\b\s*=[^=].*\b(?:{name}|cycle)\b|\b{name}\b\s*\[.*\]\s*=[^=]"
@@ -472,6 +517,7 @@ def _where(file: str, course: _Course, runs: frozenset[int]) -> str:
     numbers.sort(
         key=lambda n: (
             path.startswith("self.") and path not in text[n - 1],  # another one of that name
+            bool(key) and not re.search(rf"(['\"]?){key}\1\s*\]", text[n - 1]),
             n not in runs or text[n - 1].lstrip().startswith("def "),
             n,
         )
