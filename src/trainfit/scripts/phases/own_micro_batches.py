@@ -62,12 +62,12 @@ class OwnMicroBatches:
         self._simulation, self._repeated = simulation, repeated
         self._depth = self._in_backward = 0
         #: Where the call began that goes on.
-        self._began: _Mark | None = None
+        self._began: _RunMark | None = None
         self._now, self._before = _MicroBatch(), _MicroBatch()
         #: Is nothing left out up to the end of this step?
         self._is_off = False
-        self._left: list[_LeftOut] = []
-        self._memories: list[_Memory] = []
+        self._left: list[_LeftOutOfStep] = []
+        self._memories: list[_RepeatedMemory] = []
         self._patches = PatchSet()
 
     def install(self, patches: PatchSet) -> None:
@@ -102,7 +102,7 @@ class OwnMicroBatches:
         self._depth += 1
         if self._depth > 1 or self._in_backward or self._is_off:
             return
-        self._began = _Mark.of(self._simulation)
+        self._began = _RunMark.of(self._simulation)
         if self._now.in_use is None:
             self._now.in_use = self._simulation.allocator.requested_bytes
             if self._left and not self._now.begins_like(self._before):
@@ -120,7 +120,7 @@ class OwnMicroBatches:
         with contextlib.suppress(Exception):
             self._made(module, (args, kwargs), found, began)
 
-    def _made(self, module: torch.nn.Module, given: Any, found: Any, began: _Mark) -> None:
+    def _made(self, module: torch.nn.Module, given: Any, found: Any, began: _RunMark) -> None:
         parameters = list(module.parameters())
         form = _form(given)
         if not parameters or form is None:
@@ -130,10 +130,10 @@ class OwnMicroBatches:
             self._give_up()
             return
         result = _Result.of(found, self._simulation)
-        span = _Span(began, _Mark.of(self._simulation))
+        span = _Span(began, _RunMark.of(self._simulation))
         if result is not None and trains:
-            self._now.watch_gradients(result.nodes, lambda: _Mark.of(self._simulation))
-        self._now.calls.append(_ModelCall(weakref.ref(module), form, trains, result, span))
+            self._now.watch_gradients(result.nodes, lambda: _RunMark.of(self._simulation))
+        self._now.calls.append(_MadeCall(weakref.ref(module), form, trains, result, span))
 
     # -- backward passes ---------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class OwnMicroBatches:
             return
         self._before = now
         if now.alike >= MADE:
-            self._leave_out(now, _Span(back, _Mark.of(self._simulation)))
+            self._leave_out(now, _Span(back, _RunMark.of(self._simulation)))
 
     def _leave_out(self, now: _MicroBatch, back: _Span) -> None:
         """The next ones are like the last: their calls are left out, if as much is in use."""
@@ -185,9 +185,11 @@ class OwnMicroBatches:
             module = reference()
             if module is not None:
                 calls = [call for call in now.calls if call.module is reference and call.result]
-                self._left.append(_LeftOut(module, calls, functools.partial(self._answer, back)))
+                self._left.append(
+                    _LeftOutOfStep(module, calls, functools.partial(self._answer, back))
+                )
 
-    def _answer(self, back: _Span, call: _ModelCall) -> Any:
+    def _answer(self, back: _Span, call: _MadeCall) -> Any:
         """What stands for the result of a call like ``call``; ``None``: it is to be made."""
         if self._depth != 1 or self._in_backward or not self._left:
             return None
@@ -200,14 +202,14 @@ class OwnMicroBatches:
             "simulated: the others need the second's memory and time"
         )
         assert call.result is not None
-        memory = _Memory(self._simulation, back)
+        memory = _RepeatedMemory(self._simulation, back)
         if call.trains:
             self._memories.append(memory)
         return call.result.made(call.span, memory)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Mark:
+class _RunMark:
     """How many operators, events of memory and nodes of graphs there were."""
 
     operator: int
@@ -215,7 +217,7 @@ class _Mark:
     node: int
 
     @classmethod
-    def of(cls, simulation: Simulation) -> _Mark:
+    def of(cls, simulation: Simulation) -> _RunMark:
         recorder = simulation.engine.recorder
         return cls(recorder.op_count, recorder.event_count, sequence_number())
 
@@ -223,7 +225,7 @@ class _Mark:
 class _Span:
     """What was between two marks. ``entry`` is its ``RepeatedCall``."""
 
-    def __init__(self, first: _Mark, after: _Mark) -> None:
+    def __init__(self, first: _RunMark, after: _RunMark) -> None:
         self.first, self.after = first, after
         self.entry = [first.operator, first.operator, after.operator, 0]
         self.events: list[tuple[int, int]] = []
@@ -235,7 +237,7 @@ class _Span:
 
 
 @dataclasses.dataclass
-class _ModelCall:
+class _MadeCall:
     """A call of an outermost model."""
 
     module: weakref.ref[torch.nn.Module]
@@ -253,21 +255,21 @@ class _MicroBatch:
     reached through its results alone. It is the last of so many ``alike``.
     """
 
-    calls: list[_ModelCall] = dataclasses.field(default_factory=list)
+    calls: list[_MadeCall] = dataclasses.field(default_factory=list)
     in_use: int | None = None
     is_apart: bool = False
     alike: int = 0
-    _marks: list[tuple[int, _Mark]] = dataclasses.field(default_factory=list)
+    _marks: list[tuple[int, _RunMark]] = dataclasses.field(default_factory=list)
     #: Numbers of the results' nodes that the loss is computed of.
     _reached: set[int] = dataclasses.field(default_factory=set)
 
     @property
-    def trained(self) -> _ModelCall | None:
+    def trained(self) -> _MadeCall | None:
         """The call of the model that trains, if what it gave is known."""
         return next((call for call in self.calls if call.trains and call.result), None)
 
     @property
-    def back(self) -> _Mark | None:
+    def back(self) -> _RunMark | None:
         """When gradients came to the model's results that the loss is computed of; ``None``: not
         at one time."""
         marks = [mark for number, mark in self._marks if number in self._reached]
@@ -285,7 +287,7 @@ class _MicroBatch:
         )
         return mine == others
 
-    def watch_gradients(self, nodes: Iterable[Any], now: Callable[[], _Mark]) -> None:
+    def watch_gradients(self, nodes: Iterable[Any], now: Callable[[], _RunMark]) -> None:
         """Note when gradients come to what the model gave."""
 
         def note(number: int, _: Any) -> None:
@@ -350,7 +352,7 @@ class _Result:
         known = {id(each): each for each in tensors.values()}
         return cls(simulation, outline, known, frozenset(nodes))
 
-    def made(self, span: _Span, memory: _Memory) -> Any:
+    def made(self, span: _Span, memory: _RepeatedMemory) -> Any:
         """The like of it, with new tensors, and memory as in ``span``."""
         known = dict(self._tensors)
         outlines = [each for each in known.values() if isinstance(each, _Outline)]
@@ -372,7 +374,7 @@ class _Outline(TensorOutline):
         self.has_gradient, self.number = tensor.requires_grad, number
 
 
-class _Memory:
+class _RepeatedMemory:
     """What is allocated for a call and its backward pass, up to the pass's end."""
 
     def __init__(self, simulation: Simulation, back: _Span) -> None:
@@ -436,7 +438,7 @@ class _LearnedResults(torch.autograd.Function):
     """Gives tensors whose gradients go no further."""
 
     @staticmethod
-    def forward(ctx: Any, _: Any, memory: _Memory, *outlines: _Outline) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, _: Any, memory: _RepeatedMemory, *outlines: _Outline) -> Any:  # type: ignore[override]
         ctx.set_materialize_grads(False)
         ctx.memory = memory
         return tuple(memory.take(each) for each in outlines)
@@ -447,14 +449,14 @@ class _LearnedResults(torch.autograd.Function):
         return (None,) * (2 + len(gradients))
 
 
-class _LeftOut(StandInCall):
+class _LeftOutOfStep(StandInCall):
     """Gives the like of what a call gave that was given the same."""
 
     def __init__(
         self,
         module: torch.nn.Module,
-        calls: list[_ModelCall],
-        answer: Callable[[_ModelCall], Any],
+        calls: list[_MadeCall],
+        answer: Callable[[_MadeCall], Any],
     ) -> None:
         self._calls, self._answer = calls, answer
         self._trained = any(each.requires_grad for each in module.parameters())
