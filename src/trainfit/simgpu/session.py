@@ -282,7 +282,7 @@ class Simulation:
         self._collectives = Collectives(self.engine, self._kernels, self.peers)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._bitsandbytes = BitsAndBytes(self.engine)
-        self._disk_offload = DiskOffload(self.engine.assume)
+        self._disk_offload = DiskOffload(self.engine.assume, self._ownership.move)
         #: Packages that are not installed, and stand-ins for some of them.
         self.absent = AbsentPackages(STAND_INS, self.engine.assume)
         self._graphs = Graphs(self.engine, self._kernels, self._count_step)
