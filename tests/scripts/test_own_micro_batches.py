@@ -193,6 +193,9 @@ def test_what_does_not_follow_is_made(kind: type[Loop]) -> None:
     recording, loop = trained(kind)
     assert loop.model.calls == STEPS * PARTS * (2 if kind is Twice else 1)
     assert not recording.header["repeated"]
+    whole, _ = trained(kind, leaves_out=False)
+    assert recording.alloc_bytes.tolist() == whole.alloc_bytes.tolist()
+    assert recording.events.tolist() == whole.events.tolist()
 
 
 def test_calls_without_gradients_of_the_model_that_trains_are_made() -> None:

@@ -54,7 +54,7 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.stand_ins import deepspeed
+from trainfit.simgpu.stand_ins import deepspeed, quanto
 from trainfit.simgpu.stand_ins.absent import AbsentPackage, AbsentPackages
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.simgpu.stand_ins.disk_offload import DiskOffload
@@ -311,6 +311,7 @@ class Simulation:
         self._triton.install(self._patches)
         self._bitsandbytes.install(self._patches)
         self._disk_offload.install(self._patches)
+        quanto.install(self._patches)
         self.absent.install()
         torch_patches.install(
             self._patches,

@@ -289,9 +289,10 @@ class _MicroBatch:
 
     def watch_gradients(self, nodes: Iterable[Any], now: Callable[[], _RunMark]) -> None:
         """Note when gradients come to what the model gave."""
+        marks = self._marks
 
         def note(number: int, _: Any) -> None:
-            self._marks.append((number, now()))
+            marks.append((number, now()))  # a graph must not hold what holds it
 
         for node in nodes:
             node.register_prehook(functools.partial(note, node_number(node)))
