@@ -439,7 +439,7 @@ class _LearnedResults(torch.autograd.Function):
     """Gives tensors whose gradients go no further."""
 
     @staticmethod
-    def forward(ctx: Any, _: Any, memory: _RepeatedMemory, *outlines: _Outline) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, _: Any, memory: _RepeatedMemory, *outlines: _Outline) -> Any:
         ctx.set_materialize_grads(False)
         ctx.memory = memory
         return tuple(memory.take(each) for each in outlines)
