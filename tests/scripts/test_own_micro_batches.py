@@ -19,6 +19,7 @@ from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.speed.step import step_time
 from trainfit.speed.work import Work
+from trainfit.torch_private.tensors import version
 
 STEPS, PARTS = 3, 8
 
@@ -63,6 +64,8 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.criterion = nn.CrossEntropyLoss()
         self.kept: list[torch.Tensor] = []
+        #: Of a gradient after each pass: an observer of the training tells by it that it changed.
+        self.versions: list[int] = []
 
     def rows(self, part: int) -> int:
         return 16
@@ -83,6 +86,8 @@ class Loop:
                 with torch.autocast("cuda", torch.bfloat16, enabled=self.amp):
                     loss = self.loss(x)
                 self.backward(loss)
+                gradient = self.model.head.weight.grad
+                self.versions.append(0 if gradient is None else version(gradient))
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -175,6 +180,7 @@ def owners(recording: Recording) -> set[tuple[int, str, str]]:
 def test_memory_and_time_are_those_of_all(kind: type[Loop]) -> None:
     (whole, every), (short, few) = trained(kind, leaves_out=False), trained(kind)
     assert (every.model.calls, few.model.calls) == (STEPS * PARTS, STEPS * MADE)
+    assert few.versions == every.versions and every.versions[PARTS - 1] > every.versions[0]
     assert few.encoder.calls == (STEPS * MADE if kind is WithEncoder else 0)
     peaks = [replay(Stream.of(each)) for each in (whole, short)]
     assert peaks[0].peak_reserved == peaks[1].peak_reserved

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from torch.autograd.graph import increment_version
 
 from trainfit.hooks.held_objects import walk
 from trainfit.results.runs.recording import FREE, MALLOC, OTHER, STEP_END
@@ -34,6 +35,7 @@ from trainfit.torch_private.autograd import (
     nodes_of,
     sequence_number,
 )
+from trainfit.torch_private.tensors import version
 
 #: Micro-batches that are made before others follow from them: the first makes the gradients.
 MADE: Final = 2
@@ -144,12 +146,17 @@ class OwnMicroBatches:
             if counts and not self._left and not self._is_off:
                 with contextlib.suppress(Exception):
                     self._now.is_apart = not self._now.leads_only_to_results(outputs)
+            versions = self._now.versions() if counts else {}
             self._in_backward += 1
             try:
                 return run(outputs, *args, **kwargs)
             finally:
                 self._in_backward -= 1
                 if counts:
+                    now = self._now.versions()
+                    self._now.changed = [
+                        each for each in now if now[each] != versions.get(each, now[each])
+                    ]
                     self._passed()
 
         return run_backward
@@ -158,6 +165,8 @@ class OwnMicroBatches:
         """A micro-batch is over."""
         for memory in self._memories:
             memory.finish()
+            # Whoever looks whether a pass has added to a gradient sees that one did.
+            increment_version([each.grad for each in self._before.changed if each.grad is not None])
         self._memories.clear()
         now, self._now = self._now, _MicroBatch()
         if self._left or self._is_off:
@@ -252,12 +261,14 @@ class _MicroBatch:
     """Calls since the last backward pass, and the pass.
 
     ``in_use`` are the bytes when it began; ``is_apart``: what the model that trains computes is not
-    reached through its results alone. It is the last of so many ``alike``.
+    reached through its results alone. The pass added to gradients of the parameters ``changed``. It
+    is the last of so many ``alike``.
     """
 
     calls: list[_MadeCall] = dataclasses.field(default_factory=list)
     in_use: int | None = None
     is_apart: bool = False
+    changed: list[torch.nn.Parameter] = dataclasses.field(default_factory=list)
     alike: int = 0
     _marks: list[tuple[int, _RunMark]] = dataclasses.field(default_factory=list)
     #: Numbers of the results' nodes that the loss is computed of.
@@ -274,6 +285,12 @@ class _MicroBatch:
         at one time."""
         marks = [mark for number, mark in self._marks if number in self._reached]
         return marks[-1] if len({mark.operator for mark in marks}) == 1 else None
+
+    def versions(self) -> dict[torch.nn.Parameter, int]:
+        """The versions of the gradients that are there of the model that trains."""
+        module = None if self.trained is None else self.trained.module()
+        parameters = () if module is None else module.parameters()
+        return {each: version(each.grad) for each in parameters if each.grad is not None}
 
     def begins_like(self, other: _MicroBatch) -> bool:
         if self.in_use is None or other.in_use is None:
