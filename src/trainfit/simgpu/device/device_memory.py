@@ -282,8 +282,9 @@ class DeviceMemory:
                 other[number]()
             elif code == MALLOC:
                 nbytes, stream = recorder.requested(number)
+                allocator = self.allocators[gpu_of(stream)]
                 with self._lock:
-                    block = self.allocator.malloc(nbytes, stream) if nbytes else None
+                    block = allocator.malloc(nbytes, stream) if nbytes else None
                     held[number] = block, recorder.malloc_like(number)
             elif code == FREE and number in held:
                 self._let_go(*held.pop(number))
@@ -298,7 +299,7 @@ class DeviceMemory:
     def _let_go(self, block: Block | None, number: int) -> None:
         with self._lock:
             if block is not None:
-                self.allocator.free(block)
+                self.allocators[gpu_of(block.stream)].free(block)
             self.recorder.free(number)
 
     def persistent(self, nbytes: int, model: int, arguments: tuple[int, ...]) -> None:
