@@ -397,6 +397,7 @@ class LoaderTracker:
             varies=made.fed.varies,
             drops_last=bool(getattr(sampler, "drop_last", False)),
             data_set=length_of(getattr(loader, "dataset", None)),
+            group=_group(sampler),
         )
 
 
@@ -491,9 +492,7 @@ def _with_batches(info: LoaderInfo, made: MadeLoader) -> LoaderInfo:
 def _samples(loader: Any, batch_sampler: Any) -> int | None:
     """Samples of an epoch of this process: as many as the sampler gives, which may be part of the
     data set, or its share of them."""
-    processes = 1
-    if (around := getattr(batch_sampler, "batch_sampler", None)) is not None:  # Accelerate's shard
-        processes, batch_sampler = getattr(batch_sampler, "num_processes", 1), around
+    processes, batch_sampler = _unsharded(batch_sampler)
     sampler = getattr(batch_sampler, "sampler", None)
     if isinstance(sampler, BatchSampler):  # repeated for ever by what is around it
         sampler = sampler.sampler
@@ -502,3 +501,19 @@ def _samples(loader: Any, batch_sampler: Any) -> int | None:
     if length is None or (batches is not None and length < batches):
         length = length_of(getattr(loader, "dataset", None))
     return None if length is None else -(-length // processes)
+
+
+def _unsharded(batch_sampler: Any) -> tuple[int, Any]:
+    """Processes that Accelerate's shard of a batch sampler is for, and what it is a shard of."""
+    around = getattr(batch_sampler, "batch_sampler", None)
+    if around is None:
+        return 1, batch_sampler
+    return getattr(batch_sampler, "num_processes", 1), around
+
+
+def _group(batch_sampler: Any) -> int:
+    """How often in a row the sampler gives each sample: TRL's, for as many completions of each
+    prompt, of which a batch has all or none."""
+    sampler = getattr(_unsharded(batch_sampler)[1], "sampler", None)
+    times = getattr(sampler, "mini_repeat_count", None)
+    return times if type(times) is int and times > 0 else 1

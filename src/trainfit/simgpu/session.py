@@ -52,7 +52,7 @@ from trainfit.simgpu.operators.launch_log import KernelLog
 from trainfit.simgpu.operators.overrides import Overrides
 from trainfit.simgpu.operators.triton_kernels import TritonKernels
 from trainfit.simgpu.patching import PatchSet
-from trainfit.simgpu.stand_ins import deepspeed
+from trainfit.simgpu.stand_ins import deepspeed, quanto
 from trainfit.simgpu.stand_ins.absent import AbsentPackage, AbsentPackages
 from trainfit.simgpu.stand_ins.bitsandbytes import BitsAndBytes
 from trainfit.simgpu.stand_ins.disk_offload import DiskOffload
@@ -279,7 +279,7 @@ class Simulation:
         self._collectives = Collectives(self.engine, self._kernels, self.peers)
         self._triton = TritonKernels(self.engine, self._kernels)
         self._bitsandbytes = BitsAndBytes(self.engine)
-        self._disk_offload = DiskOffload(self.engine.assume)
+        self._disk_offload = DiskOffload(self.engine.assume, self._ownership.move)
         #: Packages that are not installed, and stand-ins for some of them.
         self.absent = AbsentPackages(STAND_INS, self.engine.assume)
         self._graphs = Graphs(self.engine, self._kernels, self._count_step)
@@ -308,6 +308,7 @@ class Simulation:
         self._triton.install(self._patches)
         self._bitsandbytes.install(self._patches)
         self._disk_offload.install(self._patches)
+        quanto.install(self._patches)
         self.absent.install()
         torch_patches.install(
             self._patches,

@@ -29,6 +29,7 @@ from trainfit.plan.runs.batches import (
     most_timed,
     samples_used,
     shared_by,
+    unit_of,
 )
 from trainfit.plan.runs.tracing import Trace, recording_of
 from trainfit.plan.sizing import batch_sizes as sizing
@@ -614,6 +615,16 @@ def test_one_full_step_tells_no_time() -> None:
     assert timed(recording_of(alone), 1024, MACHINE, full_steps(alone)) is None
     assert most_timed(trace, 1024) == half_epoch(trace, 1030) == 515
     assert most_timed(alone, 1024) == 512
+
+
+@pytest.mark.parametrize(("batch", "unit"), [(16, 8), (6, 1), (None, 8)])
+def test_batches_have_whole_groups_of_samples(batch: int | None, unit: int) -> None:
+    """Completions of a prompt; a script whose batch has none already does not ask for it."""
+    plain = short_epoch(6, 6)
+    loader = plain.outcome.loader
+    assert loader is not None and unit_of(plain, batch) == 1
+    outcome = dataclasses.replace(plain.outcome, loader=dataclasses.replace(loader, group=8))
+    assert unit_of(dataclasses.replace(plain, outcome=outcome), batch) == unit
 
 
 def test_a_batch_that_processes_share() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data._utils import fetch
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
@@ -355,3 +355,21 @@ def test_the_loop_over_a_loader_tells_whatever_its_share() -> None:
             tracker.note_step()
         found = tracker.feeding()
     assert found is not None and found.batch_size == 14
+
+
+class InGroups(torch.utils.data.Sampler[int]):
+    """As TRL's: each prompt as many times in a row as it gets completions."""
+
+    mini_repeat_count = 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([at // 4 for at in range(32)])
+
+    def __len__(self) -> int:
+        return 32
+
+
+def test_groups_of_samples_are_told() -> None:
+    data = TensorDataset(torch.zeros(8, 1))
+    assert watched(lambda: DataLoader(data, batch_size=8, sampler=InGroups()))[0].group == 4
+    assert watched(lambda: DataLoader(data, batch_size=8, shuffle=True))[0].group == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from trainfit.results.runs.recording import KINDS
 from trainfit.simgpu.session import simulate
 
 
@@ -67,3 +68,20 @@ def test_a_small_one_keeps_its_values(offload: Any, tmp_path: Path) -> None:
         assert read.tolist() == [0.0, 1.0, 2.0, 3.0]
         assert not simulation.engine.assumptions
     assert offload.offload_weight is original
+
+
+def test_weights_that_come_with_a_call_are_parameters() -> None:
+    """Of Accelerate's hook, which makes them for the call of a layer and lets them go after it."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    with simulate("RTX 4090") as simulation:
+        layer = torch.nn.Linear(1024, 1024)
+        weights = {name: each.detach().clone() for name, each in layer.named_parameters()}
+        hook = hooks.AlignDevicesHook(
+            execution_device="cuda:0", offload=True, weights_map=weights, io_same_device=True
+        )
+        hooks.add_hook_to_module(layer, hook)
+        for _ in range(2):
+            layer(torch.rand(8, 1024, device="cuda"))
+        recording = simulation.recording
+    large = recording.alloc_bytes == 4 * 1024 * 1024
+    assert [KINDS[kind] for kind in recording.alloc_kind[large]] == ["parameter"] * 2

@@ -45,6 +45,15 @@ def shared_by(trace: Trace, batch: int | None) -> int:
     return 1
 
 
+def unit_of(trace: Trace, batch: int | None) -> int:
+    """What a batch size has to be a multiple of: processes that share a batch, each of which gets
+    whole groups of samples."""
+    loader, shared = trace.outcome.loader, shared_by(trace, batch)
+    group = 1 if loader is None else loader.group
+    # A script that goes with other sizes has shown that it does not ask for whole groups.
+    return shared * group if batch is None or not batch % (shared * group) else shared
+
+
 def joined_by(trace: Trace) -> int:
     """DataLoaders of which the model is called with a batch each, in equal shares; 1: with one's,
     or of several ones' in turn."""

@@ -12,7 +12,7 @@ from trainfit.memory.growth import step_pattern
 from trainfit.memory.peak import by_kind, by_module, most_kept_bytes
 from trainfit.memory.replay import Stream, replay
 from trainfit.plan.command.parsing import Command
-from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, shared_by, varying_shapes
+from trainfit.plan.runs.batches import VaryingShapes, most_full, pairs_of, unit_of, varying_shapes
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.progress import Notes
 from trainfit.plan.runs.runs import Runs
@@ -116,8 +116,8 @@ class PlannedJob:
 
     @property
     def unit(self) -> int:
-        """What a batch size has to be a multiple of: the processes that share a batch."""
-        return shared_by(self.first, self.batch)
+        """What a batch size has to be a multiple of."""
+        return unit_of(self.first, self.batch)
 
     def sized(self, spec: RunSpec) -> RunSpec:
         """``spec`` for runs that tell memory: with the largest batch, where batches vary."""
@@ -271,7 +271,7 @@ def planned_job(
 ) -> PlannedJob:
     """What the first run says of the job; see :class:`PlannedJob`."""
     peak = memory_model.shown(Stream.of(recording_of(largest)))[0].peak_reserved
-    gpus = max(len(Stream.of(recording_of(first)).gpus), shared_by(first, batch))
+    gpus = max(len(Stream.of(recording_of(first)).gpus), unit_of(first, batch))
     pairs = pairs_of(batch, most_full(first, batch), gpus) if batch is not None else ()
     return PlannedJob(
         command,

@@ -186,7 +186,8 @@ class LoaderInfo:
     for, or the DataLoader was gone by then). ``drops_last``: an epoch ends with its last full
     batch. ``sites`` are the user's calls that it was made in, the innermost first. Of a run without
     an optimizer step it may be the loader
-    that gave none: its data set has less than one batch.
+    that gave none: its data set has less than one batch. Batches have multiples of ``group``
+    samples: as many times the sampler gives each in a row (completions of a prompt).
     """
 
     index: int | None
@@ -202,6 +203,7 @@ class LoaderInfo:
     drops_last: bool = False
     sites: tuple[CallSite, ...] = ()
     data_set: int | None = None
+    group: int = 1
 
     @property
     def epoch_samples(self) -> int | None:

@@ -3,6 +3,7 @@
 Transformers' ``Trainer`` and Lightning's accumulate gradients over micro-batches. Those after the
 first two that have their shapes, but for the last, do what the second did: they are fetched and
 counted, and not made. Memory is that of the others, and the second one's kernels stand for theirs.
+Those of any other loop are :mod:`trainfit.scripts.phases.own_micro_batches`'.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.scripts.phases.own_micro_batches import ALIKE_BYTES, OwnMicroBatches
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
 #: Micro-batches that are made before others follow from them: the first makes the gradients.
 _MADE: Final = 2
-#: Bytes by which what is in use may differ after two of them: a sum of losses.
-_ALIKE_BYTES: Final = 1024
 #: Where Lightning's loop makes a micro-batch and steps where it was the last.
 _LIGHTNING: Final = (
     "lightning.pytorch.loops.optimization.automatic",
@@ -44,6 +44,7 @@ class MicroBatches:
         self, simulation: Simulation, count: Callable[[], None], repeated: list[list[int]]
     ) -> None:
         self._simulation, self._count, self._repeated = simulation, count, repeated
+        self._own = OwnMicroBatches(simulation, repeated)
         self._of_step, self._made = -1, 0
         self._form: _Form | None = None
         self._in_use: list[int] = []
@@ -67,6 +68,7 @@ class MicroBatches:
         patches.when_imported("transformers.trainer", training)
         for name in _LIGHTNING:
             patches.when_imported(name, optimizing)
+        self._own.install(patches)
 
     def _of_trainer(self, prepare: Any, train: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(train)
@@ -109,7 +111,7 @@ class MicroBatches:
             and self._made >= _MADE
             and form == self._form
             and self._loss is not None
-            and abs(self._in_use[-1] - self._in_use[-2]) <= _ALIKE_BYTES
+            and abs(self._in_use[-1] - self._in_use[-2]) <= ALIKE_BYTES
         )
 
     def _note(self, form: _Form | None, loss: Any, entry: list[int]) -> None:

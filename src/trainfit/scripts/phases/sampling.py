@@ -5,8 +5,6 @@ not made, and the script goes on to what comes after."""
 from __future__ import annotations
 
 import contextlib
-import copy
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any, Final
@@ -14,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from trainfit.scripts.caches import signature_of
+from trainfit.scripts.phases.stand_in_calls import StandInCall, TensorOutline, state_as_it_was
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 from trainfit.torch_private.operators import map_leaves
@@ -158,7 +157,7 @@ class SampledLoop:
 
     def _leave_out(self, turn: list[_ModelCall], found: Any) -> None:
         self._has_left = False
-        self._patches.set(torch.nn.Module, "__getstate__", _state_as_it_was)
+        self._patches.set(torch.nn.Module, "__getstate__", state_as_it_was)
         for call in turn:
             module = call.module()
             if module is not None:
@@ -192,12 +191,8 @@ def _given(args: Any, kwargs: Any) -> _Given:
     return signature_of(args, kwargs), tuple(sorted(kwargs)), told
 
 
-class _LeftOut:
-    """Stands in for a model's forward call: gives tensors of the shapes that a call gave.
-
-    A copy of the model, or what is saved of it, has the forward call that the model has itself, and
-    nothing in place of one that its class gives (see :func:`_state_as_it_was`).
-    """
+class _LeftOut(StandInCall):
+    """Gives tensors of the shapes that a call gave."""
 
     def __init__(
         self,
@@ -206,69 +201,19 @@ class _LeftOut:
         may_be: Callable[[], bool],
         found: Any,
     ) -> None:
-        self.module = module
         self._given, self._may_be = given, may_be
-        self._forward, self._held = module.forward, vars(module).get("forward")
         self._outline = None if found is None else _outline(found)
-        module.forward = self
+        super().__init__(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if _given(args, kwargs) != self._given or not self._may_be():
-            return self._forward(*args, **kwargs)
+            return self.forward(*args, **kwargs)
         if self._outline is None:
-            found = self._forward(*args, **kwargs)
+            found = self.forward(*args, **kwargs)
             self._outline = _outline(found)
             return found
-        return map_leaves(_Outline, _Outline.made, self._outline)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        if self._held is not None:
-            return copy.deepcopy(self._held, memo)
-        module = memo.get(id(self.module), self.module)
-        return types.MethodType(type(self.module).forward, module)
-
-    def __reduce__(self) -> Any:
-        if self._held is not None:
-            return copy.copy, (self._held,)
-        return getattr, (self.module, "forward")
-
-    def put_into(self, state: dict[str, Any]) -> None:
-        """What the module has itself, in a copy of its attributes."""
-        if self._held is None:
-            del state["forward"]
-        else:
-            state["forward"] = self._held
-
-    def remove(self) -> None:
-        """The module is as it was."""
-        if self._held is None:
-            vars(self.module).pop("forward", None)
-        else:
-            self.module.forward = self._held
-
-
-def _state_as_it_was(module: torch.nn.Module) -> dict[str, Any]:
-    """What is pickled of a module: ``torch.load`` refuses all that its user has not allowed."""
-    state = vars(module)
-    stands_in = state.get("forward")
-    if isinstance(stands_in, _LeftOut):
-        state = dict(state)
-        stands_in.put_into(state)
-    return state
-
-
-class _Outline:
-    """A tensor without its memory."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._shape, self._stride = tensor.shape, tensor.stride()
-        self._dtype, self._device = tensor.dtype, tensor.device
-
-    def made(self) -> torch.Tensor:
-        return torch.empty_strided(
-            self._shape, self._stride, dtype=self._dtype, device=self._device
-        )
+        return map_leaves(TensorOutline, TensorOutline.made, self._outline)
 
 
 def _outline(found: Any) -> Any:
-    return map_leaves(torch.Tensor, _Outline, found)
+    return map_leaves(torch.Tensor, TensorOutline, found)

@@ -7,12 +7,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from trainfit.results.runs.recording import gpu_of, stream_on
+from trainfit.results.runs.recording import FREE, MALLOC, gpu_of, stream_on
 from trainfit.results.runs.steps import LAUNCH_QUEUE
 from trainfit.simgpu.allocator.blocks import Block, private_pool, stream_of
 from trainfit.simgpu.allocator.caching import CachingAllocator
@@ -263,6 +263,44 @@ class DeviceMemory:
                         self.recorder.free(number)
         if self._pending:
             self.flush()
+
+    def repeat(
+        self,
+        events: Iterable[tuple[int, int]],
+        held: dict[int, tuple[Block | None, int]],
+        other: Mapping[int, Callable[[], None]],
+    ) -> None:
+        """Allocate and free once more as :meth:`RecordingBuilder.events` has it.
+
+        ``held`` are blocks and numbers of what lives of an earlier part, by the number that it had
+        first; what others made and hold is not freed. ``other`` are called in the place of their
+        allocations.
+        """
+        recorder = self.recorder
+        for code, number in events:
+            if code == MALLOC and number in other:
+                other[number]()
+            elif code == MALLOC:
+                nbytes, stream = recorder.requested(number)
+                allocator = self.allocators[gpu_of(stream)]
+                with self._lock:
+                    block = allocator.malloc(nbytes, stream) if nbytes else None
+                    held[number] = block, recorder.malloc_like(number)
+            elif code == FREE and number in held:
+                self._let_go(*held.pop(number))
+        if self._pending:
+            self.flush()
+
+    def let_go(self, held: dict[int, tuple[Block | None, int]]) -> None:
+        """Free what lives of that."""
+        while held:
+            self._let_go(*held.popitem()[1])
+
+    def _let_go(self, block: Block | None, number: int) -> None:
+        with self._lock:
+            if block is not None:
+                self.allocators[gpu_of(block.stream)].free(block)
+            self.recorder.free(number)
 
     def persistent(self, nbytes: int, model: int, arguments: tuple[int, ...]) -> None:
         """Allocate a workspace that a library keeps for the life of the process."""

@@ -120,9 +120,17 @@ def _held(attributes: Mapping[str, Any], depth: int) -> Iterator[DeviceTensor]:
             continue
         if isinstance(value, DeviceTensor):
             yield value
-        elif depth > 1 and not isinstance(value, (torch.Tensor, torch.nn.Module, type)):
+        elif depth > 1 and (_wraps(value) or not isinstance(value, _NO_HOLDERS)):
             inner = value if isinstance(value, dict) else getattr(value, "__dict__", None)
             yield from _held(inner, depth - 1) if isinstance(inner, dict) else ()
+
+
+_NO_HOLDERS = (torch.Tensor, torch.nn.Module, type)
+
+
+def _wraps(value: Any) -> bool:
+    """Is it a tensor that others hold the elements of (packed ones of a quantized weight)?"""
+    return isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
 
 
 def _forget(owners: dict[int, int], parameters: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from array import array
 from collections.abc import Callable, Container
@@ -61,6 +62,7 @@ class RecordingBuilder:
         self._kernel_op, self._kernel_stream = array("q"), array("q")
         self._kernel_table: list[KernelRow] = []
         self._marked: dict[int, tuple[int, int]] = {}
+        self._alike: dict[int, int] = {}
         self.step = 0
 
     def string(self, text: str) -> int:
@@ -121,6 +123,30 @@ class RecordingBuilder:
         self._alloc_line.append(line)
         self._events.append(number * 4 + MALLOC)
         return number
+
+    @property
+    def event_count(self) -> int:
+        return len(self._events)
+
+    def events(self, first: int, after: int) -> list[tuple[int, int]]:
+        """Allocations and frees from event number ``first`` on: each as a code (``MALLOC``,
+        ``FREE``, …) and the number that goes with it."""
+        return [(value % 4, value // 4) for value in self._events[first:after]]
+
+    def requested(self, number: int) -> tuple[int, int]:
+        """Bytes and stream of an allocation."""
+        return self._alloc_bytes[number], self._alloc_stream[number]
+
+    def malloc_like(self, number: int) -> int:
+        """An allocation by the latest operator, for the same as ``number``; returns its number."""
+        made = self.malloc(*self.requested(number), self._alloc_line[number])
+        self._alike[made] = number
+        at = bisect.bisect_left(self._workspace_alloc, number)
+        if at < len(self._workspace_alloc) and self._workspace_alloc[at] == number:
+            first, after = self._workspace_start[at : at + 2]
+            model, arguments = self._workspace_model[at], self._workspace_args[first:after]
+            self.workspace(made, model, tuple(arguments))
+        return made
 
     def phase_of(self, number: int) -> int:
         """The phase of the operator that made an allocation."""
@@ -188,11 +214,16 @@ class RecordingBuilder:
         columns |= dict(zip(_KERNEL_ROW, np.ascontiguousarray(table.T), strict=True))
         kinds = self._kinds(columns["alloc_op"], columns["op_phase"], columns["events"])
         kinds[columns["workspace_alloc"]] = _KIND["workspace"]
+        owners = self._owners(columns["alloc_op"], columns["op_module"])
+        # What stands for others is for what they were, and of their modules.
+        alike = np.array(list(self._alike.items()), dtype=np.int64).reshape(-1, 2)
+        for column in (kinds, owners):
+            column[alike[:, 0]] = column[alike[:, 1]]
         return Recording(
             header=header,
             strings=tuple(self._strings),
             alloc_kind=kinds,
-            alloc_module=self._owners(columns["alloc_op"], columns["op_module"]),
+            alloc_module=owners,
             **columns,
         )
 

@@ -49,6 +49,16 @@ def _product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     return [Kernel("matmul", dtype_of(left, "matmul"), flops, *moved, *sizes)]
 
 
+@launched_by("_weight_int4pack_mm")
+def _of_four_bits(call: Arguments, result: Any, flops: int) -> list[Kernel]:
+    """Weights of 4 bits are read as they lie, and multiplied in 16 (ATen/native/cuda/int4mm.cu)."""
+    source, columns = call["self"], result._spec.size[-1]
+    rows, depth = source._spec.size
+    read, written = bytes_of(tensors_in(list(call.values()))), bytes_of(tensors_in(result))
+    work = 2 * rows * columns * depth
+    return [Kernel("matmul", dtype_of(source), work, read, written, rows, columns, depth)]
+
+
 @launched_by("_grouped_mm")
 def _grouped_product(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     """A matmul for each group, in one kernel."""

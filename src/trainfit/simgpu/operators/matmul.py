@@ -42,7 +42,15 @@ def _grouped(func: Any, args: Any, kwargs: Any) -> Any:
         return result if kwargs.get("out_dtype") else result.to(given)
 
 
+def _of_four_bits(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of ``_weight_int4pack_mm``, whose fake kernel asks PyTorch's own fake tensors for
+    their device since 2.14: eight columns to each first index (ATen/native/cuda/int4mm.cu)."""
+    source, packed = args[:2]
+    return source.new_empty(source.shape[0], 8 * packed.shape[0])
+
+
 FAKES["aten::_grouped_mm"] = _grouped
+FAKES["aten::_weight_int4pack_mm"] = _of_four_bits
 
 
 def cublas_bytes(capability: tuple[int, int], env: Mapping[str, str]) -> int:

@@ -2,7 +2,8 @@
 
 A model that is offloaded would be written in full, and read with each call
 (``accelerate/utils/offload.py``); what it computes on the simulated GPU depends on no weight. Small
-tensors are written and read: a script may look at one.
+tensors are written and read: a script may look at one. What comes from there or from the host with
+each call (``accelerate/hooks.py``) are parameters, as it is told here.
 """
 
 from __future__ import annotations
@@ -21,16 +22,23 @@ from trainfit.simgpu.device.host_fills import unwritten
 from trainfit.simgpu.patching import PatchSet
 
 _OFFLOAD: Final = "accelerate.utils.offload"
+_HOOKS: Final = "accelerate.hooks"
 #: Bytes of the smallest weight that is not written.
 _LARGE: Final = 1 << 20
 
 
 class DiskOffload:
-    """Takes over Accelerate's functions that write and read one weight; ``assume`` notes what the
-    figures lack."""
+    """Takes over Accelerate's functions that write and read one weight.
 
-    def __init__(self, assume: Callable[[str], object]) -> None:
-        self._assume = assume
+    Args:
+        assume: notes what the figures lack.
+        loaded: is told of each module whose weights were brought to the GPU for its call.
+    """
+
+    def __init__(
+        self, assume: Callable[[str], object], loaded: Callable[[torch.nn.Module], None]
+    ) -> None:
+        self._assume, self._loaded = assume, loaded
 
     def install(self, patches: PatchSet) -> None:
         """Patch its functions when they are imported, if they ever are."""
@@ -42,7 +50,24 @@ class DiskOffload:
             if hasattr(module, "OffloadedWeightsLoader"):
                 patches.hook(module.OffloadedWeightsLoader, "__getitem__", self._noting)
 
+        def calling(module: ModuleType) -> None:
+            if hasattr(module, "AlignDevicesHook"):
+                patches.hook(module.AlignDevicesHook, "pre_forward", self._loading)
+
         patches.when_imported(_OFFLOAD, seen)
+        patches.when_imported(_HOOKS, calling)
+
+    def _loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(load)
+        def pre_forward(hook: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            found = load(hook, module, *args, **kwargs)
+            if getattr(hook, "offload", False):
+                inner = getattr(hook, "place_submodules", False)
+                for each in module.modules() if inner else (module,):
+                    self._loaded(each)
+            return found
+
+        return pre_forward
 
     def _writing(self, write: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(write)
