@@ -29,13 +29,14 @@ from trainfit.results.runs.trace import (
     SampleScan,
     Status,
 )
-from trainfit.scripts.call_sites import users_calls
+from trainfit.scripts.call_sites import users_calls, written_at
+from trainfit.scripts.phases.leaving import leave_loop
 from trainfit.scripts.phases.loops import ends_epoch
 from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
 from trainfit.scripts.samples.epoch_cut import EpochCut, MadeLoader
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.user_location import caller_of, is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 
@@ -70,6 +71,7 @@ class LoaderTracker:
         self._override = override
         self._sample = sample
         self._epochs = EpochCut(cut)
+        self._is_by_hand = False
         self._keep = keep
         self._made: list[MadeLoader] = []
         self._of_iterator: weakref.WeakKeyDictionary[Any, MadeLoader] = weakref.WeakKeyDictionary()
@@ -137,7 +139,10 @@ class LoaderTracker:
             batch = advance(batches)
             tracker.waited_s += time.perf_counter() - began
             made = tracker._of_iterator.get(batches)
-            if made is not None:
+            if made is not None and tracker._epochs.given(batches, made):
+                if not leave_loop(caller_of(sys._getframe(1))):
+                    raise StopIteration
+            elif made is not None:
                 if tracker._keep and not made.batches:
                     made.on_gpu = is_simulated(batch)
                 made.batches += 1
@@ -187,7 +192,12 @@ class LoaderTracker:
             return __init__
 
         def __iter__(loader: Any) -> Any:
-            batches = iterate(loader)
+            by_hand = _is_by_hand(caller_of(sys._getframe(1)))
+            tracker._is_by_hand, before = by_hand, tracker._is_by_hand
+            try:
+                batches = iterate(loader)
+            finally:
+                tracker._is_by_hand = before
             made = tracker._find(loader)
             if made is not None and isinstance(batches, private.LoaderIterator):
                 made.known = tracker._describe(made)
@@ -200,10 +210,11 @@ class LoaderTracker:
                 with contextlib.suppress(Exception):  # a library's object may raise anything
                     made.handles = open_handles(loader.dataset)
             most = math.inf if tracker._keep else len(os.sched_getaffinity(0))
-            with tracker._epochs.making(made), _workers_at_most(most, loader):
+            by_hand = tracker._is_by_hand
+            with tracker._epochs.making(made, by_hand=by_hand), _workers_at_most(most, loader):
                 batches = make(loader)
             if made is not None:
-                tracker._epochs.begun(batches, made)
+                tracker._epochs.begun(batches, made, by_hand=by_hand)
                 tracker._of_iterator[batches] = made
                 made.known = tracker._describe(made)
                 _keep_loader(batches, loader)
@@ -398,6 +409,13 @@ class LoaderTracker:
             drops_last=bool(getattr(sampler, "drop_last", False)),
             data_set=length_of(getattr(loader, "dataset", None)),
         )
+
+
+def _is_by_hand(frame: types.FrameType | None) -> bool:
+    """Does the script itself call ``iter()`` there?"""
+    if frame is None or is_library(frame.f_code.co_filename):
+        return False
+    return written_at(frame.f_code, frame.f_lasti).rpartition(".")[2] in ("iter", "__iter__")
 
 
 def _keep_loader(batches: Any, loader: Any) -> None:
