@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.scripts.phases.closures import RepeatedClosures
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
 
@@ -44,6 +45,7 @@ class MicroBatches:
         self, simulation: Simulation, count: Callable[[], None], repeated: list[list[int]]
     ) -> None:
         self._simulation, self._count, self._repeated = simulation, count, repeated
+        self._closures = RepeatedClosures(simulation, repeated)
         self._of_step, self._made = -1, 0
         self._form: _Form | None = None
         self._in_use: list[int] = []
@@ -64,6 +66,7 @@ class MicroBatches:
             if loop is not None and hasattr(loop, "run"):
                 patches.hook(loop, "run", self._of_lightning)
 
+        self._closures.install(patches)
         patches.when_imported("transformers.trainer", training)
         for name in _LIGHTNING:
             patches.when_imported(name, optimizing)
