@@ -91,6 +91,9 @@ FAILS_LATER: Final = "fails_later"
 SCHEDULE_ENDS: Final = "schedule_ends"
 #: Likewise, that each epoch leaves memory behind; its subject is after how many the GPU is full.
 EPOCH_GROWTH: Final = "memory_grows_by_epoch"
+#: … and of calls of a model before the steps, which these do not contain; its subject is their
+#: number and time.
+SAMPLING: Final = "sampling_before_step"
 
 
 @dataclasses.dataclass(frozen=True)
