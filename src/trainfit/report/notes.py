@@ -13,7 +13,7 @@ from trainfit.report.steps import pattern_notes
 from trainfit.results.configuration import BatchLimits, Configuration, EpochEnd
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.files.contents import Severity as NoteSeverity
-from trainfit.results.findings import SAMPLING, Finding, Severity
+from trainfit.results.findings import ACCUMULATION_CHANGES, SAMPLING, Finding, Severity
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.generation import Generation
@@ -148,10 +148,16 @@ def spoilt_text(findings: Iterable[Finding]) -> str:
     return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""
 
 
-def sampling_text(findings: Iterable[Finding]) -> str:
-    """A clause on calls of a model before the steps, whose time is not in a step's; else empty."""
-    said = next((each.subject for each in findings if each.kind == SAMPLING), "")
-    return f"; without the sampling before the steps, {said}" if said else ""
+def other_steps_text(findings: Iterable[Finding]) -> str:
+    """Clauses on what a step's time is not of: calls of a model before the steps, later steps with
+    more or fewer micro-batches; else empty."""
+    said = {each.kind: each.subject for each in findings}
+    text = ""
+    if drawn := said.get(SAMPLING):
+        text += f"; without the sampling before the steps, {drawn}"
+    if changed := said.get(ACCUMULATION_CHANGES):
+        text += f"; {changed}"
+    return text
 
 
 def until_later_text(end: EpochEnd | None, limits: BatchLimits | None, now: Configuration) -> str:

@@ -25,7 +25,7 @@ from trainfit.results.configuration import (
     amp_hazard,
 )
 from trainfit.results.files.contents import Note, complete
-from trainfit.results.findings import SAMPLING, Finding
+from trainfit.results.findings import ACCUMULATION_CHANGES, SAMPLING, Finding
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.real_runs import VersusCpu
@@ -658,4 +658,14 @@ def test_sampling_before_the_steps_stands_next_to_their_time() -> None:
     drawn = Finding(SAMPLING, "info", "128 calls", (), "", (), subject="62 ms of 128 calls")
     said = "; without the sampling before the steps, 62 ms of 128 calls)"
     assert said in words(dataclasses.replace(ACT, findings=(drawn,)))
+    assert said not in words(ACT)
+
+
+def test_later_steps_of_other_micro_batches_stand_next_to_the_time() -> None:
+    changed = Finding(
+        ACCUMULATION_CHANGES, "info", "", (), "", (),
+        subject="later ones have 1 micro-batch instead of 8",
+    )  # fmt: skip
+    said = "; later ones have 1 micro-batch instead of 8)"
+    assert said in words(dataclasses.replace(ACT, findings=(changed,)))
     assert said not in words(ACT)

@@ -22,8 +22,8 @@ from trainfit.report.changes import (
 from trainfit.report.lengths import solved_text
 from trainfit.report.notes import (
     beyond_text,
+    other_steps_text,
     protection_notes,
-    sampling_text,
     spoilt_text,
     until_later_text,
 )
@@ -260,7 +260,7 @@ def _speed(result: PlanResult) -> str:
     run, on = of_all_ranks(run, result)
     unit = rate_unit(result)
     samples = f", {most}{rate(run.samples_per_s)} {unit}/s{on}" if run.samples_per_s else ""
-    limit = limit_text(run, result.loading) + sampling_text(result.findings)
+    limit = limit_text(run, result.loading) + other_steps_text(result.findings)
     return f" ({least}{duration(run.step_s)} a {what}{samples}{limit})"
 
 
