@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from trainfit.hooks.held_objects import open_handles
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.trace import (
+    CallSite,
     LoaderCut,
     LoaderInfo,
     LoaderOverride,
@@ -180,10 +181,11 @@ class LoaderTracker:
             @functools.wraps(construct)
             def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
                 where, sites = user_frame(), users_calls(sys._getframe())
-                if tracker._override is not None and tracker._override.index == tracker.count:
+                if tracker._override is not None:
                     bound = signature.bind(loader, *args, **kwargs)
-                    _override(bound.arguments, tracker._override.batch_size)
-                    args, kwargs = bound.args[1:], bound.kwargs
+                    if tracker._is_overridden(where, sites, bound.arguments.get("dataset")):
+                        _override(bound.arguments, tracker._override.batch_size)
+                        args, kwargs = bound.args[1:], bound.kwargs
                 before, keep = tracker.count, tracker._keep
                 construct(loader, *args, **kwargs)
                 if tracker.count == before:  # else by PyTorch's, which it called
@@ -223,6 +225,17 @@ class LoaderTracker:
         patches.hook(kind, "__init__", constructing)
         patches.set(kind, "__iter__", __iter__)
         patches.set(kind, private.GET_ITERATOR.name, _get_iterator)
+
+    def _is_overridden(
+        self, where: str | None, sites: tuple[CallSite, ...], data_set: object
+    ) -> bool:
+        """Is a loader that is being made the one that gets another batch size, or that one again,
+        as a script makes one for each epoch?"""
+        index = self._override.index if self._override is not None else self.count
+        if index >= self.count:
+            return self._override is not None and index == self.count
+        first = self._made[index]
+        return (first.where, first.sites) == (where, sites) and first.has_like(data_set)
 
     def note_step(self) -> None:
         """An optimizer step is over: the first time, this tells which loader fed it, of several the

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
-from trainfit.results.runs.trace import LoaderCut
+from trainfit.results.runs.trace import LoaderCut, LoaderOverride
 from trainfit.scripts.dataloader import LoaderTracker
 from trainfit.simgpu.patching import PatchSet
 
@@ -131,3 +131,31 @@ def test_an_iterator_by_hand_in_a_loop_that_cannot_be_left_ends(tracker: LoaderT
     batches = iter(first)
     assert [len(next(batches)[0]) for _ in (1, 2)] == [4, 4]
     assert next(batches, None) is None
+
+
+def test_another_batch_size_holds_for_the_loader_of_each_epoch() -> None:
+    """It is made on the same line of a data set like the first; an evaluation's keeps its own."""
+    patches, sizes = PatchSet(), []
+    tracker = LoaderTracker(override=LoaderOverride(0, 20))
+    tracker.install(patches)
+    try:
+        for _ in range(2):
+            sizes.append(DataLoader(_data(), batch_size=4).batch_size)
+            sizes.append(DataLoader(_data(), batch_size=5).batch_size)
+        for data in (_data(), TensorDataset(torch.zeros(7, 1))):
+            sizes.append(DataLoader(data, batch_size=6).batch_size)
+    finally:
+        patches.restore()
+    assert sizes == [20, 5, 20, 5, 6, 6]
+
+
+def test_one_of_another_data_set_on_its_line_keeps_its_own() -> None:
+    patches, sizes = PatchSet(), []
+    tracker = LoaderTracker(override=LoaderOverride(0, 20))
+    tracker.install(patches)
+    try:
+        for data in (_data(), TensorDataset(torch.zeros(7, 1))):
+            sizes.append(DataLoader(data, batch_size=4).batch_size)
+    finally:
+        patches.restore()
+    assert sizes == [20, 4]

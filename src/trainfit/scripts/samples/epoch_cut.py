@@ -53,6 +53,12 @@ class MadeLoader:
         #: What the data set held open before the loader asked it for a sample: path → type.
         self.handles: Mapping[str, str] = {}
 
+    def has_like(self, data_set: object) -> bool:
+        """Is its data set this one, or of the same class and length?"""
+        return id(data_set) == self.data_set or (
+            self._data[1] is not None and self._data == (type(data_set), length_of(data_set))
+        )
+
     def is_again(self, other: MadeLoader) -> bool:
         """Was it made by the same calls as ``other``, of the same data set or one like it, as a
         script does that makes both again for each epoch?"""
