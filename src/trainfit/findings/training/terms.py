@@ -7,7 +7,7 @@ import dataclasses
 from typing import Final
 
 from trainfit.findings.training.kinds import Kinds
-from trainfit.findings.training.worker_copies import generator_copied
+from trainfit.findings.training.worker_copies import generator_copied, too_few_shards
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.text import count
 
@@ -331,6 +331,15 @@ def _not_pinned(kind: str, name: str) -> Finding:
             Fix("a NamedTuple or a dictionary in its place"),
         ),
     )
+
+
+@TERMS.of("workers_without_shard")
+def _shards(kind: str, name: str, shards: str, workers: str) -> Finding:
+    found = too_few_shards(kind, int(shards), int(workers), "warning", "likely")
+    cause = (
+        f"{name} has {shards}, and each worker is given every {workers}th of them from its own on"
+    )
+    return dataclasses.replace(found, cause=f"{cause}; the others make no batch, and need memory")
 
 
 @TERMS.of("generator_of_workers")
