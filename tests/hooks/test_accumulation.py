@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -525,6 +526,40 @@ def test_generators_that_workers_may_have(
     kinds: Kinds, data: Dataset[Any], options: dict[str, Any]
 ) -> None:
     assert "generator_of_workers" not in kinds(lambda: worked(data, **options))
+
+
+class OfFile(Dataset[Any]):
+    """Reads its samples of a file that is open before its workers are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path.open("rb")
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        self.file.seek(index)
+        return torch.full((8,), float(self.file.read(1)[0])), 0
+
+
+class OpenedByWorker(OfFile):
+    """Opens it where a sample is read."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.file = self.path.open("rb")
+        return super().__getitem__(index)
+
+
+def test_a_file_that_is_open_before_the_workers(kinds: Kinds, tmp_path: Path) -> None:
+    path = tmp_path / "samples"
+    path.write_bytes(bytes(32))
+    found = kinds(lambda: worked(OfFile(path)))["handle_of_workers"]
+    assert found.title.startswith("dataset.file (_io.") and found.place is not None
+    assert "handle_of_workers" not in kinds(lambda: worked(OpenedByWorker(path)))
+    for options in ({"num_workers": 0}, {"num_workers": 1}, {"worker_init_fn": print}):
+        assert "handle_of_workers" not in kinds(
+            lambda options=options: worked(OfFile(path), **options)  # type: ignore[misc]
+        )
 
 
 class Sharded(IterableDataset[Any]):

@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import IterableDataset, Subset, WeightedRandomSampler, default_collate
 
 from trainfit.findings.source_code import function_syntax, names_in
-from trainfit.hooks.held_objects import is_generator
+from trainfit.hooks.held_objects import is_generator, open_handles
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library
@@ -113,6 +113,8 @@ class Loaders:
             self._note("samples_changed", *changed[:3], place=changed[3])
         if not self.are_workers_asked and (copied := copied_generator(loader)) is not None:
             self._note("generator_of_workers", *copied[:3], place=copied[3])
+        if not self.are_workers_asked and (shared := shared_handle(loader)) is not None:
+            self._note("handle_of_workers", *shared[:2], place=shared[2])
         if not self.are_workers_asked and (few := few_shards(loader)) is not None:
             self._note("workers_without_shard", *few[:3], place=few[3])
 
@@ -254,6 +256,25 @@ def _is_by_loader() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def shared_handle(loader: Any) -> tuple[str, str, str] | None:
+    """A file or a connection that a data set opened before its workers start, and that they read:
+    its path, its type, and the line of the method that does. None where a ``worker_init_fn`` may
+    open it, the reading method does, or it asks which worker it is in."""
+    workers = getattr(loader, "num_workers", 0)
+    data = getattr(loader, "dataset", None)
+    if workers < 2 or getattr(loader, "worker_init_fn", None) is not None:
+        return None
+    while isinstance(data, Subset):
+        data = data.dataset
+    read = _drawing(type(data))
+    for path, kind in open_handles(data).items() if read else ():
+        name = path.split(".")[1] if "." in path else ""
+        if name in read:
+            code = read[name].__code__
+            return path, kind, f"{code.co_filename}:{code.co_firstlineno}"
+    return None
 
 
 def few_shards(loader: Any) -> tuple[str, str, str, str] | None:

@@ -7,7 +7,11 @@ import dataclasses
 from typing import Final
 
 from trainfit.findings.training.kinds import Kinds
-from trainfit.findings.training.worker_copies import generator_copied, too_few_shards
+from trainfit.findings.training.worker_copies import (
+    generator_copied,
+    shared_handle,
+    too_few_shards,
+)
 from trainfit.results.findings import Evidence, Finding, Fix
 from trainfit.results.text import count
 
@@ -331,6 +335,11 @@ def _not_pinned(kind: str, name: str) -> Finding:
             Fix("a NamedTuple or a dictionary in its place"),
         ),
     )
+
+
+@TERMS.of("handle_of_workers")
+def _handle(kind: str, path: str, type_name: str) -> Finding:
+    return dataclasses.replace(shared_handle({path: type_name}, "warning", "likely"), kind=kind)
 
 
 @TERMS.of("workers_without_shard")
