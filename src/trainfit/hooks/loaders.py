@@ -115,8 +115,8 @@ class Loaders:
             self._note("generator_of_workers", *copied[:3], place=copied[3])
         if not self.are_workers_asked and (shared := shared_handle(loader)) is not None:
             self._note("handle_of_workers", *shared[:2], place=shared[2])
-        if not self.are_workers_asked and (few := few_shards(loader)) is not None:
-            self._note("workers_without_shard", *few[:3], place=few[3])
+        if not self.are_workers_asked and (parts := few_shards(loader)) is not None:
+            self._note("workers_without_shard", *parts[:3], place=parts[3])
 
     def _look_at_workers(self, loader: Any, data: Any, place: str | None) -> None:
         """Are there workers of an earlier epoch, with what the data set was then?"""
