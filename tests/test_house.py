@@ -162,7 +162,7 @@ def test_no_more_sentences_are_taken_apart() -> None:
 FRAMES = {
     *("simgpu/device/user_location.py", "torch_private/data_loading.py"),
     *("scripts/call_sites.py", "watch/recorder/looks/stacks.py"),
-    *("scripts/phases/periodic.py", "scripts/phases/last_epoch.py"),
+    *("scripts/phases/periodic.py", "scripts/phases/leaving.py"),
 }
 
 

@@ -387,6 +387,10 @@ SAID = (
                       "`use_orig_params=False`"),
     ("not_deterministic", "adaptive_avg_pool2d_backward_cuda does not have a deterministic "
                           "implementation, but you set 'torch.use_deterministic_algorithms(True)'"),
+    ("not_deterministic", "nll_loss2d_forward_out_cuda_template does not have a deterministic "
+                          "implementation, but you set 'torch.use_deterministic_algorithms(True)'"),
+    ("not_deterministic", "Deterministic behavior was enabled with either "
+                          "`torch.use_deterministic_algorithms(True)` or"),
     ("transform_order", "pic should be PIL Image or ndarray. Got <class 'torch.Tensor'>"),
     ("no_loss", "The model did not return a loss from the inputs, only the following keys: logits"),
     ("quantized_training", "You cannot perform fine-tuning on purely quantized models."),

@@ -3,7 +3,9 @@ forums ask about averages, last activations, draws and workers. Each with a twin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import swa_utils
-from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    get_worker_info,
+    random_split,
+)
 
 from helpers_learning import Kinds, observing
 from trainfit.findings.training.learning import of_learning
@@ -517,6 +526,66 @@ def test_generators_that_workers_may_have(
     kinds: Kinds, data: Dataset[Any], options: dict[str, Any]
 ) -> None:
     assert "generator_of_workers" not in kinds(lambda: worked(data, **options))
+
+
+class OfFile(Dataset[Any]):
+    """Reads its samples of a file that is open before its workers are."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path.open("rb")
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> Any:
+        self.file.seek(index)
+        return torch.full((8,), float(self.file.read(1)[0])), 0
+
+
+class OpenedByWorker(OfFile):
+    """Opens it where a sample is read."""
+
+    def __getitem__(self, index: int) -> Any:
+        self.file = self.path.open("rb")
+        return super().__getitem__(index)
+
+
+def test_a_file_that_is_open_before_the_workers(kinds: Kinds, tmp_path: Path) -> None:
+    path = tmp_path / "samples"
+    path.write_bytes(bytes(32))
+    found = kinds(lambda: worked(OfFile(path)))["handle_of_workers"]
+    assert found.title.startswith("dataset.file (_io.") and found.place is not None
+    assert "handle_of_workers" not in kinds(lambda: worked(OpenedByWorker(path)))
+    for options in ({"num_workers": 0}, {"num_workers": 1}, {"worker_init_fn": print}):
+        assert "handle_of_workers" not in kinds(
+            lambda options=options: worked(OfFile(path), **options)  # type: ignore[misc]
+        )
+
+
+class Sharded(IterableDataset[Any]):
+    """Gives each worker every so many of its files."""
+
+    def __init__(self, files: int, how: str = "slice") -> None:
+        self.files, self.how = [str(each) for each in range(files)], how
+
+    def __iter__(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        if worker is None:
+            return
+        if self.how == "slice":
+            mine = self.files[worker.id :: worker.num_workers]
+        else:
+            mine = list(itertools.islice(self.files, worker.id, None, worker.num_workers))
+        for _ in mine:
+            yield from ((torch.zeros(8), 0) for _ in range(32))
+
+
+@pytest.mark.parametrize("how", ["slice", "islice"])
+def test_fewer_shards_than_workers(kinds: Kinds, how: str) -> None:
+    found = kinds(lambda: worked(Sharded(1, how)))["workers_without_shard"]
+    assert found.title.startswith("1 of 2 workers get samples") and found.place is not None
+    assert "workers_without_shard" not in kinds(lambda: worked(Sharded(2, how)))
+    assert "workers_without_shard" not in kinds(lambda: worked(Noisy()))
 
 
 def pinning(*, before: bool) -> None:

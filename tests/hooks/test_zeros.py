@@ -62,6 +62,43 @@ def test_a_sample_that_is_nothing_but_padding(kinds: Kinds) -> None:
     assert "mask_misused" not in kinds(lambda: _attention(0, -1e9))
 
 
+def _pooling(of_batch: Callable[[Tensor, Tensor], Tensor], shortest: int) -> None:
+    """Attention over a set's elements; the mask comes from the data set, or from the lengths."""
+    lengths = torch.full((12,), 7)
+    lengths[3] = shortest
+    padding = torch.arange(10)[None] >= lengths[:, None]
+    embed, query, head = nn.Linear(8, 16).cuda(), nn.Linear(16, 1).cuda(), nn.Linear(16, 1).cuda()
+    parameters = [each for part in (embed, query, head) for each in part.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    for x, pad, n in DataLoader(TensorDataset(torch.randn(12, 10, 8), padding, lengths), 4):
+        h = embed(x.cuda())
+        scores = query(h).squeeze(-1).masked_fill(of_batch(pad, n), -torch.inf)
+        head((scores.softmax(-1).unsqueeze(-1) * h).sum(1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    "of_batch",
+    [
+        lambda pad, n: pad.cuda(),
+        lambda pad, n: ~(~pad).cuda(),
+        lambda pad, n: torch.arange(10, device="cuda")[None] >= n.cuda()[:, None],
+        lambda pad, n: ~(torch.arange(10, device="cuda").unsqueeze(0) < n.cuda().unsqueeze(1)),
+        lambda pad, n: n.cuda()[:, None] <= torch.arange(10, device="cuda"),
+    ],
+)
+def test_a_set_without_an_element(
+    kinds: Kinds, of_batch: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    assert "nothing but padding" in kinds(lambda: _pooling(of_batch, 0))["mask_misused"].title
+    assert "mask_misused" not in kinds(lambda: _pooling(of_batch, 1))
+
+
+def test_a_mask_that_is_true_for_all_elements_hides_none_where_it_is_turned(kinds: Kinds) -> None:
+    assert "mask_misused" not in kinds(lambda: _pooling(lambda pad, n: ~(~pad).cuda(), 10))
+
+
 # -- counts, degrees and tables -----------------------------------------------------------------
 
 

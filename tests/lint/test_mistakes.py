@@ -120,6 +120,14 @@ def test_what_can_be_gone_over(made: str, before: str, body: str, tmp_path: Path
     assert "iterator-used-up" not in found
 
 
+def test_what_an_iterator_gives_is_none(tmp_path: Path) -> None:
+    """``train, test = (DataLoader(…) for …)``: each name has a DataLoader."""
+    source = _LOOPS.format(made="((x, 1) for x in loader)", before="pass", body="train(x)")
+    assert "iterator-used-up" not in _kinds(
+        tmp_path, source.replace("batches =", "batches, other =")
+    )
+
+
 def test_an_iterator_of_one_pass(tmp_path: Path) -> None:
     assert not _kinds(tmp_path, "batches = iter(loader)\nfor x in batches: train(x)\n")
     assert not _kinds(

@@ -6,6 +6,7 @@ import pytest
 
 from trainfit.plan.growth_findings import of_calls, of_longer_epochs, of_steps, told_once
 from trainfit.plan.sizing.memory_model import Growth
+from trainfit.results.configuration import EpochEnd
 from trainfit.results.findings import EPOCH_GROWTH, Finding, Place
 from trainfit.results.runs.steps import GrowthSource, StepPattern, StepUnit
 
@@ -62,3 +63,10 @@ def test_growth_by_epochs_and_its_cause_are_told_once() -> None:
     assert [*told_once((remade, grows))] == [remade]
     assert [*told_once((kept, other, grows))] == [other, grows]
     assert [*told_once((kept, other))] == [kept, other]
+
+
+def test_what_a_later_epoch_trains_is_not_called_frozen() -> None:
+    frozen = Finding("mostly_frozen", "warning", "", (), "", ())
+    later = EpochEnd("simulated", fits=True, later="train.py:16")
+    assert [*told_once((frozen,), later)] == []
+    assert [*told_once((frozen,), EpochEnd("simulated", fits=True))] == [frozen]

@@ -53,3 +53,16 @@ def test_no_cell_is_cut_and_no_line_is_too_long(
     for character in "abc1%[]é":
         assert shown.count(character) >= given_.count(character)
     assert len(groups) in (len(rows), len(rows) + 1)
+
+
+def test_rows_with_a_long_reason_are_a_list_where_their_column_would_be_narrow() -> None:
+    reason = "keeps the effective batch size, as the loss is not divided by the accumulation. " * 3
+    rows = [("--batch-size", "16 · kept", reason, "predicted, RTX 4090")]
+    rows += [("PYTORCH_CUDA_ALLOC_CONF", "left unset", "it fits", "predicted, RTX 4090")]
+    head = ("Parameter", "Value", "Why", "Evidence")
+    with laid_out_for(80):
+        lines = table(rows, "llwl", head)
+    assert lines[0].strip() == "--batch-size" and lines[2].strip().startswith("Why: keeps the")
+    assert len(lines) < 12 and all(len(line) <= 80 for line in lines)
+    with laid_out_for(200):
+        assert table(rows, "llwl", head)[0].split() == list(head)

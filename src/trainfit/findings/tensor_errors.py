@@ -308,15 +308,28 @@ _KNOWN: Final = (
         "parameters, too (fully_shard of the whole model, Replicate() for the rest); elsewhere "
         "distribute_tensor(x, mesh, [Replicate()])",
     ),
-    # aten/src/ATen/Context.cpp
+    # aten/src/ATen/Context.cpp; a loss of one value a sample (nll_loss) has a deterministic form
     KnownError(
         "not_deterministic",
-        re.compile(
-            r"does not have a deterministic implementation|Deterministic behavior was enabled with"
-        ),
+        re.compile(r"nll_loss2d\w* does not have a deterministic implementation"),
+        "A loss over images or sequences (cross_entropy or nll_loss of more than two dimensions) "
+        "has no deterministic form, and use_deterministic_algorithms(True) wants one",
+        "give the loss one row a pixel or token: logits.movedim(1, -1).flatten(0, -2) with "
+        "target.flatten(); else torch.use_deterministic_algorithms(True, warn_only=True)",
+    ),
+    KnownError(
+        "not_deterministic",
+        re.compile(r"Deterministic behavior was enabled with"),
+        "cuBLAS is deterministic with a fixed workspace only, and "
+        "use_deterministic_algorithms(True) wants that",
+        "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment, before the first matmul",
+    ),
+    KnownError(
+        "not_deterministic",
+        re.compile(r"does not have a deterministic implementation"),
         "An operator has no deterministic form, and use_deterministic_algorithms(True) wants one",
-        "CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment for matmuls; else "
-        "torch.use_deterministic_algorithms(True, warn_only=True)",
+        "torch.use_deterministic_algorithms(True, warn_only=True); or another operator at this "
+        "line (PyTorch lists those without a deterministic form at use_deterministic_algorithms)",
     ),
     # aten/src/ATen/native/TensorShape.cpp
     KnownError(

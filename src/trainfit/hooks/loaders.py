@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, WeightedRandomSampler, default_collate
+from torch.utils.data import IterableDataset, Subset, WeightedRandomSampler, default_collate
 
 from trainfit.findings.source_code import function_syntax, names_in
-from trainfit.hooks.held_objects import is_generator
+from trainfit.hooks.held_objects import is_generator, open_handles
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.learning import Misuse
 from trainfit.simgpu.device.user_location import is_library
@@ -35,6 +35,8 @@ _SPLITS: Final = 8
 _PLAIN: Final = (int, float, str, bool, type(None))
 #: Methods that workers run.
 _OF_WORKERS: Final = ("__getitem__", "__getitems__", "__iter__", "__call__")
+#: What a variable of the number of workers is called.
+_MANY_WORKERS: Final = ("num_workers", "workers", "n_workers", "nworkers")
 #: Modules of PyTorch's DataLoader.
 _OF_LOADERS: Final = "torch.utils.data."
 _READS: Final = {"LOAD_ATTR", "LOAD_METHOD"}
@@ -111,6 +113,10 @@ class Loaders:
             self._note("samples_changed", *changed[:3], place=changed[3])
         if not self.are_workers_asked and (copied := copied_generator(loader)) is not None:
             self._note("generator_of_workers", *copied[:3], place=copied[3])
+        if not self.are_workers_asked and (shared := shared_handle(loader)) is not None:
+            self._note("handle_of_workers", *shared[:2], place=shared[2])
+        if not self.are_workers_asked and (parts := few_shards(loader)) is not None:
+            self._note("workers_without_shard", *parts[:3], place=parts[3])
 
     def _look_at_workers(self, loader: Any, data: Any, place: str | None) -> None:
         """Are there workers of an earlier epoch, with what the data set was then?"""
@@ -250,6 +256,71 @@ def _is_by_loader() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def shared_handle(loader: Any) -> tuple[str, str, str] | None:
+    """A file or a connection that a data set opened before its workers start, and that they read:
+    its path, its type, and the line of the method that does. None where a ``worker_init_fn`` may
+    open it, the reading method does, or it asks which worker it is in."""
+    workers = getattr(loader, "num_workers", 0)
+    data = getattr(loader, "dataset", None)
+    if workers < 2 or getattr(loader, "worker_init_fn", None) is not None:
+        return None
+    while isinstance(data, Subset):
+        data = data.dataset
+    read = _drawing(type(data))
+    for path, kind in open_handles(data).items() if read else ():
+        name = path.split(".")[1] if "." in path else ""
+        if name in read:
+            code = read[name].__code__
+            return path, kind, f"{code.co_filename}:{code.co_firstlineno}"
+    return None
+
+
+def few_shards(loader: Any) -> tuple[str, str, str, str] | None:
+    """A list that an iterable data set gives its workers parts of, every so many
+    (``self.urls[worker.id :: worker.num_workers]``, or by ``islice``), and that has fewer than
+    there are workers: its name, how many, the workers, and the line."""
+    workers, data = getattr(loader, "num_workers", 0), getattr(loader, "dataset", None)
+    if workers < 2 or not isinstance(data, IterableDataset):
+        return None
+    for function in _methods(type(data)):
+        tree = function_syntax(function.__code__)
+        for node in ast.walk(tree) if tree is not None else ():
+            owner = _parted(node)
+            parts = getattr(data, owner, None) if owner is not None else None
+            if owner is not None and isinstance(parts, list | tuple) and len(parts) < workers:
+                at = f"{function.__code__.co_filename}:{node.lineno}"  # type: ignore[attr-defined]
+                return f"{type(data).__name__}.{owner}", str(len(parts)), str(workers), at
+    return None
+
+
+def _parted(node: ast.AST) -> str | None:
+    """The attribute of ``self`` that this gives each worker a part of."""
+    match node:
+        case ast.Subscript(
+            value=ast.Attribute(value=ast.Name(id="self"), attr=name),
+            slice=ast.Slice(lower=ast.expr() as first, upper=None, step=ast.expr() as step),
+        ):
+            pass
+        case ast.Call(
+            args=[
+                ast.Attribute(value=ast.Name(id="self"), attr=name),
+                ast.expr() as first,
+                ast.Constant(value=None),
+                ast.expr() as step,
+            ]
+        ) if getattr(node.func, "attr", getattr(node.func, "id", "")) == "islice":
+            pass
+        case _:
+            return None
+    is_part = _is_of_worker(first, ("id", "worker_id")) and _is_of_worker(step, _MANY_WORKERS)
+    return name if is_part else None
+
+
+def _is_of_worker(node: ast.expr, names: Sequence[str]) -> bool:
+    """Is it ``worker.id``, ``info.num_workers``, or a variable called so?"""
+    return getattr(node, "attr", getattr(node, "id", "")) in names
 
 
 def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:

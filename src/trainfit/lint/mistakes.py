@@ -167,8 +167,10 @@ def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt | ast.NamedExpr]:
 
 
 def _is_iterator(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Assign):
-        return False
+    if not isinstance(node, ast.Assign) or not all(
+        isinstance(each, ast.Name) for each in node.targets
+    ):
+        return False  # ``one, two = (…)`` has what it gives
     made = node.value
     if isinstance(made, ast.GeneratorExp):
         return True

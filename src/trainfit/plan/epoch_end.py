@@ -10,25 +10,27 @@ after the loops, or goes by an epoch's number, a run goes on to the script's end
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
-import numpy as np
-
 from trainfit.findings.habits import of_evaluation
 from trainfit.findings.out_of_memory import of_full_memory
+from trainfit.findings.training.accumulation import changed_later
 from trainfit.findings.training.learning import of_later_learning, of_learning
 from trainfit.memory.growth import is_freed_by_epochs
 from trainfit.memory.held import full_memory
-from trainfit.memory.replay import Replay, Stream, live_at
+from trainfit.memory.replay import Stream
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.epoch_peak import (
     ALIKE,
     ShortRun,
     carried_peak,
     is_in_proportion,
+    later_peak,
     memory_at_the_end,
+    next_peak,
+    step_peaks,
     what_grows,
     within_evaluation,
 )
@@ -41,7 +43,6 @@ from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import EpochEnd
 from trainfit.results.findings import EVALUATION_WITH_GRAPH, LAST_BATCH, Finding
 from trainfit.results.runs.learning import LearningFacts
-from trainfit.results.runs.recording import KINDS, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.results.runs.steps import Coverage
 from trainfit.results.runs.trace import InterventionRequest, LoaderCut
@@ -137,6 +138,7 @@ class _Evaluations:
         #: Does the script fail in an evaluation that is cut short, and in a whole one not?
         self._is_whole = False
         self._learning: list[LearningFacts] = []
+        self._later: tuple[Finding, ...] = ()
 
     def learned(self) -> tuple[Finding, ...]:
         """What spoils the learning from a later epoch on, or at the run's end, and is not known of
@@ -144,7 +146,7 @@ class _Evaluations:
         known = {each.kind for each in of_learning(self._job.first.outcome.learning)}
         found = [each for facts in self._learning for each in of_later_learning(facts)]
         late = {each.kind: each for each in found if each.kind not in known}
-        return tuple(late.values())
+        return (*late.values(), *self._later)
 
     def without_graph(self, present: EpochEnd) -> EpochEnd:
         """``present``, which has gradients on, with what it needs under ``torch.no_grad()``."""
@@ -181,7 +183,7 @@ class _Evaluations:
             return found
         if present.later is not None and present.fits:
             return ()  # the last epoch was looked at
-        peaks = _peaks(job.memory_model.unlimited(Stream.of(recording)))
+        peaks = step_peaks(job.memory_model.unlimited(Stream.of(recording)))
         return tuple(of_longer_epochs(peaks, _STEPS, free))
 
     def _start_several(self, batch: int | None, spec: RunSpec, cut: LoaderCut, seen: Trace) -> None:
@@ -279,6 +281,7 @@ class _Evaluations:
             found = fails_beyond(traces[-1], self._job.command, _AFTER) if traces else ()
             return EpochEnd("not simulated", batch_size=batch, unseen=unseen), found
         self._learning.append(traces[-1].outcome.learning)
+        self._later = self._later or tuple(_changed_later(self._job, traces[-1]))
         covered = traces[-1].outcome.coverage
         length = covered.evaluation_batches if covered is not None else None
         lengths = lengths[: len(traces)]
@@ -434,6 +437,16 @@ def _several(spec: RunSpec, cut: LoaderCut) -> RunSpec:
     return dataclasses.replace(_lengthened(spec, cut, 1), title="several epochs")
 
 
+def _changed_later(job: PlannedJob, last: Trace) -> Iterator[Finding]:
+    """Do steps of the last epoch, of a run to it, have as many micro-batches as the first ones?"""
+    makeups = job.recording.makeup, recording_of(last).makeup
+    if makeups[0] is not None and makeups[1] is not None and makeups[0].accumulation:
+        yield from changed_later(
+            makeups[0].accumulation, makeups[1].per_step, makeups[0].micro_batch,
+            last.outcome.later,
+        )  # fmt: skip
+
+
 def _waited_in_vain(trace: Trace, cut: LoaderCut) -> bool:
     """Did an end of an epoch that no DataLoader tells of not come within its time?"""
     return cut.index is None and trace.outcome.status == "timeout"
@@ -521,16 +534,16 @@ def _measured(
     grows = float(peak.batch_bytes) if peak is not None else 0.0
     # A last epoch ends with the script: nothing comes after it.
     ended = traces[-1].outcome.status == "ended"
-    nexts = [0 if ended else _next_peak(run) for run in runs]
+    nexts = [0 if ended else next_peak(run) for run in runs]
     if to_end:
-        nexts = [_later_peak(run) for run in runs]
+        nexts = [later_peak(run, _STEPS, ALIKE) for run in runs]
     if len(runs) > 1:
         left = max(0, nexts[-1] - nexts[-2]) / (runs[-1].batches - runs[-2].batches)
         nexts[-1] += round(left * (whole - runs[-1].batches))
         grows = max(grows, left)
     if grows and length is None:
         return EpochEnd("not simulated", "its memory grows, and its length is not known"), ()
-    seen = max(ends[-1].peak_allocated, *_peaks(ends[-1]))
+    seen = max(ends[-1].peak_allocated, *step_peaks(ends[-1]))
     allocated = max(allocated, nexts[-1])
     device = allocated + max(0, ends[-1].peak_reserved - seen) + model.context_bytes
     fits = device <= model.capacity_bytes
@@ -570,31 +583,3 @@ def _short_runs(
         outcome = job.memory_model.unlimited(Stream.of(recording))
         found[batches] = ShortRun(recording, outcome, batches)
     return list(found.values())
-
-
-#: What each step has of its own, and what is made once.
-_NOT_LEFT: Final = [KINDS.index("input"), KINDS.index("workspace")]
-
-
-def _next_peak(run: ShortRun) -> int:
-    """The peak of the steps of the next epoch: what was made since the last step and is still
-    there, a copy of the model for one, comes on top of the steps' own peak."""
-    recording, end = run.recording, run.outcome
-    marks = step_ends(end.stream.events)
-    if not len(marks):
-        return 0
-    before, after = (live_at(end.stream, int(at)) for at in (marks[-1], len(end.stream.events)))
-    left = np.setdiff1d(after, before)
-    left = left[~np.isin(recording.alloc_kind[left], _NOT_LEFT)]
-    return max(_peaks(end), default=0) + int(end.stream.alloc_bytes[left].sum())
-
-
-def _later_peak(run: ShortRun) -> int:
-    """The peak of the steps after the first epoch's, where that is more; else 0."""
-    peaks = _peaks(run.outcome)
-    highest = max(peaks, default=0)
-    return highest if highest > (1 + ALIKE) * max(peaks[:_STEPS], default=0) else 0
-
-
-def _peaks(outcome: Replay) -> list[int]:
-    return [allocated for allocated, _ in outcome.step_peaks]

@@ -21,13 +21,13 @@ import numpy as np
 from trainfit.findings.out_of_memory import FullMemory, HeldMemory
 from trainfit.memory.capacity import largest_by_line
 from trainfit.memory.held import full_memory
-from trainfit.memory.replay import Replay, Stream
+from trainfit.memory.replay import Replay, Stream, live_at
 from trainfit.plan.changes.amp import AmpSetting
 from trainfit.plan.runs.failures import ScriptError
 from trainfit.plan.runs.tracing import recording_of
 from trainfit.plan.sizing.planned_job import PlannedJob
 from trainfit.results.configuration import BatchCheck, BatchLimits, EpochEnd
-from trainfit.results.runs.recording import MALLOC, Recording, step_ends
+from trainfit.results.runs.recording import KINDS, MALLOC, Recording, step_ends
 from trainfit.results.runs.spec import AS_WRITTEN, RunSpec
 from trainfit.simgpu.device.settling import in_use
 
@@ -223,6 +223,36 @@ def _memory(run: ShortRun, at: int | _Maker) -> FullMemory:
 
 def _origin(held: HeldMemory) -> _Maker:
     return held.kind, held.operator, str(held.place)
+
+
+#: What each step has of its own, and what is made once.
+_NOT_LEFT: Final = [KINDS.index("input"), KINDS.index("workspace")]
+
+
+def next_peak(run: ShortRun) -> int:
+    """The peak of the steps of the next epoch: what was made since the last step and is still
+    there, a copy of the model for one, comes on top of the steps' own peak."""
+    recording, end = run.recording, run.outcome
+    marks = step_ends(end.stream.events)
+    if not len(marks):
+        return 0
+    before, after = (live_at(end.stream, int(at)) for at in (marks[-1], len(end.stream.events)))
+    left = np.setdiff1d(after, before)
+    left = left[~np.isin(recording.alloc_kind[left], _NOT_LEFT)]
+    return max(step_peaks(end), default=0) + int(end.stream.alloc_bytes[left].sum())
+
+
+def later_peak(run: ShortRun, steps: int, alike: float) -> int:
+    """The peak of the steps after the first epoch's ``steps``, where that is more, by the share
+    ``alike`` or above; else 0."""
+    peaks = step_peaks(run.outcome)
+    highest = max(peaks, default=0)
+    return highest if highest > (1 + alike) * max(peaks[:steps], default=0) else 0
+
+
+def step_peaks(outcome: Replay) -> list[int]:
+    """Allocated bytes at the peak of each step."""
+    return [allocated for allocated, _ in outcome.step_peaks]
 
 
 #: Memory that differs by less is that of training.

@@ -9,6 +9,7 @@ from typing import Final
 from trainfit.findings.out_of_memory import TENSORS_KEPT
 from trainfit.memory.growth import left_by_epochs
 from trainfit.plan.sizing.memory_model import Growth
+from trainfit.results.configuration import EpochEnd
 from trainfit.results.findings import EPOCH_GROWTH, Evidence, Finding, Fix, Place
 from trainfit.results.memory import RecordingSummary
 from trainfit.results.runs.recording import Recording
@@ -52,6 +53,7 @@ _KEEPERS: Final = frozenset(
 )
 #: Of a script's text: a model that each epoch makes, and a list that keeps one of each pass.
 _REMADE: Final = "model-each-epoch"
+_FROZEN: Final = "mostly_frozen"
 _MODELS_KEPT: Final = "models-kept"
 _WITHOUT_GRAPH = Fix(
     "with torch.no_grad(): around the calls (or torch.inference_mode())",
@@ -60,14 +62,16 @@ _WITHOUT_GRAPH = Fix(
 _DETACHED = Fix("`.detach()` of what one call gives to the next, where gradients are wanted")
 
 
-def told_once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """The findings without growth by epochs where the model is made in each of them, and without
-    the line that keeps a model of each where its growth was simulated."""
+def told_once(findings: Iterable[Finding], end: EpochEnd | None = None) -> Iterator[Finding]:
+    """The findings without growth by epochs where the model is made in each of them, without the
+    line that keeps a model of each where its growth was simulated, and without parameters that are
+    frozen until ``end``, where it is a later epoch from which on the training needs more."""
     found = tuple(findings)
     is_remade = any(each.kind == _REMADE for each in found)
     grows_at = {str(each.at) for each in found if each.kind == EPOCH_GROWTH}
     for each in found:
         is_effect = each.kind == EPOCH_GROWTH and is_remade
+        is_effect |= each.kind == _FROZEN and end is not None and end.later is not None
         if not is_effect and not (each.kind == _MODELS_KEPT and str(each.at) in grows_at):
             yield each
 

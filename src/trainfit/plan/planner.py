@@ -456,7 +456,7 @@ def _built(
         loader_at=None if first.outcome.loader is None else first.outcome.loader.where or "",
         sample_loading_s=first.outcome.sample_s,
         findings=_distinct(
-            *told_once((*_findings(job, present), *ends.findings)),
+            *told_once((*_findings(job, present), *ends.findings), ends.present),
             *of_habits(job.recording.makeup),
             *loops_on_gpu(job.recording),
             *float64_on_gpu(job.recording, job.machine),

@@ -91,6 +91,8 @@ def _option_groups(words: Sequence[str]) -> list[str]:
 #: wrapped to less of.
 _GAPS: Final = (2, 1)
 _NARROW: Final = 12
+#: Lines of a wrapped cell from which on the rows are read more easily as a list.
+_TALL: Final = 8
 #: A table of so many columns is never made two.
 _SPLIT: Final = 4
 
@@ -149,6 +151,8 @@ def table_rows(
         least = _least(rows, wrapping, head)
         gap = next((gap for gap in _GAPS if least + gap * (len(kinds) - 1) <= room), None)
         if gap is not None:
+            if _is_tall(rows, wrapping, head, room - gap * (len(kinds) - 1)):
+                return _list(rows, head, indent)
             kinds = wrapping
             break
     else:
@@ -216,6 +220,21 @@ def _least(rows: Rows, kinds: str, head: Sequence[str]) -> int:
         widest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
         total += widest if kind in "lr" else min(widest, _NARROW)
     return total
+
+
+def _is_tall(rows: Rows, kinds: str, head: Sequence[str], room: int) -> bool:
+    """Would a wrapped cell have so many lines that its row could not be read? ``room`` is what all
+    columns have together, which the wrapped ones share by the length of their texts."""
+    wrapped_at = [at for at, kind in enumerate(kinds) if kind == "w"]
+    fixed = "".join(kind for kind in kinds if kind != "w")
+    kept = [at for at, kind in enumerate(kinds) if kind != "w"]
+    if not wrapped_at:
+        return False
+    others = [[row[at] for at in kept] for row in rows]
+    titles = [head[at] for at in kept] if head else ()
+    left = room - (_least(others, fixed, titles) if kept else 0)
+    longest = sum(max(cell_len(row[at]) for row in rows) for at in wrapped_at)
+    return longest > _TALL * max(1, left)
 
 
 def _list(rows: Rows, head: Sequence[str], indent: str) -> list[list[str]]:

@@ -10,9 +10,10 @@ from trainfit.findings.training.learning import KINDS as LEARNING
 from trainfit.lint.mistakes import SPOILS
 from trainfit.report.blocks import TONES, WHOLE, Item, Items, items, rows
 from trainfit.report.steps import pattern_notes
+from trainfit.results.configuration import BatchLimits, Configuration, EpochEnd
 from trainfit.results.files.contents import Note, complete
 from trainfit.results.files.contents import Severity as NoteSeverity
-from trainfit.results.findings import Finding, Severity
+from trainfit.results.findings import ACCUMULATION_CHANGES, SAMPLING, Finding, Severity
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import PlanResult
 from trainfit.results.runs.generation import Generation
@@ -145,6 +146,28 @@ def spoilt_text(findings: Iterable[Finding]) -> str:
     spoils = (*LEARNING, *SPOILS)
     wrong = any(each.is_critical and each.kind in spoils for each in findings)
     return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""
+
+
+def other_steps_text(findings: Iterable[Finding]) -> str:
+    """Clauses on what a step's time is not of: calls of a model before the steps, later steps with
+    more or fewer micro-batches; else empty."""
+    said = {each.kind: each.subject for each in findings}
+    text = ""
+    if drawn := said.get(SAMPLING):
+        text += f"; without the sampling before the steps, {drawn}"
+    if changed := said.get(ACCUMULATION_CHANGES):
+        text += f"; {changed}"
+    return text
+
+
+def until_later_text(end: EpochEnd | None, limits: BatchLimits | None, now: Configuration) -> str:
+    """Until when the largest batch size holds, where later epochs need more and their own largest
+    is not known; else empty."""
+    if end is None or end.later is None or (limits is not None and limits.evaluation is not None):
+        return ""
+    if not end.needs_more_than(now.memory.device_bytes):
+        return ""
+    return f" until {short_place(end.later)} (not known for the epochs after it)"
 
 
 def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:

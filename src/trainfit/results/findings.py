@@ -94,6 +94,11 @@ FAILS_LATER: Final = "fails_later"
 SCHEDULE_ENDS: Final = "schedule_ends"
 #: Likewise, that each epoch leaves memory behind; its subject is after how many the GPU is full.
 EPOCH_GROWTH: Final = "memory_grows_by_epoch"
+#: … and of calls of a model before the steps, which these do not contain; its subject is their
+#: number and time.
+SAMPLING: Final = "sampling_before_step"
+#: … and of steps of a later epoch that have more or fewer micro-batches; its subject says so.
+ACCUMULATION_CHANGES: Final = "accumulation_changes"
 
 
 @dataclasses.dataclass(frozen=True)

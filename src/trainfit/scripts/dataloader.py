@@ -22,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from trainfit.hooks.held_objects import open_handles
 from trainfit.hooks.ranks import length_of
 from trainfit.results.runs.trace import (
+    CallSite,
     LoaderCut,
     LoaderInfo,
     LoaderOverride,
@@ -29,13 +30,14 @@ from trainfit.results.runs.trace import (
     SampleScan,
     Status,
 )
-from trainfit.scripts.call_sites import users_calls
+from trainfit.scripts.call_sites import users_calls, written_at
+from trainfit.scripts.phases.leaving import leave_loop
 from trainfit.scripts.phases.loops import ends_epoch
 from trainfit.scripts.samples.batch_sizes import FetchedSizes, FetchTimes
 from trainfit.scripts.samples.epoch_cut import EpochCut, MadeLoader
 from trainfit.scripts.samples.scan import cannot_look, repeated, scan_samples
 from trainfit.simgpu.device.tensor import DeviceTensor
-from trainfit.simgpu.device.user_location import user_frame
+from trainfit.simgpu.device.user_location import caller_of, is_library, user_frame
 from trainfit.simgpu.patching import PatchSet
 from trainfit.torch_private import data_loading as private
 
@@ -70,6 +72,7 @@ class LoaderTracker:
         self._override = override
         self._sample = sample
         self._epochs = EpochCut(cut)
+        self._is_by_hand = False
         self._keep = keep
         self._made: list[MadeLoader] = []
         self._of_iterator: weakref.WeakKeyDictionary[Any, MadeLoader] = weakref.WeakKeyDictionary()
@@ -137,7 +140,10 @@ class LoaderTracker:
             batch = advance(batches)
             tracker.waited_s += time.perf_counter() - began
             made = tracker._of_iterator.get(batches)
-            if made is not None:
+            if made is not None and tracker._epochs.given(batches, made):
+                if not leave_loop(caller_of(sys._getframe(1))):
+                    raise StopIteration
+            elif made is not None:
                 if tracker._keep and not made.batches:
                     made.on_gpu = is_simulated(batch)
                 made.batches += 1
@@ -175,10 +181,11 @@ class LoaderTracker:
             @functools.wraps(construct)
             def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
                 where, sites = user_frame(), users_calls(sys._getframe())
-                if tracker._override is not None and tracker._override.index == tracker.count:
+                if tracker._override is not None:
                     bound = signature.bind(loader, *args, **kwargs)
-                    _override(bound.arguments, tracker._override.batch_size)
-                    args, kwargs = bound.args[1:], bound.kwargs
+                    if tracker._is_overridden(where, sites, bound.arguments.get("dataset")):
+                        _override(bound.arguments, tracker._override.batch_size)
+                        args, kwargs = bound.args[1:], bound.kwargs
                 before, keep = tracker.count, tracker._keep
                 construct(loader, *args, **kwargs)
                 if tracker.count == before:  # else by PyTorch's, which it called
@@ -187,7 +194,12 @@ class LoaderTracker:
             return __init__
 
         def __iter__(loader: Any) -> Any:
-            batches = iterate(loader)
+            by_hand = _is_by_hand(caller_of(sys._getframe(1)))
+            tracker._is_by_hand, before = by_hand, tracker._is_by_hand
+            try:
+                batches = iterate(loader)
+            finally:
+                tracker._is_by_hand = before
             made = tracker._find(loader)
             if made is not None and isinstance(batches, private.LoaderIterator):
                 made.known = tracker._describe(made)
@@ -200,10 +212,11 @@ class LoaderTracker:
                 with contextlib.suppress(Exception):  # a library's object may raise anything
                     made.handles = open_handles(loader.dataset)
             most = math.inf if tracker._keep else len(os.sched_getaffinity(0))
-            with tracker._epochs.making(made), _workers_at_most(most, loader):
+            by_hand = tracker._is_by_hand
+            with tracker._epochs.making(made, by_hand=by_hand), _workers_at_most(most, loader):
                 batches = make(loader)
             if made is not None:
-                tracker._epochs.begun(batches, made)
+                tracker._epochs.begun(batches, made, by_hand=by_hand)
                 tracker._of_iterator[batches] = made
                 made.known = tracker._describe(made)
                 _keep_loader(batches, loader)
@@ -212,6 +225,17 @@ class LoaderTracker:
         patches.hook(kind, "__init__", constructing)
         patches.set(kind, "__iter__", __iter__)
         patches.set(kind, private.GET_ITERATOR.name, _get_iterator)
+
+    def _is_overridden(
+        self, where: str | None, sites: tuple[CallSite, ...], data_set: object
+    ) -> bool:
+        """Is a loader that is being made the one that gets another batch size, or that one again,
+        as a script makes one for each epoch?"""
+        index = self._override.index if self._override is not None else self.count
+        if index >= self.count:
+            return self._override is not None and index == self.count
+        first = self._made[index]
+        return (first.where, first.sites) == (where, sites) and first.has_like(data_set)
 
     def note_step(self) -> None:
         """An optimizer step is over: the first time, this tells which loader fed it, of several the
@@ -399,6 +423,13 @@ class LoaderTracker:
             data_set=length_of(getattr(loader, "dataset", None)),
             group=_group(sampler),
         )
+
+
+def _is_by_hand(frame: types.FrameType | None) -> bool:
+    """Does the script itself call ``iter()`` there?"""
+    if frame is None or is_library(frame.f_code.co_filename):
+        return False
+    return written_at(frame.f_code, frame.f_lasti).rpartition(".")[2] in ("iter", "__iter__")
 
 
 def _keep_loader(batches: Any, loader: Any) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from trainfit.hardware.gpu_figures import is_made_up
-from trainfit.results.findings import Evidence, Finding, Fix, Place
+from trainfit.results.findings import SAMPLING, Evidence, Finding, Fix, Place
 from trainfit.results.runs.recording import PHASES, Recording
 from trainfit.results.runs.steps import DTYPES
 from trainfit.results.text import duration, percent
@@ -278,7 +278,7 @@ def sampling_before_step(recording: Recording, machine: HostedGpu) -> Iterator[F
     if sampled_s < _TIMES * step_s:
         return
     yield Finding(
-        "sampling_before_step",
+        SAMPLING,
         "info",
         f"{calls:,} calls of models in a row come before a step and need {duration(sampled_s)}, "
         f"the step itself {duration(step_s)} (predicted): times and rates of steps leave the "
@@ -292,6 +292,7 @@ def sampling_before_step(recording: Recording, machine: HostedGpu) -> Iterator[F
         ),
         confidence="likely",
         place=place,
+        subject=f"{duration(sampled_s)} of {calls:,} calls",
     )
 
 

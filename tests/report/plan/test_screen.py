@@ -25,6 +25,7 @@ from trainfit.results.configuration import (
     amp_hazard,
 )
 from trainfit.results.files.contents import Note, complete
+from trainfit.results.findings import ACCUMULATION_CHANGES, SAMPLING, Finding
 from trainfit.results.memory import MemoryFigures
 from trainfit.results.plan import Inference, PlanResult
 from trainfit.results.real_runs import VersusCpu
@@ -643,3 +644,28 @@ def test_an_evaluation_that_could_not_be_simulated_at_the_recommended_batch_size
 def test_what_does_not_fit_has_its_verb(end: EpochEnd, words_of_it: str) -> None:
     plan = dataclasses.replace(with_now(ACT), epoch_end=end)
     assert f"Does not fit: the {words_of_it} 31.00 GiB" in words(plan)
+
+
+def test_the_largest_batch_holds_until_a_later_epoch_that_needs_more() -> None:
+    later = dataclasses.replace(UNFIT, fits=True, later="train.py:9")
+    until = "until train.py:9 (not known for the epochs after it)"
+    assert until in words(dataclasses.replace(with_now(ACT), epoch_end=later))
+    final = dataclasses.replace(later, later=None, final="train.py:9")
+    assert until not in words(dataclasses.replace(with_now(ACT), epoch_end=final))
+
+
+def test_sampling_before_the_steps_stands_next_to_their_time() -> None:
+    drawn = Finding(SAMPLING, "info", "128 calls", (), "", (), subject="62 ms of 128 calls")
+    said = "; without the sampling before the steps, 62 ms of 128 calls)"
+    assert said in words(dataclasses.replace(ACT, findings=(drawn,)))
+    assert said not in words(ACT)
+
+
+def test_later_steps_of_other_micro_batches_stand_next_to_the_time() -> None:
+    changed = Finding(
+        ACCUMULATION_CHANGES, "info", "", (), "", (),
+        subject="later ones have 1 micro-batch instead of 8",
+    )  # fmt: skip
+    said = "; later ones have 1 micro-batch instead of 8)"
+    assert said in words(dataclasses.replace(ACT, findings=(changed,)))
+    assert said not in words(ACT)

@@ -3,12 +3,22 @@ in memory until it does. And averages of the weights of many steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from trainfit.results.findings import Evidence, Finding, Fix, Kinds
+from trainfit.results.findings import (
+    ACCUMULATION_CHANGES,
+    Evidence,
+    Finding,
+    Fix,
+    Kinds,
+    Place,
+)
 from trainfit.results.text import count
 
 ACCUMULATION: Final = Kinds()
+#: Steps in a row that are alike: one may have what an epoch left over.
+_ALIKE: Final = 2
 
 
 @ACCUMULATION.of("first_step_early")
@@ -28,6 +38,44 @@ def _first(kind: str, others: str) -> Finding:
             ),
         ),
         confidence="likely",
+    )
+
+
+def changed_later(
+    first: int, per_step: Sequence[int], samples: int | None, place: str | None
+) -> Iterator[Finding]:
+    """Steps of a later epoch, which begin at ``place``, that have another number of micro-batches
+    than the ``first`` ones, of so many ``samples``; ``per_step`` are those of each step until then.
+    """
+    if place is None or len(per_step) < 2 * _ALIKE or len(set(per_step[-_ALIKE:])) > 1:
+        return
+    later = per_step[-1]
+    if later < 1 or later == first or any(each != first for each in per_step[:_ALIKE]):
+        return
+    effective = (
+        ""
+        if samples is None
+        else (f": effective batch {later * samples} instead of {first * samples}")
+    )
+    times = f"{later / first:.3g}"
+    yield Finding(
+        ACCUMULATION_CHANGES,
+        "info",
+        f"Steps of a later epoch have {count(later, 'micro-batch', 'micro-batches')}, the first "
+        f"ones {first}{effective}",
+        (Evidence("micro-batches of a later step", str(later)),),
+        f"the number of micro-batches goes by the epoch: a later step needs about {times}× the "
+        "time; steps an epoch and the learning rate's schedule change with it",
+        (
+            Fix(
+                "compare samples/s, not steps; a schedule that counts steps needs those of all "
+                "epochs"
+            ),
+        ),
+        place=Place.parse(place),
+        subject=f"later ones have {later} micro-batches instead of {first}"
+        if later != 1
+        else f"later ones have 1 micro-batch instead of {first}",
     )
 
 

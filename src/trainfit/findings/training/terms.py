@@ -6,7 +6,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from trainfit.findings.training.worker_copies import generator_copied
+from trainfit.findings.training.worker_copies import (
+    generator_copied,
+    shared_handle,
+    too_few_shards,
+)
 from trainfit.results.findings import Evidence, Finding, Fix, Kinds
 from trainfit.results.text import count
 
@@ -330,6 +334,20 @@ def _not_pinned(kind: str, name: str) -> Finding:
             Fix("a NamedTuple or a dictionary in its place"),
         ),
     )
+
+
+@TERMS.of("handle_of_workers")
+def _handle(kind: str, path: str, type_name: str) -> Finding:
+    return dataclasses.replace(shared_handle({path: type_name}, "warning", "likely"), kind=kind)
+
+
+@TERMS.of("workers_without_shard")
+def _shards(kind: str, name: str, shards: str, workers: str) -> Finding:
+    found = too_few_shards(kind, int(shards), int(workers), "warning", "likely")
+    cause = (
+        f"{name} has {shards}, and each worker is given every {workers}th of them from its own on"
+    )
+    return dataclasses.replace(found, cause=f"{cause}; the others make no batch, and need memory")
 
 
 @TERMS.of("generator_of_workers")

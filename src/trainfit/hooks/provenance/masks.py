@@ -75,6 +75,9 @@ class Masks:
         self._known: Marks[Mask] = Marks()
         #: Tensors that have the numbers of positions.
         self._positions: Marks[bool] = Marks()
+        #: Truth values of which some rows are all True, or all False; the least of lengths.
+        self._whole: Marks[frozenset[bool]] = Marks()
+        self._least: Marks[int] = Marks()
         #: Scores of which a mask makes whole rows -inf: which ("rows", "sample"), and the line.
         self._rows: Marks[tuple[str, str]] = Marks()
         #: The same of scores whose softmax was computed.
@@ -106,6 +109,7 @@ class Masks:
             self._of_softmax = self._rows.of(args[0])
         if self._zeros_at is None:
             self._follow_zeros(name, args, kwargs, result)
+        self._follow_rows(name, args, result)
         mask = self._made(name, args, kwargs, result)
         if mask is not None:
             self._known.put(result, mask)
@@ -151,15 +155,46 @@ class Masks:
         """Which and the line, if -inf is put into scores by a mask that is one number for each row,
         or that is True for all keys of a sample."""
         scores, by, value = _filling(args, kwargs)
-        if not isinstance(by, torch.Tensor) or value != -math.inf or scores.dim() < 3:
+        if not isinstance(by, torch.Tensor) or value != -math.inf:
+            return None
+        is_over_keys = by.shape[-1:] == scores.shape[-1:] and scores.requires_grad
+        if is_over_keys and True in (self._whole.of(by) or ()):
+            return "sample", self._place() or ""
+        if scores.dim() < 3:
             return None
         is_by_row = by.dim() >= scores.dim() and by.shape[-1] == 1 < scores.shape[-1]
         if is_by_row and by.shape[-2] > 1:
             return "rows", self._place() or ""
         known = self._known.of(by)
         is_of_sample = known is not None and known.is_whole_row and known.where == _PADDING
-        is_over_keys = by.shape[-1] == scores.shape[-1] and scores.requires_grad
         return ("sample", self._place() or "") if is_of_sample and is_over_keys else None
+
+    def _follow_rows(self, name: str, args: Sequence[Any], result: Any) -> None:
+        """Follow masks of the CPU that are True, or False, for all positions of a sample, and those
+        of lengths of which one is 0."""
+        given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if given is None:
+            return
+        if name in ("to", "cuda") and given.device.type == "cpu" and 0 < given.numel() <= _READ:
+            if given.dtype == torch.bool and given.dim() == 2 and given.shape[1] > 1:
+                self._whole.put(result, _whole_rows(given))
+            elif given.dtype in (torch.int64, torch.int32) and given.dim() == 1:
+                with no_dispatch():
+                    self._least.put(result, int(given.min()))
+            return
+        rows, least = self._whole.of(given), self._least.of(given)
+        other = args[1] if len(args) > 1 else None
+        if rows is not None and (name in _SAME or name in _TURNED):
+            turned = frozenset(not each for each in rows)
+            self._whole.put(result, rows if name in _SAME else turned)
+        elif least is not None and name in _SAME:
+            self._least.put(result, least)
+        elif isinstance(other, torch.Tensor) and name in ("lt", "ge", "gt", "le"):
+            # Positions from 0 on against lengths, or lengths against positions.
+            if self._positions.of(given) and self._least.of(other) == 0 and name in ("lt", "ge"):
+                self._whole.put(result, frozenset((name == "ge",)))
+            elif least == 0 and self._positions.of(other) and name in ("gt", "le"):
+                self._whole.put(result, frozenset((name == "le",)))
 
     def _follow_zeros(
         self, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: torch.Tensor
@@ -251,6 +286,15 @@ class Masks:
         if attn_mask.dtype != torch.bool:
             return None if known.adds else Misused("added", known.where, known.place)
         return Misused("attended", known.where, known.place)
+
+
+def _whole_rows(mask: torch.Tensor) -> frozenset[bool]:
+    """Which truth values some row has alone."""
+    with no_dispatch():
+        all_true, any_true = mask.all(1).any(), mask.any(1).all()
+        return frozenset(
+            [value for value, is_there in ((True, all_true), (False, ~any_true)) if bool(is_there)]
+        )
 
 
 def _may_be_tokens(tensor: torch.Tensor) -> bool:

@@ -20,7 +20,13 @@ from trainfit.report.changes import (
     together_line,
 )
 from trainfit.report.lengths import solved_text
-from trainfit.report.notes import beyond_text, protection_notes, spoilt_text
+from trainfit.report.notes import (
+    beyond_text,
+    other_steps_text,
+    protection_notes,
+    spoilt_text,
+    until_later_text,
+)
 from trainfit.report.sections.loader_figures import keeps_up_text, wrong_data_text
 from trainfit.report.sections.real_runs import verdict
 from trainfit.report.steps import (
@@ -202,6 +208,7 @@ def _batches(result: PlanResult) -> str:
     samples = (limits.data_set if limits is not None else None) or result.samples
     if samples is not None and chosen.largest_batch >= samples:
         largest = f"Any batch size fits ({data_set_text(result, samples)})"
+    largest += until_later_text(result.epoch_end, chosen.limits, result.now)
     if best:
         released = _released(result.recommended) if best != result.now.batch_size else ""
         return f"{largest}, recommended {best}{amp}{_speed(result)}{released}."
@@ -253,7 +260,8 @@ def _speed(result: PlanResult) -> str:
     run, on = of_all_ranks(run, result)
     unit = rate_unit(result)
     samples = f", {most}{rate(run.samples_per_s)} {unit}/s{on}" if run.samples_per_s else ""
-    return f" ({least}{duration(run.step_s)} a {what}{samples}{limit_text(run, result.loading)})"
+    limit = limit_text(run, result.loading) + other_steps_text(result.findings)
+    return f" ({least}{duration(run.step_s)} a {what}{samples}{limit})"
 
 
 def rate_unit(result: PlanResult) -> str:

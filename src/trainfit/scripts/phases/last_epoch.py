@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
+from trainfit.scripts.phases.leaving import gives_nothing, set_variables
 from trainfit.scripts.phases.loops import Loop, frames_of_user, loops_around, values_of
 from trainfit.simgpu.device.user_location import locals_of, untrace, user_frame
 from trainfit.simgpu.patching import PatchSet
@@ -88,7 +89,7 @@ class LastEpoch:
         line = frame.f_lineno
         taken = self._taken.get(frame)
         if taken is not None and taken[0].first <= line <= taken[0].last:
-            _set(frame, *self._taken.pop(frame))
+            set_variables(frame, *self._taken.pop(frame))
             return
         for loop, is_of_data in self._loops.get(frame, ()):
             if loop.head[0] <= line <= loop.head[1]:
@@ -105,47 +106,21 @@ class LastEpoch:
             self.place = self.place or f"{key[0]}:{key[1]}"
             self._loops[frame] = []
             if loop.iterates is None:
-                _set(frame, loop, values[-1])
+                set_variables(frame, loop, values[-1])
             else:  # its next value comes after this line
                 self._taken[frame] = loop, values[-1]
         elif loop.iterates is None and isinstance(values, range) and loop.take is not None:
-            _set(frame, loop, values.stop)
+            set_variables(frame, loop, values.stop)
         elif loop.after:
             for line in loop.after:
                 frame.f_lineno = line  # type: ignore[misc]  # of the frame that is traced
         elif loop.calls in frame.f_code.co_names:
-            _gives_nothing(frame.f_globals, loop.calls)
+            gives_nothing(frame.f_globals, loop.calls)
             frame.f_lineno = loop.head[0]  # type: ignore[misc]  # it is made again, of nothing
-
-
-def _set(frame: FrameType, loop: Loop, value: Any) -> None:
-    """The variables of a loop, as if it had come to this value."""
-    assert loop.take is not None
-    before = {**frame.f_globals, **locals_of(frame), "_trainfit_value": value}
-    names = dict(before)
-    exec(loop.take, names)
-    names.pop("__builtins__", None)
-    changed = {name: made for name, made in names.items() if made is not before.get(name)}
-    frame.f_locals.update(changed)
 
 
 def _no_more(frame: FrameType, event: str, given: Any) -> None:
     """No calls are traced but those that were begun before."""
-
-
-def _gives_nothing(names: dict[str, Any], name: str) -> None:
-    """The next call of the function ``name`` gives nothing to go over."""
-    missing = object()
-    before = names.get(name, missing)
-
-    def once(*args: Any, **kwargs: Any) -> tuple[()]:
-        if before is missing:
-            del names[name]
-        else:
-            names[name] = before
-        return ()
-
-    names[name] = once
 
 
 def _tell_trainers(frame: FrameType | None) -> None:

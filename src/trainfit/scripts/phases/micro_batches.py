@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 
+from trainfit.scripts.phases.closures import RepeatedClosures
 from trainfit.scripts.phases.own_micro_batches import ALIKE_BYTES, OwnMicroBatches
 from trainfit.simgpu.patching import PatchSet
 from trainfit.simgpu.session import Simulation
@@ -45,6 +46,7 @@ class MicroBatches:
     ) -> None:
         self._simulation, self._count, self._repeated = simulation, count, repeated
         self._own = OwnMicroBatches(simulation, repeated)
+        self._closures = RepeatedClosures(simulation, repeated)
         self._of_step, self._made = -1, 0
         self._form: _Form | None = None
         self._in_use: list[int] = []
@@ -65,6 +67,7 @@ class MicroBatches:
             if loop is not None and hasattr(loop, "run"):
                 patches.hook(loop, "run", self._of_lightning)
 
+        self._closures.install(patches)
         patches.when_imported("transformers.trainer", training)
         for name in _LIGHTNING:
             patches.when_imported(name, optimizing)

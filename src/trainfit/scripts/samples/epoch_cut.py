@@ -53,6 +53,12 @@ class MadeLoader:
         #: What the data set held open before the loader asked it for a sample: path → type.
         self.handles: Mapping[str, str] = {}
 
+    def has_like(self, data_set: object) -> bool:
+        """Is its data set this one, or of the same class and length?"""
+        return id(data_set) == self.data_set or (
+            self._data[1] is not None and self._data == (type(data_set), length_of(data_set))
+        )
+
     def is_again(self, other: MadeLoader) -> bool:
         """Was it made by the same calls as ``other``, of the same data set or one like it, as a
         script does that makes both again for each epoch?"""
@@ -82,6 +88,9 @@ class EpochCut:
         self._making: MadeLoader | None = None
         #: Batches that iterators were asked for, of which loader, and batches that they gave.
         self._asked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+        #: Iterators of the script's own ``iter()``, and batches that they have given.
+        self._by_hand: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._is_by_hand = False
 
     def install(
         self,
@@ -98,8 +107,11 @@ class EpochCut:
             found = self._asked.get(batches)
             if found is None and self._making is not None:
                 found = self._asked[batches] = [0, self._making, 0]
+                if self._is_by_hand and self.cut is not None:
+                    self._by_hand[batches] = 0
             if found is not None and self.cut is not None:
-                if found[0] >= self._most(found[1]):
+                # One more is for a loop that counts to be left with.
+                if found[0] >= self._most(found[1]) + (batches in self._by_hand):
                     if self._is_training(found[1]):
                         self.ended()
                     raise StopIteration
@@ -111,6 +123,8 @@ class EpochCut:
         def _reset(batches: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
             if batches in self._asked:
                 self._asked[batches][0] = self._asked[batches][2] = 0
+                if batches in self._by_hand:
+                    self._by_hand[batches] = 0
             reset(batches, loader, *args, **kwargs)
 
         def __len__(loader: Any) -> int:
@@ -135,9 +149,10 @@ class EpochCut:
         )
 
     @contextlib.contextmanager
-    def making(self, made: MadeLoader | None) -> Iterator[None]:
-        """An iterator of ``made`` is made, which asks for batches before it is there."""
-        self._making = made
+    def making(self, made: MadeLoader | None, *, by_hand: bool = False) -> Iterator[None]:
+        """An iterator of ``made`` is made, which asks for batches before it is there, ``by_hand``
+        with the script's own ``iter()``."""
+        self._making, self._is_by_hand = made, by_hand
         loader = made.loader() if made is not None else None
         if made and loader is not None and self.cut and not self._is_training(made):
             with contextlib.suppress(Exception):
@@ -146,11 +161,23 @@ class EpochCut:
         try:
             yield
         finally:
-            self._making = None
+            self._making, self._is_by_hand = None, False
 
-    def begun(self, batches: Any, made: MadeLoader) -> None:
+    def begun(self, batches: Any, made: MadeLoader, *, by_hand: bool = False) -> None:
         """An iterator of ``made`` is there; it may have asked for batches already."""
         self._asked.setdefault(batches, [0, made, 0])
+        if by_hand and self.cut is not None:
+            self._by_hand.setdefault(batches, 0)
+
+    def given(self, batches: Any, made: MadeLoader) -> bool:
+        """An iterator gave a batch; is it the one after the last that it has in a cut epoch?"""
+        if batches not in self._by_hand or self.cut is None:
+            return False
+        self._by_hand[batches] += 1
+        is_over = self._by_hand[batches] > self._most(made)
+        if is_over and self._is_training(made):
+            self.ended()
+        return is_over
 
     def is_last(self, batches: Any, made: MadeLoader) -> bool:
         """Is the batch that the iterator has just given the last of an epoch of another loader than

@@ -119,6 +119,14 @@ def frame_of_user(frame: FrameType | None) -> str | None:
     return None
 
 
+def caller_of(frame: FrameType | None) -> FrameType | None:
+    """The frame that called what is patched: the first from ``frame`` outwards that is none of
+    trainfit's own."""
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return frame
+
+
 def calls_of_user(frame: FrameType | None, most: int = 12) -> list[tuple[FrameType, FrameType]]:
     """The user's frames from ``frame`` outwards, each with the frame that it called."""
     found: list[tuple[FrameType, FrameType]] = []
