@@ -74,7 +74,7 @@ def test_before_the_script_runs(verb: str, tmp_path: Path) -> None:
     words = [*verb.split(), *(["python"] if verb.endswith("--") else []), "train.py"]
     done = trainfit(*words, cwd=tmp_path, XDG_STATE_HOME=str(tmp_path), PYTHONPATH=path)
     lines, kept = report_of(done, tmp_path)
-    place = "loader/script.py" if verb.startswith("loader") else "scripts/trace_run.py"
+    place = "loader/child.py" if verb.startswith("loader") else "scripts/trace_run.py"
     assert f"object is not callable at trainfit/{place}:" in lines[0], lines
     assert "in main" in kept
 

@@ -181,6 +181,11 @@ class StepWatch:
         self.feeds.append(dataclasses.replace(feed, batches=batches, loaders=loaders))
         self._begin()
 
+    def warms_up(self) -> bool:
+        """Did the last step accumulate more micro-batches than the one before it?"""
+        passes = [feed.backwards for feed in self.feeds[-2:]]
+        return len(passes) == 2 and passes[0] < passes[1]
+
     def makeup(self, batch_size: int | None = None) -> StepMakeup | None:
         """What the steps so far consist of; ``batch_size`` is what the command says."""
         found = makeup_of(self.feeds, batch_size)

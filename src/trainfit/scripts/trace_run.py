@@ -346,7 +346,8 @@ class Runner:
         since = self._evaluating_since
         if since is None or not self._is_run():
             return
-        if self._simulation.steps >= LEAST_STEPS or self._own_s() - since > _EVALUATION_S:
+        enough = self._simulation.steps >= LEAST_STEPS and not self._step.warms_up()
+        if enough or self._own_s() - since > _EVALUATION_S:
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
@@ -419,10 +420,9 @@ class Runner:
     def _seen_enough(self, steps: int) -> bool:
         """Are there as many steps as were asked for, or has memory settled before?
 
-        Steps beyond the least number are worth a share of the time limit. The warm-up of a CUDA
-        graph comes in addition, up to as many steps. Calls over which a cache grows go on to where
-        it is let go; of a text's, those that follow from others are left out, and the script goes
-        on to its end, or to a text that is like those before.
+        Steps beyond the least are worth a share of the time limit, a warm-up of accumulation half
+        of it. The warm-up of a CUDA graph comes in addition. Calls over which a cache grows go on
+        to where it is let go; of a text's, those that follow from others are left out.
         """
         spec, simulation = self._spec, self._simulation
         late = self._is_late()
@@ -443,9 +443,10 @@ class Runner:
         passes = min((feed.backwards for feed in self._step.feeds), default=1)
         if steps >= enough_steps(spec.steps, passes):
             return True
-        if steps < LEAST_STEPS or self._own_s() > spec.time_limit_s * _MORE_STEPS:
-            return steps >= LEAST_STEPS
-        return judge(simulation.step_uses()).course in ("settled", "growing")
+        if steps < LEAST_STEPS or self._step.warms_up():
+            return steps >= LEAST_STEPS and late
+        slow = self._own_s() > spec.time_limit_s * _MORE_STEPS
+        return slow or judge(simulation.step_uses()).course in ("settled", "growing")
 
     def _samples(self, steps: int) -> bool:
         """Is the last call of a loop that may go on by itself? What comes after it may need more

@@ -108,3 +108,43 @@ def test_a_run_that_shows_an_option_has_few_steps(
         tracer.trace(RunSpec(values={"grad_accum": "1"}, steps=asked))
     assert (made[0].steps, made[0].until_settled) == told
     assert made[0].only_training is (steps is None)
+
+
+RAMPS = """import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(4, 4).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = DataLoader(TensorDataset(torch.zeros(48, 4)), batch_size=4)
+steps = done = last = 0
+for epoch in range(4):
+    model.train()
+    for (x,) in data:
+        accumulate = RAMP
+        model(x.cuda()).sum().backward()
+        done += 1
+        if done - last >= accumulate:
+            optimizer.step()
+            optimizer.zero_grad()
+            last, steps = done, steps + 1
+    model.eval()
+    with torch.no_grad():
+        for (x,) in data:
+            model(x.cuda())
+"""
+
+
+@pytest.mark.parametrize(
+    ("ramp", "passes"), [("2 ** min(3, steps)", [1, 2, 4, 8, 8]), ("1", [1, 1, 1])]
+)
+def test_a_warm_up_of_accumulation_is_simulated_to_its_end(
+    tmp_path: Path, ramp: str, passes: list[int]
+) -> None:
+    """An epoch of 12 batches ends in the middle of it: another follows. Without one, the first
+    evaluation ends the run of the steps."""
+    (tmp_path / "train.py").write_text(RAMPS.replace("RAMP", ramp))
+    command = parse_command(["python", str(tmp_path / "train.py")])
+    with Tracer(command, find_gpu("T4"), only_training=True) as tracer:
+        feeds = tracer.trace().outcome.feeds
+    assert [feed.backwards for feed in feeds][: len(passes)] == passes
+    assert ramp != "1" or len(feeds) <= 12
