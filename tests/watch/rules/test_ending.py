@@ -230,6 +230,7 @@ USED_UP = f"{FRAME}    x, y = next(batches)\nStopIteration"
 @pytest.mark.parametrize(
     ("of_epoch", "passes", "step", "said"),
     [
+        (100, 1, 100, "to its end, the DataLoader's after its 100 batches"),
         (100, 1, 101, "to its end, the DataLoader's after its 100 batches"),
         (100, 2, 201, "to its end, the DataLoader's after its 100 batches"),
         # Something else has come to its end, or a step is not a batch.

@@ -101,8 +101,9 @@ def _batches_gone(header: RunHeader, event: Event) -> int | None:
     loader = training_loader(header)
     if loader is None or loader.batches is None or loader.passes < 1:
         return None
-    steps = max(0, event.step - 1)
-    return loader.batches if steps == loader.passes * loader.batches else None
+    # The step that fails may have begun, or not.
+    steps = event.step - loader.passes * loader.batches
+    return loader.batches if steps in (0, 1) else None
 
 
 def _own_error(run: RunView) -> tuple[RankView, Event] | None:
