@@ -20,7 +20,7 @@ from trainfit.findings.environment import hub, missing, outdated
 from trainfit.findings.facts import FailureContext
 from trainfit.findings.tracebacks import Frame, ParsedException
 from trainfit.results.findings import Finding, failure_finding
-from trainfit.results.text import short
+from trainfit.results.text import count, short
 from trainfit.torch_private.needed import FETCH_FILE, WORKER_FILE
 
 
@@ -482,16 +482,26 @@ def _sizes_of_data(raised: ParsedException, _: FailureContext) -> Finding | None
     )
 
 
-def _used_up(raised: ParsedException, _: FailureContext) -> Finding | None:
+def _used_up(raised: ParsedException, context: FailureContext) -> Finding | None:
     """``next(iterator)`` of the script's own line."""
     if raised.type != "StopIteration" or raised.worker is not None:
         return None
     if not re.search(r"\bnext\(", raised.code):
         return None
+    batches = context.epoch_batches
+    if batches == 0:
+        return _fault(
+            "iterator_at_end",
+            "next() is called of a DataLoader that gives no batch",
+            "a batch_size of at most as many samples as there are, or drop_last=False; look at "
+            "what filters the data set",
+        )
+    ended = "as a DataLoader's does after one epoch"
+    if batches is not None:
+        ended = f"the DataLoader's after its {count(batches, 'batch', 'batches')}"
     return _fault(
         "iterator_at_end",
-        "next() is called of an iterator that has come to its end, as a DataLoader's does after "
-        "one epoch",
+        f"next() is called of an iterator that has come to its end, {ended}",
         "for x, y in loader: in a loop over epochs; or try: batch = next(batches) / except "
         "StopIteration: batches = iter(loader); batch = next(batches)",
     )

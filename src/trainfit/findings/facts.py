@@ -53,6 +53,7 @@ class FailureContext:
         handles: objects that the data set holds of libraries whose files and connections must
             not cross a fork: path → type.
         call: what the call was given that raised an exception.
+        epoch_batches: of a DataLoader's epoch, where one has just come to its end.
     """
 
     fetched: tuple[int, ...] | None = None
@@ -74,6 +75,7 @@ class FailureContext:
     positions: int | None = None
     handles: Mapping[str, str] = field(default_factory=dict)
     call: FailedCall = NO_CALL
+    epoch_batches: int | None = None
 
     @property
     def made(self) -> int:

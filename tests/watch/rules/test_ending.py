@@ -222,3 +222,30 @@ def test_the_start_method_of_workers_is_that_of_the_runs_python(
     header = {"loaders": loader(start_method=method), "python": python}
     result = judge(failed(f"{FRAME}RuntimeError: {message}", **header))
     assert kinds(result)[0] == kind
+
+
+USED_UP = f"{FRAME}    x, y = next(batches)\nStopIteration"
+
+
+@pytest.mark.parametrize(
+    ("of_epoch", "passes", "step", "said"),
+    [
+        (100, 1, 100, "to its end, the DataLoader's after its 100 batches"),
+        (100, 1, 101, "to its end, the DataLoader's after its 100 batches"),
+        (100, 2, 201, "to its end, the DataLoader's after its 100 batches"),
+        # Something else has come to its end, or a step is not a batch.
+        (100, 0, 101, "to its end, as a DataLoader's does after one epoch"),
+        (100, 1, 26, "to its end, as a DataLoader's does after one epoch"),
+        (0, 1, 0, "next() is called of a DataLoader that gives no batch"),
+    ],
+)
+def test_next_at_the_end_of_the_data_says_after_how_many_batches(
+    of_epoch: int, passes: int, step: int, said: str
+) -> None:
+    loaders = loader(batches=of_epoch, passes=passes)
+    event = Event(20.0, "exception", step, text=USED_UP)
+    result = judge(
+        run(header={"ending": "failed", "exit_code": 1, "loaders": loaders}, events=[event])
+    )
+    assert kinds(result)[0] == "iterator_at_end" and said in answer(result)
+    assert ("batch_size" in result.findings[0].fix.action) is (of_epoch == 0)

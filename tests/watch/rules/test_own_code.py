@@ -810,3 +810,20 @@ def test_a_loop_in_an_environment_is_worth_a_word_sooner(over: str, severity: st
     )
     found = finding(judge(record), "other_code")
     assert 0.25 < (found.share or 0.0) < 0.5 and found.severity == severity
+
+
+def test_lines_of_a_function_with_comprehensions_are_one_place_next_to_its_caller() -> None:
+    inner = "Jitter.forward.<locals>.<listcomp>.<listcomp>"
+    parts = (
+        CodeLine("data.py:7", 48, ("data.py:7", "data.py:7", "data.py:12"), "max", function=inner),
+        CodeLine("data.py:8", 40, ("data.py:12",), "torch.tensor", function="Jitter.forward"),
+        CodeLine("data.py:12", 12, (), "self.t", function="Pics.__getitem__"),
+    )
+    found = costliest(StackLooks(100, parts))
+    assert found is not None
+    assert (str(found), found.count) == ("data.py:7-8", 88)
+    # Of two functions that a line calls neither has most: it is the place.
+    other = dataclasses.replace(parts[1], place="data.py:30", function="Crop.forward")
+    calls = costliest(StackLooks(100, (parts[0], other, parts[2])))
+    assert calls is not None
+    assert str(calls) == "data.py:12"

@@ -77,6 +77,25 @@ def test_data_and_computation_are_told_apart(columns: dict[str, Any], cause: str
     assert found.rank == 1 and found.cause.startswith(cause)
 
 
+@pytest.mark.parametrize(("of_others", "is_named"), [((), True), (("train.py:8", 60), False)])
+def test_a_slow_rank_has_the_line_that_it_alone_spends_the_time_at(
+    of_others: tuple[Any, ...], is_named: bool
+) -> None:
+    """In the finding and the first line; not one where all ranks are as long."""
+    at, others_s = CodeLine("train.py:8", 60, (), "tokenise"), 0.07 if of_others else 0.0
+    alike = StackLooks(80, (CodeLine(*of_others),) if of_others else ())
+    # The slow rank's line is found in two looks of three: what it has more is elsewhere.
+    rest = (CodeLine("train.py:30", 30, (), "save"),) if of_others else ()
+    codes = [alike, StackLooks(90, (at, *rest))]
+    columns = [{"other_s": others_s}, {"other_s": 0.1}]
+    record = ranks(columns, gpu=[None, None], other_code=codes)
+    result = judge(record)
+    found = finding(result, "straggler")
+    assert found.rank == 1
+    assert (str(found.place) == "train.py:8") is is_named
+    assert ("train.py:8" in found.cause and "train.py:8" in found.fix.action) is is_named
+
+
 def test_a_rank_whose_threads_share_a_core_is_slow_by_its_core() -> None:
     """Not by other programs: the run itself has the cores that are busy."""
     record = ranks([{}, {"other_s": 0.06}])

@@ -80,6 +80,9 @@ _OF_MODEL: Final = re.compile(
 )
 #: What a step is made of, or is begun by: the time in it is that of a phase or of a library's loop.
 _OF_STEP: Final = re.compile(r"(?:^|\.)(?:backward|zero_grad|train|fit|fit_loop|learn)$")
+#: How the names of comprehensions and generators end, after that of the function they stand in.
+_COMPREHENSION: Final = re.compile(r"<(?:listcomp|setcomp|dictcomp|genexpr)>")
+_COMPREHENSIONS: Final = re.compile(rf"(?:(?:\.<locals>)?\.?{_COMPREHENSION.pattern})+$")
 #: As a script calls them; some of them stand for a function in C of the same name.
 _FUNCTIONAL: Final = re.compile(r"(?:^|\.)(?:F|functional)\.(\w+)$")
 
@@ -186,8 +189,18 @@ def _of_step(looks: StackLooks) -> frozenset[Place]:
 
 
 def _functions(lines: Sequence[CodeLine], depth: int) -> dict[Place, str]:
-    """The functions of lines so far inwards, by their place, where they are known."""
-    found = {_at(each, depth): each.function for each in lines if len(_chain(each)) == depth + 1}
+    """The functions of lines so far inwards, by their place, where they are known.
+
+    Before Python 3.12 comprehensions are functions with frames of their own, as generators still
+    are: their lines are those of the function that they stand in.
+    """
+    found: dict[Place | None, str] = {}
+    for each in lines:
+        inner = _COMPREHENSIONS.search(each.function)
+        frames = 0 if inner is None else len(_COMPREHENSION.findall(inner[0]))
+        if len(_chain(each)) == depth + 1 + frames:
+            name = _COMPREHENSIONS.sub("", each.function)
+            found[_at(each, depth)] = name or ("<module>" if frames else "")
     return {place: name for place, name in found.items() if place is not None and name}
 
 

@@ -15,7 +15,7 @@ from trainfit.hardware.machine.cgroup import OomKills
 from trainfit.results.findings import Evidence, Finding, Fix, Place, Unknown
 from trainfit.results.runs.watched import OOM_KILLED, Event, RunHeader
 from trainfit.results.text import exception_text, short
-from trainfit.watch.checks import loader_settings
+from trainfit.watch.checks import loader_settings, training_loader
 from trainfit.watch.rules.rule import Rule
 from trainfit.watch.rules.start import failed_part
 from trainfit.watch.view import RankView, RunView
@@ -89,9 +89,21 @@ def _explained(header: RunHeader, event: Event) -> Finding | None:
         return None
     # The main process may only see that a worker is gone.
     failure = Failure(name, message, event.text, worker_exits=(-signal.SIGKILL,) if note else ())
-    found = of_failure(failure, loader_settings(header), _KILLED if note else None)
+    context = _KILLED if note else FailureContext(epoch_batches=_batches_gone(header, event))
+    found = of_failure(failure, loader_settings(header), context)
     killed = found is not None and found.kind == "worker_killed"
     return dataclasses.replace(found, cause=note) if found and killed and note else found
+
+
+def _batches_gone(header: RunHeader, event: Event) -> int | None:
+    """Batches of an epoch of the DataLoader that trains, where the steps before were made of whole
+    epochs, each gone over to its end; ``None``: that is not so, or not known."""
+    loader = training_loader(header)
+    if loader is None or loader.batches is None or loader.passes < 1:
+        return None
+    # The step that fails may have begun, or not.
+    steps = event.step - loader.passes * loader.batches
+    return loader.batches if steps in (0, 1) else None
 
 
 def _own_error(run: RunView) -> tuple[RankView, Event] | None:

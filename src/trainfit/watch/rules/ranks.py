@@ -20,6 +20,7 @@ from trainfit.watch import checks, thresholds
 from trainfit.watch.measures import exposed_s, samples_per_step
 from trainfit.watch.rules.code_lines import CostlyLine, costliest
 from trainfit.watch.rules.core_waits import CoreWaits
+from trainfit.watch.rules.fetching import Fetching
 from trainfit.watch.rules.rule import Rule, severity
 from trainfit.watch.view import PHASES, RankView, RunView, median
 
@@ -91,7 +92,8 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
         return
     part = list(_PARTS)[int((mean[slowest] - np.median(mean[others], axis=0)).argmax())]
     rank, share = ranks[slowest].header.rank, lag / step_s
-    cause, fix, evidence = _why(ranks, slowest, part, lag, step_s)
+    line = _line_of(ranks, slowest, part, mean[:, list(_PARTS).index("other")], lag)
+    cause, fix, evidence, is_its_work = _why(ranks, slowest, part, lag, step_s, line)
     yield Finding(
         "straggler",
         severity(share),
@@ -110,8 +112,34 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
         (Fix(fix),),
         "likely",
         share,
+        line.place if line is not None and is_its_work else None,
         rank=rank,
     )
+
+
+def _line_of(
+    ranks: list[RankView], slowest: int, part: str, other_s: NDArray[np.float64], lag: float
+) -> CostlyLine | None:
+    """The script's line of that part that makes the rank slower; ``None``: no line is known to.
+
+    Of Python code between the phases, ``other_s`` seconds a step on each rank, it is one at which
+    this rank spends at least half of the ``lag`` more than any other does.
+    """
+    if part == "input":
+        return Fetching(ranks[slowest]).slow_line
+    line = costliest(ranks[slowest].header.other_code)
+    if part != "other" or line is None or line.count < thresholds.LOOKS_AT_LINE:
+        return None
+    at_line = [_share_at(view, line) for view in ranks] * other_s
+    return line if at_line[slowest] - np.delete(at_line, slowest).max() >= lag / 2 else None
+
+
+def _share_at(view: RankView, line: CostlyLine) -> float:
+    """The share of a rank's looks at Python code between the phases that found it at a line."""
+    found = costliest(view.header.other_code)
+    if found is None or found.place != line.place:
+        return 0.0
+    return found.count / max(1, sum(each.count for each in view.header.other_code.lines))
 
 
 def _computing_backward(ranks: list[RankView]) -> list[float]:
@@ -148,9 +176,16 @@ def _on_core(view: RankView) -> float:
 
 
 def _why(
-    ranks: list[RankView], slowest: int, part: str, lag: float, step_s: float
-) -> tuple[str, str, tuple[Evidence, ...]]:
-    """The cause, what to do, and what tells it: the rank's core, its data or its computation."""
+    ranks: list[RankView],
+    slowest: int,
+    part: str,
+    lag: float,
+    step_s: float,
+    line: CostlyLine | None,
+) -> tuple[str, str, tuple[Evidence, ...], bool]:
+    """The cause, what to do, and what tells it: the rank's core, its data or its computation; and
+    whether it is what the rank does, for which ``line`` is to blame, and not how much it is given.
+    """
     others = [view for place, view in enumerate(ranks) if place != slowest]
     slow, name = ranks[slowest], _PARTS[part]
     rank = slow.header.rank
@@ -167,6 +202,7 @@ def _why(
                 Evidence(f"rank {rank} ready without a core", waits),
                 Evidence("the others, median", theirs),
             ),
+            False,
         )
     more = samples_per_step(slow)
     usual = [found for view in others if (found := samples_per_step(view)) is not None]
@@ -178,6 +214,7 @@ def _why(
                 Evidence(f"samples of rank {rank}", more, "samples/step"),
                 Evidence("samples of the others, median", fewer, "samples/step"),
             ),
+            False,
         )
     sizes, given = _input_elements(slow), [_input_elements(view) for view in others]
     if sizes and all(given) and sizes > _MORE_SAMPLES * (smaller := float(np.median(given))):
@@ -191,19 +228,23 @@ def _why(
                 Evidence(f"elements of a batch of rank {rank}", sizes),
                 Evidence("of the others, median", smaller),
             ),
+            False,
         )
+    whose, what = "its data" if part == "input" else "its computation", f"compare {name}"
     if part == "input":
-        return (
-            f"its data: {most}, with as many samples",
-            f"compare what rank {rank}'s data set does, its storage and its workers with the "
-            "others'; give all ranks as much work",
-            (),
-        )
+        what = f"compare what rank {rank}'s data set does, its storage and its workers"
+    if line is not None:
+        what = f"compare what {line} does on rank {rank}"
+        most += f", at {line}"
+    elif part != "input":
+        what += f" of rank {rank}'s machine"
+    is_unknown = line is None and part != "input"
+    likely = " (samples of the same length, a GPU of the same kind)" if is_unknown else ""
     return (
-        f"its computation: {most}, with as many samples",
-        f"compare {name} of rank {rank}'s machine with the others'; give all ranks as much work "
-        "(samples of the same length, a GPU of the same kind)",
+        f"{whose}: {most}, with as many samples",
+        f"{what} with the others'; give all ranks as much work{likely}",
         (),
+        True,
     )
 
 
