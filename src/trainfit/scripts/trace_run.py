@@ -339,7 +339,7 @@ class Runner:
     def _before_evaluation(self) -> None:
         """The training is over for now: a run of steps alone ends with the last of them, where
         they are enough to tell; else it waits for the evaluation, if that does not last."""
-        if self._spec.only_training and self._simulation.steps >= _EARLY_STEPS and self._is_run():
+        if self._spec.only_training and self._simulation.periods >= _EARLY_STEPS and self._is_run():
             self._evaluating_since = self._own_s()
             self._leave_evaluation()
 
@@ -347,7 +347,7 @@ class Runner:
         since = self._evaluating_since
         if since is None or not self._is_run():
             return
-        if self._simulation.steps >= LEAST_STEPS or self._own_s() - since > _EVALUATION_S:
+        if self._simulation.periods >= LEAST_STEPS or self._own_s() - since > _EVALUATION_S:
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()
 
