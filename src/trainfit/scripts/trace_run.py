@@ -114,6 +114,7 @@ class Runner:
         self._coverage = CoverageWatch(self._loaders.feeding, lambda: self._simulation.operators)
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
+        self._coverage.other_batch = self._loaders.other_batch
         self._loaders.epochs.ended = self._epoch_ended
         self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
@@ -140,8 +141,7 @@ class Runner:
         )
         self._sampling.is_over = self._text_repeated
         self._sampling_since: float | None = None
-        self._finishing = threading.Lock()
-        self._over = False
+        self._finishing, self._over = threading.Lock(), False
         self._begin()
 
     def run(self) -> None:
