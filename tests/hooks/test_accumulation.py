@@ -562,29 +562,65 @@ def test_a_file_that_is_open_before_the_workers(kinds: Kinds, tmp_path: Path) ->
         )
 
 
-class Sharded(IterableDataset[Any]):
-    """Gives each worker every so many of its files."""
-
-    def __init__(self, files: int, how: str = "slice") -> None:
-        self.files, self.how = [str(each) for each in range(files)], how
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        if worker is None:
-            return
-        if self.how == "slice":
-            mine = self.files[worker.id :: worker.num_workers]
-        else:
-            mine = list(itertools.islice(self.files, worker.id, None, worker.num_workers))
-        for _ in mine:
-            yield from ((torch.zeros(8), 0) for _ in range(32))
+def of_files(files: list[str]) -> Iterator[Any]:
+    for _ in files:
+        yield from ((torch.zeros(8), 0) for _ in range(32))
 
 
-@pytest.mark.parametrize("how", ["slice", "islice"])
-def test_fewer_shards_than_workers(kinds: Kinds, how: str) -> None:
-    found = kinds(lambda: worked(Sharded(1, how)))["workers_without_shard"]
+def by_slice(self: Any) -> Iterator[Any]:
+    worker: Any = get_worker_info()
+    yield from of_files(self.files[worker.id :: worker.num_workers])
+
+
+def by_islice(self: Any) -> Iterator[Any]:
+    worker: Any = get_worker_info()
+    yield from of_files(list(itertools.islice(self.files, worker.id, None, worker.num_workers)))
+
+
+def by_names(self: Any) -> Iterator[Any]:
+    worker: Any = get_worker_info()
+    mine, n = (worker.id, worker.num_workers) if worker else (0, 1)
+    yield from of_files(self.files[mine::n])
+
+
+def by_rest(self: Any) -> Iterator[Any]:
+    worker: Any = get_worker_info()
+    mine, n = worker.id, worker.num_workers if worker else 1
+    yield from of_files([each for at, each in enumerate(self.files) if at % n == mine])
+
+
+def by_what_is_left_out(self: Any) -> Iterator[Any]:
+    worker: Any = get_worker_info()
+    for at, each in enumerate(self.files):
+        if worker.id != at % worker.num_workers:
+            continue
+        yield from of_files([each])
+
+
+def by_sample(self: Any) -> Iterator[Any]:
+    """Every worker has samples of each file."""
+    worker: Any = get_worker_info()
+    samples = (each for file in self.files for each in [file] * 8)
+    for at, _ in enumerate(samples):
+        if at % worker.num_workers == worker.id:
+            yield from of_files(["one"])
+
+
+def sharded(files: int, iterate: Callable[[Any], Iterator[Any]]) -> IterableDataset[Any]:
+    data: Any = type("Sharded", (IterableDataset,), {"__iter__": iterate})()
+    data.files = [str(each) for each in range(files)]
+    return data  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("iterate", [by_slice, by_islice, by_names, by_rest, by_what_is_left_out])
+def test_fewer_shards_than_workers(kinds: Kinds, iterate: Callable[[Any], Iterator[Any]]) -> None:
+    found = kinds(lambda: worked(sharded(1, iterate)))["workers_without_shard"]
     assert found.title.startswith("1 of 2 workers get samples") and found.place is not None
-    assert "workers_without_shard" not in kinds(lambda: worked(Sharded(2, how)))
+    assert "workers_without_shard" not in kinds(lambda: worked(sharded(2, iterate)))
+
+
+def test_samples_that_workers_share_are_no_shards(kinds: Kinds) -> None:
+    assert "workers_without_shard" not in kinds(lambda: worked(sharded(1, by_sample)))
     assert "workers_without_shard" not in kinds(lambda: worked(Noisy()))
 
 

@@ -114,7 +114,20 @@ def test_gradients_that_an_earlier_training_left_tell_nothing() -> None:
 
 def test_one_that_nothing_told_of_ends_the_periods_once_it_steps() -> None:
     c, a = Optimizer(), Optimizer()
-    assert steps(made(c, a), "ccaccacca", c=c, a=a) == "c|c|a|cca|cca|"
+    cycle = made(c, a)
+    assert steps(cycle, "cca", c=c, a=a) == "c|c|a|" and cycle.partial_steps == 3
+    assert steps(cycle, "ccacca", c=c, a=a) == "cca|cca|" and cycle.partial_steps == 3
+
+
+def test_no_step_is_partial_where_its_optimizers_were_told_of() -> None:
+    d, g = Optimizer(), Optimizer()
+    cycle = made(d, g)
+    cycle.called(g.parameters)
+    steps(cycle, "dgdg", d=d, g=g)
+    alone, other = Optimizer(), Optimizer()
+    single = made(alone, other)  # what begins long after is another training
+    steps(single, "a" * 30 + "b" * 5, a=alone, b=other)
+    assert not cycle.partial_steps and not single.partial_steps
 
 
 def test_one_optimizer_for_each_of_many_parameters() -> None:

@@ -279,23 +279,61 @@ def shared_handle(loader: Any) -> tuple[str, str, str] | None:
 
 def few_shards(loader: Any) -> tuple[str, str, str, str] | None:
     """A list that an iterable data set gives its workers parts of, every so many
-    (``self.urls[worker.id :: worker.num_workers]``, or by ``islice``), and that has fewer than
-    there are workers: its name, how many, the workers, and the line."""
+    (``self.urls[worker.id :: worker.num_workers]``, by ``islice``, or by the rest of a division),
+    and that has fewer than there are workers: its name, how many, the workers, and the line."""
     workers, data = getattr(loader, "num_workers", 0), getattr(loader, "dataset", None)
     if workers < 2 or not isinstance(data, IterableDataset):
         return None
     for function in _methods(type(data)):
         tree = function_syntax(function.__code__)
-        for node in ast.walk(tree) if tree is not None else ():
-            owner = _parted(node)
+        if tree is None:
+            continue
+        worker = _WorkerNames()
+        for node in ast.walk(tree):
+            worker.note(node)
+        for node in ast.walk(tree):
+            owner = _parted(node, worker)
             parts = getattr(data, owner, None) if owner is not None else None
             if owner is not None and isinstance(parts, list | tuple) and len(parts) < workers:
-                at = f"{function.__code__.co_filename}:{node.lineno}"  # type: ignore[attr-defined]
+                line = node.iter.lineno if isinstance(node, ast.comprehension) else node.lineno  # type: ignore[attr-defined]
+                at = f"{function.__code__.co_filename}:{line}"
                 return f"{type(data).__name__}.{owner}", str(len(parts)), str(workers), at
     return None
 
 
-def _parted(node: ast.AST) -> str | None:
+class _WorkerNames:
+    """Names in a function for the number of a worker, and for how many there are."""
+
+    def __init__(self) -> None:
+        self.number, self.many = {"id", "worker_id"}, {*_MANY_WORKERS}
+
+    def note(self, node: ast.AST) -> None:
+        """``n = info.num_workers``, maybe with another value where there is no worker."""
+        match node:
+            case ast.Assign(targets=[target], value=value):
+                self._give(target, value)
+
+    def _give(self, target: ast.expr, value: ast.expr) -> None:
+        match target, value:
+            case _, ast.IfExp(body=body, orelse=orelse):
+                self._give(target, body)
+                self._give(target, orelse)
+            case ast.Tuple(elts=names), ast.Tuple(elts=values):
+                for name, each in zip(names, values, strict=False):
+                    self._give(name, each)
+            case ast.Name(id=name), ast.Attribute(attr="id"):
+                self.number.add(name)
+            case ast.Name(id=name), ast.Attribute(attr="num_workers"):
+                self.many.add(name)
+
+    def is_number(self, node: ast.expr) -> bool:
+        return getattr(node, "attr", getattr(node, "id", "")) in self.number
+
+    def is_many(self, node: ast.expr) -> bool:
+        return getattr(node, "attr", getattr(node, "id", "")) in self.many
+
+
+def _parted(node: ast.AST, worker: _WorkerNames) -> str | None:
     """The attribute of ``self`` that this gives each worker a part of."""
     match node:
         case ast.Subscript(
@@ -312,15 +350,35 @@ def _parted(node: ast.AST) -> str | None:
             ]
         ) if getattr(node.func, "attr", getattr(node.func, "id", "")) == "islice":
             pass
+        case (ast.For() | ast.comprehension()) as loop:
+            match loop.target, loop.iter:
+                case (
+                    ast.Tuple(elts=[ast.Name(id=index), _]),
+                    ast.Call(
+                        func=ast.Name(id="enumerate"),
+                        args=[ast.Attribute(value=ast.Name(id="self"), attr=name)],
+                        keywords=[],
+                    ),
+                ):
+                    within = loop.body if isinstance(loop, ast.For) else loop.ifs
+                    return name if any(_is_turn(each, index, worker) for each in within) else None
+            return None
         case _:
             return None
-    is_part = _is_of_worker(first, ("id", "worker_id")) and _is_of_worker(step, _MANY_WORKERS)
-    return name if is_part else None
+    return name if worker.is_number(first) and worker.is_many(step) else None
 
 
-def _is_of_worker(node: ast.expr, names: Sequence[str]) -> bool:
-    """Is it ``worker.id``, ``info.num_workers``, or a variable called so?"""
-    return getattr(node, "attr", getattr(node, "id", "")) in names
+def _is_turn(node: ast.AST, index: str, worker: _WorkerNames) -> bool:
+    """Is it ``index % info.num_workers == info.id``, or an ``if`` of that?"""
+    tested = node.test if isinstance(node, ast.If) else node
+    match tested:
+        case ast.Compare(left=one, ops=[ast.Eq() | ast.NotEq()], comparators=[other]):
+            for rest, number in ((one, other), (other, one)):
+                match rest:
+                    case ast.BinOp(left=ast.Name(id=counted), op=ast.Mod(), right=many):
+                        if counted == index and worker.is_many(many) and worker.is_number(number):
+                            return True
+    return False
 
 
 def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:

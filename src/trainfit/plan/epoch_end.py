@@ -152,8 +152,16 @@ class _Evaluations:
         """``present``, which has gradients on, with what it needs under ``torch.no_grad()``."""
         if not present.is_of_epoch:
             return present
-        spec = RunSpec(interventions=(_NO_GRAPH,), title="its evaluation without gradients")
-        end, _ = self._of_epoch(present.batch_size, spec, self.lengths(present))
+        coverage = self.looked[1].outcome.coverage if self.looked is not None else None
+        line = coverage.graph_at if coverage is not None else None
+        end = present
+        # An evaluation without eval() is known by its line, which a training step may share.
+        for targets in ((), (line,)) if line else ((),):
+            if end.device_bytes != present.device_bytes:
+                break
+            asked = dataclasses.replace(_NO_GRAPH, targets=targets)
+            spec = RunSpec(interventions=(asked,), title="its evaluation without gradients")
+            end, _ = self._of_epoch(present.batch_size, spec, self.lengths(present))
         return dataclasses.replace(present, without_graph_bytes=end.device_bytes)
 
     def by_epoch(self, present: EpochEnd) -> tuple[Finding, ...]:

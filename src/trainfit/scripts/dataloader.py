@@ -278,6 +278,16 @@ class LoaderTracker:
             return _with_batches(self._fed_by, self._feeding)
         return self._describe(self._latest) if self._latest is not None else None
 
+    def other_batch(self) -> tuple[int, int] | None:
+        """Where a loader gave the latest batch that gave the first step none, and is none of those
+        that did once more: its number, and the batches it gave; ``None``: another did."""
+        latest = self._latest
+        if latest is None or self._feeding is None or latest.trains:
+            return None
+        if any(made.trains and latest.is_again(made) for made in self._made):
+            return None
+        return latest.index, latest.batches
+
     def of_run(self, status: Status, steps: int, optimizes: bool) -> LoaderInfo | None:
         """The loader of a run that ended so after so many steps: without any, the one whose data
         set is too small for a batch where the script ``optimizes``, or that is waited for."""

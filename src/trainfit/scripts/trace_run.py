@@ -113,6 +113,7 @@ class Runner:
         self._coverage = CoverageWatch(self._loaders.feeding, lambda: self._simulation.operators)
         self._coverage.before_evaluation = self._before_evaluation
         self._coverage.trains_again = self._trains_again
+        self._coverage.other_batch = self._loaders.other_batch
         self._loaders.epochs.ended = self._epoch_ended
         self._has_epoch_ended = self._has_gone_on = False
         self._evaluating_since: float | None = None
@@ -139,8 +140,7 @@ class Runner:
         )
         self._sampling.is_over = self._text_repeated
         self._sampling_since: float | None = None
-        self._finishing = threading.Lock()
-        self._over = False
+        self._finishing, self._over = threading.Lock(), False
         self._begin()
 
     def run(self) -> None:
@@ -338,7 +338,7 @@ class Runner:
     def _before_evaluation(self) -> None:
         """The training is over for now: a run of steps alone ends with the last of them, where
         they are enough to tell; else it waits for the evaluation, if that does not last."""
-        if self._spec.only_training and self._simulation.steps >= _EARLY_STEPS and self._is_run():
+        if self._spec.only_training and self._simulation.periods >= _EARLY_STEPS and self._is_run():
             self._evaluating_since = self._own_s()
             self._leave_evaluation()
 
@@ -346,7 +346,7 @@ class Runner:
         since = self._evaluating_since
         if since is None or not self._is_run():
             return
-        enough = self._simulation.steps >= LEAST_STEPS and not self._step.warms_up()
+        enough = self._simulation.periods >= LEAST_STEPS and not self._step.warms_up()
         if enough or self._own_s() - since > _EVALUATION_S:
             self._finish(ScriptOutcome("finished"))
             self._stopper.stop()

@@ -192,6 +192,11 @@ class Simulation:
         return self._recorder.step
 
     @property
+    def periods(self) -> int:
+        """Steps that were whole periods of the loop: all but the parts of its first one."""
+        return max(0, self.steps - self.cycle.partial_steps)
+
+    @property
     def operators(self) -> int:
         """Operators that ran so far."""
         return self._recorder.op_count
@@ -208,8 +213,9 @@ class Simulation:
 
     @property
     def warm_up_steps(self) -> int:
-        """Steps before a CUDA graph was captured, the latest; 0 without one."""
-        return self._graphs.warm_up_steps
+        """Steps before a CUDA graph was captured, the latest, and those that were only a part of
+        a period of the loop, before all its optimizers had stepped."""
+        return max(self._graphs.warm_up_steps, self.cycle.partial_steps)
 
     def step_uses(self) -> list[StepUse]:
         """Memory use of each training step completed so far."""

@@ -148,3 +148,44 @@ def test_a_warm_up_of_accumulation_is_simulated_to_its_end(
         feeds = tracer.trace().outcome.feeds
     assert [feed.backwards for feed in feeds][: len(passes)] == passes
     assert ramp != "1" or len(feeds) <= 12
+
+
+#: Three optimizers that step one after the other, with a rollout before each update.
+_IN_TURNS = """
+import torch
+from torch import nn
+policy, critic, scale = nn.Linear(8, 8).cuda(), nn.Linear(8, 1).cuda(), nn.Linear(1, 1).cuda()
+opts = [torch.optim.SGD(each.parameters(), 1e-3) for each in (critic, policy, scale)]
+for t in range(100):
+    with torch.no_grad():
+        x = policy(torch.zeros(1, 8).cuda()).cpu()
+    batch = torch.zeros(32, 8).cuda()
+    for loss, opt in (
+        (lambda: critic(batch).mean(), opts[0]),
+        (lambda: policy(batch).mean(), opts[1]),
+        (lambda: scale(batch[:, :1]).mean(), opts[2]),
+    ):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+"""
+
+
+def test_a_run_of_steps_alone_has_whole_periods_of_its_optimizers(tmp_path: Path) -> None:
+    """The first period was three steps, as nothing told of its optimizers: two whole ones come
+    after it, whatever looks like an evaluation in between."""
+    script = tmp_path / "train.py"
+    script.write_text(_IN_TURNS)
+    with Tracer(
+        parse_command(["python", str(script)]), find_gpu("T4"), only_training=True
+    ) as tracer:
+        recording = tracer.trace(RunSpec()).recording
+    assert recording is not None and recording.steps >= 3 + 2
+    forwards = [
+        sum(
+            "addmm" in recording.strings[name]
+            for name in recording.op_name[recording.op_step == step]
+        )
+        for step in range(recording.steps)
+    ]
+    assert forwards[3:] == [4, 4]  # the rollout, and each forward pass

@@ -516,7 +516,7 @@ _WITH_GRAPH = """
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-train, val = TensorDataset(torch.zeros(2048, 64)), TensorDataset(torch.zeros(4096, 64))
+train, val = TensorDataset(torch.zeros(2048, 64)), TensorDataset(torch.zeros(8192, 64))
 model = nn.Sequential(nn.Linear(64, 2048), *(nn.Sequential(nn.Linear(2048, 2048), nn.GELU())
                                              for _ in range(6)), nn.Linear(2048, 1)).cuda()
 opt = torch.optim.SGD(model.parameters())
@@ -533,11 +533,13 @@ for epoch in range(2):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["model.eval()", "pass"])
 @pytest.mark.usefixtures("brief_with_ends")
-def test_what_an_evaluation_needs_without_its_graph(tmp_path: Path) -> None:
+def test_what_an_evaluation_needs_without_its_graph(tmp_path: Path, mode: str) -> None:
     """It fits as it is, but for one line: the batch size alone was said to help."""
     script = tmp_path / "train.py"
-    script.write_text(_WITH_GRAPH)
+    assert "model.eval()" in _WITH_GRAPH
+    script.write_text(_WITH_GRAPH.replace("model.eval()", mode))
     words = ["plan", "--no-loader", "--gpu", "custom:700MiB", "--json", "--", "python", script]
     end = json_of(trainfit(*words, cwd=tmp_path))["epoch_end"]
     assert end["fits"] is False
@@ -561,6 +563,15 @@ def test_only_an_evaluation_of_an_epochs_end_is_tried_without_its_graph(
     unfit = EpochEnd("simulated", device_bytes=9, fits=False, batch_size=8)
     assert seen.without_graph(unfit).without_graph_bytes == 5
     assert [each.name for each in asked[0].interventions] == ["no-grad-eval"]
+    # Of one without eval() that changes nothing: then at the line that calls the model.
+    asked.clear()
+    graph = SimpleNamespace(coverage=Coverage(True, False, graph_at="train.py:7"))
+    seen.looked = AS_WRITTEN, SimpleNamespace(outcome=graph)  # type: ignore[assignment]
+    same = dataclasses.replace(unfit, device_bytes=5)
+    assert seen.without_graph(same).without_graph_bytes == 5
+    assert [each.interventions[0].targets for each in asked] == [(), ("train.py:7",)]
+    asked.clear()
+    assert seen.without_graph(unfit).without_graph_bytes == 5 and len(asked) == 1
     last = dataclasses.replace(unfit, final="train.py:9")
     assert seen.without_graph(last) == last and len(asked) == 1
 

@@ -119,6 +119,48 @@ def test_each_evaluation_begins_once(mode: str) -> None:
         assert told == ["evaluation", "training", "evaluation"]
 
 
+@pytest.mark.parametrize(
+    ("given", "is_evaluation"),
+    [
+        ([(1, 1), (1, 2), (1, 3)], True),
+        ([(1, 1), (1, 1)], False),  # called twice with a batch
+        ([(1, 1), (2, 1)], False),  # one batch of each of two loaders
+        ([(1, 1), None, (1, 2)], False),  # in turns with the training's own
+        ([(1, 1), "pass", (1, 2), (1, 3)], False),  # of which gradients are made
+        ([(1, 1), (1, 2), "pass", (1, 3), (1, 4)], False),
+    ],
+)
+def test_an_evaluation_with_neither_no_grad_nor_eval(given: list[Any], is_evaluation: bool) -> None:
+    """Its batches are of a loader that feeds no step, and no backward pass follows."""
+    with Watched() as watched:
+        model, other = nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Linear(2, 2)
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        told: list[str] = []
+        watched.watch.before_evaluation = lambda: told.append("evaluation")
+        watched.watch.trains_again = lambda: told.append("training")
+        latest: list[tuple[int, int] | None] = [None]
+        watched.watch.other_batch = lambda: latest[0]
+        watched.watch.called(model)
+        watched.watch.differentiated()
+        watched.step(1, 1)
+        for each in given:
+            if each == "pass":
+                watched.watch.differentiated()
+                continue
+            latest[0] = each
+            watched.watch.called(model)
+            watched.watch.called(other)  # of which nothing is trained
+        found = watched.watch.result()
+        assert found.evaluated is bool(watched.watch.evaluations()) is is_evaluation
+        assert (found.graph_at is not None) is (found.training_at is not None) is is_evaluation
+        latest[0] = None
+        watched.watch.called(model)
+        assert told[-1:] == (["training"] if is_evaluation else told[-1:])
+        watched.watch.differentiated()
+        watched.step(2, 2)
+        assert watched.watch.result().evaluated is is_evaluation
+
+
 class Drops(nn.Module):
     """Drops values out by a layer of its own, one in a list, and one that it makes each time."""
 

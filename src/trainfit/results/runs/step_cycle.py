@@ -98,6 +98,8 @@ class StepCycle:
         """Are optimizers that are made now none of the script's?"""
         self.counts_every_pass = False
         """Is it known that the script has no optimizer?"""
+        self.partial_steps = 0
+        """Steps until all optimizers had stepped that take turns: parts of the first period."""
         self._used: dict[int, _Used] = {}
         self._waiting: dict[int, _Used] = {}
         self._left: dict[int, _Used] = {}
@@ -108,7 +110,7 @@ class StepCycle:
         self._ignored: dict[int, weakref.ref[Any]] = {}
         self._running: list[tuple[int, int]] = []  # ids of optimizers, and of frames
         self._patience = _PATIENCE
-        self._looks = self._alike = 0
+        self._looks = self._alike = self._ended = 0
         self._passes = self._passes_alone = self._passes_of_all = 0
         self._by_batches = self._by_calls = False
         self._resumed = 0
@@ -303,6 +305,7 @@ class StepCycle:
         for each in used.values():
             each.times = 0
         self._alike += 1
+        self._ended += 1
         self._passes = 0
         if self._called:
             self._called.clear()
@@ -324,6 +327,8 @@ class StepCycle:
                 self._leave_out(each)
         if len(alive) == len(self._used):
             self._waiting.clear()  # the last to appear ends the periods
+            if self._used and self._ended:
+                self.partial_steps = self._ended + 1
         else:  # in the place of one that is gone: of the inner steps of MAML, say
             for each in [each for each, used in self._used.items() if used.optimizer() is None]:
                 self._leave_out(each)

@@ -91,6 +91,12 @@ class CoverageWatch:
         self._is_within = False
         #: The model that was called in it last.
         self._within: weakref.ref[torch.nn.Module] | None = None
+        #: Has it neither eval() nor no_grad()?
+        self._is_bare = False
+        #: The loader that feeds no step whose batch the model was called with, how many it had
+        #: given then, and the operators before; and such loaders that do feed a backward pass.
+        self._first_other: tuple[int, int, int] | None = None
+        self._fed: set[int] = set()
         #: Was the model called in this step as an evaluation does, and in each before?
         self._has_inferred = False
         #: Was a copy of it, in the first step?
@@ -111,6 +117,9 @@ class CoverageWatch:
         self._passes = 0
         #: … and at the last one with which no epoch ended.
         self._within_epoch: tuple[int, int] | None = None
+        self.other_batch: Callable[[], tuple[int, int] | None] = lambda: None
+        """Tells, where the latest batch is of a loader that gave the first step none, which loader
+        that is, and how many it has given."""
         self.before_evaluation: Callable[[], None] = lambda: None
         """Called before an evaluation of the model begins."""
         self.trains_again: Callable[[], None] = lambda: None
@@ -137,6 +146,8 @@ class CoverageWatch:
         trains = module.training or self._trains_as_evaluated
         trains = trains and torch.is_grad_enabled()
         self._called_at = self._operators()
+        if trains and self._inferring and self._is_bare_evaluation(module):
+            return
         if not self._trained or (self._is_within if not trains else not self._is_within):
             return
         try:
@@ -163,6 +174,36 @@ class CoverageWatch:
         else:
             self._has_inferred = True
 
+    def _is_bare_evaluation(self, module: torch.nn.Module) -> bool:
+        """Is a call with gradients, in training mode, one of an evaluation, which has neither
+        ``no_grad()`` nor ``eval()``? It is given a batch of a loader that feeds no training step.
+        The second such batch without a backward pass in between tells."""
+        other = self.other_batch()
+        if other is None or other[0] in self._fed or (self._is_within and not self._is_bare):
+            self._first_other = None
+            return False
+        if self._is_within:
+            return True
+        first = self._first_other
+        if first is None or first[0] != other[0]:
+            self._first_other = *other, self._called_at
+            return False
+        try:
+            is_own = any(id(each) in self._trained for each in module.parameters())
+        except Exception:  # a module of the user's, whatever it raises
+            return False
+        if first[1] == other[1] or not is_own:
+            return False
+        self.before_evaluation()
+        self._within = weakref.ref(module)
+        self._evaluated = self._is_within = self._is_bare = True
+        self._spans.append([first[2], self._called_at])
+        self._graph_at = user_frame()
+        self._done = self._graph_at, self._done[1]
+        if behaves_by_mode(module):
+            self._training_at = user_frame()
+        return True
+
     def _is_copy(self, module: torch.nn.Module) -> bool:
         """Has it the parameters of what is trained, as averaged weights have (EMA)?"""
         own = Counter(tuple(each.shape) for each in module.parameters())
@@ -186,9 +227,17 @@ class CoverageWatch:
         """
         if not self._inferring:
             self._passes += 1
+        if self._first_other is not None:
+            self._fed.add(self._first_other[0])
+            self._first_other = None
         if not self._is_within:
             return
         self._graph_at = None
+        if self._is_bare:  # a training of several loaders
+            self._spans.pop()
+            self._evaluated, self._training_at = bool(self._spans), None
+            self._is_within = self._is_bare = False
+            return
         if not self._inferring:
             self._is_within, self._trains_as_evaluated = False, True
             self._spans[-1][1] = self._called_at
@@ -212,7 +261,7 @@ class CoverageWatch:
         """An evaluation is over, if one goes on: what is called now is the training's."""
         if self._is_within:
             self._spans[-1][1] = self._called_at
-        self._is_within = False
+        self._is_within = self._is_bare = False
 
     def stepped(self, steps: int) -> None:
         """An optimizer step is over, the ``steps``-th."""

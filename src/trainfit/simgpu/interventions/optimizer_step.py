@@ -237,7 +237,8 @@ class AccumulatedSteps(Intervention):
 
 
 class NoGradInEvaluation(Intervention):
-    """``torch.no_grad()`` around calls of models in evaluation mode."""
+    """``torch.no_grad()`` around calls of models in evaluation mode, and around those at lines that
+    are ``targets``: an evaluation may leave its model in training mode."""
 
     name = "no-grad-eval"
 
@@ -271,7 +272,9 @@ class NoGradInEvaluation(Intervention):
 
     def _enter(self, module: torch.nn.Module) -> None:
         self._before.append(torch.is_grad_enabled())
-        if not module.training and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return
+        if not module.training or (self.targets and user_frame() in self.targets):
             torch.set_grad_enabled(False)
             self.changed += 1
 
