@@ -309,6 +309,45 @@ def test_parts_of_one_model_in_two_optimizers(kinds: Kinds) -> None:
     assert not {"graph_beyond", "step_of_two"} & found.keys()
 
 
+def test_the_part_behind_steps_last(kinds: Kinds) -> None:
+    def train(observer: LearningObserver) -> Any:
+        body, head = net(8), net(4)
+        optimizers = [torch.optim.SGD(each.parameters(), 0.1) for each in (head, body)]
+        for _ in range(_STEPS):
+            observer.called(body)
+            head(body(rows())).pow(2).mean().backward()
+            for each in optimizers:
+                each.step()
+            for each in optimizers:
+                each.zero_grad()
+        return body, head
+
+    assert "graph_beyond" not in kinds(train)
+
+
+def test_an_optimizer_for_each_parameter_that_its_hook_steps(kinds: Kinds) -> None:
+    def train(observer: LearningObserver) -> Any:
+        models = [nn.Linear(8, 8, bias=False).cuda() for _ in range(12)]
+        parameters = [each for model in models for each in model.parameters()]
+        optimizers = {each: torch.optim.SGD([each], 0.1) for each in parameters}
+
+        def step(parameter: Tensor) -> None:
+            optimizers[parameter].step()
+            optimizers[parameter].zero_grad()
+
+        for each in parameters:
+            each.register_post_accumulate_grad_hook(step)
+        for _ in range(_STEPS):
+            x = rows()
+            for model in models:
+                observer.called(model)
+                x = model(x)
+            x.pow(2).mean().backward()
+        return models
+
+    assert not {"graph_beyond", "step_of_two", "trained_in_turn"} & kinds(train).keys()
+
+
 def _actor_critic(*, both: bool, zeroes: bool = False) -> Any:
     def train(observer: LearningObserver) -> Any:
         agent = nn.ModuleDict({"actor": net(), "critic": net(1)})

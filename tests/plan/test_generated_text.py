@@ -358,6 +358,19 @@ def test_a_loop_that_was_cut_is_not_said_to_be_whole() -> None:
     assert said("finished").endswith("had not ended when the simulation did: at least")
 
 
+def test_a_loop_of_tokens_is_followed_where_its_first_calls_differ() -> None:
+    """A cache that was made ahead grows with no call: one that reads tokens may still be a text's
+    after 17 calls that follow no law, where one that is given other numbers is batches."""
+    for tokens, begins in ((True, True), (False, False)):
+        watch = GenerationWatch(SimpleNamespace())  # type: ignore[arg-type]
+        module = torch.nn.Identity()
+        for call in range(1 + 17 + 8):
+            names = ["ids"] if tokens else []
+            watch._loop.given(module, (("ids", (4, 1 if call else 100)),), names)
+            watch.called(call + 1)
+        assert watch.begins is begins
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [("--beams=3",), ("--cache=static",), ("--warmup",)])
 def test_other_ways_to_generate(options: tuple[str, ...]) -> None:

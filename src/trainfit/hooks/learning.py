@@ -384,6 +384,7 @@ class LearningObserver:
             self._all.append(seen)
             self._look_at_data()
             self.misuse.begins(optimizer, self._called(), self._made.get(optimizer))
+        self.misuse.passes.uses(optimizer)
         if self._passes:
             at = self._made.get(optimizer)
             self.misuse.stepping(optimizer, at, unscaled=self._unscaled)

@@ -46,7 +46,8 @@ _ASSISTED: Final = 3
 #: are simulated: what grows shows in the last two.
 _OF_TRAINING: Final = 2
 #: Calls of a loop after which it is known whether they are a text's: their cache may be as large
-#: from the first one on. The longer, where Transformers' cache says that they are.
+#: from the first one on. The longer, where Transformers' cache or the tokens that the model is
+#: given say that they are.
 _FEW, _OF_CACHE = 17, 49
 #: Methods of a cache that are given a layer's states, and which argument says whose.
 _UPDATES: Final = {"update": 2, "update_conv_state": 1, "update_recurrent_state": 1,
@@ -167,7 +168,7 @@ class GenerationWatch:
     @property
     def begins(self) -> bool:
         """Is it a loop of so few calls so far that they may be a text's?"""
-        most = _OF_CACHE if self._kinds else _FEW
+        most = _OF_CACHE if self._kinds or self._loop.is_of_tokens else _FEW
         return self.in_loop and self.frozen is None and self._loop.decodes <= most
 
     @property

@@ -34,6 +34,8 @@ class Passes:
 
     def __init__(self) -> None:
         self._optimizers: list[weakref.ref[Any]] = []
+        #: Have all that stepped been told apart?
+        self._are_known = True
         #: Of each parameter, by identity, which of these have it; and those that several have.
         self._owners: dict[int, int] = {}
         self._shared: dict[int, weakref.ref[Any]] = {}
@@ -79,6 +81,7 @@ class Passes:
         """An optimizer is about to make its first step."""
         number = len(self._optimizers)
         if number >= _MOST:
+            self._are_known = False
             return
         self._optimizers.append(weakref.ref(optimizer))
         for each in tensors_of(optimizer):
@@ -102,7 +105,7 @@ class Passes:
             if to_inputs or self._to_inputs:
                 owned = {id(leaf) for leaf in leaves} & self._owners.keys()
                 self._to_inputs.append((to_inputs, place, owned))
-        if len(self._optimizers) > 1:
+        if len(self._optimizers) > 1 and self._are_known:
             self._look_beyond(nodes, leaves, place)
 
     def _look_beyond(self, nodes: Sequence[Any], leaves: Iterable[Any], place: str | None) -> None:
@@ -136,13 +139,18 @@ class Passes:
             return any(id(each) == parameter for each in tensors_of(owner))
         return any(id(each) == parameter for each in owner.parameters())
 
-    def stepping(self, optimizer: Any, place: str | None) -> None:
-        """An optimizer is about to use gradients, whose passes those are."""
-        own = {id(each) for each in tensors_of(optimizer)}
+    def uses(self, optimizer: Any) -> None:
+        """An optimizer's step begins: the first after a pass, or one of several after the same
+        pass or within it (an optimizer for each parameter, which its hook steps)."""
+        own = {id(each) for each in tensors_of(optimizer)} if self._beyond else set()
         for mask, (at, _, first) in list(self._beyond.items()):
             if first in own:
                 del self._beyond[mask]
                 self._steps_use.add((mask, at))
+
+    def stepping(self, optimizer: Any, place: str | None) -> None:
+        """An optimizer is about to use gradients, whose passes those are."""
+        own = {id(each) for each in tensors_of(optimizer)}
         self._look_at_shared(optimizer, own, place)
         # One that trains other parameters (an earlier stage of an interleaved pipeline, which has
         # the other's gradient sent) is not what those of the inputs' passes are added to.
