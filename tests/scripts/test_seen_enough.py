@@ -30,7 +30,7 @@ def test_steps_of_any_memory_go_on_for_a_quarter_of_the_time_limit(
     runner: Any = SimpleNamespace(
         _spec=RunSpec(target=target, steps=MOST_STEPS, until_settled=True, time_limit_s=600.0),
         _simulation=SimpleNamespace(warm_up_steps=0, step_uses=lambda: uses),
-        _step=SimpleNamespace(feeds=()),
+        _step=SimpleNamespace(feeds=(), warms_up=lambda: False),
         _own_s=lambda: lasted_s,
         _is_late=lambda: lasted_s > 300.0,
     )

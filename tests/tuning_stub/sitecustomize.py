@@ -4,6 +4,7 @@ It looks at the process as a tuner would find it. What it does is chosen by the 
 STUB_TUNER: "facts" (by default), "fail", "die", "hang", each after ``keep`` with "keep-…".
 """
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -11,7 +12,6 @@ import runpy
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
 
@@ -115,12 +115,25 @@ def why_none(machine, settings, ranks):
 
 
 runpy.run_path(str(Path(__file__).parents[1] / "quick_start" / "sitecustomize.py"))
-for name, functions in (
-    ("tuning", [tune]),
-    ("measure.machine_limits", [loader_machine, unknowns]),
-    ("affinity", [cores, why_none]),
-):
-    module = types.ModuleType(f"trainfit.loader.{name}")
-    for function in functions:
-        setattr(module, function.__name__, function)
-    sys.modules[module.__name__] = module
+
+
+class Replacing:
+    """Puts the functions above in the place of those that ``local_tuning`` has or imports."""
+
+    def find_spec(self, name, path, target=None):
+        if name != "trainfit.loader.local_tuning":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            for function in (tune, loader_machine, unknowns, cores, why_none):
+                setattr(module, function.__name__, function)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, Replacing())

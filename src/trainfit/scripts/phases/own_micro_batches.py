@@ -105,6 +105,8 @@ class OwnMicroBatches:
         if self._depth > 1 or self._in_backward or self._is_off:
             return
         self._began = _RunMark.of(self._simulation)
+        if self._left and any(each.grad is None for each in self._before.changed):
+            self._begin()  # the script has updated the parameters itself
         if self._now.in_use is None:
             self._now.in_use = self._simulation.allocator.requested_bytes
             if self._left and not self._now.begins_like(self._before):
@@ -147,13 +149,14 @@ class OwnMicroBatches:
                 with contextlib.suppress(Exception):
                     self._now.is_apart = not self._now.leads_only_to_results(outputs)
             versions = self._now.versions() if counts else {}
+            self._now.adds = bool(versions) and versions == self._before.gradients
             self._in_backward += 1
             try:
                 return run(outputs, *args, **kwargs)
             finally:
                 self._in_backward -= 1
                 if counts:
-                    now = self._now.versions()
+                    now = self._now.gradients = self._now.versions()
                     self._now.changed = [
                         each for each in now if now[each] != versions.get(each, now[each])
                     ]
@@ -173,7 +176,8 @@ class OwnMicroBatches:
             return
         back = now.back
         now.forget_graph()
-        now.alike = self._before.alike + 1 if now.is_like(self._before) else 1
+        is_alike = now.adds and now.is_like(self._before)
+        now.alike = self._before.alike + 1 if is_alike else 1
         if now.trained is None or now.is_apart or back is None or _has_processes():
             self._give_up()
             return
@@ -261,14 +265,17 @@ class _MicroBatch:
     """Calls since the last backward pass, and the pass.
 
     ``in_use`` are the bytes when it began; ``is_apart``: what the model that trains computes is not
-    reached through its results alone. The pass added to gradients of the parameters ``changed``. It
-    is the last of so many ``alike``.
+    reached through its results alone. The pass added to gradients of the parameters ``changed``,
+    and left versions of all ``gradients``; it ``adds`` where those before it were as the last
+    micro-batch left them. It is the last of so many ``alike``.
     """
 
     calls: list[_MadeCall] = dataclasses.field(default_factory=list)
     in_use: int | None = None
     is_apart: bool = False
     changed: list[torch.nn.Parameter] = dataclasses.field(default_factory=list)
+    gradients: dict[torch.nn.Parameter, int] = dataclasses.field(default_factory=dict)
+    adds: bool = False
     alike: int = 0
     _marks: list[tuple[int, _RunMark]] = dataclasses.field(default_factory=list)
     #: Numbers of the results' nodes that the loss is computed of.
