@@ -93,7 +93,7 @@ def check_arguments(said: str, function: Callable[..., Any], count: int) -> None
         ) from None
 
 
-def _raise(said: str, what: str, error: Exception) -> NoReturn:
+def _raise(phrase: str, what: str, error: Exception) -> NoReturn:
     if isinstance(error, TrainfitError) or own_fault(error, (__file__,)) is not None:
         raise error
     place = line_of_user(error.__traceback__)
@@ -102,32 +102,32 @@ def _raise(said: str, what: str, error: Exception) -> NoReturn:
     at = f" at {place}" if place else ""
     raised = one_line(exception_text(type(error).__name__, error))
     if isinstance(error, SyntaxError | ImportError):
-        raise UserCodeError(f"{said} {what}{at} ({raised}); fix that line, then try once more")
+        raise UserCodeError(f"{phrase} {what}{at} ({raised}); fix that line, then try once more")
     text = script_traceback(error)
-    raise UserCodeError(f"{said} {what}{at} ({raised}); its traceback is below", text) from error
+    raise UserCodeError(f"{phrase} {what}{at} ({raised}); its traceback is below", text) from error
 
 
-def _module(said: str, source: str) -> ModuleType:
+def _module(text: str, source: str) -> ModuleType:
     """Import it as any other would: workers started by spawn do so again."""
     sys.path[0] = os.getcwd()
     name = source
     if source.endswith(".py"):
         path = Path(source)
         if not path.is_file():
-            raise UnknownNameError(f"{said}: there is no file {source!r}; check the path")
+            raise UnknownNameError(f"{text}: there is no file {source!r}; check the path")
         sys.path[0] = str(path.resolve().parent)
         name = path.stem
-    module = _imported(said, source, name)
+    module = _imported(text, source, name)
     if source.endswith(".py") and not _is_of(module, Path(source)):
-        raise UnknownNameError(f"{said}: Python has another module {name!r}; rename the file")
+        raise UnknownNameError(f"{text}: Python has another module {name!r}; rename the file")
     return module
 
 
-def _imported(said: str, source: str, name: str) -> ModuleType:
+def _imported(text: str, source: str, name: str) -> ModuleType:
     if name.startswith(".") or ("/" in source and not source.endswith(".py")):
         what = "a folder" if os.path.isdir(source) else "neither a .py file nor a module"
         raise UnknownNameError(
-            f"{said}: {source!r} is {what}; write a file or a module before the colon, as in "
+            f"{text}: {source!r} is {what}; write a file or a module before the colon, as in "
             "policy.py:act"
         )
     # What reads the command line there would read trainfit's.
@@ -143,7 +143,7 @@ def _imported(said: str, source: str, name: str) -> ModuleType:
             printed.truncate(0)
             why = one_line(f"exit code {error.code}" + (f": {last}" if last else ""))
             raise UserCodeError(
-                f"{said}: {source} exits when it is imported ({why}); put what it runs below "
+                f"{text}: {source} exits when it is imported ({why}); put what it runs below "
                 'if __name__ == "__main__":'
             ) from None
         finally:
@@ -151,12 +151,12 @@ def _imported(said: str, source: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise UnknownNameError(
-                f"{said}: there is no module {error.name!r}; check the name, or give the file's "
+                f"{text}: there is no module {error.name!r}; check the name, or give the file's "
                 f"path (the working directory is {os.getcwd()})"
             ) from None
-        _raise(said, "could not be imported", error)
+        _raise(text, "could not be imported", error)
     except Exception as error:
-        _raise(said, "could not be imported", error)
+        _raise(text, "could not be imported", error)
     return module
 
 

@@ -92,8 +92,8 @@ def curve(times: Iterable[StepTime], noise: Interval, reference: int) -> Goodput
         reference,
         points,
         best,
-        min(each.batch_size for each in at_ends),
-        max(each.batch_size for each in at_ends),
+        min(time.batch_size for time in at_ends),
+        max(time.batch_size for time in at_ends),
         min(flat),
         max(flat),
     )
@@ -126,12 +126,12 @@ def accumulated(times: Sequence[StepTime], most: int) -> tuple[StepTime, ...]:
     in it. With two accumulations of a micro-batch known, what lies between is their line. Nothing
     is said of fewer micro-batches than are known: they share the update among fewer.
     """
-    found = {(each.micro_batch, each.accumulation, each.gpus): each for each in times}
-    for micro, gpus in {(each.micro_batch, each.gpus) for each in times}:
+    found = {(time.micro_batch, time.accumulation, time.gpus): time for time in times}
+    for micro, gpus in {(time.micro_batch, time.gpus) for time in times}:
         known = sorted(
-            (each.accumulation, each.seconds)
-            for each in times
-            if (each.micro_batch, each.gpus) == (micro, gpus)
+            (time.accumulation, time.seconds)
+            for time in times
+            if (time.micro_batch, time.gpus) == (micro, gpus)
         )
         count = 2
         while micro * gpus * count <= most:

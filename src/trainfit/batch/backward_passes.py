@@ -316,7 +316,7 @@ def _part(batch: Any, count: int, begin: int, end: int) -> Any:
         made = {key: _part(value, count, begin, end) for key, value in batch.items()}
         return made if type(batch) is dict else type(batch)(made)
     if isinstance(batch, list | tuple):
-        if len(batch) == count and not any(isinstance(each, Tensor) for each in batch):
+        if len(batch) == count and not any(isinstance(tensor, Tensor) for tensor in batch):
             return batch[begin:end]  # one text or label a sample
         parts = [_part(value, count, begin, end) for value in batch]
         if isinstance(batch, tuple) and hasattr(batch, "_fields"):

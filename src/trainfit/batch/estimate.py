@@ -57,9 +57,9 @@ class Weights:
 
     def solve(self, small: Floats, big: Floats) -> tuple[Floats, Floats]:
         """|G|² and tr Σ, each without bias, of squares of any shape."""
-        found = self._determinant
-        square = (small * self.big_t - big * self.small_t) / found
-        trace = (big * self.small_g - small * self.big_g) / found
+        determinant = self._determinant
+        square = (small * self.big_t - big * self.small_t) / determinant
+        trace = (big * self.small_g - small * self.big_g) / determinant
         return square, trace
 
 
@@ -292,25 +292,25 @@ def _solved(
 
 def _modules(log: Log, squares: Floats, traces: Floats) -> tuple[ModuleNoise, ...]:
     total = float(traces.sum())
-    found = []
+    noises = []
     for number, (name, size) in enumerate(zip(log.groups, log.group_sizes, strict=True)):
         part = float(traces[:, number].sum())
         if part == 0 and not squares[:, number].any():
             continue  # no gradient, or none that is measured
         one = estimate(squares[:, number], traces[:, number])
         share = part / total if total > 0 else None
-        found.append(ModuleNoise(name, size, one.noise if one is not None else None, share))
-    return tuple(found)
+        noises.append(ModuleNoise(name, size, one.noise if one is not None else None, share))
+    return tuple(noises)
 
 
 def _history(steps: Sequence[int], squares: Floats, traces: Floats) -> tuple[NoiseMoment, ...]:
-    found = []
+    moments = []
     for begin in range(0, len(steps) - _MOMENT + 1, _MOMENT):
         part = slice(begin, begin + _MOMENT)
         one = estimate(squares[part], traces[part])
         assert one is not None
-        found.append(NoiseMoment(steps[begin + _MOMENT // 2], one.noise))
-    return tuple(found)
+        moments.append(NoiseMoment(steps[begin + _MOMENT // 2], one.noise))
+    return tuple(moments)
 
 
 def _cannot_tell(log: Log, estimate: NoiseEstimate | None, used: int) -> str:

@@ -151,11 +151,11 @@ def _trade(question: Question, critical: Interval, times: Sequence[StepTime]) ->
 def _fastest(times: Sequence[StepTime], batch: int, question: Question) -> StepTime | None:
     """The fastest step on as many GPUs as now; at the current batch size with the present
     micro-batch, if that is among them."""
-    found = [each for each in times if (each.batch_size, each.gpus) == (batch, question.gpus)]
+    step_times = [time for time in times if (time.batch_size, time.gpus) == (batch, question.gpus)]
     micro = question.present.micro
     is_present = batch == question.before
-    as_now = [each for each in found if is_present and each.micro_batch == micro]
-    return min(as_now or found, key=lambda each: each.seconds, default=None)
+    as_now = [time for time in step_times if is_present and time.micro_batch == micro]
+    return min(as_now or step_times, key=lambda each: each.seconds, default=None)
 
 
 def _epochs(question: Question, then: Split) -> tuple[Epoch, ...]:

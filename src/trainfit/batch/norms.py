@@ -169,7 +169,9 @@ class Examples:
     def squares(self, records: Records, loss: Loss) -> tuple[Tensor, Tensor, Weights] | None:
         """The mean of single samples' squares and that of the batch's gradient, by group."""
         squares, self._squares = self._squares, {}
-        used = {module: each for module, each in squares.items() if module not in self._repeated}
+        used = {
+            module: square for module, square in squares.items() if module not in self._repeated
+        }
         if not used:
             self.fault = self.fault or "no Linear on a matrix, LayerNorm or GroupNorm ran"
             return None
@@ -209,12 +211,12 @@ def _eligible(model: nn.Module, groups: dict[int, int]) -> list[nn.Module]:
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    found = []
+    modules = []
     for module in model.modules():
         own = [id(parameter) for parameter in module.parameters(recurse=False)]
         if type(module) in _KINDS and own and all(owners[p] == 1 and p in groups for p in own):
-            found.append(module)
-    return found
+            modules.append(module)
+    return modules
 
 
 def _linear(module: nn.Module, given: Tensor, grad: Tensor) -> Tensor:

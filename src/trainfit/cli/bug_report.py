@@ -24,7 +24,7 @@ _PACKAGE: Final = Path(__file__).resolve().parents[1]
 def fault_of(error: BaseException) -> OwnFault:
     """An exception that should have been none, raised in this process."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [each for each in frames if _PACKAGE in Path(each.filename).parents] or frames
+    ours = [frame for frame in frames if _PACKAGE in Path(frame.filename).parents] or frames
     place = "an unknown line"
     if ours:
         path = Path(ours[-1].filename)

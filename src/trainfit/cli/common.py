@@ -119,8 +119,8 @@ def add_simulation(group: OptionGroup) -> None:
 
 def stand_ins(text: str) -> tuple[str, ...]:
     """Packages that there are stand-ins for, with commas between them."""
-    names = tuple(dict.fromkeys(each.strip().replace("-", "_") for each in text.split(",")))
-    if unknown := [each for each in names if each not in STAND_INS]:
+    names = tuple(dict.fromkeys(part.strip().replace("-", "_") for part in text.split(",")))
+    if unknown := [name for name in names if name not in STAND_INS]:
         raise argparse.ArgumentTypeError(
             f"there is no stand-in for {unknown[0]!r}: there is for {', '.join(STAND_INS)}; "
             "install others here"
@@ -199,14 +199,14 @@ def split_command(
     """
     with_value = options_with_value(parser)
     for valued in (with_value | options_with_value(parser, "?"), with_value):
-        at = 0
-        while at < len(words) and words[at] != "--":
-            if not words[at].startswith("-") or (module and words[at].startswith("-m")):
+        index = 0
+        while index < len(words) and words[index] != "--":
+            if not words[index].startswith("-") or (module and words[index].startswith("-m")):
                 break
-            at += 2 if words[at] in valued and words[at + 1 : at + 2] != ["--"] else 1
-        if words[at : at + 1] == ["--"]:
-            return list(words[:at]), list(words[at + 1 :])
-    return list(words[:at]), list(words[at:])
+            index += 2 if words[index] in valued and words[index + 1 : index + 2] != ["--"] else 1
+        if words[index : index + 1] == ["--"]:
+            return list(words[:index]), list(words[index + 1 :])
+    return list(words[:index]), list(words[index:])
 
 
 def options_with_value(parser: argparse.ArgumentParser, nargs: str | None = None) -> frozenset[str]:
@@ -257,10 +257,10 @@ def file_path(text: str) -> Path:
 
 def memory_size(text: str) -> int:
     """An argparse type: ``800MiB``, ``1.5GiB``, ``2GB``, or a plain number of bytes."""
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise argparse.ArgumentTypeError(f"expected a size such as 800MiB or 1.5GiB, got {text!r}")
-    return int(float(found["number"]) * _UNITS[found["unit"].lower()])
+    return int(float(match["number"]) * _UNITS[match["unit"].lower()])
 
 
 def number(text: str) -> float:
@@ -283,8 +283,8 @@ def duration(
     text: str, what: str = "time", example: str = "30s or 0.5", most_s: float = 3600.0
 ) -> float:
     """An argparse type: ``0.04``, ``0.04s``, ``40ms``, ``800us``, ``5min``; in seconds."""
-    found = _TIME.fullmatch(text.strip())
-    value = float(found["number"]) * _TIME_UNITS[found["unit"]] if found is not None else -1.0
+    match = _TIME.fullmatch(text.strip())
+    value = float(match["number"]) * _TIME_UNITS[match["unit"]] if match is not None else -1.0
     if not 0 < value <= most_s:
         raise argparse.ArgumentTypeError(
             f"expected a {what} above 0 and up to an hour, such as {example}, got {text!r}"

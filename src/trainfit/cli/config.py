@@ -160,11 +160,15 @@ def _of_verb(
     decided = [options[_name(key)] for key in own]
     for key, value in common.items():
         action = options.get(_name(key))
-        if action is not None and not any(_excludes(parser, action, each) for each in decided):
+        if action is not None and not any(_excludes(parser, action, option) for option in decided):
             yield _Given(key, action, _typed(config.path, key, action, value))
     for key, value in own.items():
         action = options[_name(key)]
-        clash = [each for each in decided if each is not action and _excludes(parser, action, each)]
+        clash = [
+            option
+            for option in decided
+            if option is not action and _excludes(parser, action, option)
+        ]
         if clash:
             other = clash[0].option_strings[-1].removeprefix("--")
             raise ConfigError(f"{_shown(config.path)}: [{verb}] has {key} and {other}: keep one")
@@ -193,7 +197,7 @@ def _excludes(
     parser: argparse.ArgumentParser, one: argparse.Action, other: argparse.Action
 ) -> bool:
     """Are they one option, or may only one of them be given?"""
-    groups = (each._group_actions for each in parser._mutually_exclusive_groups)
+    groups = (group._group_actions for group in parser._mutually_exclusive_groups)
     return one is other or any(one in group and other in group for group in groups)
 
 

@@ -222,13 +222,13 @@ def _split_pace(
     """Our own options, and the command behind ``--``; a name alone is ours."""
     if "--" not in words:
         return list(words), []
-    at = words.index("--")
-    return list(words[:at]), list(words[at + 1 :])
+    index = words.index("--")
+    return list(words[:index]), list(words[index + 1 :])
 
 
 def rates(text: str) -> tuple[float, ...]:
     """An argparse type: ``30`` or ``15,30,60``, each above 0."""
-    found = [number(each) for each in text.split(",")]
+    found = [number(part) for part in text.split(",")]
     if len(found) > _MOST_RATES or not all(0 < each <= _MOST_HZ for each in found):
         raise argparse.ArgumentTypeError(
             f"expected up to {_MOST_RATES} rates above 0 and up to {_MOST_HZ:g}, such as "

@@ -228,7 +228,7 @@ def overview() -> str:
         f"  {_FIRST}",
     ]
     for heading, verbs in HEADINGS.items():
-        lines += ["", f"{heading}:", *(f"  {each.name:<12}{each.purpose}" for each in verbs)]
+        lines += ["", f"{heading}:", *(f"  {verb.name:<12}{verb.purpose}" for verb in verbs)]
     lines += ["", "  trainfit COMMAND --help   options of a command", "  trainfit --version"]
     return "\n".join(lines)
 
@@ -238,8 +238,8 @@ def nearest(word: str, known: Collection[str]) -> str:
     longer = [each for each in known if len(word) > 2 and each.startswith(word)]
     if longer:
         return min(longer, key=len)
-    found = difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE)
-    return found[0] if found else ""
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=_ALIKE)
+    return matches[0] if matches else ""
 
 
 def _not_a_verb(word: str, words: Sequence[str]) -> str:

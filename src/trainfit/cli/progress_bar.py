@@ -187,10 +187,10 @@ def status_text(status: RunStatus) -> str:
 def answer_text(answer: FirstAnswer) -> str:
     """The first answer in one line."""
     fits = "the first steps fit" if answer.fits else "does not fit"
-    at = "" if answer.batch_size is None else f" at batch size {answer.batch_size}"
+    text = "" if answer.batch_size is None else f" at batch size {answer.batch_size}"
     step = "" if answer.step_s is None else f", {duration(answer.step_s)} a step"
     need = f"{size(answer.device_bytes)} of {size(answer.capacity_bytes)}"
-    return f"first answer: {fits}, {need}{at}{step}"
+    return f"first answer: {fits}, {need}{text}{step}"
 
 
 def seconds_left(took: Iterable[float], running: Iterable[float], expected: int) -> float | None:
@@ -203,5 +203,5 @@ def seconds_left(took: Iterable[float], running: Iterable[float], expected: int)
         return None
     mean = sum(took) / len(took)
     open_runs = max(0, expected - len(took) - len(running))
-    rest = sum(max(0.0, mean - each) for each in running) + mean * open_runs
+    rest = sum(max(0.0, mean - value) for value in running) + mean * open_runs
     return rest / max(1, min(PARALLEL, len(running) + open_runs))

@@ -34,11 +34,11 @@ def noise_scale(text: str) -> Interval | Path:
 
 
 def _numbers(text: str) -> tuple[float, float, float]:
-    found = _RANGE.fullmatch(text.strip())
-    if found is None:
+    match = _RANGE.fullmatch(text.strip())
+    if match is None:
         raise ValueError(text)
-    value = float(found["value"])
-    return value, float(found["low"] or value), float(found["high"] or value)
+    value = float(match["value"])
+    return value, float(match["low"] or value), float(match["high"] or value)
 
 
 def rate(text: str) -> float:

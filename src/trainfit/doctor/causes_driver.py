@@ -123,10 +123,10 @@ _BLACKWELL: Final = 0x2900
 
 def unbound(stack: DriverStack) -> Check | None:
     """NVIDIA's driver is loaded, and drives none of the GPUs."""
-    gpus = [each for each in stack.pci or () if each.device_class.startswith("0x03")]
+    gpus = [device for device in stack.pci or () if device.device_class.startswith("0x03")]
     if stack.kernel_driver is None or not gpus or stack.in_wsl or stack.gpu_nodes or stack.gpus:
         return None
-    others = sorted({each.kernel_driver or "" for each in gpus})
+    others = sorted({device.kernel_driver or "" for device in gpus})
     if "nvidia" in others:
         return None
     held = [name for name in others if name]
@@ -140,7 +140,7 @@ def unbound(stack: DriverStack) -> Check | None:
     if held:
         why = f"The GPU is held by {', '.join(held)}, so that NVIDIA's driver cannot have it."
         fixes = _load(stack, held)
-    elif any(_id(each.device_id) >= _BLACKWELL for each in gpus):
+    elif any(_id(device.device_id) >= _BLACKWELL for device in gpus):
         why = (
             "GPUs of the Blackwell generation need NVIDIA's open kernel modules, of driver 570 or "
             "newer: the proprietary ones refuse them."

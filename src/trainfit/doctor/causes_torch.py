@@ -128,8 +128,8 @@ _IMPORT_FIXES: Final = (
 
 def crashes(stack: DriverStack) -> Check | None:
     """PyTorch dies of a fault of its own, not of a kill from outside."""
-    found = re.match(r"killed by signal (\d+)", stack.cuda.torch_probe.reason, re.ASCII)
-    name = _FAULTS.get(int(found[1])) if found and stack.probe is None else None
+    match = re.match(r"killed by signal (\d+)", stack.cuda.torch_probe.reason, re.ASCII)
+    name = _FAULTS.get(int(match[1])) if match and stack.probe is None else None
     if name is None:
         return None
     if name == "SIGILL":

@@ -127,15 +127,15 @@ def _unexplained(stack: DriverStack) -> Check:
             f"PyTorch could not be queried: {stack.cuda.torch_probe.reason}",
             found,
         )
-    said = stack.probe.kernel_error or stack.probe.error or stack.driver_error
-    if stack.sees_gpu and not said:
+    error = stack.probe.kernel_error or stack.probe.error or stack.driver_error
+    if stack.sees_gpu and not error:
         return unsure(
             NAME,
             f"PyTorch sees {stack.probe.devices} GPUs; whether a kernel runs on them is unknown",
             "the result of a kernel: the probe's answer is incomplete",
             found,
         )
-    said = said or "no error was reported"
+    said = error or "no error was reported"
     return bad(
         NAME,
         "kernel_fails" if stack.sees_gpu else "unexplained",

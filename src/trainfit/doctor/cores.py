@@ -389,7 +389,7 @@ def _reached(machine: Machine, nodes: Sequence[NumaNode]) -> set[int]:
 
 def _far(machine: Machine, gpu: Gpu, reached: set[int], evidence: list[Evidence]) -> Check:
     node = gpu.numa_node.value
-    here = ", ".join(str(each) for each in sorted(reached))
+    here = ", ".join(str(number) for number in sorted(reached))
     former = cpu_list_text(machine.cpu.affinity.value or ())
     return bad(
         NUMA,

@@ -153,10 +153,10 @@ class DriverStack:
         Of the GPUs' own files one that opens is enough: schedulers and containers close those
         of others' GPUs.
         """
-        wanted = r"/dev/nvidia(ctl|-uvm)"
+        text = r"/dev/nvidia(ctl|-uvm)"
         if not any(node.accessible for node in self.gpu_nodes):
-            wanted = r"/dev/nvidia(\d+|ctl|-uvm)"
-        return tuple(n for n in self.nodes if not n.accessible and re.fullmatch(wanted, n.path))
+            text = r"/dev/nvidia(\d+|ctl|-uvm)"
+        return tuple(n for n in self.nodes if not n.accessible and re.fullmatch(text, n.path))
 
     @property
     def has_uvm(self) -> bool:
@@ -230,8 +230,8 @@ def _build_words(build: TorchBuild) -> str:
 
 def _probe_words(probe: TorchProbe) -> str:
     words = f"device_count() = {probe.devices}"
-    said = probe.error or probe.kernel_error or next(iter(probe.warnings), "")
-    return f"{words}; {said.strip().splitlines()[0][:400]}" if said.strip() else words
+    error = probe.error or probe.kernel_error or next(iter(probe.warnings), "")
+    return f"{words}; {error.strip().splitlines()[0][:400]}" if error.strip() else words
 
 
 def _pci_words(devices: tuple[PciDevice, ...]) -> str:

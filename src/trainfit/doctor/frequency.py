@@ -93,8 +93,8 @@ def _grouped(
     policies: Iterable[FrequencyPolicy], key: Callable[[FrequencyPolicy], object]
 ) -> dict[str, list[FrequencyPolicy]]:
     groups: dict[str, list[FrequencyPolicy]] = {}
-    for each in policies:
-        groups.setdefault(str(key(each)), []).append(each)
+    for frequency_policy in policies:
+        groups.setdefault(str(key(frequency_policy)), []).append(frequency_policy)
     return groups
 
 

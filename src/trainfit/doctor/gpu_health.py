@@ -127,11 +127,11 @@ def _hot(
 ) -> Check | None:
     if not active & set(_THERMAL):
         return None
-    at = f" at {_degrees(gpu.temperature_c.value)}" if gpu.temperature_c.value is not None else ""
+    text = f" at {_degrees(gpu.temperature_c.value)}" if gpu.temperature_c.value is not None else ""
     return bad(
         name,
         "gpu_thermal_slowdown",
-        f"thermal throttling{at}",
+        f"thermal throttling{text}",
         "the GPU runs below its maximum clock; the hardware slowdown halves it or more. Usual "
         "causes: dust, blocked airflow, a stopped fan, or a passively cooled card without server "
         "fans.",
@@ -151,10 +151,10 @@ def _hot(
 def _lower_power(machine: Machine, gpu: Gpu) -> Fix:
     limit = gpu.power_limit_w.value
     default = gpu.power_limit_default_w.value or limit
-    wanted = f"{0.8 * default:.0f}" if default else "WATTS"
+    text = f"{0.8 * default:.0f}" if default else "WATTS"
     former = f"{limit:.0f}" if limit else "FORMER_WATTS"
     return Fix(
-        f"sudo nvidia-smi -i {gpu.index} -pl {wanted}",
+        f"sudo nvidia-smi -i {gpu.index} -pl {text}",
         f"sudo nvidia-smi -i {gpu.index} -pl {former}",
         on_host(machine, "a few percent of the speed, but steadier than throttling"),
     )
@@ -214,10 +214,10 @@ def _setting(
     machine: Machine, gpu: Gpu, name: str, active: set[str], evidence: list[Evidence]
 ) -> Check | None:
     """Clocks lowered by a setting; on data-centre GPUs a default below the maximum is normal."""
-    now, most = gpu.sm_hz.value, gpu.sm_max_hz.value
-    if not active & set(_SETTINGS) or "gpu_idle" in active or now is None or not most:
+    now, maximum = gpu.sm_hz.value, gpu.sm_max_hz.value
+    if not active & set(_SETTINGS) or "gpu_idle" in active or now is None or not maximum:
         return None
-    if now >= policy.SETTING_CLOCK_SHARE * most:
+    if now >= policy.SETTING_CLOCK_SHARE * maximum:
         return None
     application, memory = gpu.application_sm_hz.value, gpu.memory_hz.value
     former = f"sudo nvidia-smi -i {gpu.index} -lgc {now / 1e6:.0f}"
@@ -226,7 +226,7 @@ def _setting(
     return bad(
         name,
         "gpu_clocks_lowered",
-        f"SM clock limited to {ghz(now)} of {ghz(most)} by a setting",
+        f"SM clock limited to {ghz(now)} of {ghz(maximum)} by a setting",
         "application clocks or locked clocks were set; compute-bound kernels are slower "
         "in proportion.",
         evidence,

@@ -244,18 +244,18 @@ def _address(text: str) -> str:
     return f"{match[1]}:{match[2]}" if match else ""
 
 
-def _narrow(gpu: Gpu, width: int, most: int, evidence: list[Evidence]) -> Check:
+def _narrow(gpu: Gpu, width: int, limit: int, evidence: list[Evidence]) -> Check:
     return bad(
         PCIE,
         "pcie_width_reduced",
-        f"the link runs at x{width}, GPU and slot support x{most}",
+        f"the link runs at x{width}, GPU and slot support x{limit}",
         f"{_WHY}. Power saving does not reduce lanes. Usual causes: bad "
         "seating, a riser, dirty contacts, or BIOS bifurcation of the slot.",
         evidence,
         [
             Fix(
                 "power off, reseat the card and its riser; in the BIOS set "
-                f"the slot to x{most} (no bifurcation)",
+                f"the slot to x{limit} (no bifurcation)",
                 "none needed for reseating; restore the BIOS setting",
                 _POWER_OFF,
             ),
@@ -288,11 +288,11 @@ def _narrow_slot(gpu: Gpu, width: int, lanes: int, evidence: list[Evidence]) -> 
 
 
 def _generation(gpu: Gpu, width: int, evidence: list[Evidence]) -> Check | None:
-    now, most = gpu.pcie_generation.value, gpu.pcie_generation_max.value
-    if now is None or most is None:
+    now, maximum = gpu.pcie_generation.value, gpu.pcie_generation_max.value
+    if now is None or maximum is None:
         summary = f"x{width}, its maximum; PCIe generation not visible"
         return unsure(PCIE, summary, "NVML's current and maximum link generation", evidence)
-    if now >= most:
+    if now >= maximum:
         return good(PCIE, f"PCIe {now}.0 x{width}, the link's maximum", evidence)
     if not answers(gpu):
         return None  # no job can use it now: the link under load cannot be observed
@@ -301,20 +301,20 @@ def _generation(gpu: Gpu, width: int, evidence: list[Evidence]) -> Check | None:
         word = "idle" if state is not None else "in an unknown P-state"
         return unsure(
             PCIE,
-            f"x{width}, generation {now} of {most} while {word}",
+            f"x{width}, generation {now} of {maximum} while {word}",
             "the link lowers its generation while the GPU is idle: re-run while a job uses the GPU",
             evidence,
         )
     return bad(
         PCIE,
         "pcie_generation_reduced",
-        f"PCIe {now}.0 under load (P{state}), the link supports {most}.0",
+        f"PCIe {now}.0 under load (P{state}), the link supports {maximum}.0",
         f"{_WHY}; each generation lower halves the bandwidth. Usual causes: a "
         "riser for an older generation, link errors, or a BIOS setting.",
         evidence,
         [
             Fix(
-                f"in the BIOS set the slot's link speed to Auto or Gen {most}; replace a riser "
+                f"in the BIOS set the slot's link speed to Auto or Gen {maximum}; replace a riser "
                 "of an older generation",
                 "restore the BIOS setting",
                 _POWER_OFF,

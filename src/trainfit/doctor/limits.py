@@ -56,8 +56,8 @@ def _few_files(
     machine: Machine, soft: int, workers: int, needed: int, evidence: list[Evidence]
 ) -> Check:
     hard = machine.limits.open_files_hard.value
-    wanted = max(needed, policy.FILES_WANTED)
-    raised = min(wanted, hard) if hard is not None else wanted
+    target = max(needed, policy.FILES_WANTED)
+    raised = min(target, hard) if hard is not None else target
     remedies = [
         Fix(
             "torch.multiprocessing.set_sharing_strategy('file_system')  # at the top of the script",
@@ -71,10 +71,10 @@ def _few_files(
         remedies.insert(
             0,
             Fix(
-                f'echo "$USER - nofile {wanted}" | sudo tee /etc/security/limits.d/trainfit.conf',
+                f'echo "$USER - nofile {target}" | sudo tee /etc/security/limits.d/trainfit.conf',
                 "sudo rm /etc/security/limits.d/trainfit.conf",
                 "none; takes effect at the next login (in a container: docker run --ulimit "
-                f"nofile={wanted})",
+                f"nofile={target})",
             ),
         )
     return bad(
@@ -224,9 +224,9 @@ def check_scheduler(machine: Machine) -> tuple[Check, ...]:
 
 
 def _one_cpu(machine: Machine, name: str, evidence: list[Evidence]) -> Check:
-    wanted = min(8, machine.cpu.logical_cpus.value or 8)
+    target = min(8, machine.cpu.logical_cpus.value or 8)
     slurm = machine.surroundings.scheduler.value == "slurm"
-    then = f"  # and: srun --cpus-per-task={wanted} python train.py" if slurm else ""
+    then = f"  # and: srun --cpus-per-task={target} python train.py" if slurm else ""
     return bad(
         name,
         "scheduler_grants_one_cpu",
@@ -236,7 +236,7 @@ def _one_cpu(machine: Machine, name: str, evidence: list[Evidence]) -> Check:
         evidence,
         [
             Fix(
-                _request(machine, wanted) + then,
+                _request(machine, target) + then,
                 "restore the job script's line",
                 "a longer wait in the queue, and CPU hours of the account",
             )

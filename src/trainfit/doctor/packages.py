@@ -78,16 +78,16 @@ def _wrong_version(torch: TorchBuild, vision: TorchBuild, evidence: list[Evidenc
     present = _minor(vision.version)
     if expected is None or present is None or present == expected:
         return None
-    wanted = f"{expected[0]}.{expected[1]}"
+    text = f"{expected[0]}.{expected[1]}"
     return bad(
         "torchvision",
         "torchvision_version",
         f"torchvision {brief(vision.version, 20)} with torch {brief(torch.version, 20)}: "
-        f"needs {wanted}",
+        f"needs {text}",
         "torchvision's operators are compiled against one torch version: with another they do "
         "not load ('operator torchvision::nms does not exist'), or crash.",
         evidence,
-        [_reinstall(torch, vision, f"{wanted}.*")],
+        [_reinstall(torch, vision, f"{text}.*")],
     )
 
 
@@ -220,7 +220,7 @@ def index_for(
         capabilities: of the GPUs, as far as they are known.
         version: of PyTorch; ``None`` for whichever the index has.
     """
-    wanted, branch = tuple(capabilities), _LIKELY_DRIVER if driver is None else driver
+    pairs, branch = tuple(capabilities), _LIKELY_DRIVER if driver is None else driver
     number = re.match(r"(\d{1,3})\.(\d{1,3})", version or "", re.ASCII)
     pair = (int(number[1]), int(number[2])) if number else None
     for wheel in _WHEELS:
@@ -228,7 +228,7 @@ def index_for(
         if (
             branch >= wheel.least_driver
             and (pair is None or oldest <= pair <= newest)
-            and all(least <= each <= most for each in wanted)
+            and all(least <= capability <= most for capability in pairs)
         ):
             return f"{INDEX}/{wheel.tag}"
     return None

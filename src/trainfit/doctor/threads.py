@@ -22,7 +22,7 @@ from trainfit.results.text import core_count, cores
 NAME: Final = "threads"
 #: The most threads of the OpenBLAS in NumPy's wheels (built with NUM_THREADS=64).
 _OPENBLAS_MOST: Final = 64
-_LIBRARY: Final = {each.title: each for each in LIBRARIES}
+_LIBRARY: Final = {library.title: library for library in LIBRARIES}
 _NOT_KNOWN: Final[dict[PoolLibrary, str]] = {
     "OpenCV": "OpenCV builds with OpenMP or TBB, or older than 4.5.2, which choose thread counts "
     "differently; calls too small to be split",
@@ -230,11 +230,11 @@ def _wanted(machine: Machine) -> int:
 
 
 def _too_many(machine: Machine, usable: float, evidence: list[Evidence]) -> Check | None:
-    most = whole(usable)
+    maximum = whole(usable)
     over = {
         name: number
         for name in COUNTS
-        if (number := _number(machine.threads.variables.get(name, ""))) and number > most
+        if (number := _number(machine.threads.variables.get(name, ""))) and number > maximum
     }
     if not over:
         return None
@@ -246,7 +246,10 @@ def _too_many(machine: Machine, usable: float, evidence: list[Evidence]) -> Chec
         "threads beyond the cores are time-sliced: an OpenMP region ends when its last thread "
         "does, so each CPU operator waits for a thread that is not running.",
         evidence,
-        [Fix(f"export {key}={most}", restore(machine, key), "none on these cores") for key in over],
+        [
+            Fix(f"export {key}={maximum}", restore(machine, key), "none on these cores")
+            for key in over
+        ],
     )
 
 
@@ -255,8 +258,8 @@ def _default_over_quota(machine: Machine, usable: float, evidence: list[Evidence
     quota, default = machine.cpu.quota_cores.value, machine.threads.torch_default.value
     if quota is None or default is None or threads_set(machine) is not None:
         return None
-    most = whole(usable)
-    if default <= most:
+    maximum = whole(usable)
+    if default <= maximum:
         return None
     return bad(
         NAME,
@@ -267,7 +270,7 @@ def _default_over_quota(machine: Machine, usable: float, evidence: list[Evidence
         evidence,
         [
             Fix(
-                f"export OMP_NUM_THREADS={most} MKL_NUM_THREADS={most}",
+                f"export OMP_NUM_THREADS={maximum} MKL_NUM_THREADS={maximum}",
                 "unset OMP_NUM_THREADS; " + restore(machine, "MKL_NUM_THREADS"),
                 "none within this quota",
             )

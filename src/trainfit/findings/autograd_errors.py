@@ -134,7 +134,7 @@ _OF_RESULT: Final = "The .grad attribute of a Tensor that is not a leaf Tensor i
 _NONE_YET: Final = "gradient_none"
 _NONE_OF_RESULT: Final = "gradient_of_result"
 #: Their kinds.
-KINDS: Final = (*dict.fromkeys(each.kind for each in _KNOWN), _NONE_YET, _NONE_OF_RESULT)
+KINDS: Final = (*dict.fromkeys(error.kind for error in _KNOWN), _NONE_YET, _NONE_OF_RESULT)
 
 
 def known(raised: ParsedException, seen: FailureContext) -> Finding | None:

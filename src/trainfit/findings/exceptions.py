@@ -141,10 +141,10 @@ def _collation(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _differ_in_channels(message: str) -> bool:
     """Are two samples as large as each other but for 1, 3 or 4 channels?"""
-    found = _TWO_SIZES.search(message)
-    if found is None:
+    match = _TWO_SIZES.search(message)
+    if match is None:
         return False
-    one, other = ([int(each) for each in sizes.split(",")] for sizes in found.groups())
+    one, other = ([int(part) for part in sizes.split(",")] for sizes in match.groups())
     return len(one) == 3 and one[1:] == other[1:] and {one[0], other[0]} <= {1, 3, 4}
 
 
@@ -152,7 +152,7 @@ def _collates(raised: ParsedException) -> bool:
     """Does a batch's collation raise it, and not a ``torch.stack`` of the model's?"""
     if not raised.frames or raised.worker is not None:
         return True
-    return any("collate" in f"{each.path} {each.function}" for each in raised.frames)
+    return any("collate" in f"{frame.path} {frame.function}" for frame in raised.frames)
 
 
 #: What a collate_fn of the user's does to a sample: x, y = sample; sample["x"]; zip(*samples).
@@ -163,13 +163,16 @@ def _meets_none(raised: ParsedException) -> bool:
     """Does a batch's collation meet None, and not what else a collate_fn uses?"""
     if _UNCOLLATED in raised.message or _is_of(raised, _COLLATE):
         return True
-    is_own = any(each.is_user and "collate" in each.function for each in raised.frames)
+    is_own = any(frame.is_user and "collate" in frame.function for frame in raised.frames)
     of_self = "self." in raised.code
     return is_own and not of_self and _PARTS_OF_NONE.search(raised.message) is not None
 
 
 def _none_in_batch(raised: ParsedException) -> Finding:
-    if sum(_is_torchs(each, _COLLATE) and each.function == "collate" for each in raised.frames) > 1:
+    if (
+        sum(_is_torchs(frame, _COLLATE) and frame.function == "collate" for frame in raised.frames)
+        > 1
+    ):
         return _fault(
             "collate",
             "The data set gives None for a part of a sample",
@@ -209,7 +212,7 @@ def _signature(raised: ParsedException, _: FailureContext) -> Finding | None:
     if named is None or not _is_of(raised, WORKER_FILE, FETCH_FILE):
         return None
     code = raised.frames[-1].code
-    called = next((each for start, each in _CALLERS.items() if start in code), None)
+    called = next((caller for start, caller in _CALLERS.items() if start in code), None)
     if called is None:
         return None
     what, given, parameter = called
@@ -248,7 +251,7 @@ def _index(raised: ParsedException, _: FailureContext) -> Finding | None:
             "indices of a Subset count in the data set that it is made of, 0 to its length - 1: of "
             "a Subset of a Subset in the inner one; and samplers of a Subset in the Subset",
         )
-    fetches = next((each for each in raised.frames if _is_torchs(each, FETCH_FILE)), None)
+    fetches = next((frame for frame in raised.frames if _is_torchs(frame, FETCH_FILE)), None)
     if fetches is None or raised.culprit is None:
         return None
     if not (found := beyond or _NO_INTEGER.search(raised.message)):
@@ -279,7 +282,7 @@ _FEW_SHARDS: Final = re.compile(r"fewer shards than (?:there are )?workers")
 
 def _stops(raised: ParsedException, _: FailureContext) -> Finding | None:
     if raised.type != "StopIteration" or not any(
-        _is_torchs(each, FETCH_FILE) for each in raised.frames
+        _is_torchs(frame, FETCH_FILE) for frame in raised.frames
     ):
         return None
     return _fault(
@@ -320,13 +323,13 @@ _OF_HANDLES: Final[dict[str, re.Pattern[str]]] = {
 _CERTAIN: Final = re.compile(r"MDB_BAD_RSLOT")
 
 
-def _handle(raised: ParsedException, seen: FailureContext) -> Finding | None:
+def _handle(raised: ParsedException, context: FailureContext) -> Finding | None:
     """A file that was opened before workers were forked, and that two of them now read."""
     if raised.worker is None:
         return None
     text = f"{raised.type}: {raised.message}"
-    suspects = [name for name, said in _OF_HANDLES.items() if said.search(text)]
-    held = {path: kind for path, kind in seen.handles.items() if kind.split(".")[0] in suspects}
+    suspects = [name for name, pattern in _OF_HANDLES.items() if pattern.search(text)]
+    held = {path: kind for path, kind in context.handles.items() if kind.split(".")[0] in suspects}
     if not suspects or (not held and not _CERTAIN.search(text)):
         return None
     what = ", ".join(f"{path} ({kind})" for path, kind in held.items()) or f"a {suspects[0]} file"
@@ -368,10 +371,10 @@ _UNSCALED: Final = "Attempting to unscale FP16 gradients"
 
 
 def _dtypes(raised: ParsedException, _: FailureContext) -> Finding | None:
-    found = next(filter(None, (each.search(raised.message) for each in _MISMATCHES)), None)
+    found = next(filter(None, (mismatch.search(raised.message) for mismatch in _MISMATCHES)), None)
     if found is None:
         return None
-    names = {each.lower() for each in found.groups()}
+    names = {part.lower() for part in found.groups()}
     at = f"{found[1]} and {found[2]}"
     if names & set(_HALVES):
         return _fault(
@@ -414,12 +417,12 @@ _PORT: Final = re.compile(r"\bport:? (\d{2,5})\b")
 def _port(raised: ParsedException, _: FailureContext) -> Finding | None:
     if not _IN_USE.search(raised.message):
         return None
-    frames = "\n".join(each.path for each in raised.frames)
-    found = _PORT.search(raised.message)
-    number = f" {found[1]}" if found else ""
+    frames = "\n".join(frame.path for frame in raised.frames)
+    match = _PORT.search(raised.message)
+    number = f" {match[1]}" if match else ""
     summary = f"The port{number} is in use by another process, perhaps one of a former run"
     look = (
-        f"`ss -ltnp` shows which process has it ({'sport = :' + found[1] if found else 'LISTEN'})"
+        f"`ss -ltnp` shows which process has it ({'sport = :' + match[1] if match else 'LISTEN'})"
     )
     if _OF_RANKS.search(f"{raised.message}\n{frames}"):
         return _fault(
@@ -456,7 +459,7 @@ _CAST: Final = "can't be cast to the desired output type"
 def _whole_in_place(raised: ParsedException, _: FailureContext) -> Finding | None:
     """The finding on decimals that are written into a tensor of whole numbers; ``None`` for a
     loss, of whose targets the same words are."""
-    if _CAST not in raised.message or any("torch/nn/" in each.path for each in raised.frames):
+    if _CAST not in raised.message or any("torch/nn/" in frame.path for frame in raised.frames):
         return None
     return _fault(
         "whole_in_place",
@@ -508,19 +511,19 @@ def _used_up(raised: ParsedException, context: FailureContext) -> Finding | None
 
 
 def _class_called(raised: ParsedException, _: FailureContext) -> Finding | None:
-    found = _OF_CLASS.search(raised.message)
-    if found is None:
+    match = _OF_CLASS.search(raised.message)
+    if match is None:
         return None
     return _fault(
         "class_called",
-        f"{found[1]}() is called of a class, not of an object that was made of it",
+        f"{match[1]}() is called of a class, not of an object that was made of it",
         "parentheses make the object: model = Net(), optimizer = torch.optim.Adam("
         "model.parameters()); a class without them is no model",
     )
 
 
 def _saved_whole(raised: ParsedException, _: FailureContext) -> Finding | None:
-    saves = any(each.path.replace("\\", "/").endswith(_OF_SAVE) for each in raised.frames)
+    saves = any(frame.path.replace("\\", "/").endswith(_OF_SAVE) for frame in raised.frames)
     # In a simulated run the frames below the script's line are ours, and are not shown.
     saves = saves or bool(raised.frames and _SAVES.search(raised.frames[-1].code))
     if not saves or not _UNNAMED.search(raised.message):

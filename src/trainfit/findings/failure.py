@@ -160,16 +160,16 @@ def of_failure(
         settings: of the DataLoader that the run used; ``None``: of none, or not known.
         seen: what else is known; evidence that is not given is said to be missing.
     """
-    seen = seen or FailureContext()
+    context = seen or FailureContext()
     raised = tracebacks.parse(failure.error_type, failure.message, failure.traceback)
-    found = (
-        _hung(failure, settings, seen)
-        or _resources(failure, settings, raised, seen)
-        or _start(failure, settings, raised, seen)
-        or _ended(failure, settings, seen)
-        or _exception(failure, settings, raised, seen)
+    finding = (
+        _hung(failure, settings, context)
+        or _resources(failure, settings, raised, context)
+        or _start(failure, settings, raised, context)
+        or _ended(failure, settings, context)
+        or _exception(failure, settings, raised, context)
     )
-    return found and dataclasses.replace(found, cause=clipped(found.cause))
+    return finding and dataclasses.replace(finding, cause=clipped(finding.cause))
 
 
 def of_exception(
@@ -203,49 +203,52 @@ def clipped(text: str) -> str:
 
 
 def _hung(
-    failure: Failure, settings: LoaderSettings | None, seen: FailureContext
+    failure: Failure, settings: LoaderSettings | None, context: FailureContext
 ) -> Finding | None:
     if not failure.hung or settings is None:
         return None
-    hang = hangs.explain(failure.stacks, settings, seen)
-    said = _FILES.search(seen.output) or _SHM.search(seen.output)
-    if hang.kind == "batch_lost" or said:
-        return _lost(hang, settings, seen)
+    hang = hangs.explain(failure.stacks, settings, context)
+    match = _FILES.search(context.output) or _SHM.search(context.output)
+    if hang.kind == "batch_lost" or match:
+        return _lost(hang, settings, context)
     fix = fixes.HANGS.get(hang.kind, fixes.HANGS["hung"])
     if hang.kind in ("deadlock", "hung") and hang.library:
         fix = f"{hangs.FORK_UNSAFE[hang.library]}; {fix}"
     return failure_finding(hang.kind, hang.summary, hang.evidence, fix, settings, hang.place)
 
 
-def _lost(hang: hangs.Hang, settings: LoaderSettings, seen: FailureContext) -> Finding:
+def _lost(hang: hangs.Hang, settings: LoaderSettings, context: FailureContext) -> Finding:
     """A batch was made and not sent: what holds it up?"""
-    if _FILES.search(seen.output) or _too_many_files(settings, seen):
-        return _open_files(settings, f"{hang.summary}; {hang.evidence}", seen)
-    if _SHM.search(seen.output) or _NO_SPACE.search(seen.output):
-        return _shm_full(settings, f"{hang.summary}; {hang.evidence}", seen)
-    if _NOT_PICKLABLE.search(seen.output):
-        culprit = _line(seen.output, _NOT_PICKLABLE)
+    if _FILES.search(context.output) or _too_many_files(settings, context):
+        return _open_files(settings, f"{hang.summary}; {hang.evidence}", context)
+    if _SHM.search(context.output) or _NO_SPACE.search(context.output):
+        return _shm_full(settings, f"{hang.summary}; {hang.evidence}", context)
+    if _NOT_PICKLABLE.search(context.output):
+        culprit = _line(context.output, _NOT_PICKLABLE)
         summary = f"A batch contains an object that workers cannot send: {short(culprit)}"
         evidence = f"{hang.evidence}; {culprit}"
         return failure_finding("batch_not_picklable", summary, evidence, fixes.BATCH, settings)
     return failure_finding(hang.kind, hang.summary, hang.evidence, fixes.LOST, settings)
 
 
-def _too_many_files(settings: LoaderSettings, seen: FailureContext) -> bool:
+def _too_many_files(settings: LoaderSettings, context: FailureContext) -> bool:
     """One descriptor a tensor (`torch/multiprocessing/reductions.py`, ``reduce_storage``)."""
-    if seen.batch_tensors is None or seen.open_files is None:
+    if context.batch_tensors is None or context.open_files is None:
         return False
-    return seen.batch_tensors * (settings.tokens + 1) > seen.open_files
+    return context.batch_tensors * (settings.tokens + 1) > context.open_files
 
 
 # --- Memory, shared memory and files ----------------------------------------------------------
 
 
 def _resources(
-    failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
+    failure: Failure,
+    settings: LoaderSettings | None,
+    raised: ParsedException,
+    context: FailureContext,
 ) -> Finding | None:
-    text = _text(failure, seen)
-    said = short(raised.message or failure.message) or spoken(failure, seen)
+    text = _text(failure, context)
+    said = short(raised.message or failure.message) or spoken(failure, context)
     if _FILES.search(text):
         has_workers = settings is not None and settings.num_workers
         is_own = raised.place is not None and not _SENT.search(failure.traceback)
@@ -253,16 +256,16 @@ def _resources(
             summary = "Too many open files: what the script opened before is not closed"
             fix = fixes.CLOSE_FILES
             return failure_finding("open_files", summary, said, fix, settings, raised.place)
-        return _open_files(settings, said, seen)
+        return _open_files(settings, said, context)
     if (_SHM.search(text) and not _SHM_OF_GPU.search(text)) or (
         _NO_SPACE.search(text) and _SHM_PLACES.search(text)
     ):
-        return _shm_full(settings, _line(text, _SHM) or _line(text, _NO_SPACE) or said, seen)
+        return _shm_full(settings, _line(text, _SHM) or _line(text, _NO_SPACE) or said, context)
     if _SHM_OPEN.search(text):
-        return _open_files(settings, said, seen)
+        return _open_files(settings, said, context)
     shares = failure.exit_code is None or (settings is not None and settings.num_workers > 0)
     if _signal(failure) == signal.SIGBUS and shares:
-        return _shm_full(settings, f"bus error: {spoken(failure, seen)}", seen)
+        return _shm_full(settings, f"bus error: {spoken(failure, context)}", context)
     if failure.error_type in _MEMORY_TYPES or tracebacks.NO_MEMORY.search(raised.message):
         where = f" at {raised.culprit}" if raised.culprit else ""
         asked = _TRIED.search(raised.message)
@@ -283,16 +286,16 @@ def _bytes(words: re.Match[str]) -> float:
     return float(words[1]) * float(1024**power)
 
 
-def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:
-    need, free, evidence = None, seen.shm_free_bytes, said
-    if seen.batch_bytes is not None and settings is not None:
-        need = (settings.tokens + 1) * seen.batch_bytes
+def _shm_full(settings: LoaderSettings | None, text: str, context: FailureContext) -> Finding:
+    need, free, evidence = None, context.shm_free_bytes, text
+    if context.batch_bytes is not None and settings is not None:
+        need = (settings.tokens + 1) * context.batch_bytes
         batches = f"{settings.tokens} prefetched batches and the one in use"
-        evidence += f"; {batches} of {size(seen.batch_bytes)} are {size(need)}"
+        evidence += f"; {batches} of {size(context.batch_bytes)} are {size(need)}"
     if free is not None:
         evidence += f"; /dev/shm has {size(free)} free"
     is_short = need is not None and free is not None and need > free
-    if is_short or not _BUS_ERROR.search(said):
+    if is_short or not _BUS_ERROR.search(text):
         summary = "Shared memory (/dev/shm) is full"
         return failure_finding("shm_full", summary, evidence, fixes.shm(settings, need), settings)
     if need is not None and free is not None and need < free / 2:
@@ -300,20 +303,20 @@ def _shm_full(settings: LoaderSettings | None, said: str, seen: FailureContext) 
             "; that is enough, so RAM is short, in which /dev/shm is, or "
             "a memory-mapped file was cut off"
         )
-    if seen.ram_free_bytes is not None:
-        evidence += f"; {size(seen.ram_free_bytes)} of RAM were available before the run"
+    if context.ram_free_bytes is not None:
+        evidence += f"; {size(context.ram_free_bytes)} of RAM were available before the run"
     summary = "A bus error: RAM or shared memory (/dev/shm, which is in RAM) ran out"
     fix = f"{fixes.memory(settings)}; where /dev/shm is small: {fixes.shm(settings, need)}"
     return failure_finding("shm_full", summary, evidence, fix, settings)
 
 
-def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext) -> Finding:
-    evidence = said
-    if seen.batch_tensors is not None and settings is not None:
-        need = seen.batch_tensors * (settings.tokens + 1)
-        evidence += f"; {seen.batch_tensors} tensors a batch need {need} open files at once"
-    if seen.open_files is not None:
-        evidence += f"; the limit is {seen.open_files} (ulimit -n)"
+def _open_files(settings: LoaderSettings | None, text: str, context: FailureContext) -> Finding:
+    evidence = text
+    if context.batch_tensors is not None and settings is not None:
+        need = context.batch_tensors * (settings.tokens + 1)
+        evidence += f"; {context.batch_tensors} tensors a batch need {need} open files at once"
+    if context.open_files is not None:
+        evidence += f"; the limit is {context.open_files} (ulimit -n)"
     return failure_finding(
         "open_files", "Too many open files", evidence, fixes.OPEN_FILES, settings
     )
@@ -323,13 +326,16 @@ def _open_files(settings: LoaderSettings | None, said: str, seen: FailureContext
 
 
 def _start(
-    failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
+    failure: Failure,
+    settings: LoaderSettings | None,
+    raised: ParsedException,
+    context: FailureContext,
 ) -> Finding | None:
     """What only happens to processes that are not forked."""
     if _is_pickled(failure, raised):
         return _not_picklable(failure, settings, raised)
     is_spawned = settings is not None and settings.num_workers and settings.start_method != "fork"
-    text = _text(failure, seen)
+    text = _text(failure, context)
     if _BOOTSTRAPPING in text:
         said = _line(text, re.compile(_BOOTSTRAPPING))
         return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
@@ -340,18 +346,18 @@ def _start(
         return failure_finding(
             "not_importable", summary, missing[0], fixes.NOT_IMPORTABLE, settings
         )
-    if (rebuilt := _not_rebuilt(seen.output, settings)) is not None and _exit_code(failure) == 1:
+    if (rebuilt := _not_rebuilt(context.output, settings)) is not None and _exit_code(failure) == 1:
         return rebuilt
     if settings is None or not is_spawned:
         return None
     script = _outermost(failure.traceback)
     if _exit_code(failure) == 1 and script is not None and unguarded_line(Path(script.path)):
-        said = f"{spoken(failure, seen)}; {script} runs when the script is imported"
-        return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD, settings)
-    if seen.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
+        phrase = f"{spoken(failure, context)}; {script} runs when the script is imported"
+        return failure_finding("no_main_guard", fixes.UNGUARDED, phrase, fixes.MAIN_GUARD, settings)
+    if context.started == 0 and _exit_code(failure) not in (None, 0) and not _signal(failure):
         summary = f"Workers exit before they start under {settings.start_method}"
         return failure_finding(
-            "spawn_start", summary, spoken(failure, seen), fixes.SPAWN_START, settings
+            "spawn_start", summary, spoken(failure, context), fixes.SPAWN_START, settings
         )
     return None
 
@@ -362,19 +368,19 @@ def _not_rebuilt(output: str, settings: LoaderSettings | None) -> Finding | None
     if _UNPICKLED not in printed or _LOADED not in printed:
         return None
     raised = tracebacks.parse(*tracebacks.exception_in(printed), printed)
-    at = raised.culprit
-    if not raised.type or at is None or not at.is_user:
+    culprit = raised.culprit
+    if not raised.type or culprit is None or not culprit.is_user:
         return None
-    if any(each.is_user and each.function == "<module>" for each in raised.frames):
+    if any(frame.is_user and frame.function == "<module>" for frame in raised.frames):
         return None  # a module that cannot be imported
     words = exception_text(raised.type, short(raised.message))
     return failure_finding(
         "not_rebuilt",
         f"A process that is not forked cannot make what it is given of its pickle: {words}",
         raised_words(raised),
-        fixes.GETATTR if at.function == "__getattr__" else fixes.REBUILT,
+        fixes.GETATTR if culprit.function == "__getattr__" else fixes.REBUILT,
         settings,
-        at.place,
+        culprit.place,
     )
 
 
@@ -384,19 +390,19 @@ def _outermost(text: str) -> Frame | None:
     return frame if frame is not None and frame.function == "<module>" else None
 
 
-def _text(failure: Failure, seen: FailureContext) -> str:
+def _text(failure: Failure, context: FailureContext) -> str:
     """What says why: an exception by itself; where it only tells that another process is gone or
     silent, also what the processes printed."""
-    said = f"{failure.message}\n{failure.traceback}"
+    text = f"{failure.message}\n{failure.traceback}"
     is_answer = (
         failure.error_type
-        and not _EXITED.search(said)
-        and not _KILLED_BY.search(said)
+        and not _EXITED.search(text)
+        and not _KILLED_BY.search(text)
         and not _broke_off(failure)
         and not _TIMEOUT.search(failure.message)
         and not failure.message.startswith(_PIN_THREAD)
     )
-    return said if is_answer else f"{said}\n{seen.output}"
+    return text if is_answer else f"{text}\n{context.output}"
 
 
 def _is_pickled(failure: Failure, raised: ParsedException) -> bool:
@@ -412,33 +418,33 @@ def _is_pickled(failure: Failure, raised: ParsedException) -> bool:
 def _not_picklable(
     failure: Failure, settings: LoaderSettings | None, raised: ParsedException
 ) -> Finding:
-    said = f"{raised.type}: {raised.message}" if raised.type else raised.message
+    text = f"{raised.type}: {raised.message}" if raised.type else raised.message
     if _OF_LOADER in failure.traceback:
         what = "The data set, collate_fn or worker_init_fn"
         summary = f"{what} cannot be pickled for workers that are not forked"
     else:
         summary = "What a new process is given cannot be pickled"
     summary += f": {short(raised.message)}"
-    fix = fixes.not_picklable(said)
-    named = _OBJECT.search(said)
+    fix = fixes.not_picklable(text)
+    named = _OBJECT.search(text)
     place = tracebacks.defined_at(failure.traceback, named[1] or named[2]) if named else None
-    return failure_finding("not_picklable", summary, said, fix, settings, place)
+    return failure_finding("not_picklable", summary, text, fix, settings, place)
 
 
 # --- Processes that ended ---------------------------------------------------------------------
 
 
 def _ended(
-    failure: Failure, settings: LoaderSettings | None, seen: FailureContext
+    failure: Failure, settings: LoaderSettings | None, context: FailureContext
 ) -> Finding | None:
-    number, said = _signal(failure), spoken(failure, seen)
+    number, said = _signal(failure), spoken(failure, context)
     is_worker = failure.exit_code is None
     who = "A worker" if is_worker else "The main process"
     kind = "worker" if is_worker else "process"
     if number == signal.SIGINT:
         return None  # the user's Ctrl-C
     if number in (signal.SIGKILL, signal.SIGTERM):
-        return _killed(kind, who, number, settings, said, seen)
+        return _killed(kind, who, number, settings, said, context)
     if number:
         words = fixes.CRASHES.get(number, f"crashed ({signal_name(number)})")
         return failure_finding(f"{kind}_crashed", f"{who} {words}", said, fixes.CRASHED, settings)
@@ -458,14 +464,14 @@ def _killed(
     who: str,
     number: int,
     settings: LoaderSettings | None,
-    said: str,
-    seen: FailureContext,
+    text: str,
+    context: FailureContext,
 ) -> Finding:
     """SIGKILL is what the kernel's OOM killer sends, but not it alone."""
-    name, kills = signal_name(number), seen.oom_kills
+    name, kills = signal_name(number), context.oom_kills
     if number == signal.SIGKILL and kills is not None and (kills.cgroup or kills.machine):
         source = "this cgroup's" if kills.cgroup else "the kernel's"
-        evidence = f"{said}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
+        evidence = f"{text}; {source} count of OOM kills rose by {kills.cgroup or kills.machine}"
         summary = f"{who} was killed by the OOM killer: memory ran out"
         return failure_finding(
             f"{kind}_killed", summary, evidence, fixes.memory(settings), settings
@@ -477,7 +483,7 @@ def _killed(
     else:
         known = "; the kernel counted no OOM kill in this time"
     summary = f"{who} was killed by another process ({name})"
-    return failure_finding(f"{kind}_killed", summary, f"{said}{known}", fixes.KILLED, settings)
+    return failure_finding(f"{kind}_killed", summary, f"{text}{known}", fixes.KILLED, settings)
 
 
 def _signal(failure: Failure) -> int | None:
@@ -490,7 +496,9 @@ def _signal(failure: Failure) -> int | None:
     if failure.error_type and not _EXITED.search(failure.message) and not _broke_off(failure):
         return None  # an exception; the workers were ended after it
     numbers = [-code for code in failure.worker_exits if code < 0]
-    return next((each for each in numbers if each != signal.SIGTERM), next(iter(numbers), None))
+    return next(
+        (number for number in numbers if number != signal.SIGTERM), next(iter(numbers), None)
+    )
 
 
 def _broke_off(failure: Failure) -> bool:
@@ -503,9 +511,9 @@ def _exit_code(failure: Failure) -> int | None:
     """The exit code of the process that ended first, if it was not a signal."""
     if failure.exit_code is not None:
         return failure.exit_code if failure.exit_code >= 0 else None
-    found = _EXITED.search(failure.traceback)
-    if found is not None and found[1]:
-        return int(found[1])
+    match = _EXITED.search(failure.traceback)
+    if match is not None and match[1]:
+        return int(match[1])
     if not _EXITED.search(failure.message) and not _broke_off(failure):
         return None
     return next((code for code in failure.worker_exits if code > 0), None)
@@ -515,7 +523,10 @@ def _exit_code(failure: Failure) -> int | None:
 
 
 def _exception(
-    failure: Failure, settings: LoaderSettings | None, raised: ParsedException, seen: FailureContext
+    failure: Failure,
+    settings: LoaderSettings | None,
+    raised: ParsedException,
+    context: FailureContext,
 ) -> Finding | None:
     if not failure.error_type:
         return None
@@ -526,10 +537,10 @@ def _exception(
         (raised, *causes),
         key=lambda each: each is raised or each.type != "ModuleNotFoundError",
     )
-    known = next(filter(None, (exceptions.known(each, seen) for each in order)), None)
+    known = next(filter(None, (exceptions.known(cause, context) for cause in order)), None)
     if known is not None:
         known = dataclasses.replace(known, cause=evidence, loader=settings, place=raised.place)
-        return operands.explained(known, seen.call)
+        return operands.explained(known, context.call)
     if "pin memory thread" in raised.where:
         words = exception_text(raised.type, short(raised.message))
         own = raised.culprit is not None and raised.culprit.is_user
@@ -547,11 +558,11 @@ def _exception(
 def raised_words(raised: ParsedException) -> str:
     """An exception, where it was caught, and the user's line that it came from."""
     culprit = raised.culprit
-    at = f" at {culprit}" if culprit is not None else ", not in your code"
+    text = f" at {culprit}" if culprit is not None else ", not in your code"
     if culprit is not None and culprit.code:
-        at += f": `{culprit.code}`"
+        text += f": `{culprit.code}`"
     where = f"{raised.where}: " if raised.where else ""
-    return f"{where}{raised.type}: {raised.message}{at}"
+    return f"{where}{raised.type}: {raised.message}{text}"
 
 
 def spoken(failure: Failure, seen: FailureContext) -> str:
@@ -564,9 +575,9 @@ def spoken(failure: Failure, seen: FailureContext) -> str:
     if failure.worker_exits:
         codes = ", ".join(str(code) for code in failure.worker_exits)
         parts.append(f"exit codes of workers: {codes}")
-    found = _KILLED_BY.search(failure.traceback)
-    if found is not None:
-        parts.append(f"PyTorch: {found[0]}")
+    match = _KILLED_BY.search(failure.traceback)
+    if match is not None:
+        parts.append(f"PyTorch: {match[0]}")
     if seen.output:
         parts.append(f"stderr: {seen.output.strip()}")
     return "; ".join(parts) or "no exception, no exit code, no output"

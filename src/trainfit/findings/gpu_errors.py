@@ -21,12 +21,12 @@ _BLOCKING: Final = "CUDA_LAUNCH_BLOCKING=1 before the command gives the right li
 
 def known(raised: ParsedException, seen: FailureContext) -> Finding | None:
     """What an error of the GPU means; ``None``: it is none, or not known."""
-    said = raised.message
-    if _MEMORY.search(said):
-        return _memory(said)
-    if _ASSERTED.search(said):
-        return _assertion(said, seen)
-    met = first_met(_KNOWN, said)
+    message = raised.message
+    if _MEMORY.search(message):
+        return _memory(message)
+    if _ASSERTED.search(message):
+        return _assertion(message, seen)
+    met = first_met(_KNOWN, message)
     if met is None:
         return None
     found, words = met
@@ -53,8 +53,8 @@ _FEWER: Final = (
 )
 
 
-def _memory(said: str) -> Finding:
-    tried, unused = _amount(_TRIED, said), _amount(_UNUSED, said)
+def _memory(text: str) -> Finding:
+    tried, unused = _amount(_TRIED, text), _amount(_UNUSED, text)
     title, fix = "Out of GPU memory", _FEWER
     if tried is not None and unused is not None and unused >= tried:
         title += ", with more reserved and unused than was requested: fragmentation"
@@ -75,9 +75,9 @@ def _amount(pattern: re.Pattern[str], text: str) -> float | None:
 _ASSERTED: Final = re.compile(r"device-side assert(?!ions)|hipErrorAssert|cudaErrorAssert")
 
 
-def _assertion(said: str, seen: FailureContext) -> Finding:
-    found = re.search(r"Assertion `+([^`']+)['`]+ failed", f"{said}\n{seen.output}")
-    which = f" (`{found[1].strip()}`)" if found else ""
+def _assertion(text: str, context: FailureContext) -> Finding:
+    match = re.search(r"Assertion `+([^`']+)['`]+ failed", f"{text}\n{context.output}")
+    which = f" (`{match[1].strip()}`)" if match else ""
     return failure_finding(
         "device_assert",
         f"A GPU kernel met a value that is not allowed{which}: most often an index out of range",
@@ -191,4 +191,4 @@ _KNOWN: Final = (
     ),
 )
 #: Their kinds.
-KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
+KINDS: Final = tuple(dict.fromkeys(error.kind for error in _KNOWN))

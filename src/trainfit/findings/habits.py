@@ -283,7 +283,7 @@ def _of_waits(makeup: StepMakeup) -> Finding:
         else f"The CPU waits for the GPU in each step: {_named(lines)}",
         (Evidence("waits", count(len(lines), "line")),),
         habits[0].cause if len(habits) == 1 else WAITS.cause,
-        tuple(Fix(each.action, line=each.line) for each in habits),
+        tuple(Fix(habit.action, line=habit.line) for habit in habits),
         place=Place.parse(lines[0]),
     )
 
@@ -294,10 +294,10 @@ def _named(lines: Sequence[str]) -> str:
 
 def _of_uploads(copies: Sequence[HostCopy]) -> Finding:
     """The finding on what each step copies to the GPU that could be there, or be made there."""
-    habits = [MADE_ON_HOST if each.is_made else COPIED_EACH_STEP for each in copies]
+    habits = [MADE_ON_HOST if copy.is_made else COPIED_EACH_STEP for copy in copies]
     are_made = habits[0] is MADE_ON_HOST
-    times, nbytes = sum(each.times for each in copies), sum(each.nbytes for each in copies)
-    lines, often = [each.line for each in copies], f", {times:,} times" if times > 1 else ""
+    times, nbytes = sum(copy.times for copy in copies), sum(copy.nbytes for copy in copies)
+    lines, often = [copy.line for copy in copies], f", {times:,} times" if times > 1 else ""
     what = "what is made on the CPU" if are_made else "the same numbers"
     if len(set(habits)) > 1:
         what = "what could be made or stay there"
@@ -307,7 +307,7 @@ def _of_uploads(copies: Sequence[HostCopy]) -> Finding:
         f"Each step copies {what} to the GPU{often}: {_named(lines)}",
         (Evidence("copied in each step", nbytes, "bytes"), Evidence("copies", str(times))),
         habits[0].cause,
-        tuple(Fix(each.action, line=each.line) for each in dict.fromkeys(habits)),
+        tuple(Fix(habit.action, line=habit.line) for habit in dict.fromkeys(habits)),
         place=Place.parse(lines[0]),
     )
 

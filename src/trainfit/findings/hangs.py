@@ -77,8 +77,8 @@ class Hang:
 def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
     """Name what a run waited for at its time limit, from ``faulthandler``'s stacks."""
     threads = tracebacks.parse_stacks(text)
-    workers = [each for each in threads if each.role == "worker"]
-    main = next((each for each in threads if each.role == "iterating"), None)
+    workers = [thread for thread in threads if thread.role == "worker"]
+    main = next((thread for thread in threads if thread.role == "iterating"), None)
     progress = _progress(settings, seen)
     if settings.num_workers == 0:
         return _alone(seen, progress)
@@ -89,7 +89,7 @@ def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
         if main is not None or seen.started is not None:
             return _starting(main, settings, seen)
         return Hang("hung", "Hang; no worker reported where", progress)
-    busy = [each for each in workers if not each.is_idle]
+    busy = [worker for worker in workers if not worker.is_idle]
     if not busy:
         return Hang(
             "batch_lost",
@@ -101,8 +101,8 @@ def explain(text: str, settings: LoaderSettings, seen: FailureContext) -> Hang:
     return _busy(busy, settings, seen, progress)
 
 
-def _alone(seen: FailureContext, progress: str) -> Hang:
-    if seen.made:
+def _alone(context: FailureContext, progress: str) -> Hang:
+    if context.made:
         return Hang("slow_dataset", "The data set is slow, without workers, too", progress)
     words = (
         "No batch within the time limit in the main process either; slow or stuck is undetermined"
@@ -110,8 +110,8 @@ def _alone(seen: FailureContext, progress: str) -> Hang:
     return Hang("hung", words, progress)
 
 
-def _starting(main: ThreadStack | None, settings: LoaderSettings, seen: FailureContext) -> Hang:
-    started = seen.started or 0
+def _starting(main: ThreadStack | None, settings: LoaderSettings, context: FailureContext) -> Hang:
+    started = context.started or 0
     where = f"; the main process is in {main.where}" if main is not None else ""
     many = f"{started} of {count(settings.num_workers, 'worker')} had started{where}"
     if main is not None and main.within("multiprocessing/reduction.py", "dump"):
@@ -121,16 +121,16 @@ def _starting(main: ThreadStack | None, settings: LoaderSettings, seen: FailureC
 
 
 def _busy(
-    busy: list[ThreadStack], settings: LoaderSettings, seen: FailureContext, progress: str
+    busy: list[ThreadStack], settings: LoaderSettings, context: FailureContext, progress: str
 ) -> Hang:
     """Workers are in the midst of a batch: slow, or stuck?"""
     first = busy[0]
-    library = next((name for each in busy if (name := tracebacks.library(each, FORK_UNSAFE))), "")
-    if seen.idle and library in _WITH_POOLS:
+    library = next((name for stack in busy if (name := tracebacks.library(stack, FORK_UNSAFE))), "")
+    if context.idle and library in _WITH_POOLS:
         # Not where the line may wait for a disk or a network.
         library = "" if _waits_for_else(first) else library
-    if seen.idle and library in ("", "torch"):
-        library = "torch" if _lacks_threads(first, settings, seen) else ""
+    if context.idle and library in ("", "torch"):
+        library = "torch" if _lacks_threads(first, settings, context) else ""
     locked = tracebacks.waits_for_lock(first)
     place = first.user.place if first.user is not None else None
     waits = f"{len(busy)} of {count(settings.num_workers, 'worker')} in {first.where}"
@@ -139,7 +139,7 @@ def _busy(
     if library:
         waits += f" ({library})"
     evidence = f"{waits}; {progress}"
-    stuck = _is_stuck(seen)
+    stuck = _is_stuck(context)
     if stuck is False:
         words = (
             "The data set is slow: workers produced batches, or a batch needs as long without them"
@@ -150,7 +150,7 @@ def _busy(
         return Hang(
             "deadlock", f"Workers wait {what} and make no progress", evidence, library, place
         )
-    if stuck and seen.idle:
+    if stuck and context.idle:
         words = "The workers have no CPU time: their line waits for what does not come"
         return Hang("hung", words, evidence, library, place)
     if stuck:
@@ -172,10 +172,10 @@ _WAITS: Final = re.compile(
 )
 
 
-def _lacks_threads(worker: ThreadStack, settings: LoaderSettings, seen: FailureContext) -> bool:
+def _lacks_threads(worker: ThreadStack, settings: LoaderSettings, context: FailureContext) -> bool:
     """Has a forked worker that computes with several threads of PyTorch's no CPU time, at a line
     that waits for nothing else? OpenMP waits there for threads that did not survive the fork."""
-    if settings.start_method != "fork" or not seen.idle or (seen.threads or 1) < 2:
+    if settings.start_method != "fork" or not context.idle or (context.threads or 1) < 2:
         return False
     return not _waits_for_else(worker)
 
@@ -186,30 +186,32 @@ def _waits_for_else(worker: ThreadStack) -> bool:
     return not code or _WAITS.search(code) is not None
 
 
-def _is_stuck(seen: FailureContext) -> bool | None:
+def _is_stuck(context: FailureContext) -> bool | None:
     """Is a batch that takes this long stuck? ``None``: there is nothing to compare it with."""
-    silent = seen.silent_s if seen.silent_s is not None else seen.limit_s
-    usual = [each for each in (seen.longest_s, seen.alone_s) if each is not None]
+    silent = context.silent_s if context.silent_s is not None else context.limit_s
+    usual = [each for each in (context.longest_s, context.alone_s) if each is not None]
     if silent is None or not usual:
-        return True if seen.idle else None  # without CPU time a sample is not slow, it waits
+        return True if context.idle else None  # without CPU time a sample is not slow, it waits
     times = silent / max(usual)
     return True if times > _STUCK else False if times <= _SLOW else None
 
 
-def _progress(settings: LoaderSettings, seen: FailureContext) -> str:
+def _progress(settings: LoaderSettings, context: FailureContext) -> str:
     """What came, in words."""
-    if seen.fetched is None:
-        said = "the number of batches produced is unknown"
-    elif len(seen.fetched) > 1:
-        said = "batches produced by each worker: " + ", ".join(str(each) for each in seen.fetched)
+    if context.fetched is None:
+        text = "the number of batches produced is unknown"
+    elif len(context.fetched) > 1:
+        text = "batches produced by each worker: " + ", ".join(
+            str(each) for each in context.fetched
+        )
     else:
-        said = f"{count(seen.made, 'batch', 'batches')} made"
-    if seen.silent_s is not None and seen.made:
-        said += f", none in the last {duration(seen.silent_s)}"
-    elif seen.limit_s is not None:
-        said += f" in {duration(seen.limit_s)}"
-    if seen.longest_s is not None:
-        said += f", the longest in {duration(seen.longest_s)}"
-    if seen.alone_s is not None:
-        said += f"; without workers a batch needs {duration(seen.alone_s)}"
-    return said
+        text = f"{count(context.made, 'batch', 'batches')} made"
+    if context.silent_s is not None and context.made:
+        text += f", none in the last {duration(context.silent_s)}"
+    elif context.limit_s is not None:
+        text += f" in {duration(context.limit_s)}"
+    if context.longest_s is not None:
+        text += f", the longest in {duration(context.longest_s)}"
+    if context.alone_s is not None:
+        text += f"; without workers a batch needs {duration(context.alone_s)}"
+    return text

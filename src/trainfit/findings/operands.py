@@ -33,9 +33,9 @@ _OF_SHAPES: Final = {
 def explained(finding: Finding, call: FailedCall) -> Finding:
     """The cause of a failure with what its operands say: the line that is why, where one is."""
     rule = _RULES.get(finding.kind)
-    told = None if rule is None else rule(finding, call)
-    if told is not None:
-        return told
+    kernels = None if rule is None else rule(finding, call)
+    if kernels is not None:
+        return kernels
     if finding.kind in _OF_SHAPES and len(call.operands) > 1:
         return dataclasses.replace(finding, title=_joined(finding, _shapes(call)))
     return finding
@@ -70,12 +70,12 @@ def _samples(finding: Finding, call: FailedCall) -> Finding | None:
     for operand, made in known:
         if made.given[0] not in others - {operand.shape[0]}:
             continue
-        seen = f"{made.operator} at {_at(made.place)} makes {_size(made.gave)} of"
+        text = f"{made.operator} at {_at(made.place)} makes {_size(made.gave)} of"
         if made.operator in _VIEWS and math.prod(made.given) == math.prod(made.gave):
             numbers = math.prod(made.given[1:])
             return _told(
                 finding,
-                f"{seen} {_size(made.given)}, numbers of one sample become several samples",
+                f"{text} {_size(made.given)}, numbers of one sample become several samples",
                 f"x.flatten(1) there, which keeps the {made.given[0]} samples of {numbers:,} "
                 f"numbers each; the layer after it has in_features={numbers}",
                 made.place,
@@ -89,7 +89,7 @@ def _samples(finding: Finding, call: FailedCall) -> Finding | None:
                 "(batch_first=True)",
                 made.place,
             )
-        return _told(finding, f"{seen} {_size(made.given)}", place=made.place)
+        return _told(finding, f"{text} {_size(made.given)}", place=made.place)
     return None
 
 
@@ -108,8 +108,8 @@ def _sizes(finding: Finding, call: FailedCall) -> Finding | None:
     for one, other in (pair, pair[::-1]):
         made = one.origin("shape")
         if made is None and one.name.startswith("conv_transpose") and finding.place is not None:
-            at = f"{finding.place.file}:{finding.place.line}"
-            made = Origin("shape", one.name.removesuffix("(…)"), (), one.shape, at)
+            text = f"{finding.place.file}:{finding.place.line}"
+            made = Origin("shape", one.name.removesuffix("(…)"), (), one.shape, text)
         if made is None or not made.operator.startswith("conv_transpose"):
             continue
         return _told(
@@ -121,7 +121,7 @@ def _sizes(finding: Finding, call: FailedCall) -> Finding | None:
             f"F.interpolate(x, size={list(other.shape[2:])}) at the end",
             made.place,
         )
-    ranked = tuple(each for each in call.operands if len(each.shape) == 3)
+    ranked = tuple(operand for operand in call.operands if len(operand.shape) == 3)
     return (_positions(finding, ranked) if finding.kind == "sizes_differ" else None) or _shortcut(
         finding, call
     )
@@ -147,8 +147,12 @@ def _fewer(finding: Finding, call: FailedCall) -> Finding | None:
 
 def _positions(finding: Finding, pair: tuple[Operand, ...]) -> Finding | None:
     """A table of positions (1, positions, width) of a model that is made for another size."""
-    table = next((each for each in pair if each.shape[0] == 1 and "." in each.name), None)
-    other = next((each for each in pair if each is not table and each.shape[0] > 1), None)
+    table = next(
+        (operand for operand in pair if operand.shape[0] == 1 and "." in operand.name), None
+    )
+    other = next(
+        (operand for operand in pair if operand is not table and operand.shape[0] > 1), None
+    )
     if table is None or other is None or len(table.shape) != 3:
         return None
     (_, made_for, width), (_, given, same) = table.shape, other.shape
@@ -165,7 +169,7 @@ def _positions(finding: Finding, pair: tuple[Operand, ...]) -> Finding | None:
 
 def _shortcut(finding: Finding, call: FailedCall) -> Finding | None:
     """A block's input that is added to its output, of other channels or of another size."""
-    pair = [each for each in call.operands if len(each.shape) == 4][:2]
+    pair = [operand for operand in call.operands if len(operand.shape) == 4][:2]
     if len(pair) != 2 or finding.kind != "sizes_differ" or pair[0].shape[0] != pair[1].shape[0]:
         return None
     output, given = pair
@@ -185,13 +189,13 @@ def _shortcut(finding: Finding, call: FailedCall) -> Finding | None:
 
 def _mask(finding: Finding, call: FailedCall) -> Finding | None:
     """A mask of attention for another length."""
-    query = next((each for each in call.operands if each.name == "query"), None)
-    said = _MASK.search(finding.cause)
-    if query is None or said is None or len(query.shape) != 3:
+    query = next((operand for operand in call.operands if operand.name == "query"), None)
+    match = _MASK.search(finding.cause)
+    if query is None or match is None or len(query.shape) != 3:
         return None
-    given, wanted = int(said[1]), int(said[2])
+    given, target = int(match[1]), int(match[2])
     first, second = query.shape[:2]
-    if (given, wanted) != (second, first):
+    if (given, target) != (second, first):
         return None
     return _told(
         finding,
@@ -204,7 +208,7 @@ def _mask(finding: Finding, call: FailedCall) -> Finding | None:
 
 def _target_shape(finding: Finding, call: FailedCall) -> Finding | None:
     """A target with as many numbers as the output, in another shape: an image and its pixels."""
-    known = {each.name: each for each in call.operands}
+    known = {operand.name: operand for operand in call.operands}
     output, target = known.get("input"), known.get("target")
     if output is None or target is None or math.prod(output.shape) != math.prod(target.shape):
         return None
@@ -216,7 +220,7 @@ def _target_shape(finding: Finding, call: FailedCall) -> Finding | None:
 
 def _targets(finding: Finding, call: FailedCall) -> Finding | None:
     """Targets of another type or shape than the loss wants."""
-    known = {each.name: each for each in call.operands}
+    known = {operand.name: operand for operand in call.operands}
     output, target = known.get("input"), known.get("target")
     if output is None or target is None:
         return None
@@ -239,7 +243,7 @@ def _typed(operand: Operand) -> str:
 
 def _cut(finding: Finding, call: FailedCall) -> Finding | None:
     """A loss without a graph."""
-    made = next((it for each in call.operands if (it := each.origin("cut"))), None)
+    made = next((it for operand in call.operands if (it := operand.origin("cut"))), None)
     if made is None:
         return None
     if made.operator in _CHOOSE:
@@ -268,11 +272,11 @@ _OF_WEIGHTS: Final = {"t", "asstrided", "as", "permute", "unsqueeze", ""}
 
 def _in_place(finding: Finding, call: FailedCall) -> Finding | None:
     """A tensor that a backward pass needs was changed in place."""
-    said = _CHANGED.search(finding.cause)
-    if said is None:
+    match = _CHANGED.search(finding.cause)
+    if match is None:
         return None
-    shape = tuple(int(each) for each in said[1].split(",") if each.strip())
-    by = (said[2] or "").lower()
+    shape = tuple(int(part) for part in match[1].split(",") if part.strip())
+    by = (match[2] or "").lower()
     renormed = (each for each in call.changed if each.operator == RENORMED)
     made = next((each for each in renormed if shape in (each.gave, each.gave[::-1])), None)
     if made is not None:
@@ -330,7 +334,7 @@ def _written(operator: str) -> str:
 
 def _earlier(finding: Finding, call: FailedCall) -> Finding | None:
     """A graph that a backward pass has used up."""
-    made = next((it for each in call.operands if (it := each.origin("earlier"))), None)
+    made = next((it for operand in call.operands if (it := operand.origin("earlier"))), None)
     if made is None:
         return None
     used = f"{_at(made.used_at)} uses" if made.used_at != made.place else "the same line uses"
@@ -403,7 +407,7 @@ def _channels(call: FailedCall, shape: tuple[int, ...]) -> str:
         )
     if made_for in shape[2:] and made_for != shape[1]:
         at = len(shape) - 1 - shape[::-1].index(made_for)
-        others = (each for each in range(1, len(shape)) if each != at)
+        others = (index for index in range(1, len(shape)) if index != at)
         order = ", ".join(map(str, (0, at, *others)))
         return f"x.permute({order}) before the model: channels are dimension 1 in PyTorch"
     if (shape[1], made_for) == (1, 3):
@@ -423,7 +427,7 @@ def _devices(finding: Finding, call: FailedCall) -> Finding | None:
             "moves nothing that is in it, and no optimizer trains it",
             f"{call.listed} = nn.ModuleList(…), or nn.ModuleDict(…)",
         )
-    hosts = [each for each in call.operands if each.device == "cpu" and each.shape]
+    hosts = [operand for operand in call.operands if operand.device == "cpu" and operand.shape]
     if len(hosts) == 1 and len(call.operands) > 1:
         name = hosts[0].name
         if name.startswith("self."):

@@ -130,10 +130,10 @@ def of_full_memory(memory: FullMemory) -> tuple[Finding, ...]:
         *(_kept, _idle, _held_over, _pairwise, _survivors, _loaded, _loss, _whole_checkpoint),
         *(_adapters, _buckets, _workspaces, _fragments, _most),
     )
-    found = [finding for cause in causes for finding in cause(memory)]
-    if any(finding.kind != MOSTLY for finding in found[:-1]):
-        found.sort(key=lambda finding: (finding.kind == MOSTLY, -(finding.share or 0)))
-    return tuple(found)
+    findings = [finding for cause in causes for finding in cause(memory)]
+    if any(finding.kind != MOSTLY for finding in findings[:-1]):
+        findings.sort(key=lambda finding: (finding.kind == MOSTLY, -(finding.share or 0)))
+    return tuple(findings)
 
 
 def _kept(memory: FullMemory) -> Iterator[Finding]:
@@ -148,14 +148,14 @@ def _kept(memory: FullMemory) -> Iterator[Finding]:
     graphs = [held for held in kept if held.kind == _OF_GRAPHS]
     # Of a graph there are several layers' results; of what is kept by itself one.
     of_graphs = len(graphs) > 1 and 2 * sum(held.nbytes for held in graphs) > nbytes
-    told = "activations of graphs" if of_graphs else "predictions, losses with their graph"
+    text = "activations of graphs" if of_graphs else "predictions, losses with their graph"
     yield Finding(
         TENSORS_KEPT,
         "critical",
         f"{size(nbytes)} are {count(number, 'tensor')} that {where} made in one step after "
         "another, all still there",
         (Evidence("kept", nbytes, "bytes"), Evidence("kept tensors", str(number))),
-        f"they are kept in a list, a sum or an attribute ({told}), so memory grows with each step",
+        f"they are kept in a list, a sum or an attribute ({text}), so memory grows with each step",
         (
             *((_NO_GRAPH,) if of_graphs else ()),
             Fix(
@@ -586,11 +586,11 @@ _ASKED: Final = re.compile(
 def asked_in_vain(message: str) -> str:
     """What an out-of-memory message says, in short: "train.py:7 asks for 2.00 GiB, and 1.10 GiB are
     free"; empty where it says something else."""
-    found = _ASKED.search(message)
-    if found is None:
+    match = _ASKED.search(message)
+    if match is None:
         return ""
     return (
-        f"{found['place'] or 'the script'} asks for {found['asked']}, and {found['free']} are free"
+        f"{match['place'] or 'the script'} asks for {match['asked']}, and {match['free']} are free"
     )
 
 

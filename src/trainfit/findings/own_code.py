@@ -300,10 +300,10 @@ def held_at(line: str) -> Habit:
 
 def more_handlers(name: str, place: str) -> Habit:
     """The habit of a line that logs, through handlers that become more and more."""
-    at = f" at {place}" if place else ""
+    text = f" at {place}" if place else ""
     return Habit(
         "logs through more and more handlers",
-        f"add the handler once, where the script begins: `{name}` grows{at}, and each message is "
+        f"add the handler once, where the script begins: `{name}` grows{text}, and each message is "
         "written as often as there are handlers",
     )
 

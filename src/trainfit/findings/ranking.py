@@ -104,10 +104,10 @@ def gain(finding: Finding) -> str:
         or spoils(finding)
     ):
         return ""
-    most = 1 / (1 - share) if share < 1 else _MOST_GAIN
+    maximum = 1 / (1 - share) if share < 1 else _MOST_GAIN
     if finding.kind in _PARTLY_WANTED:
-        more = " or more" if most >= _MOST_GAIN else ""
-        return f"up to {min(most, _MOST_GAIN):.2g}× as fast{more} with its fix"
-    if most >= _MOST_GAIN:
+        more = " or more" if maximum >= _MOST_GAIN else ""
+        return f"up to {min(maximum, _MOST_GAIN):.2g}× as fast{more} with its fix"
+    if maximum >= _MOST_GAIN:
         return f"more than {_MOST_GAIN:.0f}× as fast without it"
-    return f"up to {most:.2g}× as fast without it"
+    return f"up to {maximum:.2g}× as fast without it"

@@ -459,7 +459,7 @@ _PART: Final = re.compile(
 _NOTHING_READ, _KEY_NOT_READ = "nothing_read", "key_not_read"
 #: Their kinds.
 KINDS: Final = (
-    *dict.fromkeys(each.kind for each in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
+    *dict.fromkeys(error.kind for error in (*_KNOWN, *_OF_LANGUAGE_MODELS)),
     *(_ROW_LABEL, _NO_LENGTH, _OF_NOTHING, _TOO_LONG, _TEXT_FOR_NUMBER),
     *(_NOTHING_READ, _KEY_NOT_READ),
 )
@@ -539,8 +539,8 @@ def _read_above(raised: ParsedException) -> tuple[str, int]:
     lines = raised.lines
     for number in range(len(lines) - 1, 0, -1):
         line = lines[number - 1]
-        if found := _READ.match(line):
-            return found[1], number
+        if match := _READ.match(line):
+            return match[1], number
         if line.lstrip().startswith(("def ", "async def ", "class ")):
             break
     return "", 0
@@ -570,16 +570,16 @@ def too_long(raised: ParsedException, seen: FailureContext) -> Finding | None:
     )
 
 
-def _lengths(raised: ParsedException, seen: FailureContext) -> tuple[int, int] | None:
+def _lengths(raised: ParsedException, context: FailureContext) -> tuple[int, int] | None:
     """Tokens of a text that is longer than the model's positions, and these."""
-    if raised.message == _NO_INDEX and seen.tokens is not None and seen.positions is not None:
-        return (seen.tokens, seen.positions) if seen.tokens > seen.positions else None
+    if raised.message == _NO_INDEX and context.tokens is not None and context.positions is not None:
+        return (context.tokens, context.positions) if context.tokens > context.positions else None
     sizes = _SIZES.search(raised.message)
     if sizes is None or not _in_package(raised, "transformers"):
         return None
     if not _BY_POSITION.search(raised.frames[-1].code):
         return None
-    given, there = sorted((int(each) for each in sizes.groups() if each is not None), reverse=True)
+    given, there = sorted((int(part) for part in sizes.groups() if part is not None), reverse=True)
     return (given, there) if there > 1 else None
 
 

@@ -555,7 +555,7 @@ _OF_CLASSES: Final = re.compile(r"cross_entropy\(|nll_loss\(")
 _COMPARED: Final = re.compile(r"==|\.eq\(")
 #: Their kinds.
 KINDS: Final = (
-    *dict.fromkeys(each.kind for each in _KNOWN),
+    *dict.fromkeys(error.kind for error in _KNOWN),
     _WEIGHTS_OF_LOSS,
 )
 
@@ -581,12 +581,12 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
             "samples in dimension 0; each batch with its own labels",
         )
     if met is None and _WHOLE_WEIGHTS.search(raised.message) and _in_class_loss(raised):
-        met = next((each, "") for each in _KNOWN if each.kind == "class_weights")
+        met = next((error, "") for error in _KNOWN if error.kind == "class_weights")
     return met and failure_finding(met[0].kind, met[0].title, "", met[0].fix)
 
 
 def _in_class_loss(raised: ParsedException) -> bool:
-    return any(_OF_CLASSES.search(each.code) for each in raised.frames)
+    return any(_OF_CLASSES.search(frame.code) for frame in raised.frames)
 
 
 def _in_binary_loss(raised: ParsedException) -> bool:

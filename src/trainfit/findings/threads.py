@@ -90,10 +90,10 @@ LIBRARIES: Final = (
 )  # fmt: skip
 
 _BY_POOL: Final[Mapping[str, ThreadedLibrary]] = {
-    pool: each for each in LIBRARIES if not each.is_shared for pool in each.pools
+    pool: library for library in LIBRARIES if not library.is_shared for pool in library.pools
 }
 _BY_MODULE: Final[Mapping[str, ThreadedLibrary]] = {
-    module: each for each in LIBRARIES for module in each.modules
+    module: library for library in LIBRARIES for module in library.modules
 }
 #: PyTorch's threads are OpenMP's.
 _OF_TORCH: Final = "OMP_NUM_THREADS"
@@ -126,4 +126,4 @@ def set_at(threads: int) -> Fix:
 
 def variables() -> tuple[str, ...]:
     """All variables that set the threads of one of the libraries."""
-    return tuple(each.name for each in LIBRARIES if each.where == "environment")
+    return tuple(library.name for library in LIBRARIES if library.where == "environment")

@@ -104,8 +104,8 @@ class ParsedException:
 
     @property
     def worker(self) -> int | None:
-        found = _WORKER.search(self.where)
-        return int(found[1]) if found else None
+        match = _WORKER.search(self.where)
+        return int(match[1]) if match else None
 
     @property
     def culprit(self) -> Frame | None:
@@ -145,11 +145,11 @@ def parse(error_type: str, message: str, text: str) -> ParsedException:
     A worker's exception is looked for in the message, then in the traceback, which shows it
     where the message was lost.
     """
-    found = _CAUGHT.search(message) or _CAUGHT.search(text)
-    if found is None:
+    match = _CAUGHT.search(message) or _CAUGHT.search(text)
+    if match is None:
         return ParsedException(error_type, message, "", frames(text))
-    name, inner = found["type"], found["text"]
-    return ParsedException(name, _message(name, inner), found["where"], frames(inner))
+    name, inner = match["type"], match["text"]
+    return ParsedException(name, _message(name, inner), match["where"], frames(inner))
 
 
 def exception_in(text: str) -> tuple[str, str]:
@@ -162,7 +162,7 @@ def exception_in(text: str) -> tuple[str, str]:
     found = ("", "")
     for number, block in enumerate(blocks):
         lines = block.strip("\n").split("\n")
-        start = next((at for at, line in enumerate(lines) if _RAISED.match(line)), None)
+        start = next((index for index, line in enumerate(lines) if _RAISED.match(line)), None)
         if start is None:
             continue
         name, _, first = lines[start].partition(": ")
@@ -203,7 +203,7 @@ def defined_at(text: str, qualname: str) -> Place | None:
 
 
 def _definitions(path: str, qualname: str) -> list[int]:
-    names, found = qualname.replace(".<locals>", "").split("."), list[int]()
+    names, linenos = qualname.replace(".<locals>", "").split("."), list[int]()
     waiting: list[tuple[ast.AST, int]] = [(tree, 0)] if (tree := file_syntax(path)) else []
     while waiting:
         node, depth = waiting.pop()
@@ -214,8 +214,8 @@ def _definitions(path: str, qualname: str) -> list[int]:
             elif name == names[depth] and depth + 1 < len(names):
                 waiting.append((child, depth + 1))
             elif name == names[depth]:
-                found.append(child.lineno)
-    return found
+                linenos.append(child.lineno)
+    return linenos
 
 
 def indexes_by_parameter(frame: Frame, function: str) -> bool:
@@ -231,14 +231,14 @@ def indexes_by_parameter(frame: Frame, function: str) -> bool:
         return False
     method, name = methods[-1], methods[-1].args.args[1].arg
     inside = list(ast.walk(method))
-    if any(isinstance(each, ast.Name) and each.id == name and _is_set(each) for each in inside):
+    if any(isinstance(node, ast.Name) and node.id == name and _is_set(node) for node in inside):
         return False
     indices = [
-        each.slice for each in inside
-        if isinstance(each, ast.Subscript) and _is_read(each)
-        and each.lineno <= frame.line <= (each.end_lineno or each.lineno)
+        subscript.slice for subscript in inside
+        if isinstance(subscript, ast.Subscript) and _is_read(subscript)
+        and subscript.lineno <= frame.line <= (subscript.end_lineno or subscript.lineno)
     ]  # fmt: skip
-    return bool(indices) and all(_is_by(each, name) for each in indices)
+    return bool(indices) and all(_is_by(index, name) for index in indices)
 
 
 def _is_by(index: ast.expr, name: str) -> bool:
@@ -267,16 +267,16 @@ def own_fault_in(text: str) -> OwnFault | None:
     found = _frames_of(text[begin:])
     ours = [frame for frame in found if frame.is_ours]
     rest = text[begin:].split("\n")[1:]
-    said = next((line for line in rest if line and not line.startswith(" ")), "")
-    kind = getattr(builtins, said.partition(":")[0], Exception)
-    if not ours or not said or any(frame.is_user for frame in found):
+    part = next((line for line in rest if line and not line.startswith(" ")), "")
+    kind = getattr(builtins, part.partition(":")[0], Exception)
+    if not ours or not part or any(frame.is_user for frame in found):
         return None
     if not isinstance(kind, type) or issubclass(kind, _OF_THE_MACHINE):
         return None
-    if NO_MEMORY.search(said):
+    if NO_MEMORY.search(part):
         return None
     place = os.path.relpath(ours[-1].path, Path(_own_folder()).parent)
-    return OwnFault(said, f"{place}:{ours[-1].line}", text.strip())
+    return OwnFault(part, f"{place}:{ours[-1].line}", text.strip())
 
 
 def frames(text: str) -> tuple[Frame, ...]:
@@ -402,10 +402,10 @@ def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
     for line in text.split("\n"):
         if _THREAD.match(line):
             stacks.append([])
-        elif stacks and (found := _STACK_FRAME.match(line)):
-            number = int(found["line"])
-            code = linecache.getline(found["path"], number).strip()
-            stacks[-1].append(Frame(found["path"], number, found["function"], code))
+        elif stacks and (match := _STACK_FRAME.match(line)):
+            number = int(match["line"])
+            code = linecache.getline(match["path"], number).strip()
+            stacks[-1].append(Frame(match["path"], number, match["function"], code))
     return tuple(ThreadStack(tuple(frames)) for frames in stacks if frames)
 
 
@@ -454,16 +454,16 @@ def modules_named(frame: Frame) -> list[str]:
 def _aliases(path: str) -> Mapping[str, str]:
     """What a file imports: the name in it → the top-level module."""
     tree = file_syntax(path)
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.Import):
-            for each in node.names:
-                top = each.name.split(".")[0]
-                found[each.asname or top] = top
+            for name in node.names:
+                top = name.name.split(".")[0]
+                aliases[name.asname or top] = top
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            for each in node.names:
-                found[each.asname or each.name] = node.module.split(".")[0]
-    return found
+            for name in node.names:
+                aliases[name.asname or name.name] = node.module.split(".")[0]
+    return aliases
 
 
 def _is(frame: Frame, file: str, function: str = "") -> bool:

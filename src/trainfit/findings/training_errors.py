@@ -29,9 +29,9 @@ class KnownError:
 
 def first_met(errors: Iterable[KnownError], message: str) -> tuple[KnownError, str] | None:
     """The first of them whose words are in the message, and these words; ``None``: none is."""
-    for each in errors:
-        if found := each.said.search(message):
-            return each, found[0]
+    for error in errors:
+        if found := error.said.search(message):
+            return error, found[0]
     return None
 
 
@@ -511,7 +511,7 @@ _KNOWN: Final = (
     ),
 )
 #: Their kinds.
-KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
+KINDS: Final = tuple(dict.fromkeys(error.kind for error in _KNOWN))
 #: Of these the message itself says what it is about.
 _TOLD: Final = ("label_out_of_range", "unreadable_file", "no_folder", "no_data_set")
 _LONGEST: Final = 100

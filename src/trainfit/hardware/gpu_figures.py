@@ -137,8 +137,8 @@ def context_bytes(sm_count: int) -> tuple[int, tuple[int, int]]:
     bare_mib, least_mib, bare_most_mib = bare_context_mib(sm_count)
     expected = round(bare_mib + _LIBRARY_KERNELS_MIB) * MIB
     least = round(least_mib) * MIB
-    most = round(bare_most_mib + _LIBRARY_KERNELS_MOST_MIB) * MIB
-    return expected, (least, most)
+    maximum = round(bare_most_mib + _LIBRARY_KERNELS_MOST_MIB) * MIB
+    return expected, (least, maximum)
 
 
 def bare_context_mib(sm_count: int) -> tuple[float, float, float]:
@@ -211,17 +211,17 @@ _FIGURES = set(GpuSpec.__dataclass_fields__) - _NO_FIGURES
 
 def custom_gpu(name: str, text: str) -> GpuSpec:
     """The device that ``text`` describes; ``name`` is what the user wrote, for the error's sake."""
-    found = _CUSTOM.fullmatch(text)
-    if found is None:
+    match = _CUSTOM.fullmatch(text)
+    if match is None:
         raise GpuNameError(name, f"malformed custom GPU ({_CUSTOM_FORM})", ["custom:24GiB"])
-    memory_bytes = int(float(found["size"]) * _UNITS[found["unit"].lower()])
+    memory_bytes = int(float(match["size"]) * _UNITS[match["unit"].lower()])
     if memory_bytes <= 0:
         raise GpuNameError(name, "custom GPU needs memory above 0", ["custom:24GiB"])
     capability = _CUSTOM_CAPABILITY
-    if found["major"]:
-        capability = int(found["major"]), int(found["minor"])
-    elif found["key_major"]:  # a custom GPU's own key, as results have it
-        capability = int(found["key_major"]), int(found["key_minor"])
+    if match["major"]:
+        capability = int(match["major"]), int(match["minor"])
+    elif match["key_major"]:  # a custom GPU's own key, as results have it
+        capability = int(match["key_major"]), int(match["key_minor"])
     if capability not in ARCHITECTURES:
         known = [f"{major}.{minor}" for major, minor in ARCHITECTURES]
         raise GpuNameError(name, f"no compute capability {capability[0]}.{capability[1]}", known)
@@ -363,17 +363,17 @@ def _for_a_job(
 
 def _sources(spec: GpuSpec) -> dict[str, str]:
     """Under the names of `GpuFigures`; TF32 and FP8 follow from FP16 (`tensor_rates`)."""
-    found = {
+    sources = {
         _RENAMED.get(name, name): source
         for name, source in spec.sources.items()
         if not is_made_up(spec, name)
     }
-    if len(spec.tensor_flops) > 1 and "tensor_flop_per_s" in found:
+    if len(spec.tensor_flops) > 1 and "tensor_flop_per_s" in sources:
         eight = ", FP8 twice it" if "float8" in spec.tensor_flops else ""
-        found["tensor_flop_per_s"] += f"; TF32 is half of FP16{eight}, by NVIDIA's ratios"
-    if "sm_count" in found:
-        found["cuda_cores"] = "SMs x FP32 units per SM (CUDA C++ Programming Guide)"
-    return found
+        sources["tensor_flop_per_s"] += f"; TF32 is half of FP16{eight}, by NVIDIA's ratios"
+    if "sm_count" in sources:
+        sources["cuda_cores"] = "SMs x FP32 units per SM (CUDA C++ Programming Guide)"
+    return sources
 
 
 def is_of_desktop(gpu: GpuSpec) -> bool:

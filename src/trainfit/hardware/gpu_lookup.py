@@ -206,7 +206,11 @@ def find_rented(name: str) -> RentedMachine | None:
 
 @cache
 def _by_name() -> dict[str, RentedMachine]:
-    return {_plain_machine_name(name): each for each in RENTED for name in (each.name, *each.names)}
+    return {
+        _plain_machine_name(name): machine
+        for machine in RENTED
+        for name in (machine.name, *machine.names)
+    }
 
 
 def _plain_machine_name(name: str) -> str:

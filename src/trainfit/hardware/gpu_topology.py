@@ -44,8 +44,8 @@ def named_count(name: str) -> int | None:
     if _MACHINES.fullmatch(name):
         gpu = find_gpus(name)
         return gpu.count * gpu.machines
-    found = _COUNT.match(name)
-    return int(found[1]) if found else None
+    match = _COUNT.match(name)
+    return int(match[1]) if match else None
 
 
 def find_gpus(name: str) -> GpuSpec:
@@ -61,11 +61,11 @@ def find_gpus(name: str) -> GpuSpec:
     if machine and _NETWORK.fullmatch(network):
         why = "a network is between machines: say how many there are, or leave it out"
         raise GpuNameError(name, why, (f"2x({machine}), {network}", machine))
-    found = None if find_rented(name) else _COUNT.match(name)
-    if found is None:
+    match = None if find_rented(name) else _COUNT.match(name)
+    if match is None:
         _require_one(name)
         return find_gpu(name)
-    count, each = int(found[1]), found[2]
+    count, each = int(match[1]), match[2]
     if "(" in each or _COUNT.match(each):
         raise GpuNameError(name, f"name machines and their network as in {_EXAMPLE}")
     if not 1 <= count <= MOST_GPUS:
@@ -79,7 +79,7 @@ def _require_one(name: str) -> None:
     which the look-up takes for one: "T4,T4", "T4 T4", "T4 x2", "2*T4"."""
     words = name.split()
     half = len(words) // 2
-    named = [each.strip() for each in _BETWEEN.split(name) if each.strip()]
+    named = [part.strip() for part in _BETWEEN.split(name) if part.strip()]
     if half and words[:half] == words[half:]:
         named = [" ".join(words[:half])] * 2
     if other := _OTHER_COUNT.fullmatch(name):
@@ -87,7 +87,7 @@ def _require_one(name: str) -> None:
     kinds = tuple(dict.fromkeys(named))
     if len(named) < 2 or not all(map(_is_gpu, kinds)):
         return
-    if len({each.lower() for each in kinds}) > 1:
+    if len({kind.lower() for kind in kinds}) > 1:
         why = "a machine with GPUs of different kinds is not simulated"
         raise GpuNameError(name, why, kinds)
     why = "several GPUs of a machine are written as their number and the name"
@@ -110,15 +110,15 @@ def _of_machines(name: str, machines: int, gpu: GpuSpec, network: str | None) ->
     if not network:
         why = "say how fast the network between them is"
         raise GpuNameError(name, why, (f"{name.rstrip(', ')}, 400Gb/s",))
-    said = _NETWORK.fullmatch(network)
-    if said is None or not float(said[2]) or said[1] == "0":
+    match = _NETWORK.fullmatch(network)
+    if match is None or not float(match[2]) or match[1] == "0":
         raise GpuNameError(
             name,
             f"{network!r} is no network: give the rate of each GPU's network card, or the cards of "
             "a machine and theirs",
             [f"{name[: name.rindex(')') + 1]}, {each}" for each in ("400Gb/s", "1x 100Gb/s")],
         )
-    cards, number, prefix, unit = said.groups()
+    cards, number, prefix, unit = match.groups()
     each = float(number) * (1e9 if prefix.upper() == "G" else 1e12)
     rate = each if unit == "B/s" else each / 8
     return dataclasses.replace(

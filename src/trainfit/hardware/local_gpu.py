@@ -197,10 +197,10 @@ def _shared_memory(root: Path) -> _Memory | None:
     """A Jetson's, whose NVML knows no memory of its own: all that Linux manages."""
     if not (root / "proc/device-tree/model").exists():
         return None
-    found = re.search(r"^MemTotal:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^MemTotal:\s*(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
+    if match is None:
         return None
-    return _Memory(int(found[1]) * 1024, "MemTotal of /proc/meminfo (shared with the CPU)")
+    return _Memory(int(match[1]) * 1024, "MemTotal of /proc/meminfo (shared with the CPU)")
 
 
 def _nearest_variant(name: str, total: int) -> GpuSpec | None:

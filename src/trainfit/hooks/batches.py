@@ -72,11 +72,13 @@ def storage_of(tensor: torch.Tensor) -> tuple[int, int]:
 def is_own(module: Any, state: Mapping[str, Any]) -> bool:
     """Are all tensors of a state those that the module has already?"""
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    tensors = {name: each for name, each in state.items() if isinstance(each, torch.Tensor)}
+    tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
     return bool(tensors) and all(
-        name in own and own[name].shape == each.shape and storage_of(own[name]) == storage_of(each)
-        for name, each in tensors.items()
-        if each.numel()
+        name in own
+        and own[name].shape == tensor.shape
+        and storage_of(own[name]) == storage_of(tensor)
+        for name, tensor in tensors.items()
+        if tensor.numel()
     )
 
 
@@ -172,7 +174,9 @@ class TrainingBatches(FirstOfKind):
             yield Misuse.of("images_flat", *(f"{each:.3g}" for each in flat), place=self.made_at)
         if (mixed := self._by_pixels()) is not None:
             *spreads, place = mixed
-            yield Misuse.of("images_by_pixels", *(f"{each:.3g}" for each in spreads), place=place)
+            yield Misuse.of(
+                "images_by_pixels", *(f"{spread:.3g}" for spread in spreads), place=place
+            )
 
     @property
     def place(self) -> str | None:
@@ -244,7 +248,7 @@ class TrainingBatches(FirstOfKind):
         batches = min(asked, self._current[-1].batches or asked) if asked else 0
         if batches >= _SUMMED and terms_of(root) >= batches:
             self._note("backward_of_many", batches)
-        if self._current and all(each is self._current[0] for each in self._current):
+        if self._current and all(loader is self._current[0] for loader in self._current):
             self._training = self._current[0]
         if len(self._current) == _PAIR:
             self._look_at_pair(*self._current)
@@ -253,11 +257,11 @@ class TrainingBatches(FirstOfKind):
     def _look_at_pair(self, one: _Loader, other: _Loader) -> None:
         """Do two DataLoaders give the inputs and the labels, each shuffled by itself?"""
         loaders = [each.loader() for each in (one, other)]
-        kinds = {self._single.get(id(each)) for each in loaders}
-        samples = {length_of(getattr(each, "dataset", None)) for each in loaders}
+        kinds = {self._single.get(id(loader)) for loader in loaders}
+        samples = {length_of(getattr(loader, "dataset", None)) for loader in loaders}
         is_shuffled = all(
             type(sampler) is RandomSampler and sampler.generator is None
-            for sampler in (getattr(each, "sampler", None) for each in loaders)
+            for sampler in (getattr(loader, "sampler", None) for loader in loaders)
         )
         if kinds == {True, False} and len(samples) == 1 and is_shuffled:
             self._note("shuffled_apart", samples.pop() or 0, place=one.place or "")
@@ -308,7 +312,7 @@ class TrainingBatches(FirstOfKind):
         """How the numbers of images differ whose colours and positions are mixed, and the line that
         makes them so."""
         for looks, place in ((self._made_by, self._viewed_at), (self._used_by, self._used_at)):
-            found = [each for each in looks if each is not None]
+            found = [look for look in looks if look is not None]
             if len(found) >= _BATCHES and len(found) == len(looks):
                 return *found[0], place or ""
         return None
@@ -407,7 +411,7 @@ def _is_in_frozen_model() -> bool:
     outermost = None if frame is None else locals_of(frame).get("self")
     if not isinstance(outermost, torch.nn.Module):
         return False
-    return not any(each.requires_grad for each in outermost.parameters())
+    return not any(parameter.requires_grad for parameter in outermost.parameters())
 
 
 def tensors_of_batch(batch: Any) -> Iterator[torch.Tensor]:
@@ -444,7 +448,9 @@ def _padding_labelled(batch: Mapping[Any, Any]) -> tuple[int, tuple[int, ...]] |
     """Positions of padding that are labelled with the token that is there, and the shape, as
     tokenizers and their collators name them."""
     given: list[Any] = [batch.get(each) for each in ("input_ids", "attention_mask", "labels")]
-    if not all(isinstance(each, torch.Tensor) and each.device.type == "cpu" for each in given):
+    if not all(
+        isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" for tensor in given
+    ):
         return None
     tokens, mask, labels = given
     if tokens.dim() != 2 or not tokens.shape == mask.shape == labels.shape:
@@ -478,10 +484,10 @@ def _labels(dataset: Any) -> Any | None:
                 each = each.numpy()
         if not isinstance(each, list | tuple | np.ndarray) or not len(each):
             continue
-        found = np.asarray(each)
-        is_whole = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
-        if is_whole and len(found) == length_of(dataset):
-            return found
+        labels = np.asarray(each)
+        is_whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+        if is_whole and len(labels) == length_of(dataset):
+            return labels
     return None
 
 

@@ -107,12 +107,12 @@ class BackwardGraphs:
     def look(self, nodes: Sequence[Any]) -> None:
         """Look at the nodes of a loss."""
         parameters = parameters_of(nodes)
-        weights = [each for each in parameters if each.dim() > 1]
-        if weights and all(each.dtype == torch.float64 for each in parameters):
-            is_large = sum(each.numel() for each in parameters) >= _LARGE
-            self._is_double = is_large or any(each.dim() >= _OF_CONVOLUTION for each in weights)
-        self._is_on_gpu = bool(weights) and all(each.is_cuda for each in weights)
-        if not weights or any(each.dtype != torch.float32 for each in weights):
+        weights = [parameter for parameter in parameters if parameter.dim() > 1]
+        if weights and all(parameter.dtype == torch.float64 for parameter in parameters):
+            is_large = sum(parameter.numel() for parameter in parameters) >= _LARGE
+            self._is_double = is_large or any(weight.dim() >= _OF_CONVOLUTION for weight in weights)
+        self._is_on_gpu = bool(weights) and all(weight.is_cuda for weight in weights)
+        if not weights or any(weight.dtype != torch.float32 for weight in weights):
             self._is_cast = True  # by the script itself
         self._is_cast = self._is_cast or any(
             node.name().startswith("ToCopy") and _is_of_weight(node) for node in nodes
@@ -137,7 +137,7 @@ class BackwardGraphs:
 
 
 def _is_of_weight(cast: Any) -> bool:
-    return any(hasattr(each, "variable") for each in operands(cast))
+    return any(hasattr(operand, "variable") for operand in operands(cast))
 
 
 def keeps_result(nodes: Iterable[Any]) -> tuple[str, str, str | None] | None:
@@ -228,7 +228,7 @@ class UnusedResults:
 
     def gave(self, output: Any, place: Callable[[], str | None]) -> None:
         """A model gave a result."""
-        made = (each.grad_fn for each in tensors_in(output))
+        made = (tensor.grad_fn for tensor in tensors_in(output))
         node: Any = next((node for node in made if node is not None), None)
         if node is None or self.found is not None:
             return
@@ -307,8 +307,8 @@ class ScaledLosses(FirstOfKind):
         if not self.is_enabled:
             return
         self._is_updated = False
-        for each in losses if isinstance(losses, list | tuple) else (losses,):
-            node: Any = each.grad_fn if isinstance(each, torch.Tensor) else None
+        for loss in losses if isinstance(losses, list | tuple) else (losses,):
+            node: Any = loss.grad_fn if isinstance(loss, torch.Tensor) else None
             if node is not None:
                 node.metadata[_SCALED] = True
 
@@ -333,15 +333,15 @@ class ScaledLosses(FirstOfKind):
 
     def backward(self, nodes: Sequence[Any], place: str | None) -> None:
         """A backward pass goes through these nodes, the root first."""
-        if any(each.metadata.get(_SCALED) for each in nodes):
+        if any(node.metadata.get(_SCALED) for node in nodes):
             self._is_scaled, self._at = True, self._at or place or ""
             self.are_gradients = not self._is_read
         else:
-            self._plain.append(({id(each) for each in parameters_of(nodes)}, place))
+            self._plain.append(({id(parameter) for parameter in parameters_of(nodes)}, place))
 
     def stepping(self, tensors: Iterable[Any], *, unscaled: bool) -> None:
         """An optimizer of these tensors is about to step; a GradScaler ``unscaled`` gradients."""
-        own = {id(each) for each in tensors}
+        own = {id(tensor) for tensor in tensors}
         lines = [place for reached, place in self._plain if reached & own]
         is_mixed = self._is_scaled and unscaled and bool(lines) and not self._is_read
         self._times = self._times + 1 if is_mixed else 0

@@ -42,14 +42,14 @@ _MOST: Final = 50
 
 def walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The object and all that it holds, breadth first, as far as the limits go."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     level = [(path, value)]
     for _ in range(_DEEPEST):
         following: list[tuple[str, Any]] = []
         for name, each in level:
-            if id(each) in seen or len(seen) >= _MOST_OBJECTS:
+            if id(each) in visited or len(visited) >= _MOST_OBJECTS:
                 continue
-            seen.add(id(each))
+            visited.add(id(each))
             yield name, each
             following += held(each, name)
         level = following
@@ -71,8 +71,8 @@ def tensors_in(
         parts = value
     elif len(getattr(value, "__dict__", ())) <= attributes:
         parts = list(getattr(value, "__dict__", {}).values())
-    for each in itertools.islice(parts, most):
-        yield from tensors_in(each, depth=depth - 1, most=most, attributes=attributes)
+    for part in itertools.islice(parts, most):
+        yield from tensors_in(part, depth=depth - 1, most=most, attributes=attributes)
 
 
 def held(value: Any, path: str) -> list[tuple[str, Any]]:
@@ -86,8 +86,8 @@ def held(value: Any, path: str) -> list[tuple[str, Any]]:
         items = [(f"{path}[{number}]", each) for number, each in enumerate(_first(value))]
         return items + _attributes(value, path)
     if isinstance(value, functools.partial):
-        arguments = [(f"{path}.args[{n}]", each) for n, each in enumerate(value.args)]
-        named = [(f"{path}.keywords[{key!r}]", each) for key, each in value.keywords.items()]
+        arguments = [(f"{path}.args[{n}]", argument) for n, argument in enumerate(value.args)]
+        named = [(f"{path}.keywords[{key!r}]", keyword) for key, keyword in value.keywords.items()]
         return [(f"{path}.func", value.func), *arguments, *named]
     if inspect.ismethod(value):
         return [(f"{path}.__self__", value.__self__)]
@@ -112,18 +112,18 @@ def _attributes(value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _first(values: Any) -> list[Any]:
-    return [each for _, each in zip(range(_MOST_ELEMENTS), values, strict=False)]
+    return [value for _, value in zip(range(_MOST_ELEMENTS), values, strict=False)]
 
 
 def open_handles(dataset: Any) -> dict[str, str]:
     """What the data set holds open, each once, by the outermost attribute: path → type."""
-    found: dict[str, str] = {}
+    handles: dict[str, str] = {}
     for path, value in walk(dataset, "dataset"):
-        if is_within(path, found):
+        if is_within(path, handles):
             continue
         if library := _handle_library(value):
-            found[path] = f"{library}.{type(value).__name__}"
-    return found
+            handles[path] = f"{library}.{type(value).__name__}"
+    return handles
 
 
 def _handle_library(value: Any) -> str:
@@ -166,10 +166,10 @@ def is_generator(value: Any) -> bool:
 def generators(dataset: Any) -> Iterator[tuple[str, Any]]:
     """The generators that a data set holds, or that its functions name: path and object, each
     once."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     for path, value in _places(dataset):
-        if is_generator(value) and id(value) not in seen and len(seen) < _MOST:
-            seen.add(id(value))
+        if is_generator(value) and id(value) not in visited and len(visited) < _MOST:
+            visited.add(id(value))
             yield path, value
 
 

@@ -362,7 +362,7 @@ class LearningObserver:
         """A reentrant checkpoint begins (in an evaluation, too, where it does not matter)."""
         if self._checkpoint is None:
             tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
-            if tensors and not any(each.requires_grad for each in tensors):
+            if tensors and not any(tensor.requires_grad for tensor in tensors):
                 self._checkpoint = self._place() or ""
 
     def mode_set(self, model: Any, training: bool) -> None:
@@ -469,12 +469,12 @@ class LearningObserver:
         """Backward passes of the step that had a batch of their own, and not several losses of one
         (a generator's and a discriminator's, a penalty)."""
         if self._is_fed:
-            most = max(self._batches.values(), default=1)
+            maximum = max(self._batches.values(), default=1)
         elif len(self._all) > 1 or len(self._models) > 1:
-            most = 1  # which of them had data of its own is not known
+            maximum = 1  # which of them had data of its own is not known
         else:
-            most = (self._calls or self._passes) - self._to_inputs
-        return max(1, min(self._passes - self._to_inputs, most))
+            maximum = (self._calls or self._passes) - self._to_inputs
+        return max(1, min(self._passes - self._to_inputs, maximum))
 
     def stepped(self, optimizer: Any) -> None:
         """An optimizer's step is over."""

@@ -459,8 +459,8 @@ def _restored(observer: LearningObserver, _: Any) -> None:
 def _given(observer: LearningObserver, batch: Any) -> None:
     observer.misuse.batches.given(batch)
     tensors = list(tensors_of_batch(batch))
-    told = observer.misuse
-    for room in (told.labels, told.targets, told.inputs, told.same, told.masks):
+    misuse = observer.misuse
+    for room in (misuse.labels, misuse.targets, misuse.inputs, misuse.same, misuse.masks):
         room.given(tensors)
     observer.misuse.loaders.given(batch)
 
@@ -532,7 +532,7 @@ def _transcribing(
 
 def _pairing(name: str, observer: LearningObserver, *given: Any, **named: Any) -> None:
     """A loss of pairs, or of one sign for each sample: its targets are last of its tensors."""
-    tensors = [each for each in (*given, *named.values()) if isinstance(each, torch.Tensor)]
+    tensors = [tensor for tensor in (*given, *named.values()) if isinstance(tensor, torch.Tensor)]
     if tensors:
         observer.misuse.targets.pairing(name, named.get("target", tensors[-1]))
 

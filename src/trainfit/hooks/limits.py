@@ -88,8 +88,8 @@ def _holders(elements: Any) -> Iterator[_Holder]:
             seen = {**frame.f_globals, **held}
             yield _Holder(name, frame.f_code.co_filename, seen)
         frame = frame.f_back
-    for each in gc.get_referrers(elements):
-        for owner in gc.get_referrers(each) if type(each) is dict else [each]:
+    for referrer in gc.get_referrers(elements):
+        for owner in gc.get_referrers(referrer) if type(referrer) is dict else [referrer]:
             attributes = getattr(owner, "__dict__", None)
             if not isinstance(attributes, dict) or isinstance(owner, type):
                 continue
@@ -203,7 +203,7 @@ class _Code:
         return None
 
     def _within(self, node: ast.AST, statements: Sequence[ast.stmt]) -> bool:
-        return any(node in ast.walk(each) for each in statements)
+        return any(node in ast.walk(statement) for statement in statements)
 
     def _shrinks(self, statements: Sequence[ast.stmt]) -> bool:
         for node in (each for statement in statements for each in ast.walk(statement)):
@@ -314,9 +314,9 @@ def _device_bytes(elements: Iterable[Any]) -> dict[int, int]:
     tensors: dict[int, torch.Tensor] = {}
     with contextlib.suppress(Exception):
         tensors = {
-            id(each): each
+            id(tensor): tensor
             for element in itertools.islice(elements, _ELEMENTS)
-            for each in tensors_in(element, depth=_DEEPEST, attributes=_ATTRIBUTES)
-            if each.is_cuda
+            for tensor in tensors_in(element, depth=_DEEPEST, attributes=_ATTRIBUTES)
+            if tensor.is_cuda
         }
-    return {key: -(-each.nbytes // MIN_BLOCK) * MIN_BLOCK for key, each in tensors.items()}
+    return {key: -(-tensor.nbytes // MIN_BLOCK) * MIN_BLOCK for key, tensor in tensors.items()}

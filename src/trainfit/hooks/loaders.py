@@ -71,7 +71,7 @@ class Loaders:
     def found(self, trained: Any) -> tuple[Misuse, ...]:
         """What was seen, the first of each kind; ``trained``: the data set that is trained on."""
         for whole, parts in self._split:
-            alive = [each() for each in parts]
+            alive = [part() for part in parts]
             used = [each for each in alive if each is not None and self._is_loaded(each)]
             if trained is not None and whole() is trained and 0 < len(used) < len(parts):
                 place = self._loaded[id(trained)][1] if self._is_loaded(trained) else None
@@ -92,7 +92,7 @@ class Loaders:
         """``random_split`` gave these."""
         data = getattr(parts[0], "dataset", None) if parts else None
         if hasattr(data, "__weakref__") and len(self._split) < _SPLITS:
-            self._split.append((weakref.ref(data), [weakref.ref(each) for each in parts]))
+            self._split.append((weakref.ref(data), [weakref.ref(part) for part in parts]))
 
     def _note(self, kind: str, *told: object, place: str | None) -> None:
         self._found.setdefault(kind, Misuse(kind, tuple(map(str, told)), place))
@@ -122,7 +122,7 @@ class Loaders:
         """Are there workers of an earlier epoch, with what the data set was then?"""
         if not loader.num_workers or not getattr(loader, "persistent_workers", False):
             return
-        now = {name: each for name, each in _values(data) if isinstance(each, _PLAIN)}
+        now = {name: plain for name, plain in _values(data) if isinstance(plain, _PLAIN)}
         before = self._started.setdefault(loader, now)
         changed = [name for name in now if name in before and now[name] != before[name]]
         if changed and (read := [name for name in _read(type(data)) if name in changed]):
@@ -149,7 +149,7 @@ class Loaders:
         if size < _MANY or loader.num_workers or hasattr(loader.dataset, "__getitems__"):
             return
         parts = batch.values() if isinstance(batch, dict) else batch
-        on_gpu = [each for each in parts if isinstance(each, torch.Tensor) and each.is_cuda]
+        on_gpu = [part for part in parts if isinstance(part, torch.Tensor) and part.is_cuda]
         if on_gpu and self._last is not None:
             self._note("batch_from_gpu", size, len(on_gpu), place=self._last[1])
 
@@ -170,26 +170,26 @@ def changed_samples(loader: Any) -> tuple[str, str, str, str] | None:
     tree = function_syntax(function.__code__)
     if not isinstance(tree, ast.FunctionDef) or not tree.args.args:
         return None
-    returns = [each for each in ast.walk(tree) if isinstance(each, ast.Return)]
-    given = {name for each in returns for name in names_in(each)}
+    returns = [statement for statement in ast.walk(tree) if isinstance(statement, ast.Return)]
+    given = {name for statement in returns for name in names_in(statement)}
     for name, attribute in _own_samples(tree).items():
         if name in given and _shares_memory(getattr(data, attribute, None)):
             for node in ast.walk(tree):
                 if isinstance(node, ast.stmt) and _writes(node, name):
-                    at = f"{function.__code__.co_filename}:{node.lineno}"
-                    return type(data).__name__, attribute, ast.unparse(node), at
+                    text = f"{function.__code__.co_filename}:{node.lineno}"
+                    return type(data).__name__, attribute, ast.unparse(node), text
     return None
 
 
 def _own_samples(tree: ast.FunctionDef) -> dict[str, str]:
     """Names that are given once, and stand for a part of an attribute (``x = self.x[i]``): by the
     name, the attribute."""
-    found: dict[str, str] = {}
+    samples: dict[str, str] = {}
     stored = Counter(names_in(tree, ast.Store))
     changes = Counter(
-        each.target.id
-        for each in ast.walk(tree)
-        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
+        node.target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     )
     for line in tree.body:
         if not isinstance(line, ast.Assign) or not isinstance(line.targets[0], ast.Name):
@@ -202,8 +202,8 @@ def _own_samples(tree: ast.FunctionDef) -> dict[str, str]:
         owner = value.value.value
         is_own = isinstance(owner, ast.Name) and owner.id == tree.args.args[0].arg
         if is_own and stored[name] - changes[name] == 1:
-            found[name] = value.value.attr
-    return found
+            samples[name] = value.value.attr
+    return samples
 
 
 def _shares_memory(samples: Any) -> bool:
@@ -226,11 +226,11 @@ def _writes(line: ast.stmt, name: str) -> bool:
     if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Subscript):
         return name in names_in(line.value) and _begins_with(line.targets[0], name)
     return any(
-        isinstance(each, ast.Call)
-        and isinstance(each.func, ast.Attribute)
-        and each.func.attr in _COMPUTING
-        and _begins_with(each.func.value, name)
-        for each in ast.walk(line.value)
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in _COMPUTING
+        and _begins_with(call.func.value, name)
+        for call in ast.walk(line.value)
     )
 
 
@@ -296,8 +296,8 @@ def few_shards(loader: Any) -> tuple[str, str, str, str] | None:
             parts = getattr(data, owner, None) if owner is not None else None
             if owner is not None and isinstance(parts, list | tuple) and len(parts) < workers:
                 line = node.iter.lineno if isinstance(node, ast.comprehension) else node.lineno  # type: ignore[attr-defined]
-                at = f"{function.__code__.co_filename}:{line}"
-                return f"{type(data).__name__}.{owner}", str(len(parts)), str(workers), at
+                text = f"{function.__code__.co_filename}:{line}"
+                return f"{type(data).__name__}.{owner}", str(len(parts)), str(workers), text
     return None
 
 
@@ -402,9 +402,9 @@ def copied_generator(loader: Any) -> tuple[str, str, str, str] | None:
         for name in names:
             if name in drawn:
                 code = drawn[name].__code__
-                at = f"{code.co_filename}:{code.co_firstlineno}"
+                text = f"{code.co_filename}:{code.co_firstlineno}"
                 told = ".".join(filter(None, ("dataset", path, name)))
-                return told, str(workers), "" if stays else "each epoch", at
+                return told, str(workers), "" if stays else "each epoch", text
     return None
 
 
@@ -416,9 +416,9 @@ def _drawing(kind: type) -> dict[str, FunctionType]:
         instructions = list(dis.get_instructions(function))
         if any(each.argval == "get_worker_info" for each in instructions):
             return {}
-        for each in instructions:
-            if each.opname in _READS:
-                found.setdefault(each.argval, function)
+        for instruction in instructions:
+            if instruction.opname in _READS:
+                found.setdefault(instruction.argval, function)
     made = {
         each.argval
         for function in _methods(kind)
@@ -434,7 +434,7 @@ def _is_not_pinned(loader: Any, batch: Any) -> bool:
         return False
     if isinstance(batch, torch.Tensor | Mapping | Sequence):
         return False
-    return any(isinstance(each, torch.Tensor) for _, each in _values(batch))
+    return any(isinstance(tensor, torch.Tensor) for _, tensor in _values(batch))
 
 
 def never_drawn(sampler: Any, data: Any, place: str | None = None) -> Misuse | None:
@@ -454,10 +454,10 @@ def _values(data: Any) -> Iterator[tuple[str, Any]]:
 def _read(kind: type) -> list[str]:
     """Attributes of an object that its samples are made with, by the script's own code."""
     names = [
-        each.argval
+        instruction.argval
         for function in _methods(kind)
-        for each in dis.get_instructions(function)
-        if each.opname in _READS
+        for instruction in dis.get_instructions(function)
+        if instruction.opname in _READS
     ]
     return list(dict.fromkeys(names))
 
@@ -472,6 +472,10 @@ def _methods(kind: type) -> list[FunctionType]:
         if function in known or is_library(function.__code__.co_filename):
             continue
         known[function] = None
-        names = (each.argval for each in dis.get_instructions(function) if each.opname in _READS)
+        names = (
+            instruction.argval
+            for instruction in dis.get_instructions(function)
+            if instruction.opname in _READS
+        )
         waiting += [functions[name] for name in names if name in functions]
     return list(known)

@@ -85,7 +85,7 @@ def misfit(name: str, output: Any, target: Any) -> LossMisfit | None:
     wants = _WANTS.get(name, ())
     if wants and made.startswith(_DROPS):
         return LossMisfit(name, activation="dropout")
-    activation = next((each for each in wants if made.startswith(each)), None)
+    activation = next((want for want in wants if made.startswith(want)), None)
     if activation is not None:
         return LossMisfit(name, activation=activation.lower())
     if name in _NEEDS and gives_layer(output):
@@ -145,9 +145,9 @@ def broadcast_in(node: Any) -> LossMisfit | None:
                 continue  # weighted one by one
         elif not name.startswith(_BY_ITSELF):
             continue
-        following = [each for each in operands(node) if each not in known]
+        following = [operand for operand in operands(node) if operand not in known]
         known.update(following)
-        waiting += [(each, is_one) for each in following]
+        waiting += [(operand, is_one) for operand in following]
     return None
 
 
@@ -169,7 +169,7 @@ def product_of(node: Any) -> Any | None:
     if node is None or not node.name().startswith("Add"):
         return None
     terms = operands(node)
-    products = [each for each in terms if _is_product(each)]
+    products = [term for term in terms if _is_product(term)]
     is_layer = len(terms) == 2 and len(products) == len(parameters_of(terms)) == 1
     return products[0] if is_layer else None
 
@@ -298,7 +298,7 @@ def leaves_of(node: Any) -> dict[int, Leaf] | None:
 
 def has_graph(output: Any) -> bool:
     """Has what a model gives, or the first level of what is in it, a graph?"""
-    return any(each.grad_fn is not None for each in tensors_in(output))
+    return any(tensor.grad_fn is not None for tensor in tensors_in(output))
 
 
 def has_no_graph(loss: Any) -> bool:

@@ -272,7 +272,7 @@ class MisuseObserver:
         follow(self._cuts, func, given, result, self._place, self.lost)
         if not torch.is_grad_enabled():
             if self._calls_for_training:
-                weights = [each for each in given if isinstance(each, torch.nn.Parameter)]
+                weights = [tensor for tensor in given if isinstance(tensor, torch.nn.Parameter)]
                 self.lost.computed(filter(_is_trained, weights), self._place)
             return
         if steps_back(self._made, given, result, self._steps()) >= _STEPS_BACK:

@@ -84,8 +84,8 @@ class Bystanders:
     def found(self, *, trains: bool) -> tuple[Misuse, ...]:
         """The model's class and a layer that computes something else in training; of a model that
         predicts, if nothing ``trains``."""
-        found = self._found if trains else self._predicts
-        return () if found is None else (found,)
+        misuse = self._found if trains else self._predicts
+        return () if misuse is None else (misuse,)
 
     def calling(
         self, module: Any, optimizers: Iterable[Any], place: Callable[[], str | None]
@@ -103,17 +103,17 @@ class Bystanders:
             return
         layer = next((type(part).__name__ for part in module.modules() if _drops(part)), None)
         own = list(module.parameters())
-        trained = [each for one in optimizers for each in tensors_of(one)]
-        known = {id(each) for each in trained}
-        if layer is None or any(id(each) in known for each in own):
+        trained = [tensor for one in optimizers for tensor in tensors_of(one)]
+        known = {id(tensor) for tensor in trained}
+        if layer is None or any(id(parameter) in known for parameter in own):
             return
         told = type(module).__name__, layer
         if not trained:
             if not torch.is_grad_enabled() and self._predicts is None:
                 self._predicts = Misuse("predicts_in_training", told, place())
             return
-        shapes = Counter(tuple(each.shape) for each in own)
-        if not shapes <= Counter(tuple(each.shape) for each in trained):
+        shapes = Counter(tuple(parameter.shape) for parameter in own)
+        if not shapes <= Counter(tuple(tensor.shape) for tensor in trained):
             self._found = Misuse("teacher_in_training", told, place())
 
 

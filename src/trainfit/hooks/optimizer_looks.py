@@ -179,15 +179,15 @@ def of_trained(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) ->
     return {
         "trained_vector": _only_vector(looked, names),
         "has_adapters": _has_adapters(looked, names),
-        "trained_numbers": sum(seen.trained_numbers() for seen in looked),
-        "all_numbers": sum(seen.numbers for seen in looked),
+        "trained_numbers": sum(optimizer.trained_numbers() for optimizer in looked),
+        "all_numbers": sum(optimizer.numbers for optimizer in looked),
     }
 
 
 def _only_vector(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str | None:
     """The only tensor that is trained next to frozen ones, where it has one dimension."""
-    trained = [each for seen in looked for each in seen.trained()]
-    if len(trained) != 1 or not any(seen.frozen for seen in looked):
+    trained = [each for optimizer in looked for each in optimizer.trained()]
+    if len(trained) != 1 or not any(optimizer.frozen for optimizer in looked):
         return None
     (key, shape), *_ = trained
     return names.get(key, shape) if "×" not in shape else None
@@ -201,22 +201,22 @@ _ADAPTERS: Final = re.compile(
 
 def _has_adapters(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> bool:
     """Are adapters or prompts trained, next to which the weights are meant to be frozen?"""
-    trained = (names.get(key, "") for seen in looked for key, _ in seen.trained())
+    trained = (names.get(key, "") for optimizer in looked for key, _ in optimizer.trained())
     return any(_ADAPTERS.search(name.lower()) for name in trained)
 
 
 def steps_at_zero(looked: Sequence[ObservedOptimizer]) -> int:
     """Steps of each optimizer, where every one of them had a learning rate of 0."""
-    if any(seen.zero_rates < seen.looks for seen in looked):
+    if any(optimizer.zero_rates < optimizer.looks for optimizer in looked):
         return 0
-    return min((seen.zero_rates for seen in looked), default=0)
+    return min((optimizer.zero_rates for optimizer in looked), default=0)
 
 
 def vanished_rate(looked: Sequence[ObservedOptimizer]) -> float | None:
     """The last learning rate of each optimizer, where it has been next to nothing for looks."""
-    if not looked or any(len(seen.vanished) < 2 for seen in looked):
+    if not looked or any(len(optimizer.vanished) < 2 for optimizer in looked):
         return None
-    return max(seen.vanished[-1] for seen in looked)
+    return max(optimizer.vanished[-1] for optimizer in looked)
 
 
 def _is_zero(rate: Any) -> bool:
@@ -227,37 +227,39 @@ def _is_zero(rate: Any) -> bool:
 
 def kept_of(looked: Sequence[ObservedOptimizer], names: Mapping[int, str]) -> str:
     """A tensor whose gradients are kept while those of other optimizers are not."""
-    keeps = [seen for seen in looked if seen.kept > 1]
+    keeps = [optimizer for optimizer in looked if optimizer.kept > 1]
     if len(keeps) == len(looked):
         return ""
-    return next((names.get(key, shape) for seen in keeps for key, shape in seen.trained()), "")
+    return next(
+        (names.get(key, shape) for optimizer in keeps for key, shape in optimizer.trained()), ""
+    )
 
 
 def where_most(looked: Sequence[ObservedOptimizer]) -> str:
     """The name of what the largest share of denormal numbers was found in."""
-    every = [(share, name) for seen in looked for name, share in seen.denormal.items()]
+    every = [(share, name) for optimizer in looked for name, share in optimizer.denormal.items()]
     return max(every, default=(0.0, ""))[1]
 
 
 def _first_version(optimizer: Any) -> tuple[int, int] | None:
     """The identity and the version of the first gradient that there is."""
-    found = (each.grad for each in tensors_of(optimizer) if each.grad is not None)
-    first = next(found, None)
+    grads = (tensor.grad for tensor in tensors_of(optimizer) if tensor.grad is not None)
+    first = next(grads, None)
     return None if first is None else (id(first), version(first))
 
 
 def _versions(tensors: Sequence[Any]) -> dict[int, int]:
     """The version of each tensor's gradient, by the tensor's identity."""
-    return {id(each): version(each.grad) for each in tensors if each.grad is not None}
+    return {id(tensor): version(tensor.grad) for tensor in tensors if tensor.grad is not None}
 
 
 def _carries_gradients(parameter: Any) -> bool:
     """Has it an attribute that is a tensor of its shape and device, as ``summed_grad`` of Opacus or
     ``main_grad`` of Megatron: gradients that the next step will use?"""
     return any(
-        isinstance(each, torch.Tensor)
-        and (each.shape, each.device) == (parameter.shape, parameter.device)
-        for each in getattr(parameter, "__dict__", {}).values()
+        isinstance(tensor, torch.Tensor)
+        and (tensor.shape, tensor.device) == (parameter.shape, parameter.device)
+        for tensor in getattr(parameter, "__dict__", {}).values()
     )
 
 

@@ -63,7 +63,7 @@ def unused_gradients(models: Iterable[Any], used: Collection[int]) -> Gradients:
     """Gradients of parameters that no optimizer has: neither one of those whose tensors are
     ``used``, by identity, nor another that lives. None where the optimizers have nothing of these
     models (but copies), and where it is next to nothing."""
-    within = {id(each): each for model in models for each in model.parameters()}
+    within = {id(parameter): parameter for model in models for parameter in model.parameters()}
     sizes = {
         key: each.grad.nbytes
         for key, each in within.items()
@@ -82,11 +82,13 @@ def unused_gradients(models: Iterable[Any], used: Collection[int]) -> Gradients:
 def without_gradients(model: Any, used: Collection[int]) -> bool:
     """Has no parameter of a model a gradient, though some need one, nor an optimizer (``used``, by
     identity, or another that lives)?"""
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    if not parameters or any(each.grad is not None or id(each) in used for each in parameters):
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters or any(
+        parameter.grad is not None or id(parameter) in used for parameter in parameters
+    ):
         return False
     others = optimized()
-    return not any(id(each) in others for each in parameters)
+    return not any(id(parameter) in others for parameter in parameters)
 
 
 def optimized() -> set[int]:
@@ -116,10 +118,10 @@ def untrained(models: Iterable[Any], looked: Iterable[Any]) -> list[tuple[int, s
     aside: set[int] = set()
     for model in models:
         for part in model.modules():
-            if _of_library(part) and any(had.get(id(each)) for each in part.parameters()):
+            if _of_library(part) and any(had.get(id(parameter)) for parameter in part.parameters()):
                 aside |= _idle(parameters_of(part).values(), had)
                 for child in filter(_of_library, part.children()):
-                    if not any(had.get(id(each)) for each in child.parameters()):
+                    if not any(had.get(id(parameter)) for parameter in child.parameters()):
                         aside |= _idle(child.parameters(), had)
     if len(aside) >= _SIDE * len(had):
         return without
@@ -127,7 +129,7 @@ def untrained(models: Iterable[Any], looked: Iterable[Any]) -> list[tuple[int, s
 
 
 def _idle(tensors: Iterable[Any], had: Mapping[int, bool]) -> set[int]:
-    return {id(each) for each in tensors if had.get(id(each)) is False}
+    return {id(tensor) for tensor in tensors if had.get(id(tensor)) is False}
 
 
 def _of_library(part: Any) -> bool:

@@ -86,7 +86,7 @@ _SET_EPOCH: Final = "set_epoch"
 def goes_over_host(wrapper: Any) -> bool:
     """Are the gradients of a DistributedDataParallel on the GPU, and exchanged by gloo, which
     copies them to the host and back?"""
-    if not next((each.is_cuda for each in wrapper.parameters()), False):
+    if not next((parameter.is_cuda for parameter in wrapper.parameters()), False):
         return False
     try:
         return "cuda:gloo" in dist.get_backend_config(wrapper.process_group)
@@ -116,10 +116,10 @@ def gathered_at_once(models: Iterable[Any]) -> Gathered | None:
     one after another; ``None``: there is none."""
     for model in models if ranks() > 1 else ():
         sharded = sharded_parameters(model)
-        every = sum(each.nbytes for each in sharded)
+        every = sum(sharded_parameter.nbytes for sharded_parameter in sharded)
         units: dict[int, list[Any]] = {}
-        for each in sharded:
-            units.setdefault(id(each.unit), []).append(each)
+        for parameter in sharded:
+            units.setdefault(id(parameter.unit), []).append(parameter)
         unit = max(units.values(), key=lambda held: sum(each.nbytes for each in held), default=[])
         if sum(each.numbers for each in unit) < _LARGE_UNIT:
             continue
@@ -139,7 +139,7 @@ def _alike(unit: Any, held: Mapping[int, int]) -> tuple[str, int, int] | None:
     for part in unit.modules():
         by_class: dict[str, list[int]] = {}
         for child in part.children():
-            nbytes = sum(held.get(id(each), 0) for each in child.modules())
+            nbytes = sum(held.get(id(module), 0) for module in child.modules())
             by_class.setdefault(_class_of(child), []).append(nbytes)
         found += [(name, len(own), sum(own)) for name, own in by_class.items() if min(own)]
     return max((each for each in found if each[1] > 1), key=lambda each: each[2], default=None)

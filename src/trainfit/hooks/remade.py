@@ -78,8 +78,8 @@ class Grown:
 
     def began(self, optimizer: Any, models: Iterable[Any]) -> None:
         """An optimizer makes its first step; ``models`` were called before it."""
-        self._known |= {id(each) for model in models for each in model.parameters()}
-        self._known |= {id(each) for each in tensors_of(optimizer)}
+        self._known |= {id(parameter) for model in models for parameter in model.parameters()}
+        self._known |= {id(tensor) for tensor in tensors_of(optimizer)}
 
     def adds(self, optimizer: Any, place: str | None) -> None:
         """A line is about to give an optimizer that has made steps one more group, which may be an
@@ -154,7 +154,7 @@ class Moved:
         times = known[1]
         times.add(self._steps())
         if len(times) >= _IN_A_ROW:
-            nbytes = sum(each.nbytes for each in module.parameters())
+            nbytes = sum(parameter.nbytes for parameter in module.parameters())
             told = type(module).__name__, nbytes
             self._found = Misuse.of("moved_each_step", *told, place=place)
 
@@ -165,7 +165,7 @@ def _is_half(module: Any) -> bool:
 
 
 def _is_on_gpu(module: Any) -> bool:
-    return any(each.is_cuda for each in module.parameters())
+    return any(parameter.is_cuda for parameter in module.parameters())
 
 
 class Hooked:
@@ -213,9 +213,9 @@ class Overwritten:
         """A state was loaded into a module."""
         self._initialized.clear()
         self._loaded.clear()
-        for each in module.parameters():
-            if (key := memory_of(each)) is not None:
-                self._loaded[key] = weakref.ref(each)
+        for parameter in module.parameters():
+            if (key := memory_of(parameter)) is not None:
+                self._loaded[key] = weakref.ref(parameter)
 
     def initialized(self, tensor: Any) -> None:
         """A function of torch.nn.init is about to fill a tensor."""
@@ -317,20 +317,24 @@ class Restored:
     def found(self) -> tuple[Misuse, ...]:
         """The optimizer's class, the rate that it was made with, that of its state; a schedule that
         begins from its start, the rate that the state's had come to, the one it began from."""
-        found = [] if self._found is None else [self._found]
+        misuses = [] if self._found is None else [self._found]
         within = {id(part) for each in self.schedules for part in parts_of_schedule(each.alive)}
-        for each in self.schedules:
-            rates = self._scheduled.get(optimizer := _optimizer_of(each)) if each.alive else None
-            if rates is None or id(each.alive) in within or optimizer not in self._begun:
+        for schedule in self.schedules:
+            rates = (
+                self._scheduled.get(optimizer := _optimizer_of(schedule))
+                if schedule.alive
+                else None
+            )
+            if rates is None or id(schedule.alive) in within or optimizer not in self._begun:
                 continue
-            if not each.before and not isinstance(each.alive, ReduceLROnPlateau):
-                told = type(each.alive).__name__, f"{rates[0]:.3g}", f"{rates[1]:.3g}"
-                return (*found, Misuse("schedule_restarted", told, each.place))
-        return tuple(found)
+            if not schedule.before and not isinstance(schedule.alive, ReduceLROnPlateau):
+                told = type(schedule.alive).__name__, f"{rates[0]:.3g}", f"{rates[1]:.3g}"
+                return (*misuses, Misuse("schedule_restarted", told, schedule.place))
+        return tuple(misuses)
 
     def loading(self, optimizer: Any) -> None:
         """``optimizer.load_state_dict(…)`` is called."""
-        self._rates[optimizer] = [each.get("lr") for each in optimizer.param_groups]
+        self._rates[optimizer] = [group.get("lr") for group in optimizer.param_groups]
         self._loading = weakref.ref(optimizer)
 
     def loaded(self) -> None:
@@ -353,12 +357,12 @@ class Restored:
         """An optimizer is about to make its first step. What a schedule made of a rate, in this run
         or the one before, is to go on; and a script may set the rate itself: another number."""
         self._begun.add(optimizer)
-        for each in self.schedules:
-            each.begins(optimizer)
+        for schedule in self.schedules:
+            schedule.begins(optimizer)
         rate, own, place = self._loaded.get(optimizer, (None, None, None))
         groups = optimizer.param_groups if rate is not None else ()
-        is_as_loaded = any(each.get("lr") is own for each in groups)
-        if is_as_loaded and not any("initial_lr" in each for each in groups):
+        is_as_loaded = any(group.get("lr") is own for group in groups)
+        if is_as_loaded and not any("initial_lr" in group for group in groups):
             told = type(optimizer).__name__, f"{rate:g}", f"{own:g}"
             self._found = Misuse("rate_restored", told, place)
 
@@ -368,15 +372,15 @@ def of_schedules(
 ) -> tuple[Misuse, ...]:
     """Schedules without the effect that they are meant to have, of optimizers that made steps;
     whether their functions may be asked (of a real run nothing is called)."""
-    found, stepped = [], weakref.WeakSet(optimizers)  # a list would hold one that nobody has
+    misuses, stepped = [], weakref.WeakSet(optimizers)  # a list would hold one that nobody has
     if (left := schedule_left_behind(schedules, stepped)) is not None:
-        found.append(Misuse("schedule_left_behind", left[:2], left[2]))
+        misuses.append(Misuse("schedule_left_behind", left[:2], left[2]))
     if (factor := rate_as_factor(schedules if asks else (), stepped)) is not None:
         told = f"{factor[0]:.2g}", f"{factor[1]:.2g}", f"{factor[0] * factor[1]:.2g}"
-        found.append(Misuse("rate_times_rate", told, factor[2]))
+        misuses.append(Misuse("rate_times_rate", told, factor[2]))
     if (early := stepped_first(schedules, stepped)) is not None:
-        found.append(Misuse("schedule_first", (type(early.alive).__name__,), early.place))
-    return tuple(found)
+        misuses.append(Misuse("schedule_first", (type(early.alive).__name__,), early.place))
+    return tuple(misuses)
 
 
 def _optimizer_of(schedule: Schedule) -> Any | None:
@@ -391,15 +395,17 @@ def _is_held(optimizer: Any) -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         is_own = frame.f_globals.get("__name__", "").startswith(_NO_OWNERS)
-        if not is_own and any(each is optimizer for each in locals_of(frame).values()):
+        if not is_own and any(local is optimizer for local in locals_of(frame).values()):
             return True
         frame = frame.f_back
     for holder in gc.get_referrers(optimizer):
         if isinstance(holder, FrameType | CellType | MethodType) or holder is sys._getframe():
             continue
         owners = gc.get_referrers(holder) if type(holder) is dict else [holder]
-        of_object = [each for each in owners if getattr(each, "__dict__", None) is holder]
-        for each in of_object or [holder]:
-            if not f"{type(each).__module__}.".startswith(_NO_OWNERS):
+        of_object = [
+            referrer for referrer in owners if getattr(referrer, "__dict__", None) is holder
+        ]
+        for owner in of_object or [holder]:
+            if not f"{type(owner).__module__}.".startswith(_NO_OWNERS):
                 return True
     return False

@@ -96,7 +96,7 @@ class Schedule:
 
 def made_for(schedules: Sequence[Schedule], optimizer: Any) -> str | None:
     """The line that made an optimizer's schedule; ``None``: it has none."""
-    of_it = (each.place for each in schedules if each.is_of(optimizer))
+    of_it = (schedule.place for schedule in schedules if schedule.is_of(optimizer))
     return next(of_it, None)
 
 
@@ -111,9 +111,10 @@ def schedule_end(
     """
     within = _parts(schedules)
     ends = [
-        _end(each, steps, ahead)
-        for each in schedules
-        if id(each.alive) not in within and getattr(each.alive, "optimizer", None) in optimizers
+        _end(schedule, steps, ahead)
+        for schedule in schedules
+        if id(schedule.alive) not in within
+        and getattr(schedule.alive, "optimizer", None) in optimizers
     ]
     return min(filter(None, ends), key=lambda end: end.step, default=None)
 
@@ -188,15 +189,15 @@ def rate_as_factor(
 ) -> tuple[float, float, str | None] | None:
     """The largest factor of the first LambdaLR whose function gives a rate and no factor, the rate
     that it multiplies, and its line."""
-    for each in schedules:
-        scheduler = each.alive
+    for schedule in schedules:
+        scheduler = schedule.alive
         if type(scheduler) is not LambdaLR or scheduler.optimizer not in optimizers:
             continue
         with contextlib.suppress(Exception):  # the script's own functions
             factor = max(float(f(call)) for f in scheduler.lr_lambdas for call in _CALLS)
             rate = max(float(rate) for rate in scheduler.base_lrs)
             if 0 < factor <= _LARGEST_FACTOR and 0 < rate <= _LARGEST_RATE:
-                return factor, rate, each.place
+                return factor, rate, schedule.place
     return None
 
 
@@ -204,19 +205,19 @@ def stepped_first(schedules: Sequence[Schedule], optimizers: Collection[Any]) ->
     """A schedule that was stepped once before the first step of its optimizer, of those that made
     steps. One that goes on where an earlier run was is stepped more often, or has its state."""
     within = _parts(schedules)
-    for each in schedules:
-        alive = each.alive
+    for schedule in schedules:
+        alive = schedule.alive
         is_left_out = isinstance(alive, ReduceLROnPlateau) or id(alive) in within
-        if each.before != 1 or each.goes_on or is_left_out:
+        if schedule.before != 1 or schedule.goes_on or is_left_out:
             continue
-        if any(each.is_of(optimizer) for optimizer in optimizers):
-            return each
+        if any(schedule.is_of(optimizer) for optimizer in optimizers):
+            return schedule
     return None
 
 
 def _parts(schedules: Sequence[Schedule]) -> set[int]:
     """Schedules that others are made of, by identity."""
-    return {id(part) for each in schedules for part in parts_of_schedule(each.alive)}
+    return {id(part) for schedule in schedules for part in parts_of_schedule(schedule.alive)}
 
 
 def _made_for_more(scheduler: Any, calls: int, steps: int, ahead: int) -> int | None:
@@ -285,10 +286,10 @@ def _end(schedule: Schedule, steps: int, ahead: int) -> ScheduleEnd | None:
     if not each or left > 1:
         return None
     half = _half_wave(scheduler)
-    most = _LEAST_WAVES * 2
+    maximum = _LEAST_WAVES * 2
     if type(scheduler) is CosineAnnealingWarmRestarts and scheduler.T_mult == 1:
-        half, most = int(scheduler.T_0), _MOST_RESTARTS
-    if half is not None and most * half <= each * ahead:
+        half, maximum = int(scheduler.T_0), _MOST_RESTARTS
+    if half is not None and maximum * half <= each * ahead:
         return ScheduleEnd(max(1, (half - schedule.before) // each), ahead, rises=True, place=place)
     with contextlib.suppress(Exception):
         # The last step's calls come after it: no step is made with the rate that they leave.

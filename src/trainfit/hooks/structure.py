@@ -67,13 +67,13 @@ def frozen_norms(
     return [
         name or type(part).__name__
         for model in models
-        if any(had.get(id(each)) for each in model.parameters())
+        if any(had.get(id(parameter)) for parameter in model.parameters())
         for name, part in model.named_modules()
         if isinstance(part, BatchNorm)
         and part.training
         and part.track_running_stats
         and part.affine
-        and not any(id(each) in ever or changed(each) for each in part.parameters())
+        and not any(id(parameter) in ever or changed(parameter) for parameter in part.parameters())
     ]
 
 
@@ -81,9 +81,9 @@ def idle_checkpointing(models: Iterable[Any], had: Mapping[int, bool]) -> tuple[
     """The class of a model that is trained in evaluation mode, and how many of its parts have
     checkpointing on, which Transformers' and Diffusers' apply in training mode only."""
     for model in models:
-        parts = [each for each in model.modules() if vars(each).get("gradient_checkpointing")]
-        idle = [each for each in parts if not each.training]
-        trained = any(had.get(id(each)) for part in idle for each in part.parameters())
+        parts = [module for module in model.modules() if vars(module).get("gradient_checkpointing")]
+        idle = [part for part in parts if not part.training]
+        trained = any(had.get(id(parameter)) for part in idle for parameter in part.parameters())
         if parts and len(idle) == len(parts) and trained:
             return type(model).__name__, len(parts)
     return None
@@ -92,9 +92,11 @@ def idle_checkpointing(models: Iterable[Any], had: Mapping[int, bool]) -> tuple[
 def searches_in_vain(wrappers: Iterable[Any], had: Mapping[int, bool]) -> Any | None:
     """A DistributedDataParallel that looks for parameters without a gradient, where all had one."""
     for wrapper in wrappers:
-        needing = [each for each in wrapper.module.parameters() if each.requires_grad]
+        needing = [
+            parameter for parameter in wrapper.module.parameters() if parameter.requires_grad
+        ]
         is_asked = getattr(wrapper, "find_unused_parameters", False) is True
-        if is_asked and needing and all(had.get(id(each)) for each in needing):
+        if is_asked and needing and all(had.get(id(parameter)) for parameter in needing):
             return wrapper
     return None
 
@@ -108,10 +110,10 @@ def of_one_value(
     With weights of which some are random, those of one value may be meant: the last layer of a
     block that begins as nothing (LoRA, ControlNet), which learns as what it gets differs.
     """
-    weights = [each for each in tensors_of(optimizer) if each.dim() > 1]
-    if len(weights) < _LEAST_OF_ONE_VALUE or any(id(each) not in given for each in weights):
+    weights = [tensor for tensor in tensors_of(optimizer) if tensor.dim() > 1]
+    if len(weights) < _LEAST_OF_ONE_VALUE or any(id(weight) not in given for weight in weights):
         return None
-    first = next((each for each in weights[:-1] if each.shape[0] > 1), None)
+    first = next((weight for weight in weights[:-1] if weight.shape[0] > 1), None)
     if first is None:
         return None
     name = names.get(id(first), shape_of(first))
@@ -123,10 +125,10 @@ def large_rate(optimizer: Any, names: Names) -> float | None:
     far from where they are; ``None``: it has none, or what it trains are no weights of a model."""
     kind = type(optimizer)
     most = _LARGEST_RATES.get(kind.__name__) if kind.__module__.startswith("torch.optim") else None
-    if most is None or not all(id(each) in names for each in tensors_of(optimizer)):
+    if most is None or not all(id(tensor) in names for tensor in tensors_of(optimizer)):
         return None
     rates = [group["lr"] for group in optimizer.param_groups]
-    known = [float(each) for each in rates if isinstance(each, int | float)]
+    known = [float(rate) for rate in rates if isinstance(rate, int | float)]
     return max(known) if known and min(known) >= most and len(known) == len(rates) else None
 
 
@@ -166,7 +168,7 @@ class Ties:
 
 def tied_in(optimizer: Any, names: Names) -> tuple[str, str] | None:
     """Two parameters of an optimizer that have one memory."""
-    given = ((names.get(id(each), "a parameter"), each) for each in tensors_of(optimizer))
+    given = ((names.get(id(tensor), "a parameter"), tensor) for tensor in tensors_of(optimizer))
     for (one, _), (other, _) in _tied(given):
         return one, other
     return None
@@ -228,7 +230,10 @@ class Freezing:
     def begins_pass(self, models: Iterable[Any]) -> bool:
         """A pass over the data begins after some steps: do other parameters need gradients?"""
         needing = {
-            id(each) for model in models for each in model.parameters() if each.requires_grad
+            id(parameter)
+            for model in models
+            for parameter in model.parameters()
+            if parameter.requires_grad
         }
         before, self._needing = self._needing, needing
         self.ever |= needing
@@ -255,10 +260,12 @@ class Freezing:
         """A step of the optimizers, which have the tensors ``used``, is over."""
         unfrozen, self.unfrozen = self.unfrozen, set()
         left = {
-            id(each): name
+            id(parameter): name
             for model in models
-            for name, each in model.named_parameters()
-            if id(each) in unfrozen and each.grad is not None and id(each) not in used
+            for name, parameter in model.named_parameters()
+            if id(parameter) in unfrozen
+            and parameter.grad is not None
+            and id(parameter) not in used
         }
         if not left:
             return
@@ -277,9 +284,9 @@ def _moves(group: Mapping[str, Any]) -> bool:
 
 def _stale(group: Mapping[str, Any]) -> list[Any]:
     return [
-        each
-        for each in group["params"]
-        if isinstance(each, torch.Tensor) and not each.requires_grad and each.grad is not None
+        tensor
+        for tensor in group["params"]
+        if isinstance(tensor, torch.Tensor) and not tensor.requires_grad and tensor.grad is not None
     ]
 
 
@@ -302,14 +309,14 @@ def repeated(layers: Any, place: Callable[[], str | None]) -> Repeated | None:
     if not isinstance(layers, Sequence):
         return None
     counts: dict[int, int] = defaultdict(int)
-    for each in layers:
-        counts[id(each)] += 1
-    for each in layers:
-        if counts[id(each)] < 2 or not isinstance(each, torch.nn.Module):
+    for layer in layers:
+        counts[id(layer)] += 1
+    for layer in layers:
+        if counts[id(layer)] < 2 or not isinstance(layer, torch.nn.Module):
             continue
-        if any(True for _ in each.parameters()):
-            found = weakref.ref(each), type(each).__name__
-            return Repeated(*found, counts[id(each)], place())
+        if any(True for _ in layer.parameters()):
+            found = weakref.ref(layer), type(layer).__name__
+            return Repeated(*found, counts[id(layer)], place())
     return None
 
 
@@ -345,11 +352,11 @@ class Repeats:
 
 def _users(nodes: Iterable[Any]) -> Mapping[Any, list[Any]]:
     """The nodes of a graph that use each of them."""
-    found: dict[Any, list[Any]] = defaultdict(list)
+    users: dict[Any, list[Any]] = defaultdict(list)
     for node in nodes:
-        for each in operands(node):
-            found[each].append(node)
-    return found
+        for operand in operands(node):
+            users[operand].append(node)
+    return users
 
 
 def _leaves(nodes: Iterable[Any]) -> dict[int, Any]:
@@ -358,19 +365,19 @@ def _leaves(nodes: Iterable[Any]) -> dict[int, Any]:
 
 def _calls(leaf: Any, users: Mapping[Any, list[Any]]) -> set[Any]:
     """The nodes that compute with a parameter: those after its transposes and casts."""
-    found, waiting = set(), list(users.get(leaf, ()))
+    nodes, waiting = set(), list(users.get(leaf, ()))
     while waiting:
         node = waiting.pop()
         if only_operand(node) is not None:
             waiting += users.get(node, ())
         else:
-            found.add(node)
-    return found
+            nodes.add(node)
+    return nodes
 
 
 def _follow_each_other(calls: Collection[Any]) -> bool:
     """Is one of them computed of another?"""
     if len(calls) < 2:
         return False
-    operands_of_calls = [each for node in calls for each in operands(node)]
+    operands_of_calls = [operand for node in calls for operand in operands(node)]
     return any(node in calls for node in walk(*operands_of_calls))

@@ -64,7 +64,7 @@ def denormals(optimizer: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     with contextlib.suppress(Exception):  # a tensor of another kind is not looked at
         for kind, tensors in _kinds(optimizer):
-            shares = [share for each in tensors if (share := _share(each)) is not None]
+            shares = [share for tensor in tensors if (share := _share(tensor)) is not None]
             if shares:
                 found[kind] = max(shares)
     return found
@@ -73,8 +73,8 @@ def denormals(optimizer: Any) -> dict[str, float]:
 def _kinds(optimizer: Any) -> Iterator[tuple[str, list[Any]]]:
     weights = _some(tensors_of(optimizer))
     yield "weights", weights
-    yield "gradients", [each.grad for each in weights]
-    states = [optimizer.state.get(each, {}) for each in weights]
+    yield "gradients", [weight.grad for weight in weights]
+    states = [optimizer.state.get(weight, {}) for weight in weights]
     yield "averages", [state.get(name) for state in states for name in _AVERAGES]
 
 
@@ -153,20 +153,22 @@ class Stalled:
     ) -> None:
         """Look at the gradients that an optimizer, which a line made, is about to use for
         ``models``, and which maybe are those of a ``loss``."""
-        trained = [each for each in tensors_of(optimizer) if each.grad is not None]
-        weights = [each for each in trained if each.dim() > 1]
-        if not weights or not all(_is_plain(each) and _is_plain(each.grad) for each in weights):
+        trained = [tensor for tensor in tensors_of(optimizer) if tensor.grad is not None]
+        weights = [tensor for tensor in trained if tensor.dim() > 1]
+        if not weights or not all(
+            _is_plain(weight) and _is_plain(weight.grad) for weight in weights
+        ):
             return
         if (found := _decayed(optimizer, weights)) is not None:
             rate, decay, gone = found
             told = f"{rate:g}", f"{decay:g}", f"{gone:.3g}"
             self._decayed = Misuse.of("weights_decayed", *told, place=place)
         self._look_at_units(weights)
-        own = {id(each) for each in weights}
+        own = {id(weight) for weight in weights}
         self._look_for_dead(models, own, place)
-        none = not any(_has_slope(each) for each in weights)
+        none = not any(_has_slope(weight) for weight in weights)
         # A loss that has reached its least, 0, has no slope either.
-        others = any(_has_slope(each) for each in trained if each.dim() < 2)
+        others = any(_has_slope(tensor) for tensor in trained if tensor.dim() < 2)
         is_zero = none and (others or (is_only and loss != 0))
         self._zero[optimizer] = self._zero.get(optimizer, 0) + 1 if is_zero else 0
         if is_zero and self._zero[optimizer] >= _LOOKS:
@@ -178,10 +180,10 @@ class Stalled:
         self._alike = {
             key: told for key, told in self._alike.items() if key not in set(map(id, weights))
         }
-        for each in weights[:_LAYERS]:
-            units = each.shape[0]
-            if units >= _LEAST_UNITS and each.numel() > units and _are_alike(each):
-                self._alike[id(each)] = shape_of(each), units
+        for weight in weights[:_LAYERS]:
+            units = weight.shape[0]
+            if units >= _LEAST_UNITS and weight.numel() > units and _are_alike(weight):
+                self._alike[id(weight)] = shape_of(weight), units
 
     def _look_for_dead(self, models: Iterable[Any], own: set[int], place: str | None) -> None:
         """The gradient of a unit's bias is 0 where no sample of the batch passes the unit."""
@@ -204,8 +206,8 @@ class Stalled:
 def _inner_layers(model: Any) -> list[tuple[Any, Any]]:
     """Weights and biases of a model's layers but the last one, whose units may be actions of which
     one is chosen."""
-    layers = [each for each in model.modules() if isinstance(each, _WITH_UNITS)]
-    return [(each.weight, each.bias) for each in layers[:-1][:_LAYERS] if each.bias is not None]
+    layers = [module for module in model.modules() if isinstance(module, _WITH_UNITS)]
+    return [(layer.weight, layer.bias) for layer in layers[:-1][:_LAYERS] if layer.bias is not None]
 
 
 #: Of each weight, what decay must take away in a step, a hundred times what is usual; numbers that
@@ -227,9 +229,12 @@ def _decayed(optimizer: Any, weights: Sequence[Any]) -> tuple[float, float, floa
         if rate * decay < _TAKES:
             continue
         own = {id(each) for each in group["params"]}
-        samples = [_sample(each) for each in _some([each for each in weights if id(each) in own])]
+        samples = [
+            _sample(each) for each in _some([weight for weight in weights if id(weight) in own])
+        ]
         gone = max(
-            (float(np.mean(each < _NOTHING)) for each in samples if each is not None), default=0
+            (float(np.mean(sample < _NOTHING)) for sample in samples if sample is not None),
+            default=0,
         )
         if gone >= _MOST:
             return float(rate), float(decay), gone
@@ -245,11 +250,11 @@ def _are_alike(weights: Any) -> bool:
     """Have all units the same weights and the same gradients, which are not 0?"""
     for each in (weights, weights.grad):
         rows = each.detach().numpy().reshape(each.shape[0], -1)
-        most = float(np.abs(rows[0]).max())
+        maximum = float(np.abs(rows[0]).max())
         # Of nearly all layers the second row tells.
-        if not most > 0 or float(np.abs(rows[1] - rows[0]).max()) > _ALIKE * most:
+        if not maximum > 0 or float(np.abs(rows[1] - rows[0]).max()) > _ALIKE * maximum:
             return False
-        if float(np.abs(rows - rows[0]).max()) > _ALIKE * most:
+        if float(np.abs(rows - rows[0]).max()) > _ALIKE * maximum:
             return False
     return True
 
@@ -278,8 +283,8 @@ _COLUMNS: Final = 256
 def steep(optimizer: Any, loss: float, nodes: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """The functions in the graph of a finite loss that may be why its gradients are not, and a
     pattern of how a script writes each."""
-    trained = [each for each in tensors_of(optimizer) if each.grad is not None]
-    if not np.isfinite(loss) or not any(_is_broken(each.grad) for each in trained[:_LAYERS]):
+    trained = [tensor for tensor in tensors_of(optimizer) if tensor.grad is not None]
+    if not np.isfinite(loss) or not any(_is_broken(tensor.grad) for tensor in trained[:_LAYERS]):
         return
     yield from _steep_of(nodes)
 

@@ -19,10 +19,10 @@ _NAMES: Final = ("lightning.pytorch", "pytorch_lightning")
 def _bases() -> Iterator[type]:
     """The Callback of each that the process has imported; where it has none, of those there are."""
     loaded = [name for name in _NAMES if name in sys.modules]
-    found = [name for name in _NAMES if importlib.util.find_spec(name.partition(".")[0])]
-    for name in loaded or found:
+    names = [name for name in _NAMES if importlib.util.find_spec(name.partition(".")[0])]
+    for name in loaded or names:
         yield importlib.import_module(name).Callback
-    if not found:
+    if not names:
         raise ImportError("LightningCallback needs lightning or pytorch_lightning; install one")
 
 
@@ -48,7 +48,7 @@ class LightningCallback(*_bases()):  # type: ignore[misc]
         """End, and log: loggers are open until the hook ``teardown``."""
         loggers = trainer.loggers if trainer.is_global_zero else ()
         self.training.end(
-            functools.partial(each.log_metrics, step=trainer.global_step) for each in loggers
+            functools.partial(logger.log_metrics, step=trainer.global_step) for logger in loggers
         )
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

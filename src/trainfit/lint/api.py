@@ -96,20 +96,20 @@ def _is_of_library(path: Path) -> bool:
 def _exports(node: ast.stmt) -> bool:
     """Is it ``__all__ = …``, which calls nothing?"""
     targets = node.targets if isinstance(node, ast.Assign) else []
-    return any(isinstance(each, ast.Name) and each.id == "__all__" for each in targets)
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
 
 
 def _mentions(nodes: Iterable[ast.AST], *, texts: bool = False) -> set[str]:
     """Names in them, of attributes as well, and what their texts say."""
-    found = set()
+    mentions = set()
     for node in nodes:
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            mentions.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            mentions.add(node.attr)
         elif texts and isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.add(node.value)
-    return found
+            mentions.add(node.value)
+    return mentions
 
 
 # ---
@@ -154,14 +154,14 @@ def mistakes_in(
     it may call: ``words`` of the command may name that."""
     try:
         files, unread = read_files(path, NEAREST_CHARACTERS)
-        found = [each for file in files for each in mistakes(file.source)]
+        findings = [mistake for file in files for mistake in mistakes(file.source)]
         if any(may(file.source) for may, _ in _BY_VALUES for file in files):
             project = Project(files, is_whole=not unread)
             follow(project)
-            found += [each for _, rule in _BY_VALUES for each in rule(project)]
+            findings += [kernel for _, rule in _BY_VALUES for kernel in rule(project)]
     except UnreadableError:
         return ()
-    return _of_run(found, files, ran, words)
+    return _of_run(findings, files, ran, words)
 
 
 def settings_in(
@@ -186,13 +186,13 @@ def settings_in(
         files, _ = read_files(path, NEAREST_CHARACTERS) if rules else ([], [])
     except UnreadableError:
         return ()
-    found = [each for rule in rules for file in files for each in rule(file.source)]
-    firsts = {each.kind: each for each in reversed(_of_run(found, files, ran, words))}
+    kernels = [kernel for rule in rules for file in files for kernel in rule(file.source)]
+    firsts = {finding.kind: finding for finding in reversed(_of_run(kernels, files, ran, words))}
     return tuple(firsts.values())
 
 
 def _of_run(
-    found: Sequence[Finding],
+    findings: Sequence[Finding],
     files: Sequence[File],
     ran: Collection[str],
     words: Collection[str],
@@ -203,14 +203,14 @@ def _of_run(
         for file in files[1:]
         if ran and os.path.realpath(file.source.path) not in ran
     }
-    apart = unreached(files, words) if found else {}
+    apart = unreached(files, words) if findings else {}
     return tuple(
-        each
-        for each in found
-        if each.at is None
+        finding
+        for finding in findings
+        if finding.at is None
         or (
-            each.at.file not in other
-            and not any(each.at.line in lines for lines in apart.get(each.at.file, ()))
+            finding.at.file not in other
+            and not any(finding.at.line in lines for lines in apart.get(finding.at.file, ()))
         )
     )
 
@@ -224,7 +224,7 @@ def read_script(path: Path) -> ScriptReport:
         files, unread = read_files(path)
         project = Project(files, is_whole=not unread)
         follow(project)
-        found = {_key(each): each for rule in RULES for each in rule(project)}
+        found = {_key(kernel): kernel for rule in RULES for kernel in rule(project)}
     except UnreadableError as error:
         raise UnreadableScriptError(path, error.reason, error.remedy) from None
     for name in sorted(project.too_deep):
@@ -256,7 +256,7 @@ def read_scripts(
     if len(reports) < 2:
         return (reports[0] if reports else None), errors
     more = f"{reports[0].script} and {count(len(reports) - 1, 'more script')}"
-    found = {_key(each): each for report in reports for each in report.findings}
+    found = {_key(finding): finding for report in reports for finding in report.findings}
     joined = ScriptReport(
         more,
         tuple(dict.fromkeys(name for report in reports for name in report.files)),
@@ -268,13 +268,13 @@ def read_scripts(
 
 
 def _joined(pools: Iterable[WorkerPools | None]) -> WorkerPools:
-    known = [each for each in pools if each is not None]
-    workers = [each.workers for each in known if each.has_workers]
-    numbers = [each for each in workers if each is not None]
+    known = [pool for pool in pools if pool is not None]
+    workers = [pool.workers for pool in known if pool.has_workers]
+    numbers = [worker for worker in workers if worker is not None]
     return WorkerPools(
-        any(each.has_workers for each in known),
+        any(pool.has_workers for pool in known),
         max(numbers) if numbers and len(numbers) == len(workers) else None,
-        tuple(dict.fromkeys(use for each in known for use in each.uses)),
+        tuple(dict.fromkeys(use for pool in known for use in pool.uses)),
     )
 
 

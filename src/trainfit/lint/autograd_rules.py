@@ -80,9 +80,9 @@ def _ends_in_its_loop(project: Project, index: Index, scope: Scope, call: ast.Ca
 
 
 def _assigned(scope: ast.AST) -> Iterator[ast.Assign | ast.AugAssign]:
-    for each in inside(scope):
-        if isinstance(each, ast.Assign | ast.AugAssign):
-            yield each
+    for node in inside(scope):
+        if isinstance(node, ast.Assign | ast.AugAssign):
+            yield node
 
 
 def _set_by(node: ast.Assign | ast.AugAssign) -> set[str]:
@@ -101,8 +101,8 @@ def _followed(names: set[str], steps: Iterable[tuple[set[str], set[str]]]) -> se
 
 def _made_in(loop: Loop) -> set[str]:
     """Names that the statements of a loop assign."""
-    every = (each for each in inside(loop) if isinstance(each, ast.Assign))
-    return {name for each in every for name in _set_by(each)}
+    every = (assignment for assignment in inside(loop) if isinstance(assignment, ast.Assign))
+    return {name for assignment in every for name in _set_by(assignment)}
 
 
 def _kept_of(loop: Loop) -> set[str]:
@@ -324,8 +324,8 @@ def _is_made_in(loop: Loop, target: str) -> bool:
 
 
 def _targets(node: ast.Assign) -> Iterator[ast.expr]:
-    for each in node.targets:
-        yield from each.elts if isinstance(each, ast.Tuple | ast.List) else (each,)
+    for target in node.targets:
+        yield from target.elts if isinstance(target, ast.Tuple | ast.List) else (target,)
 
 
 def _goes_backward(index: Index, loop: Loop) -> frozenset[str]:

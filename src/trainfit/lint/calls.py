@@ -119,8 +119,8 @@ class CallValues:
                 if name in defaults:
                     continue
             notes.setdefault(name, []).append(value)
-        for each in spec.kwonlyargs:
-            notes.setdefault(each.arg, []).append(named.get(each.arg, UNKNOWN))
+        for kwonlyarg in spec.kwonlyargs:
+            notes.setdefault(kwonlyarg.arg, []).append(named.get(kwonlyarg.arg, UNKNOWN))
 
     def _constructed(
         self,
@@ -155,13 +155,15 @@ class CallValues:
             return given[0] if given else UNKNOWN
         if origin in torch_names.TENSOR_FUNCTIONS or origin.startswith("torch.nn.functional."):
             parts = [each for value in given for each in _flat(value)]
-            tensors = [each for each in parts if each.is_tensors]
+            tensors = [part for part in parts if part.is_tensors]
             place = self._place(index, keyword(node, "device"), reader)
             if not place and origin not in torch_names.FACTORIES:
-                places = {each.place for each in tensors}
+                places = {tensor.place for tensor in tensors}
                 place = "device" if "device" in places else (places or {""}).pop()
             graph = reader.records and origin not in torch_names.GRAPHLESS_FUNCTIONS
-            return Value("tensor", graph and any(each.graph for each in tensors), place or "host")
+            return Value(
+                "tensor", graph and any(tensor.graph for tensor in tensors), place or "host"
+            )
         if origin.startswith("torch.nn.utils.clip_grad_norm"):
             return Value("tensor", place="device" if self.project.uses_cuda else "")
         return UNKNOWN
@@ -263,8 +265,8 @@ def _builtin(name: str, given: list[Value]) -> Value:
     if name == "next" and given:
         return element(given[0])
     if name == "sum" and given:
-        found = element(given[0])
-        return found if found.kind == "tensor" else UNKNOWN
+        value = element(given[0])
+        return value if value.kind == "tensor" else UNKNOWN
     return UNKNOWN
 
 

@@ -69,14 +69,14 @@ class KnownNames:
 
 def _uses(index: Index) -> Uses:
     """(function or class, path) → methods called on it without arguments."""
-    found: Uses = defaultdict(set)
+    uses: Uses = defaultdict(set)
     for call in index.calls:
         if not isinstance(call.func, ast.Attribute) or call.args:
             continue
         path = path_of(call.func.value)
         if path and not (call.keywords and call.func.attr != "backward"):
-            found[index.scope(call), path].add(call.func.attr)
-    return found
+            uses[index.scope(call), path].add(call.func.attr)
+    return uses
 
 
 class Expressions:
@@ -110,7 +110,7 @@ class Expressions:
 
     def bind(self, target: ast.expr, value: Value) -> None:
         if isinstance(target, ast.Tuple | ast.List):
-            if any(isinstance(each, ast.Starred) for each in target.elts):
+            if any(isinstance(node, ast.Starred) for node in target.elts):
                 parts = [element(value)] * len(target.elts)
             else:
                 parts = unpacked(value, len(target.elts))
@@ -150,7 +150,7 @@ class Expressions:
         if isinstance(node, ast.BinOp):
             return self.binary(node)
         if isinstance(node, ast.Compare):
-            values = [self.eval(each) for each in (node.left, *node.comparators)]
+            values = [self.eval(comparator) for comparator in (node.left, *node.comparators)]
             plain = any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops)
             tensor = next((v for v in values if v.kind == "tensor"), None)
             return NUMBER if plain or tensor is None else dataclasses.replace(tensor, graph=False)
@@ -235,9 +235,9 @@ class Expressions:
     def attribute(self, node: ast.Attribute) -> Value:
         base = self.eval(node.value)
         path = path_of(node)
-        found = self.lookup(path) if path else UNKNOWN
-        if not found.is_unknown:
-            return found
+        value = self.lookup(path) if path else UNKNOWN
+        if not value.is_unknown:
+            return value
         if base.is_tensors:
             if node.attr in FIGURES:
                 return NUMBER
@@ -318,8 +318,8 @@ class _Flow:
                 self._function(index, function)
         before = self.known.classes
         self.known.classes = {
-            owner: {path: join_all(values) for path, values in found.items()}
-            for owner, found in self.known.attributes.items()
+            owner: {path: join_all(values) for path, values in attribute.items()}
+            for owner, attribute in self.known.attributes.items()
         }
         return self.calls.end_round() or self.known.classes != before
 
@@ -380,8 +380,8 @@ class _Body(Expressions):
             return
         assert isinstance(call.func, ast.Attribute)
         path = path_of(call.func.value)
-        if path and (found := self.lookup(path)).kind == "output":
-            self.set(path, dataclasses.replace(found, kind="tensor"))
+        if path and (value := self.lookup(path)).kind == "output":
+            self.set(path, dataclasses.replace(value, kind="tensor"))
 
     def compound(self, node: ast.stmt) -> bool:
         """A statement with statements in it."""

@@ -327,7 +327,7 @@ def _number(
     numbers: dict[str, int],
     unread: list[str],
     failed: set[str],
-    most: int,
+    limit: int,
 ) -> int | None:
     real = os.path.realpath(path)
     if real in numbers:
@@ -335,7 +335,7 @@ def _number(
     if real in failed:
         return None
     size = sum(file.source.size for file in files)
-    if len(files) >= MAX_FILES or size > most:
+    if len(files) >= MAX_FILES or size > limit:
         failed.add(real)
         if not any(_FURTHER in each for each in unread):
             unread.append(f"{path}: {len(files)} files {_FURTHER}")
@@ -423,18 +423,18 @@ def _module_files(parts: list[str], roots: list[tuple[Path, str]]) -> list[Path]
     for root, package in roots:
         if package and parts[0] != package:
             continue
-        folder, found, last = root, [], False
+        folder, files, last = root, [], False
         for part in parts:
             last = False
             if _exists(folder / part / "__init__.py"):
-                found.append(folder / part / "__init__.py")
+                files.append(folder / part / "__init__.py")
                 last = True
             elif _exists(folder / f"{part}.py"):
-                found.append(folder / f"{part}.py")
+                files.append(folder / f"{part}.py")
                 last = True
             folder = folder / part
-        if found and last:
-            return found
+        if files and last:
+            return files
     return []
 
 

@@ -102,22 +102,22 @@ def steps_after_loop(project: Project) -> Iterator[Finding]:
 def _made_each_pass(project: Project, loop: ast.For, name: str) -> ast.Assign | None:
     """The assignment by which each pass of a loop over batches gives ``name`` a value that the next
     one replaces."""
-    targets = [each for each in ast.walk(loop.target) if isinstance(each, ast.Name)]
-    if not any(project.value(each).kind == "batch" for each in targets):
+    targets = [node for node in ast.walk(loop.target) if isinstance(node, ast.Name)]
+    if not any(project.value(target).kind == "batch" for target in targets):
         return None
     nodes = [each for line in loop.body for each in ast.walk(line)]
-    calls = [each for each in nodes if isinstance(each, ast.Call)]
-    if any(method_of(each) in ("append", "backward", "step") for each in calls):
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    if any(method_of(call) in ("append", "backward", "step") for call in calls):
         return None
-    if any(isinstance(each, ast.Break | ast.Return | ast.Yield) for each in nodes):
+    if any(isinstance(node, ast.Break | ast.Return | ast.Yield) for node in nodes):
         return None
     made = [
-        each
-        for each in nodes
-        if isinstance(each, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
-        and name in names_in(each, ast.Store)
+        node
+        for node in nodes
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.NamedExpr)
+        and name in names_in(node, ast.Store)
     ]
-    always = [each for line in loop.body for each in (line, *_within(line))]
+    always = [node for line in loop.body for node in (line, *_within(line))]
     only = made[0] if len(made) == 1 and made[0] in always else None
     if not isinstance(only, ast.Assign) or name in names_in(only.value, ast.Load):
         return None
@@ -189,8 +189,8 @@ def lost_lines(source: Source) -> Iterator[Finding]:
 
 def _rebound(source: Source, loop: ast.For) -> Iterator[Finding]:
     """``p = p - lr * p.grad`` in a loop over parameters."""
-    given = [each for each in ast.walk(loop.iter) if isinstance(each, ast.Call)]
-    if not any(method_of(each) in _PARAMETERS for each in given):
+    given = [call for call in ast.walk(loop.iter) if isinstance(call, ast.Call)]
+    if not any(method_of(call) in _PARAMETERS for call in given):
         return
     names = names_in(loop.target, ast.Store)
     for number, line in enumerate(loop.body):
@@ -222,12 +222,12 @@ def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
     if not isinstance(last, ast.Return) or last.value is None:
         return
     inside = [each for line in loop.body for each in ast.walk(line)]
-    if any(isinstance(each, ast.Continue | ast.Yield) for each in inside):
+    if any(isinstance(node, ast.Continue | ast.Yield) for node in inside):
         return
     sums = {
-        each.target.id
-        for each in loop.body
-        if isinstance(each, ast.AugAssign) and isinstance(each.target, ast.Name)
+        node.target.id
+        for node in loop.body
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
     if not sums.intersection(names_in(last.value, ast.Load)):
         return
@@ -245,9 +245,9 @@ def _ends_first(source: Source, loop: ast.For) -> Iterator[Finding]:
 def _breaks_first(source: Source, loop: ast.For, last: ast.Break) -> Iterator[Finding]:
     """A loop over batches that trains, and ends with ``break``."""
     inside = [each for line in loop.body for each in ast.walk(line)]
-    methods = {method_of(each) for each in inside if isinstance(each, ast.Call)}
+    methods = {method_of(call) for call in inside if isinstance(call, ast.Call)}
     if not {"backward", "step"} <= methods or any(
-        isinstance(each, ast.Continue) for each in inside
+        isinstance(node, ast.Continue) for node in inside
     ):
         return
     found = line_finding(
@@ -267,7 +267,7 @@ def _shared(source: Source) -> Iterator[Finding]:
     parts: dict[str, tuple[str, ...]] = {}
     assigned: list[tuple[ast.Assign, str]] = []
     nodes = sorted(
-        (each for each in source.nodes if isinstance(each, ast.Assign)),
+        (device_node for device_node in source.nodes if isinstance(device_node, ast.Assign)),
         key=lambda each: each.lineno,
     )
     for node in nodes:
@@ -305,11 +305,11 @@ def _shared(source: Source) -> Iterator[Finding]:
 
 def _left_off(source: Source) -> Iterator[Finding]:
     """``torch.set_grad_enabled(False)`` as a statement that nothing takes back."""
-    nodes = [each for each in source.nodes if isinstance(each, ast.Call)]
-    switches = [each for each in nodes if path_of(each.func).endswith("set_grad_enabled")]
-    if any(path_of(each.func).endswith("enable_grad") for each in nodes):
+    nodes = [node for node in source.nodes if isinstance(node, ast.Call)]
+    switches = [node for node in nodes if path_of(node.func).endswith("set_grad_enabled")]
+    if any(path_of(node.func).endswith("enable_grad") for node in nodes):
         return
-    if not any(method_of(each) == "backward" for each in nodes):
+    if not any(method_of(node) == "backward" for node in nodes):
         return
     if len(switches) != 1 or not is_literal(next(iter(switches[0].args), None), False):
         return
@@ -318,8 +318,8 @@ def _left_off(source: Source) -> Iterator[Finding]:
             continue
         if not any(switches[0] is call for call in _statements(owner.body)):
             continue
-        inside = [each for each in ast.walk(owner) if isinstance(each, ast.Call)]
-        if any(method_of(each) == "backward" for each in inside):
+        inside = [call for call in ast.walk(owner) if isinstance(call, ast.Call)]
+        if any(method_of(call) == "backward" for call in inside):
             continue
         text = source.text(switches[0])
         yield line_finding(
@@ -338,8 +338,8 @@ def _shuffled_apart(source: Source) -> Iterator[Finding]:
     for lines in _bodies(source):
         shuffled: list[tuple[ast.Call, str]] = []
         for line in lines:
-            calls = [each for each in ast.walk(line) if isinstance(each, ast.Call)]
-            if any(method_of(each) in _SAME_ORDER for each in calls):
+            calls = [node for node in ast.walk(line) if isinstance(node, ast.Call)]
+            if any(method_of(node) in _SAME_ORDER for node in calls):
                 shuffled.clear()
             call = line.value if isinstance(line, ast.Expr) else None
             if not isinstance(call, ast.Call) or method_of(call) != "shuffle":
@@ -372,7 +372,7 @@ def _split_order(source: Source) -> Iterator[Finding]:
         if not isinstance(targets, ast.Tuple | ast.List) or len(targets.elts) != 4:
             continue
         names = [path_of(each) for each in targets.elts]
-        if [_role(each) for each in names] != ["x", "y", "x", "y"]:
+        if [_role(name) for name in names] != ["x", "y", "x", "y"]:
             continue
         right = ", ".join((names[0], names[2], names[1], names[3]))
         yield line_finding(

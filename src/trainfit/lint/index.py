@@ -101,14 +101,14 @@ def index_of(file: File) -> Index:
 
 def children(node: ast.AST) -> list[ast.AST]:
     """A node's own nodes, in order (faster than :func:`ast.iter_child_nodes`)."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     for name in node._fields:
         value = getattr(node, name, None)
         if isinstance(value, list):
-            found.extend([each for each in value if isinstance(each, ast.AST)])
+            nodes.extend([each for each in value if isinstance(each, ast.AST)])
         elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
+            nodes.append(value)
+    return nodes
 
 
 def path_of(node: ast.AST) -> str:
@@ -131,8 +131,8 @@ def assigned_calls(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.Assign, ast.C
 
 def assignments(nodes: Iterable[ast.AST], path: str) -> list[ast.Assign]:
     """Assignments to ``path``, a name or an attribute."""
-    lines = (each for each in nodes if isinstance(each, ast.Assign))
-    return [each for each in lines if path in map(path_of, each.targets)]
+    lines = (node for node in nodes if isinstance(node, ast.Assign))
+    return [line for line in lines if path in map(path_of, line.targets)]
 
 
 def keyword(call: ast.Call, name: str) -> ast.expr | None:
@@ -222,7 +222,9 @@ def _follows(parent: ast.AST, child: ast.AST, leave: type[ast.stmt]) -> bool:
     for field in ("body", "orelse", "finalbody"):
         statements = getattr(parent, field, None)
         if isinstance(statements, list) and child in statements:
-            return any(_leaves(each, leave) for each in statements[: statements.index(child)])
+            return any(
+                _leaves(statement, leave) for statement in statements[: statements.index(child)]
+            )
     return False
 
 
@@ -275,13 +277,13 @@ def line_finding(
 
 def named_devices(index: Index) -> dict[Scope | None, str]:
     """The name that holds a device in a function (or at the top) of a file, where there is one."""
-    found: dict[Scope | None, str] = {}
+    devices: dict[Scope | None, str] = {}
     for node in index.parents:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             if node.id.lower() in _NAMES:
-                found.setdefault(index.scope(node), node.id)
+                devices.setdefault(index.scope(node), node.id)
         elif isinstance(node, ast.arg) and node.arg.lower() in _NAMES:
             function = index.parents[index.parents[node]]
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.setdefault(function, node.arg)
-    return found
+                devices.setdefault(function, node.arg)
+    return devices

@@ -48,14 +48,14 @@ def kept_results(source: Source) -> Iterator[Finding]:
 
 def _loops_around(node: ast.AST, around: dict[ast.AST, ast.AST]) -> list[ast.AST]:
     """Loops of the function that a node is in, the innermost first."""
-    found: list[ast.AST] = []
+    nodes: list[ast.AST] = []
     while node in around:
         node = around[node]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             break
         if isinstance(node, _LOOPS):
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 def _is_made_before(name: str, loop: ast.AST, source: Source) -> bool:
@@ -74,7 +74,7 @@ def _is_made_before(name: str, loop: ast.AST, source: Source) -> bool:
         )
         or (
             isinstance(node, ast.Delete)
-            and any(path_of(getattr(each, "value", each)) == name for each in node.targets)
+            and any(path_of(getattr(target, "value", target)) == name for target in node.targets)
         )
         for node in source.nodes
     )

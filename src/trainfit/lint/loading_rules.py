@@ -104,9 +104,9 @@ def data_on_gpu_before_loop(project: Project) -> Iterator[Finding]:
             continue
         if "dataloader" not in project.words:
             continue  # batches are cut from it some other way
-        for each in call.args:
-            if project.value(each).place == "device":
-                yield _early(index, each)
+        for argument in call.args:
+            if project.value(argument).place == "device":
+                yield _early(index, argument)
                 break
 
 
@@ -126,9 +126,9 @@ def worker_functions(project: Project) -> Iterator[tuple[Index, Function, str]]:
     """What a DataLoader runs for each sample or batch, and what it is in words."""
     for index, owner in _dataset_classes(project):
         for name in _PER_SAMPLE:
-            found = project.method(owner, name)
-            if found is not None:
-                yield index, found, f"{owner.name}.{name}"
+            function = project.method(owner, name)
+            if function is not None:
+                yield index, function, f"{owner.name}.{name}"
     for index, call in project.calls():
         if index.file.origin(call.func) == "torch.utils.data.DataLoader":
             collate = keyword(call, "collate_fn")
@@ -172,7 +172,7 @@ def _is_kept(index: Index, call: ast.Call) -> bool:
     """Is the moved tensor stored in the data set?"""
     for parent, _ in index.ancestors(call):
         if isinstance(parent, ast.Assign):
-            return any(isinstance(each, ast.Attribute) for each in parent.targets)
+            return any(isinstance(target, ast.Attribute) for target in parent.targets)
     return False
 
 

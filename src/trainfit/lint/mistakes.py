@@ -162,13 +162,13 @@ def _bindings(scope: ast.AST, name: str) -> Iterator[ast.stmt | ast.NamedExpr]:
             continue
         targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
         outer = isinstance(node, ast.Global | ast.Nonlocal) and name in node.names
-        if outer or any(name in names_in(each) for each in targets if each is not None):
+        if outer or any(name in names_in(target) for target in targets if target is not None):
             yield node
 
 
 def _is_iterator(node: ast.AST) -> bool:
     if not isinstance(node, ast.Assign) or not all(
-        isinstance(each, ast.Name) for each in node.targets
+        isinstance(target, ast.Name) for target in node.targets
     ):
         return False  # ``one, two = (…)`` has what it gives
     made = node.value
@@ -185,11 +185,11 @@ def _is_iterator(node: ast.AST) -> bool:
 def _seeded(source: Source) -> Iterator[Finding]:
     """``np.random.seed(42)`` in the ``__getitem__`` of a data set, or in a ``worker_init_fn``."""
     begins = {
-        each.value.id
-        for each in source.nodes
-        if isinstance(each, ast.keyword)
-        and each.arg == "worker_init_fn"
-        and isinstance(each.value, ast.Name)
+        node.value.id
+        for node in source.nodes
+        if isinstance(node, ast.keyword)
+        and node.arg == "worker_init_fn"
+        and isinstance(node.value, ast.Name)
     }
     for owner in source.nodes:
         if not isinstance(owner, ast.FunctionDef) or owner.name not in {*PER_SAMPLE, *begins}:
@@ -276,7 +276,7 @@ def _hits_over_batches(source: Source) -> Iterator[Finding]:
 
 def _makes_batches(call: ast.Call) -> bool:
     """Is a DataLoader told to give more than one sample at once?"""
-    named = {each.arg: each.value for each in call.keywords}
+    named = {keyword.arg: keyword.value for keyword in call.keywords}
     if None in named or {"batch_sampler", "sampler"} & named.keys():
         return False
     size = named.get("batch_size", call.args[1] if len(call.args) > 1 else None)
@@ -295,12 +295,12 @@ def _counts_hits(value: ast.expr) -> bool:
     """Is it the number of elements that are equal?"""
     nodes = list(ast.walk(value))
     is_equal = any(
-        (isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.Eq))
-        or (isinstance(each, ast.Attribute) and each.attr == "eq")
-        for each in nodes
+        (isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq))
+        or (isinstance(node, ast.Attribute) and node.attr == "eq")
+        for node in nodes
     )
-    is_sum = any(isinstance(each, ast.Attribute) and each.attr == "sum" for each in nodes)
-    is_share = any(isinstance(each, ast.BinOp | ast.IfExp) for each in nodes)
+    is_sum = any(isinstance(node, ast.Attribute) and node.attr == "sum" for node in nodes)
+    is_share = any(isinstance(node, ast.BinOp | ast.IfExp) for node in nodes)
     return is_equal and is_sum and not is_share
 
 
@@ -323,9 +323,9 @@ def _seeded_each_pass(source: Source) -> Iterator[Finding]:
         if not loops or _is_apart(call, within, around):
             continue
         names = {
-            each.func.attr
-            for each in ast.walk(within)
-            if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
+            node.func.attr
+            for node in ast.walk(within)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         }
         # A model that is made in the loop is another one: one fold after another.
         if "backward" not in names or names & {"parameters", "from_pretrained"}:
@@ -351,8 +351,8 @@ def _loops_that_call(source: Source, name: str) -> list[ast.For | ast.While]:
         for loop in source.nodes
         if isinstance(loop, ast.For | ast.While)
         and any(
-            isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id == name
-            for each in ast.walk(loop)
+            isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == name
+            for call in ast.walk(loop)
         )
     ]
 
@@ -373,7 +373,7 @@ def _dropped(source: Source) -> Iterator[Finding]:
         if not isinstance(owner, ast.FunctionDef) or owner.name != "forward":
             continue
         nodes = list(ast.walk(owner))
-        if not owner.args.args or any(getattr(each, "attr", "") == "training" for each in nodes):
+        if not owner.args.args or any(getattr(node, "attr", "") == "training" for node in nodes):
             continue  # it looks at its mode
         for made in _made_to_drop(nodes):
             text = source.text(made)
@@ -389,7 +389,7 @@ def _dropped(source: Source) -> Iterator[Finding]:
         for call in nodes:
             if not isinstance(call, ast.Call) or len(call.args) > 2:
                 continue
-            if any(each.arg in ("training", None) for each in call.keywords):
+            if any(keyword.arg in ("training", None) for keyword in call.keywords):
                 continue
             if _DROPOUT.search(ast.unparse(call.func)):
                 text = source.text(call)
@@ -429,13 +429,16 @@ def _is_dropout_layer(node: ast.expr) -> bool:
 
 def _idle_schedules(source: Source) -> Iterator[Finding]:
     """A schedule that gets a name, which no line of the file uses."""
-    steps = (isinstance(each, ast.Attribute) and each.attr == "step" for each in source.nodes)
+    steps = (
+        isinstance(device_node, ast.Attribute) and device_node.attr == "step"
+        for device_node in source.nodes
+    )
     if not any(steps):
         return  # another file trains
     used = {
-        each.id
-        for each in source.nodes
-        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Store)
+        device_node.id
+        for device_node in source.nodes
+        if isinstance(device_node, ast.Name) and not isinstance(device_node.ctx, ast.Store)
     }
     # What reads names by themselves, or gives them to other files.
     if used & {"locals", "globals", "vars", "__all__"}:
@@ -574,20 +577,20 @@ def _retried(source: Source) -> Iterator[Finding]:
 
 def _own_calls(line: ast.stmt) -> Iterator[tuple[str, ast.Call]]:
     """Calls of functions by a name of the script's own, as ``step(x, y)`` or ``model(x)``."""
-    calls = (each for each in ast.walk(line) if isinstance(each, ast.Call))
-    for each in calls:
-        if isinstance(each.func, ast.Name) and each.func.id not in _BUILTINS:
-            yield each.func.id, each
+    calls = (node for node in ast.walk(line) if isinstance(node, ast.Call))
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id not in _BUILTINS:
+            yield call.func.id, call
 
 
 def _waits_for_least(made: ast.Call) -> bool:
     """Is it a ReduceLROnPlateau in the mode of losses?"""
     if not ast.unparse(made.func).endswith("ReduceLROnPlateau"):
         return False
-    if any(each.arg is None for each in made.keywords):
+    if any(keyword.arg is None for keyword in made.keywords):
         return False
-    modes = [each.value for each in made.keywords if each.arg == "mode"] + made.args[1:2]
-    return all(isinstance(each, ast.Constant) and each.value == "min" for each in modes)
+    modes = [keyword.value for keyword in made.keywords if keyword.arg == "mode"] + made.args[1:2]
+    return all(isinstance(mode, ast.Constant) and mode.value == "min" for mode in modes)
 
 
 def _finding(

@@ -33,7 +33,7 @@ def may_stay_in_evaluation(path: Path, ran: Collection[str] = ()) -> bool:
         files, _ = read_files(path, NEAREST_CHARACTERS)
     except UnreadableError:
         return False
-    known = [each.source for each in files if not ran or os.path.realpath(each.source.path) in ran]
+    known = [file.source for file in files if not ran or os.path.realpath(file.source.path) in ran]
     sources = known or [files[0].source]
     if not any(".eval()" in line for source in sources for line in source.lines):
         return False
@@ -48,12 +48,12 @@ def may_stay_in_evaluation(path: Path, ran: Collection[str] = ()) -> bool:
 
 
 def _functions(sources: Iterable[Source]) -> dict[str, list[_Switches]]:
-    found: dict[str, list[_Switches]] = defaultdict(list)
+    functions: dict[str, list[_Switches]] = defaultdict(list)
     for source in sources:
         for node in source.nodes:
             if isinstance(node, _FUNCTIONS):
-                found[node.name].append(_of(node))
-    return found
+                functions[node.name].append(_of(node))
+    return functions
 
 
 def _of(node: ast.AST) -> _Switches:

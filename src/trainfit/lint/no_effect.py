@@ -87,7 +87,7 @@ def _made(source: Source) -> dict[str, list[str]]:
 def _called(source: Source) -> set[str]:
     """Functions that are called, but DistributedDataParallel."""
     names = {path_of(node.func) for node in source.nodes if isinstance(node, ast.Call)}
-    return {each for each in names if not each.endswith("DistributedDataParallel")}
+    return {name for name in names if not name.endswith("DistributedDataParallel")}
 
 
 def _lost_in_replicas(source: Source) -> Iterator[Finding]:
@@ -133,9 +133,9 @@ def _own_state(line: ast.AST) -> str:
         return path.removeprefix("self.") if path.count(".") == 1 and path[:5] == "self." else ""
     if not isinstance(line, ast.Assign):
         return ""
-    read = {path_of(each) for each in ast.walk(line.value) if isinstance(each, ast.Attribute)}
-    for each in ast.walk(line.targets[0]):
-        path = path_of(each) if isinstance(each, ast.Attribute) else ""
+    read = {path_of(node) for node in ast.walk(line.value) if isinstance(node, ast.Attribute)}
+    for attribute in ast.walk(line.targets[0]):
+        path = path_of(attribute) if isinstance(attribute, ast.Attribute) else ""
         if path.startswith("self.") and path.count(".") == 1 and path in read:
             return path.removeprefix("self.")
     return ""
@@ -193,7 +193,7 @@ def _mode(source: Source, node: ast.Assign, made: dict[str, list[str]]) -> Itera
     owner = path_of(target.value)
     if not isinstance(value, ast.Constant) or not isinstance(value.value, bool) or not owner:
         return
-    loops = [each for each in source.nodes if isinstance(each, ast.For)]
+    loops = [device_node for device_node in source.nodes if isinstance(device_node, ast.For)]
     each_of_many = {name for loop in loops for name in names_in(loop.target)}
     is_layer = any(re.search(r"Dropout|Norm", each) for each in made.get(owner, ()))
     if owner.split(".")[0] in ("self", "cls") or owner in each_of_many or is_layer:
@@ -295,18 +295,18 @@ def _made_each_epoch(source: Source, loop: ast.For | ast.While) -> Iterator[Find
         return
     called = {path_of(call.func) for call in _calls_of(loop.body)}
     functions = [
-        each for each in source.nodes if isinstance(each, ast.FunctionDef) and each.name in called
+        node for node in source.nodes if isinstance(node, ast.FunctionDef) and node.name in called
     ]
-    for body in (loop.body, *(each.body for each in functions)):
-        batches = [each for each in body if isinstance(each, ast.For) and _trains(each)]
-        if any(method_of(each) in _RESTORES for each in _calls_of(body)):
+    for body in (loop.body, *(function.body for function in functions)):
+        batches = [node for node in body if isinstance(node, ast.For) and _trains(node)]
+        if any(method_of(call) in _RESTORES for call in _calls_of(body)):
             continue
-        lines = [each for each in body if isinstance(each, ast.Assign)]
-        new = {path_of(target) for each in lines for target in each.targets}
+        lines = [assignment for assignment in body if isinstance(assignment, ast.Assign)]
+        new = {path_of(target) for assignment in lines for target in assignment.targets}
         for line in lines if batches else ():
-            found = _new_in_epoch(source, line, batches[0], new)
-            if found is not None:
-                yield found
+            finding = _new_in_epoch(source, line, batches[0], new)
+            if finding is not None:
+                yield finding
                 return
 
 
@@ -316,7 +316,7 @@ def _of_one_sample(source: Source, loop: ast.For | ast.While) -> Iterator[Findin
         return
     over = {path_of(each) for each in ast.walk(loop.iter)} - {""}
     for line, call in assigned_calls(source.nodes):
-        given = {each.arg for each in call.keywords}
+        given = {keyword.arg for keyword in call.keywords}
         is_loader = path_of(call.func).rpartition(".")[2] == "DataLoader"
         is_chosen = len(call.args) > 1 or given & {"batch_size", "batch_sampler", "sampler", None}
         if (
@@ -354,10 +354,10 @@ def _cached_in_worker(source: Source, function: ast.FunctionDef) -> Iterator[Fin
             continue
         name = path_of(target.value)
         read = any(
-            isinstance(each, ast.Subscript)
-            and isinstance(each.ctx, ast.Load)
-            and path_of(each.value) == name
-            for each in ast.walk(function)
+            isinstance(subscript, ast.Subscript)
+            and isinstance(subscript.ctx, ast.Load)
+            and path_of(subscript.value) == name
+            for subscript in ast.walk(function)
         )
         if read and "cache" in name.lower():
             assert isinstance(line, ast.stmt)
@@ -378,14 +378,16 @@ def _cached_in_worker(source: Source, function: ast.FunctionDef) -> Iterator[Fin
 
 
 def _workers_of(call: ast.Call) -> int:
-    found = next((each.value for each in call.keywords if each.arg == "num_workers"), None)
-    is_number = isinstance(found, ast.Constant) and isinstance(found.value, int)
-    return found.value if is_number else 0  # type: ignore[union-attr]
+    value = next((keyword.value for keyword in call.keywords if keyword.arg == "num_workers"), None)
+    is_number = isinstance(value, ast.Constant) and isinstance(value.value, int)
+    return value.value if is_number else 0  # type: ignore[union-attr]
 
 
 def _persists(call: ast.Call) -> bool:
-    found = next((each.value for each in call.keywords if each.arg == "persistent_workers"), None)
-    return found is not None and not (isinstance(found, ast.Constant) and not found.value)
+    value = next(
+        (keyword.value for keyword in call.keywords if keyword.arg == "persistent_workers"), None
+    )
+    return value is not None and not (isinstance(value, ast.Constant) and not value.value)
 
 
 def _trains(loop: ast.For) -> bool:
@@ -419,7 +421,7 @@ def _new_in_epoch(
             f"make {owner} and its optimizer once, before the loop over epochs",
         )
     is_plain = path_of(value.func).endswith("SGD") and not any(
-        each.arg in ("momentum", None) for each in value.keywords
+        keyword.arg in ("momentum", None) for keyword in value.keywords
     )
     if is_plain or line.lineno > batches.lineno:
         return None
@@ -465,8 +467,8 @@ def _is_own_step(node: ast.AST) -> bool:
     name = path_of(node.target).removesuffix(".data")
     gradients = {f"{name}.grad", f"{name}.grad.data"}
     return bool(name) and any(
-        isinstance(each, ast.Attribute) and path_of(each) in gradients
-        for each in ast.walk(node.value)
+        isinstance(attribute, ast.Attribute) and path_of(attribute) in gradients
+        for attribute in ast.walk(node.value)
     )
 
 
@@ -484,18 +486,18 @@ def _drops_gradients(node: ast.AST) -> bool:
 
 def _read_again(source: Source, function: ast.FunctionDef) -> Iterator[Finding]:
     """``np.load(self.path)[index]`` in ``__getitem__``."""
-    parameters = [each.arg for each in function.args.args]
+    parameters = [argument.arg for argument in function.args.args]
     if len(parameters) < 2:
         return
     by_index = _follow(function, parameters[1])
     for line in function.body:
-        calls = [each for each in ast.walk(line) if isinstance(each, ast.Call)]
+        calls = [node for node in ast.walk(line) if isinstance(node, ast.Call)]
         if isinstance(line, ast.If | ast.Try) or _is_kept(line):
             continue  # read once, and kept
         for call in calls:
             if not _READS_WHOLE.search(f".{path_of(call.func)}") or not call.args:
                 continue
-            if {each.arg for each in call.keywords} & _LAZY:
+            if {keyword.arg for keyword in call.keywords} & _LAZY:
                 continue
             if by_index.intersection(names_in(call)):
                 continue
@@ -514,7 +516,7 @@ def _read_again(source: Source, function: ast.FunctionDef) -> Iterator[Finding]:
 
 def _is_kept(line: ast.stmt) -> bool:
     targets = line.targets if isinstance(line, ast.Assign) else []
-    return any(isinstance(each, ast.Attribute) for each in targets)
+    return any(isinstance(target, ast.Attribute) for target in targets)
 
 
 def _follow(function: ast.FunctionDef, name: str) -> set[str]:

@@ -68,12 +68,12 @@ class Project:
 
     @cached_property
     def _definitions(self) -> dict[tuple[int, str], list[Function | ast.ClassDef]]:
-        found: dict[tuple[int, str], list[Function | ast.ClassDef]] = defaultdict(list)
+        definitions: dict[tuple[int, str], list[Function | ast.ClassDef]] = defaultdict(list)
         for number, index in enumerate(self.indexes):
             for node in (*index.functions, *index.classes):
                 if not isinstance(index.parents.get(node), ast.ClassDef):
-                    found[number, node.name].append(node)
-        return found
+                    definitions[number, node.name].append(node)
+        return definitions
 
     def definition(self, index: Index, node: ast.AST) -> Function | ast.ClassDef | None:
         """The own function or class that an expression names; None unless there is exactly one."""
@@ -100,9 +100,9 @@ class Project:
         return self._callees[call]
 
     def _find_callee(self, index: Index, call: ast.Call) -> Function | None:
-        found = self.definition(index, call.func)
-        if isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
-            return found
+        function = self.definition(index, call.func)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            return function
         path = path_of(call.func)
         if path.startswith("self.") and path.count(".") == 1:
             scope = index.scope(call)
@@ -115,9 +115,9 @@ class Project:
 
     def method(self, owner: ast.ClassDef, name: str) -> Function | None:
         """A method defined in the class itself."""
-        for each in owner.body:
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
-                return each
+        for node in owner.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+                return node
         return None
 
     def bases(self, owner: ast.ClassDef, depth: int = 0) -> Iterator[str]:
@@ -125,9 +125,9 @@ class Project:
         index = self.index_of(owner)
         for base in owner.bases:
             target = base.value if isinstance(base, ast.Subscript) else base
-            found = self.definition(index, target)
-            if isinstance(found, ast.ClassDef) and found is not owner and depth < 16:
-                yield from self.bases(found, depth + 1)
+            node = self.definition(index, target)
+            if isinstance(node, ast.ClassDef) and node is not owner and depth < 16:
+                yield from self.bases(node, depth + 1)
             else:
                 yield from index.file.origins(target)
 
@@ -176,8 +176,8 @@ class Project:
         for index in self.indexes:
             if "cuda" in index.reads:
                 return True
-            for each in index.constants:
-                if isinstance(each.value, str) and CUDA.fullmatch(each.value):
+            for constant in index.constants:
+                if isinstance(constant.value, str) and CUDA.fullmatch(constant.value):
                     return True
         return False
 
@@ -214,7 +214,8 @@ class Project:
         if func.attr == "backward":
             return True
         return func.attr == "step" and (
-            self.is_optimizer(func.value) or any(self.is_optimizer(each) for each in call.args)
+            self.is_optimizer(func.value)
+            or any(self.is_optimizer(argument) for argument in call.args)
         )
 
     @cached_property
@@ -318,9 +319,9 @@ class GradientModes:
         for parent, child in index.ancestors(node):
             if isinstance(parent, ast.With | ast.AsyncWith) and child in parent.body:
                 for item in parent.items:
-                    found = self._context(index, item.context_expr)
-                    if found is not None:
-                        return found
+                    recording = self._context(index, item.context_expr)
+                    if recording is not None:
+                        return recording
         return "on"
 
     def of_function(self, function: Function) -> Recording:
@@ -328,15 +329,15 @@ class GradientModes:
         if function in self._functions:
             return self._functions[function]
         self._functions[function] = "maybe"  # for a function that calls itself
-        self._functions[function] = found = self._of_function(function)
-        return found
+        self._functions[function] = recording = self._of_function(function)
+        return recording
 
     def _of_function(self, function: Function) -> Recording:
         index = self._project.index_of(function)
         for decorator in function.decorator_list:
-            found = self._context(index, decorator)
-            if found is not None:
-                return found
+            recording = self._context(index, decorator)
+            if recording is not None:
+                return recording
         sites, complete = self._project.call_sites(function)
         if not sites or not complete or self._depth > _DEPTH:
             return "maybe"
@@ -359,7 +360,7 @@ class GradientModes:
             if is_literal(node.args[0], False):
                 return "off"
             return "on" if is_literal(node.args[0], True) else "maybe"
-        if origins and all(each.startswith(script_torch.HARMLESS_CONTEXTS) for each in origins):
+        if origins and all(origin.startswith(script_torch.HARMLESS_CONTEXTS) for origin in origins):
             return None
         if path_of(target).rpartition(".")[2] in script_torch.HARMLESS_NAMES:
             return None

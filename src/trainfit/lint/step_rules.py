@@ -41,7 +41,7 @@ def retain_graph(project: Project) -> Iterator[Finding]:
             continue
         kept = [k for k in call.keywords if k.arg != "retain_graph"]
         source = index.file.source
-        given = [source.text(each) for each in call.args]
+        given = [source.text(argument) for argument in call.args]
         given += [f"{k.arg}={source.text(k.value)}" for k in kept]
         new = f"{source.text(call.func)}({', '.join(given)})"
         yield finding(
@@ -135,8 +135,8 @@ def state_not_copied(project: Project) -> Iterator[Finding]:
                     "what is kept here, and at the end it is the last state, not the best.",
                     f"{kept} = copy.deepcopy({text})",
                 )
-                said = f"{kept} is the last state at the end, whichever was to be kept"
-                yield dataclasses.replace(found, title=said)
+                phrase = f"{kept} is the last state at the end, whichever was to be kept"
+                yield dataclasses.replace(found, title=phrase)
 
 
 #: Names of what is kept of a training.
@@ -170,17 +170,17 @@ def _is_kept_model(project: Project, index: Index, loop: Loop, node: ast.Assign)
         return False
     if not isinstance(index.parents.get(node), ast.If):
         return False
-    calls = [each for each in ast.walk(loop) if isinstance(each, ast.Call)]
-    is_called = any(path_of(each.func) in (value.id, f"{value.id}.train") for each in calls)
+    calls = [call for call in ast.walk(loop) if isinstance(call, ast.Call)]
+    is_called = any(path_of(call.func) in (value.id, f"{value.id}.train") for call in calls)
     return is_called or project.value(value).kind == "module"
 
 
 def _reads_after(scope: ast.AST, loop: Loop, kept: str) -> bool:
-    after = (each for each in ast.walk(scope) if isinstance(each, ast.Name | ast.Attribute))
+    after = (node for node in ast.walk(scope) if isinstance(node, ast.Name | ast.Attribute))
     end = loop.end_lineno or loop.lineno
     return any(
-        each.lineno > end and isinstance(each.ctx, ast.Load) and path_of(each) == kept
-        for each in after
+        node.lineno > end and isinstance(node.ctx, ast.Load) and path_of(node) == kept
+        for node in after
     )
 
 
@@ -194,8 +194,8 @@ def _same_model(index: Index, node: ast.Assign, kept: str) -> Finding:
         "last model, not the best.",
         f"{kept} = copy.deepcopy({text})",
     )
-    said = f"{kept} is the last model at the end, whichever was to be kept"
-    return dataclasses.replace(found, title=said)
+    phrase = f"{kept} is the last model at the end, whichever was to be kept"
+    return dataclasses.replace(found, title=phrase)
 
 
 def _is_used_after(scope: ast.AST, loop: Loop, kept: str) -> bool:
@@ -204,7 +204,7 @@ def _is_used_after(scope: ast.AST, loop: Loop, kept: str) -> bool:
         if not isinstance(node, ast.Call) or node.lineno <= (loop.end_lineno or loop.lineno):
             continue
         if method_of(node) in {"load_state_dict", "save"} and any(
-            path_of(each) == kept for each in node.args
+            path_of(argument) == kept for argument in node.args
         ):
             return True
     return False
@@ -271,7 +271,7 @@ def _what(project: Project, index: Index, call: ast.Call) -> tuple[str, str] | N
         return f"{call.func.id}() of a GPU tensor", _kept(
             index.file.source.text(call.args[0]), line
         )
-    if call.func.id == "print" and any(_shows(project, each) for each in call.args):
+    if call.func.id == "print" and any(_shows(project, argument) for argument in call.args):
         return "print() of a GPU tensor", f"{_SELDOM} `{line}`"
     return None
 
@@ -287,11 +287,11 @@ def _kept(tensor: str, line: str) -> str:
 def _shows(project: Project, node: ast.expr) -> bool:
     if isinstance(node, ast.JoinedStr):
         return any(
-            isinstance(each, ast.FormattedValue) and _is_gpu_tensor(project.value(each.value))
-            for each in node.values
+            isinstance(value, ast.FormattedValue) and _is_gpu_tensor(project.value(value.value))
+            for value in node.values
         )
     if isinstance(node, ast.Call) and method_of(node) == "format":
-        return any(_is_gpu_tensor(project.value(each)) for each in node.args)
+        return any(_is_gpu_tensor(project.value(argument)) for argument in node.args)
     return _is_gpu_tensor(project.value(node))
 
 
@@ -375,8 +375,8 @@ def _tried_with_less(loop: ast.For | ast.While) -> ast.stmt | None:
     inside = list(ast.walk(loop))
     if not any(map(_halves, inside)):
         return None
-    tries = (each for each in inside if isinstance(each, ast.Try))
-    tried = (each.body[0] for each in tries if any(map(_of_memory, each.handlers)))
+    tries = (node for node in inside if isinstance(node, ast.Try))
+    tried = (node.body[0] for node in tries if any(map(_of_memory, node.handlers)))
     return next(tried, None)
 
 

@@ -35,8 +35,8 @@ def worker_count(project: Project, index: Index, loader: ast.Call) -> int | None
             return None
     if node is None:
         return 0
-    found = set(_NumberReader(project).values(index, node, frozenset()))
-    return found.pop() if len(found) == 1 else None
+    numbers = set(_NumberReader(project).values(index, node, frozenset()))
+    return numbers.pop() if len(numbers) == 1 else None
 
 
 def _starred(index: Index, loader: ast.Call) -> ast.expr | None:
@@ -168,7 +168,7 @@ def _assigned(index: Index, name: str) -> Iterator[ast.expr | None]:
             targets = [node.target]
         elif isinstance(node, ast.AugAssign) and _last_name(node.target) == name:
             yield None
-        if any(_last_name(each) == name for each in targets):
+        if any(_last_name(target) == name for target in targets):
             assert isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr)
             yield node.value
 
@@ -182,7 +182,7 @@ def _last_name(node: ast.expr) -> str:
 # --- Parameters -----------------------------------------------------------------------------------
 def _has(function: Function, name: str) -> bool:
     """Is it a parameter that the function itself never assigns?"""
-    if not any(each.arg == name for each in _parameters(function)):
+    if not any(parameter.arg == name for parameter in _parameters(function)):
         return False
     return name not in names_in(function, ast.Store)
 
@@ -199,17 +199,17 @@ def _parameter(function: Function, name: str) -> tuple[int, ast.expr | None]:
     by_place = [*spec.posonlyargs, *spec.args]
     names = [each.arg for each in by_place]
     if name in names:
-        at = names.index(name)
-        behind = at - (len(names) - len(spec.defaults))
+        index = names.index(name)
+        behind = index - (len(names) - len(spec.defaults))
         default = spec.defaults[behind] if behind >= 0 else None
-        return at - (names[0] in ("self", "cls")), default
-    only = [each.arg for each in spec.kwonlyargs]
+        return index - (names[0] in ("self", "cls")), default
+    only = [kwonlyarg.arg for kwonlyarg in spec.kwonlyargs]
     return len(by_place) + 99, spec.kw_defaults[only.index(name)]
 
 
 # --- Options --------------------------------------------------------------------------------------
 def _decorators(function: Function) -> list[ast.Call]:
-    return [each for each in function.decorator_list if isinstance(each, ast.Call)]
+    return [call for call in function.decorator_list if isinstance(call, ast.Call)]
 
 
 def _is_option(call: ast.Call) -> bool:
@@ -275,7 +275,10 @@ def worker_pools(project: Project) -> WorkerPools:
     known = [count for count in counts if count is not None]
     uses = {each.library: each for each in (*_imports(project), *_calls(project))}  # calls win
     is_set = {
-        library for word, found in _SETTINGS.items() if word in project.words for library in found
+        library
+        for word, libraries in _SETTINGS.items()
+        if word in project.words
+        for library in libraries
     }
     return WorkerPools(
         has_workers=len(known) < len(counts) or any(known),
@@ -326,12 +329,12 @@ def _library(origin: str) -> PoolLibrary | None:
 
 def _in_workers(project: Project) -> Iterator[tuple[Index, Function]]:
     queue = [(index, function) for index, function, _ in worker_functions(project)]
-    seen: set[Function] = set()
+    functions: set[Function] = set()
     while queue:
         index, function = queue.pop()
-        if function in seen:
+        if function in functions:
             continue
-        seen.add(function)
+        functions.add(function)
         yield index, function
         for call in index.calls:
             if index.scope(call) is function:

@@ -66,13 +66,13 @@ class ConfirmingRun:
 
 def measured_rates(trials: Sequence[ConfirmingRun]) -> dict[LoaderSettings, float]:
     """Batches a second of the settings whose runs nothing disturbed."""
-    return {each.settings: each.reliable for each in trials if each.reliable}
+    return {trial.settings: trial.reliable for trial in trials if trial.reliable}
 
 
 def measured_rate(trials: Sequence[ConfirmingRun], settings: LoaderSettings) -> float | None:
     """Batches a second of these settings; ``None`` where they were not run, or failed, or were run
     alongside other processes."""
-    return next((each.reliable for each in trials if each.settings == settings), None)
+    return next((trial.reliable for trial in trials if trial.settings == settings), None)
 
 
 @dataclass
@@ -109,9 +109,9 @@ class Confirmation:
         self._beyond(chosen)
         return chosen
 
-    def _confirm(self, most: int) -> None:
+    def _confirm(self, limit: int) -> None:
         """Run what is best by what is known, as long as that was not run."""
-        while len(self.trials) < min(most, self.most):
+        while len(self.trials) < min(limit, self.most):
             best = self.choice.smallest(self._rates())
             if self._trial(best) is not None or not self._can(best):
                 return
@@ -154,11 +154,11 @@ class Confirmation:
     def _bar(self, failed: LoaderSettings) -> None:
         """Rule out what failed, and what its fault leaves no more."""
         candidates = self.choice.candidates
-        for settings, each in candidates.items():
-            reason = each.infeasible or self.choice.goal.infeasible(settings)
+        for settings, candidate in candidates.items():
+            reason = candidate.infeasible or self.choice.goal.infeasible(settings)
             if settings == failed:
                 reason = "the loader failed with it in a real run"
-            candidates[settings] = dataclasses.replace(each, infeasible=reason)
+            candidates[settings] = dataclasses.replace(candidate, infeasible=reason)
 
     def _other_threads(self, chosen: LoaderSettings) -> None:
         """Measure the chosen settings with the opposite setting of the libraries' threads, if a run
@@ -209,7 +209,7 @@ class Confirmation:
         return run
 
     def _trial(self, settings: LoaderSettings) -> ConfirmingRun | None:
-        return next((each for each in self.trials if each.settings == settings), None)
+        return next((trial for trial in self.trials if trial.settings == settings), None)
 
     def _is_surprise(self, trial: ConfirmingRun) -> bool:
         if trial.reliable is None or not math.isfinite(trial.predicted):
@@ -238,8 +238,8 @@ class Confirmation:
             else:
                 held = {**choice.held, threads: slower}
                 self.choice = search(choice.fitted, choice.goal, held)
-            for each in self.trials:  # what was run stays among what is chosen from
-                self.choice.see(each.settings)
+            for confirming_run in self.trials:  # what was run stays among what is chosen from
+                self.choice.see(confirming_run.settings)
             self.choice.candidates |= barred
 
     def _chosen(self) -> LoaderSettings:
@@ -357,8 +357,8 @@ def decide(
 def nothing_ran(faults: Sequence[Finding]) -> str:
     """Why no settings could be rated: the last fault, which was met with the least demanding
     settings."""
-    said = "every run of the loader failed"
-    return f"{said}: {faults[-1].title}" if faults else said
+    text = "every run of the loader failed"
+    return f"{text}: {faults[-1].title}" if faults else text
 
 
 def _fewer(present: LoaderSettings, chosen: LoaderSettings) -> str:

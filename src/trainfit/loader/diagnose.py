@@ -36,16 +36,16 @@ def context_of(
     output: str = "",
 ) -> FailureContext:
     """The context of a run, with what the caller knows in addition."""
-    records = [each for each in run.fetches if len(each)]
+    records = [fetch for fetch in run.fetches if len(fetch)]
     started = [at for at in run.started if at]
     silent = None
     if records and started and limit_s is not None:
-        last = max(float((each[:, BEGAN] + each[:, WALL]).max()) for each in records)
+        last = max(float((record[:, BEGAN] + record[:, WALL]).max()) for record in records)
         # The time limit ran from before the first worker had started.
         silent = max(0.0, min(started) + limit_s - last)
     return FailureContext(
-        fetched=tuple(len(each) for each in run.fetches) or None,
-        longest_s=max((float(each[:, WALL].max()) for each in records), default=None),
+        fetched=tuple(len(fetch) for fetch in run.fetches) or None,
+        longest_s=max((float(record[:, WALL].max()) for record in records), default=None),
         silent_s=silent,
         started=len(started) if run.settings.num_workers else None,
         limit_s=limit_s,

@@ -86,8 +86,8 @@ class RehearsalRecord:
     @property
     def _first(self) -> NDArray[np.int64]:
         """The first batch of each epoch."""
-        found: NDArray[np.int64] = np.searchsorted(self.epochs, np.arange(self.epochs[-1] + 1))
-        return found
+        index: NDArray[np.int64] = np.searchsorted(self.epochs, np.arange(self.epochs[-1] + 1))
+        return index
 
 
 def busy_shares(busy: Times, total_s: float, window_s: float) -> Times:
@@ -169,27 +169,27 @@ def epochs(observed: RehearsalRecord) -> tuple[RehearsedEpoch, ...]:
     """The first epochs."""
     firsts = np.flatnonzero(observed.place == 0)
     begins = np.append(observed.asked[firsts] - observed.began, observed.total_s)
-    found = []
-    for at, first in enumerate(firsts[:_MOST_EPOCHS]):
-        last = at == len(firsts) - 1
-        following = len(observed.epochs) if last else firsts[at + 1]
-        found.append(
+    epoches = []
+    for index, first in enumerate(firsts[:_MOST_EPOCHS]):
+        last = index == len(firsts) - 1
+        following = len(observed.epochs) if last else firsts[index + 1]
+        epoches.append(
             RehearsedEpoch(
-                start_s=float(begins[at]),
-                seconds=float(begins[at + 1] - begins[at]),
+                start_s=float(begins[index]),
+                seconds=float(begins[index + 1] - begins[index]),
                 batches=int(following - first),
                 complete=observed.exhausted if last else True,
                 first_batch_s=float(observed.handed[first] - observed.asked[first]),
             )
         )
-    return tuple(found)
+    return tuple(epoches)
 
 
 def epoch_seconds(
     epochs: tuple[RehearsedEpoch, ...], epoch_batches: int | None, steady: RehearsedRates | None
 ) -> tuple[float | None, bool]:
     """The time of an epoch, and whether it was measured (the mean of those that ended)."""
-    whole = [each.seconds for each in epochs if each.complete]
+    whole = [epoch.seconds for epoch in epochs if epoch.complete]
     if whole:
         return sum(whole) / len(whole), True
     if epoch_batches is None or steady is None or not steady.batches_per_s:
@@ -234,11 +234,11 @@ def explain(observed: RehearsalRecord) -> tuple[dict[str, float], tuple[Dip, ...
     transfer, too); what a round waits beyond is of the warm-up or the epoch's beginning, or of
     a slow batch.
     """
-    found = _pieces(observed)
+    pieces = _pieces(observed)
     idle: dict[str, float] = {}
-    for piece in found:
+    for piece in pieces:
         idle[piece.cause] = idle.get(piece.cause, 0.0) + piece.idle_s
-    return idle, _dips(observed, found)
+    return idle, _dips(observed, pieces)
 
 
 def _pieces(observed: RehearsalRecord) -> list[Dip]:
@@ -281,7 +281,7 @@ def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_R
     others = np.flatnonzero(place > 0)
     number = (place[others] - 1) // size
     new = (np.diff(number, prepend=-1) != 0) | (np.diff(observed.epochs[others], prepend=-1) != 0)
-    found = []
+    rounds = []
     for group in np.split(others, np.flatnonzero(new)[1:]) if len(others) else []:
         first, last = int(group[0]), int(group[-1])
         beginning = place[first] <= tokens + workers
@@ -289,7 +289,7 @@ def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_R
         if beginning and workers:
             cause = "epoch" if observed.epochs[first] else "warm_up"
         idle = float(np.sum(gaps[group]))
-        found.append(
+        rounds.append(
             _Round(
                 cause=cause,
                 first=first,
@@ -301,7 +301,7 @@ def _rounds(observed: RehearsalRecord, idle_from: Times, gaps: Times) -> list[_R
                 seconds=idle + float(np.sum(observed.steps[group])),
             )
         )
-    return found
+    return rounds
 
 
 def _handing(observed: RehearsalRecord, gaps: Times) -> Times:
@@ -364,8 +364,8 @@ def _dips(observed: RehearsalRecord, pieces: list[Dip]) -> tuple[Dip, ...]:
             else:
                 merged.append(piece)
                 former = piece
-    seen = [dip for dip in merged if dip.idle_s >= _LEAST_DIP_S]
-    largest = sorted(seen, key=lambda dip: -dip.idle_s)[:_MOST_DIPS]
+    dips = [dip for dip in merged if dip.idle_s >= _LEAST_DIP_S]
+    largest = sorted(dips, key=lambda dip: -dip.idle_s)[:_MOST_DIPS]
     with_words = (_described(observed, dip) for dip in largest)
     return tuple(sorted(with_words, key=lambda dip: dip.start_s))
 
@@ -390,10 +390,10 @@ def _described(observed: RehearsalRecord, dip: Dip) -> Dip:
 
 def _start_words(observed: RehearsalRecord, dip: Dip) -> str:
     """What passed until workers were ready, and until the first batch."""
-    at = dip.first_batch
-    if at >= len(observed.asked) or observed.place[at]:
+    batch = dip.first_batch
+    if batch >= len(observed.asked) or observed.place[batch]:
         return ""
-    asked, handed, ready = observed.asked[at], observed.handed[at], observed.ready[at]
+    asked, handed, ready = observed.asked[batch], observed.handed[batch], observed.ready[batch]
     first = f"the first batch came after {duration(handed - asked)}"
     if ready <= asked or not observed.settings.num_workers:
         return first

@@ -202,12 +202,12 @@ def with_present(
     held = _held_names(result) if result.recommended.library_threads is not None else set()
     return tuple(
         dataclasses.replace(
-            each,
-            present=present[each.name].value if each.name in present else None,
-            set_by=present[each.name].set_by if each.name in present else "",
-            gain=gain if each.name in held else None,
+            variable,
+            present=present[variable.name].value if variable.name in present else None,
+            set_by=present[variable.name].set_by if variable.name in present else "",
+            gain=gain if variable.name in held else None,
         )
-        for each in result.variables
+        for variable in result.variables
     )
 
 
@@ -216,10 +216,10 @@ def thread_reasons(
 ) -> list[SettingReason]:
     """One for each variable, also for those that are not to be set; ``result.variables`` are as
     :func:`with_present` gives them."""
-    advised = {each.name: each for each in result.variables}
+    advised = {variable.name: variable for variable in result.variables}
     loaded = [name for name, pools in GOVERNS.items() if _has(result, pools)]
     odd = misread({name: each.value for name, each in present.items()})
-    found = []
+    reasons = []
     for name in dict.fromkeys((*_ALWAYS, *advised, *loaded)):
         now = present.get(name)
         if name in advised:
@@ -230,7 +230,7 @@ def thread_reasons(
             reason, evidence = _of_none(result, name)
             evidence = "assumed" if name in odd else evidence
         useless = odd.get(name, "") if name not in advised else ""
-        found.append(
+        reasons.append(
             SettingReason(
                 name,
                 value,
@@ -243,7 +243,7 @@ def thread_reasons(
                 misread=useless,
             )
         )
-    return found
+    return reasons
 
 
 def _of_advice(result: LoaderResult, advice: VariableAdvice) -> tuple[str, Basis]:
@@ -267,11 +267,11 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Basis]:
         return "no workers whose threads could outnumber the cores", "measured"
     if probe.started_threads is None:
         return "the threads that libraries start in a worker were not measured", ""
-    seen = f"{count(probe.started_threads, 'thread')} started in addition to its own"
+    text = f"{count(probe.started_threads, 'thread')} started in addition to its own"
     if probe.threads is not None:
-        seen += f", a batch keeps {probe.threads:.1f} threads busy"
+        text += f", a batch keeps {probe.threads:.1f} threads busy"
     if not probe.started_threads and (probe.threads or 0.0) < SEVERAL:
-        return f"no library of a worker starts threads ({seen})", "measured"
+        return f"no library of a worker starts threads ({text})", "measured"
     pools = ", ".join(f"{key} {number}" for key, number in sorted(probe.thread_pools.items()))
     own = GOVERNS.get(name, ())
     if name != _COMMON and not _has(result, own):
@@ -280,12 +280,12 @@ def _of_none(result: LoaderResult, name: str) -> tuple[str, Basis]:
             "measured",
         )
     if name in GOVERNS and starts_threads(probe, name) is False:
-        return f"batches start no threads of its library ({seen})", "measured"
+        return f"batches start no threads of its library ({text})", "measured"
     if result.recommended.library_threads is not None:
         return "the other variables limit the libraries that have threads", "measured"
     rates = _both(result)
     if rates is None:
-        return f"the threads of a worker belong to no library that it controls ({seen})", "measured"
+        return f"the threads of a worker belong to no library that it controls ({text})", "measured"
     free, held, how = rates
     gains = "no gain" if held <= free * _SAME_RATE else "the gain is too small"
     return (
@@ -350,18 +350,18 @@ def _marked(reason: SettingReason) -> SettingReason:
 def _of_loader(result: LoaderResult) -> list[SettingReason]:
     if result.verdict == "cannot_tell":
         return _left_open(result)
-    found = [_workers(result), _prefetch(result), _pinning(result), _persistence(result)]
+    reasons = [_workers(result), _prefetch(result), _pinning(result), _persistence(result)]
     now, then = result.present, result.recommended
     if then.in_order != now.in_order:
         why = f"batches may come in any order: {result.reason}"
-        found.append(
+        reasons.append(
             SettingReason("in_order", str(then.in_order), str(now.in_order), why, "predicted")
         )
     if then.start_method != now.start_method and then.num_workers:
         faults = "; ".join(fault.title for fault in result.faults)
         name = "multiprocessing_context"
-        found.append(SettingReason(name, then.start_method, now.start_method, faults, "measured"))
-    return found
+        reasons.append(SettingReason(name, then.start_method, now.start_method, faults, "measured"))
+    return reasons
 
 
 def _left_open(result: LoaderResult) -> list[SettingReason]:
@@ -472,12 +472,12 @@ def _persistence(result: LoaderResult) -> SettingReason:
     if not then.num_workers:
         return SettingReason(name, "False", present, "there are no workers to keep", "")
     probe, start_s = result.probe, result.probe.start_s.get(then.start_method)
-    found = result.candidate(then)
-    if start_s is None or not probe.samples or not probe.batch_size or found is None:
+    candidate = result.candidate(then)
+    if start_s is None or not probe.samples or not probe.batch_size or candidate is None:
         return SettingReason(name, value, present, "the length of an epoch is unknown", "")
-    if not found.batches_per_s:
+    if not candidate.batches_per_s:
         return SettingReason(name, value, present, "the length of an epoch is unknown", "")
-    epoch_s = math.ceil(probe.samples / probe.batch_size) / found.batches_per_s
+    epoch_s = math.ceil(probe.samples / probe.batch_size) / candidate.batches_per_s
     starts_s = then.num_workers * start_s
     why = (
         f"starting {count(then.num_workers, 'worker')} needs {duration(starts_s)}, an epoch "
@@ -499,12 +499,12 @@ def _affinity(result: LoaderResult, why_none: str) -> SettingReason:
 
 def _best(result: LoaderResult, wanted: Callable[[Candidate], bool]) -> Candidate | None:
     """The fastest of the candidates that can be, among those that are wanted."""
-    found = [
-        each
-        for each in result.candidates
-        if wanted(each) and not each.infeasible and not each.oversubscribed
+    candidates = [
+        candidate
+        for candidate in result.candidates
+        if wanted(candidate) and not candidate.infeasible and not candidate.oversubscribed
     ]
-    return max(found, key=lambda each: each.batches_per_s, default=None)
+    return max(candidates, key=lambda each: each.batches_per_s, default=None)
 
 
 def _against(rates: tuple[float, float, Basis]) -> str:

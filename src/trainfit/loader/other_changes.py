@@ -119,8 +119,8 @@ def _of_batch(
     part = case.share(*parts)
     if not part or not case.waits_for_batches:
         return None
-    said = f"{_PARTS[parts]} {percent(part)} of a batch's time"
-    return LoaderChange(kind, summary, how, f"{said}; {why}" if why else said, part)
+    text = f"{_PARTS[parts]} {percent(part)} of a batch's time"
+    return LoaderChange(kind, summary, how, f"{text}; {why}" if why else text, part)
 
 
 _PARTS: Final = {
@@ -393,29 +393,29 @@ def _epochs(case: MeasuredLoad) -> list[Finding]:
     now = _epoch_s(case, case.load, settings)
     kept = _epoch_s(case, case.load, dataclasses.replace(settings, persistent_workers=True))
     number = count(settings.num_workers, "worker")
-    seen = (
+    text = (
         f"starting {number} costs {duration(case.load.start_s)} each, in every epoch of "
         f"{case.epoch_batches} batches; rates are for whole epochs"
     )
-    found = [
+    epochs = [
         _of_epochs(
             case, "persistent_workers", "keep the workers between epochs",
-            "DataLoader(..., persistent_workers=True)", now, kept, seen,
+            "DataLoader(..., persistent_workers=True)", now, kept, text,
         )
     ]  # fmt: skip
     fork: StartMethod = "fork"
     if settings.start_method != fork and fork in starts:
         forked = dataclasses.replace(case.load, start_s=starts[fork])
         then = _epoch_s(case, forked, settings)
-        found.append(
+        epochs.append(
             _of_epochs(
                 case, "start_method", "start workers with fork",
                 'DataLoader(..., multiprocessing_context="fork"), if no library used '
                 "before is fork-unsafe (CUDA in workers, OpenCV's or gRPC's threads)",
-                now, then, f"{seen}; forked ones need {duration(starts[fork])}",
+                now, then, f"{text}; forked ones need {duration(starts[fork])}",
             )
         )  # fmt: skip
-    return found
+    return epochs
 
 
 def _of_epochs(

@@ -78,7 +78,7 @@ class PickleReport:
     @property
     def fault(self) -> Finding | None:
         """What is wrong with that, under any start method but fork."""
-        others = [each for each in self.culprits if not self._is_handle(each)]
+        others = [culprit for culprit in self.culprits if not self._is_handle(culprit)]
         if self.culprits and not others:
             return self.shared_handle
         if others:
@@ -127,7 +127,7 @@ def _pickled(workload: Workload) -> PickleReport:
     standing_in: Any = _Spawning()
     context.set_spawning_popen(standing_in)
     try:
-        culprits = tuple(each for name in _PARTS for each in find_culprits(parts[name], name))
+        culprits = tuple(culprit for name in _PARTS for culprit in find_culprits(parts[name], name))
         handles = workload.open_handles()
         if culprits:
             return PickleReport(None, None, culprits, handles=handles)
@@ -249,9 +249,9 @@ def session_problem(workload: Workload, main: Any = None) -> Finding | None:
         return None
     if type(workload.dataset).__module__ != "__main__":
         return None
-    said = f"{described(workload.dataset)} is not defined in a file"
+    text = f"{described(workload.dataset)} is not defined in a file"
     summary = "Spawned workers cannot import what an interactive session defines"
-    return failure_finding("not_importable", summary, said, fixes.NOT_IMPORTABLE)
+    return failure_finding("not_importable", summary, text, fixes.NOT_IMPORTABLE)
 
 
 def guard_problem(main: Any = None) -> Finding | None:
@@ -264,8 +264,8 @@ def guard_problem(main: Any = None) -> Finding | None:
     line = unguarded_line(Path(path)) if path is not None else None
     if line is None:
         return None
-    said = f"{path}:{line} runs when the script is imported"
-    return failure_finding("no_main_guard", fixes.UNGUARDED, said, fixes.MAIN_GUARD)
+    text = f"{path}:{line} runs when the script is imported"
+    return failure_finding("no_main_guard", fixes.UNGUARDED, text, fixes.MAIN_GUARD)
 
 
 # ---
@@ -295,7 +295,7 @@ def made_at(dataset: Any, path: str) -> Place | None:
     except (OSError, TypeError):
         return None
     tree = parsed("".join(lines))
-    found = [
+    linenos = [
         node.lineno
         for node in (() if tree is None else ast.walk(tree))
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.With)
@@ -305,9 +305,9 @@ def made_at(dataset: Any, path: str) -> Place | None:
         and target.attr == name
         and not (isinstance(node, ast.Assign) and _is_none(node.value))
     ]
-    if file is None or len(set(found)) != 1:
+    if file is None or len(set(linenos)) != 1:
         return None
-    return Place(file, begin + found[0] - 1)
+    return Place(file, begin + linenos[0] - 1)
 
 
 def _is_none(node: ast.expr) -> bool:

@@ -94,12 +94,16 @@ def changes(dataset: Any) -> tuple[str, int] | None:
 def _arrays(dataset: Any) -> Iterator[tuple[str, Any]]:
     """The arrays of the data set with their paths, up to so many bytes of them."""
     left = _MOST_BYTES
-    for path, each in walk(dataset, type(dataset).__name__):
-        array = each
-        if isinstance(each, torch.Tensor):
-            if each.device.type != "cpu" or each.layout != torch.strided or each.requires_grad:
+    for path, tensor in walk(dataset, type(dataset).__name__):
+        array = tensor
+        if isinstance(tensor, torch.Tensor):
+            if (
+                tensor.device.type != "cpu"
+                or tensor.layout != torch.strided
+                or tensor.requires_grad
+            ):
                 continue
-            array = each.numpy() if each.dtype != torch.bfloat16 else None
+            array = tensor.numpy() if tensor.dtype != torch.bfloat16 else None
         if not isinstance(array, np.ndarray) or isinstance(array, np.memmap):
             continue
         if array.dtype.hasobject or array.size < _LEAST or array.nbytes > left:
@@ -120,7 +124,7 @@ def _place(dataset: Any) -> Place | None:
         return None
     tree = function_syntax(code)
     nodes = () if tree is None else ast.walk(tree)
-    lines = [each.lineno for each in nodes if isinstance(each, ast.AugAssign)]
+    lines = [node.lineno for node in nodes if isinstance(node, ast.AugAssign)]
     return Place.parse(f"{code.co_filename}:{min(lines, default=code.co_firstlineno)}")
 
 
@@ -176,15 +180,15 @@ def check_start(
     Its size, and whether workers can import its class, matter under the other methods only.
     """
     report = pickled(workload, limit_s)
-    found, shared = report.fault, report.shared_handle
+    fault, shared = report.fault, report.shared_handle
     if settings.start_method == "fork":
-        if found is not None and found.kind != "not_picklable":
-            found = None
+        if fault is not None and fault.kind != "not_picklable":
+            fault = None
         problem = None
     else:
         # A data set that leaves it out of its pickle opens it in the worker.
         shared, problem = (shared if report.culprits else None), session_problem(workload)
-    found = found if found != shared else None
+    found = fault if fault != shared else None
     if shared is not None:
         place = made_at(workload.dataset, next(iter(report.handles)))
         shared = dataclasses.replace(shared, place=place)
@@ -222,8 +226,8 @@ def check_sampler(
     if not seconds:
         ended = processes.call(functools.partial(_draw, source, limit_s / 2), limit_s)
         if ended.hung:
-            said = f"no batch of indices in {duration(limit_s)}"
-            return (_slow_sampler(inner, said),)
+            text = f"no batch of indices in {duration(limit_s)}"
+            return (_slow_sampler(inner, text),)
         seconds = list(ended.value or ())
     return judge_sampler(inner, seconds, settings, batch_s, batches_per_s)
 
@@ -252,16 +256,16 @@ def judge_sampler(
     if wanted is None and batch_s:
         wanted = max(1, settings.num_workers) / batch_s
     if wanted is not None and usual * wanted >= _SAMPLER_SHARE:
-        said = (
+        text = (
             f"{duration(usual)} for the indices of a batch, in the main process: "
             f"{percent(usual * wanted)} of its time at {rate(wanted)} batches/s, and at most "
             f"{rate(1 / usual)} batches/s with any number of workers"
         )
-        faults.append(_slow_sampler(sampler, said))
+        faults.append(_slow_sampler(sampler, text))
     return tuple(faults)
 
 
-def _slow_sampler(sampler: Any, said: str) -> Finding:
+def _slow_sampler(sampler: Any, text: str) -> Finding:
     name = type(sampler).__name__
     try:
         many = f" over {len(sampler)} samples"
@@ -274,7 +278,7 @@ def _slow_sampler(sampler: Any, said: str) -> Finding:
             "num_samples smaller than the data set, or draw a group by weight and then a sample "
             "in it"
         )
-    return failure_finding("slow_sampler", f"{name}{many} is itself slow", said, fix)
+    return failure_finding("slow_sampler", f"{name}{many} is itself slow", text, fix)
 
 
 def _one_shot(sampler: Any) -> Finding | None:
@@ -286,9 +290,9 @@ def _one_shot(sampler: Any) -> Finding | None:
     is_python = "__dict__" in dir(type(sampler))
     if not inspect.isgenerator(sampler) and (is_python or not isinstance(sampler, Iterator)):
         return None
-    said = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
+    text = f"the sampler is a {type(sampler).__name__}, which is its own iterator"
     summary = "The sampler is exhausted after one epoch"
-    return failure_finding("not_restartable", summary, said, fixes.NOT_RESTARTABLE)
+    return failure_finding("not_restartable", summary, text, fixes.NOT_RESTARTABLE)
 
 
 def _draw(source: Any, seconds: float) -> list[float]:
@@ -382,7 +386,7 @@ class _Tried:
     @property
     def batch_s(self) -> float | None:
         """Production time of a batch."""
-        records = [each for each in self.run.fetches if len(each)]
+        records = [fetch for fetch in self.run.fetches if len(fetch)]
         return float(records[0][:, WALL].mean()) if records else None
 
     def compared(self, workload: Workload, alone_s: float | None) -> _Tried:
@@ -459,7 +463,7 @@ def run_watched(
         run = dataclasses.replace(run, ranks=1 + at_work.working())
     if run.failure is None and not run.exhausted:
         return run, None
-    seen = context_of(
+    context = context_of(
         run,
         limit_s=limit_s,
         alone_s=alone_s,
@@ -469,7 +473,7 @@ def run_watched(
         oom_kills=between(before, oom_kills()),
         output=output.text,
     )
-    return run, diagnose_run(run, workload, seen)
+    return run, diagnose_run(run, workload, context)
 
 
 @contextlib.contextmanager

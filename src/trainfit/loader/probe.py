@@ -109,9 +109,9 @@ def _core_wait_s(runs: Sequence[Run], fetch_s: float) -> float | None:
 
 def _collecting(runs: Sequence[Run]) -> float | None:
     """The share of garbage collections in the workers' CPU time for batches."""
-    records = [each for run in runs if run.settings.num_workers for each in run.fetches]
-    spent = sum(float(collected(each).sum()) for each in records)
-    worked = sum(float(each[:, CPU].sum()) for each in records)
+    records = [fetch for run in runs if run.settings.num_workers for fetch in run.fetches]
+    spent = sum(float(collected(record).sum()) for record in records)
+    worked = sum(float(record[:, CPU].sum()) for record in records)
     return min(1.0, spent / worked) if worked > 0 else None
 
 

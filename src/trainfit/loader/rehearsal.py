@@ -307,10 +307,10 @@ def rehearse(
         run = _run_of(observed, consumer, notebook, end)
     fault = None
     if end.how in ("fault", "empty"):
-        seen = context_of(
+        context = context_of(
             run, limit_s=duration_s + PATIENCE_S, oom_kills=between(kills, oom_kills())
         )
-        fault = diagnose_run(run, workload, seen)
+        fault = diagnose_run(run, workload, context)
     return dataclasses.replace(
         _result(workload, observed, consumer, duration_s, end),
         command=command,

@@ -135,9 +135,10 @@ class Choice:
         """The model's rate of the feasible settings; oversubscribed settings are not credited
         with more."""
         return {
-            settings: each.batches_per_s
-            for settings, each in self.candidates.items()
-            if not each.infeasible and (settings == self.goal.present or not each.oversubscribed)
+            settings: candidate.batches_per_s
+            for settings, candidate in self.candidates.items()
+            if not candidate.infeasible
+            and (settings == self.goal.present or not candidate.oversubscribed)
         }
 
     def best_rate(self) -> float:
@@ -350,14 +351,14 @@ def oversubscribed(
     Args:
         busy_cores: cores that all of it keeps busy at the rate that it reaches.
     """
-    wanted = settings.num_workers * _busy_share(probe)
+    target = settings.num_workers * _busy_share(probe)
     usable = max(1.0, machine.usable_cores)
-    if settings.num_workers <= 1 or wanted <= math.ceil(usable - 1e-9) + _SPARE:
+    if settings.num_workers <= 1 or target <= math.ceil(usable - 1e-9) + _SPARE:
         return ""
     if busy_cores < _FULL * usable:
         return ""
     return (
-        f"{count(settings.num_workers, 'worker')} need {core_count(wanted)}, "
+        f"{count(settings.num_workers, 'worker')} need {core_count(target)}, "
         f"{cores(machine.usable_cores)} available: they compete for cores"
     )
 
@@ -412,13 +413,13 @@ def _ram(settings: LoaderSettings, taken: ResourceNeeds, machine: LoaderMachine)
 
 def _files(taken: ResourceNeeds, machine: LoaderMachine) -> str:
     limit = machine.open_files
-    most = max(taken.main_files, taken.worker_files)
-    if limit is None or most <= limit:
+    maximum = max(taken.main_files, taken.worker_files)
+    if limit is None or maximum <= limit:
         return ""
-    which = "the main process" if taken.main_files == most else "a worker"
+    which = "the main process" if taken.main_files == maximum else "a worker"
     return (
-        f"needs {most} open files in {which} (one for each tensor in flight), {limit} "
-        f"available: `ulimit -n {max(4096, 1 << (most - 1).bit_length())}`, pack the tensors "
+        f"needs {maximum} open files in {which} (one for each tensor in flight), {limit} "
+        f"available: `ulimit -n {max(4096, 1 << (maximum - 1).bit_length())}`, pack the tensors "
         "of a batch, or torch.multiprocessing.set_sharing_strategy('file_system')"
     )
 

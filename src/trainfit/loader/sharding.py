@@ -226,7 +226,7 @@ def check_generators(workload: Workload, limit_s: float = 10.0) -> tuple[Finding
     if not _has_any(workload):
         return ()
     epochs = processes.call(functools.partial(_epochs, workload), limit_s).value
-    if not epochs or any(len(each) < _WORKERS for each in epochs):
+    if not epochs or any(len(epoch) < _WORKERS for epoch in epochs):
         return ()  # it fails, or takes long: what runs later says so
     found: dict[str, tuple[bool, bool]] = {}
     stays = workload.present.persistent_workers

@@ -29,11 +29,13 @@ from trainfit.scripts.library_threads import FFMPEG, HELD
 #: it is the noise of two clocks and of Python's own helper threads.
 SEVERAL: Final = 1.15
 
-_BY_NAME: Final = {each.name: each for each in LIBRARIES}
+_BY_NAME: Final = {library.name: library for library in LIBRARIES}
 
 #: What sets the libraries that can be held down (variables, and calls in a worker), with the pools
 #: of each.
-GOVERNS: Final = {each.name: each.pools for each in LIBRARIES if not HELD.isdisjoint(each.pools)}
+GOVERNS: Final = {
+    library.name: library.pools for library in LIBRARIES if not HELD.isdisjoint(library.pools)
+}
 
 
 def may_be_held(probe: Probe) -> bool:
@@ -92,9 +94,9 @@ def verdict(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -> s
 def _workers(
     probe: Probe, machine: LoaderMachine, settings: LoaderSettings, was_held: bool
 ) -> list[VariableAdvice]:
-    found = []
+    advices = []
     if settings.worker_threads * settings.num_workers > machine.usable_cores + 1e-9:
-        found += _set_by_script(machine, settings)
+        advices += _set_by_script(machine, settings)
     if settings.library_threads is not None or _outnumber(probe, machine, settings):
         seen = _evidence(probe, machine, settings)
         for library, what in _named(probe, machine, settings):
@@ -104,12 +106,12 @@ def _workers(
                 f"{what}: each worker has its own threads there, which compete "
                 "for the cores; workers already keep them busy"
             )
-            found.append(
+            advices.append(
                 VariableAdvice(
                     library.name, library.value, library.where, library.line, reason, seen
                 )
             )
-    return found
+    return advices
 
 
 def _set_by_script(machine: LoaderMachine, settings: LoaderSettings) -> list[VariableAdvice]:
@@ -136,8 +138,8 @@ def _outnumber(probe: Probe, machine: LoaderMachine, settings: LoaderSettings) -
     """
     if probe.threads is None or probe.threads < SEVERAL:
         return False
-    most = max([probe.threads, *probe.thread_pools.values()])
-    return settings.num_workers * most > machine.usable_cores + 1e-9
+    maximum = max([probe.threads, *probe.thread_pools.values()])
+    return settings.num_workers * maximum > machine.usable_cores + 1e-9
 
 
 def _is_held(library: ThreadedLibrary) -> bool:
@@ -220,7 +222,7 @@ def _main_process(
     threads = set_to or physical
     workers = settings.num_workers
     # A core is left to them only where workers leave one.
-    wanted = max(1, math.ceil(machine.usable_cores - 1e-9) - workers)
+    target = max(1, math.ceil(machine.usable_cores - 1e-9) - workers)
     if threads <= math.ceil(machine.usable_cores - 1e-9):
         return []
     whose = (
@@ -232,11 +234,11 @@ def _main_process(
         "a CPU operator ends when its last thread does, and threads beyond the job's "
         "cores wait for each other (a quota throttles all of them until its next period)"
     )
-    seen = f"{whose}; usable: {core_count(machine.usable_cores)}"
+    text = f"{whose}; usable: {core_count(machine.usable_cores)}"
     if workers:
-        seen += f", which {count(workers, 'worker')} share"
+        text += f", which {count(workers, 'worker')} share"
     return [
-        VariableAdvice(name, str(wanted), "environment", f"export {name}={wanted}", reason, seen)
+        VariableAdvice(name, str(target), "environment", f"export {name}={target}", reason, text)
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
         if name == "OMP_NUM_THREADS" or environment.get(name)
     ]
@@ -260,8 +262,8 @@ def cores(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> CoreAdv
         return None
     if ranks > 1:
         return _each_rank(machine, ranks)
-    wanted = settings.num_workers + 1 + (settings.pin_memory and settings.num_workers > 0)
-    return _near(machine, affinity, wanted) or _fast(machine.cpu, affinity, wanted)
+    target = settings.num_workers + 1 + (settings.pin_memory and settings.num_workers > 0)
+    return _near(machine, affinity, target) or _fast(machine.cpu, affinity, target)
 
 
 def why_none(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> str:
@@ -280,8 +282,8 @@ def why_none(machine: Machine, settings: LoaderSettings, ranks: int = 1) -> str:
             return f"the {what} are unknown ({fact.reason})"
     if len(nodes) < 2 and len(kinds) < 2:
         return f"all {number} are of one kind and on one NUMA node"
-    wanted = settings.num_workers + 1 + (settings.pin_memory and settings.num_workers > 0)
-    busy = count(wanted, "busy thread")
+    target = settings.num_workers + 1 + (settings.pin_memory and settings.num_workers > 0)
+    busy = count(target, "busy thread")
     if len(nodes) > 1 and _node_of_first(machine)[0] is None:
         return f"the GPU's NUMA node is unknown ({len(nodes)} nodes)"
     if len(nodes) > 1 and ranks > 1:
@@ -389,7 +391,7 @@ def _clocked(kind: CoreKind) -> str:
 
 def _cores_among(cpu: Cpu, cpus: Iterable[int]) -> int:
     """Physical cores that these CPUs are on (each of its own, where that is not known)."""
-    wanted = set(cpus)
+    numbers = set(cpus)
     if cpu.siblings.value is None:
-        return len(wanted)
-    return sum(1 for core in cpu.siblings.value if wanted & set(core))
+        return len(numbers)
+    return sum(1 for core in cpu.siblings.value if numbers & set(core))

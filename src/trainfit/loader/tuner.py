@@ -212,7 +212,7 @@ class Tuner:
         """The fault by which workers, of which the script has none, would give other samples."""
         if self._workload.present.num_workers:
             return ""
-        return next((each.kind for each in self._faults if each.kind in UNSAFE), "")
+        return next((fault.kind for fault in self._faults if fault.kind in UNSAFE), "")
 
     def _impossible(self, settings: LoaderSettings) -> str:
         if not bounds(self._faults).allows(settings):
@@ -224,8 +224,8 @@ class Tuner:
 
     def _probe(self, settings: LoaderSettings) -> Probe:
         """What was measured with the threads of these settings."""
-        most = settings.library_threads
-        return (self._measured if most is None else self._held[most]).probe
+        maximum = settings.library_threads
+        return (self._measured if maximum is None else self._held[maximum]).probe
 
     def _run(self, settings: LoaderSettings, consumer: Consumer) -> Run:
         """One confirming run, long enough for some batches."""
@@ -305,7 +305,7 @@ class Tuner:
                 f"{duration(self._consumer.work_s)} of the step keep a core busy: kernel "
                 "launches, and busy-waits for the GPU"
             )
-        seen = doubts(probe, self._held_probe, trials, is_predicted=decision.is_predicted)
+        findings = doubts(probe, self._held_probe, trials, is_predicted=decision.is_predicted)
         if note := alone_note([trial.run for trial in trials], self._result.ranks):
             notes.append(note)
         if self._unsafe and (why := _left_by_a_fault(choice, chosen, self._unsafe)):
@@ -320,8 +320,8 @@ class Tuner:
             limit=bound,
             reason=decision.reason,
             candidates=tuple(
-                self._with_needs(each, choice, has_rate=each.settings in asked)
-                for each in choice.candidates.values()
+                self._with_needs(candidate, choice, has_rate=candidate.settings in asked)
+                for candidate in choice.candidates.values()
             ),
             confirmed=tuple(map(self._confirmed, trials)),
             variables=threads.variables(
@@ -329,21 +329,21 @@ class Tuner:
             ),
             # Next to other programs shares of a batch's time hold, rates less so.
             advice=tuple(
-                each
-                for each in beyond(
+                finding
+                for finding in beyond(
                     load, self._probe(chosen), recommended, self._consumer, machine, epoch
                 )
-                if each.fix.gain is None or not decision.is_predicted
+                if finding.fix.gain is None or not decision.is_predicted
             ),
             too_many=tuple(
-                self._with_needs(each, choice, has_rate=False)
-                for each in beyond_knee(choice, chosen)
+                self._with_needs(candidate, choice, has_rate=False)
+                for candidate in beyond_knee(choice, chosen)
             ),
             faults=tuple(self._faults),
             notes=tuple(notes),
             save_alone_s=self._save_s,
             held=self._held_probe,
-            doubts=seen,
+            doubts=findings,
             without_others=without_others,
         )
 
@@ -367,8 +367,8 @@ class Tuner:
             return decision
         if recommended.persistent_workers != present.persistent_workers:
             workers = count_of(recommended.num_workers, "worker")
-            said = f"restarting {workers} needs more than {percent(BUBBLE)} of each epoch"
-            reason = f"{said}; within an epoch, {decision.reason}"
+            text = f"restarting {workers} needs more than {percent(BUBBLE)} of each epoch"
+            reason = f"{text}; within an epoch, {decision.reason}"
             return dataclasses.replace(decision, verdict="change", reason=reason, keeps=False)
         return decision
 
@@ -430,18 +430,20 @@ class Tuner:
 def _fastest(choice: Choice) -> set[LoaderSettings]:
     """The settings with the best predicted rate for each number of workers."""
     found: dict[int, Candidate] = {}
-    for each in choice.candidates.values():
-        workers = each.settings.num_workers
-        if not each.infeasible and (
-            workers not in found or each.batches_per_s > found[workers].batches_per_s
+    for candidate in choice.candidates.values():
+        workers = candidate.settings.num_workers
+        if not candidate.infeasible and (
+            workers not in found or candidate.batches_per_s > found[workers].batches_per_s
         ):
-            found[workers] = each
+            found[workers] = candidate
     return {each.settings for each in found.values()}
 
 
 def _left_by_a_fault(choice: Choice, chosen: LoaderSettings, fault: str) -> str:
     """What workers would gain that a fault keeps from being advised; empty: nothing."""
-    others = [each for each in choice.candidates.values() if each.settings.num_workers]
+    others = [
+        candidate for candidate in choice.candidates.values() if candidate.settings.num_workers
+    ]
     best = max(others, key=lambda each: each.batches_per_s, default=None)
     if best is None or choice.look(chosen).batches_per_s >= WITHIN * best.batches_per_s:
         return ""

@@ -85,7 +85,7 @@ def _keys(recording: Recording, setup: _Setup) -> list[tuple[Any, ...]]:
     freed = set((head[head % 4 == FREE] // 4).tolist())
     made: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     columns = (recording.alloc_op, recording.alloc_bytes, recording.alloc_kind)
-    rows = zip(*(each[: setup.allocs].tolist() for each in columns), strict=True)
+    rows = zip(*(column[: setup.allocs].tolist() for column in columns), strict=True)
     for alloc, (op, size, kind) in enumerate(rows):
         made[op].append((size, kind, int(recording.alloc_stream[alloc]), alloc in freed))
     names = [recording.strings[name] for name in recording.op_name[: setup.ops].tolist()]
@@ -239,7 +239,7 @@ def _to_one_length(first: Recording, second: Recording) -> tuple[Recording, Reco
         return first, second
     if None in (*texts, first.simulated, second.simulated):
         raise OtherCourseError("the end of the text follows at one batch size only")
-    one, two = (each for each in texts if each is not None)
+    one, two = (text for text in texts if text is not None)
     if one.new_tokens != two.new_tokens:
         raise OtherCourseError(
             f"{one.new_tokens} tokens are generated at one batch size and {two.new_tokens} at the "

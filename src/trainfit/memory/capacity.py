@@ -81,13 +81,13 @@ def largest_batch(
     return next((batch for batch in above if good(batch)), max(low, 1))
 
 
-def _last_good(good: Callable[[int], bool], guess: int, most: int) -> int:
+def _last_good(good: Callable[[int], bool], guess: int, limit: int) -> int:
     """The last number up to ``most`` that is good, 0 where 1 is not: looked for near ``guess``."""
-    low, high = 0, min(max(guess, 1), most)
+    low, high = 0, min(max(guess, 1), limit)
     while good(high):
-        if high == most:
-            return most
-        low, high = high, min(max(high + 1, high + high // 16), most)
+        if high == limit:
+            return limit
+        low, high = high, min(max(high + 1, high + high // 16), limit)
     # Usually the guess is close: first look just below it, then bisect.
     near = high - max(1, high // 16)
     if near > low:
@@ -170,8 +170,8 @@ def bounds_of(outcome: Replay) -> tuple[PredictionInterval, PredictionInterval]:
         allocated, reserved = bare.peak_allocated, bare.peak_reserved
     within = reserved_bounds(outcome.peak_reserved, reserved)
     if outcome.retries:  # what does not fit is returned
-        most = max(outcome.peak_reserved, min(within.high, outcome.free_bytes))
-        within = dataclasses.replace(within, high=most)
+        maximum = max(outcome.peak_reserved, min(within.high, outcome.free_bytes))
+        within = dataclasses.replace(within, high=maximum)
     added = max(outcome.peak_allocated - allocated, 0)
     share = OF_ALLOCATED + (OF_ESTIMATING if stream.estimated.any() else 0)
     margin = int(added * stream.uncertain + outcome.peak_allocated * share)
@@ -359,10 +359,10 @@ class _Explained:
             device_base_bytes=round(base),
             device_per_sample_bytes=slope,
             points=tuple(
-                dataclasses.replace(each, line_bytes=round(base + slope * each.batch_size))
-                for each in points
+                dataclasses.replace(point, line_bytes=round(base + slope * point.batch_size))
+                for point in points
             ),
-            moves=self._moves([each.batch_size for each in points]),
+            moves=self._moves([point.batch_size for point in points]),
             largest_batch=largest,
             largest_jump_bytes=jump,
             largest_jump_at=jump_at,
@@ -430,7 +430,7 @@ class _Explained:
 def _line(points: list[BatchPoint]) -> tuple[float, float]:
     """Base and slope of device memory: least squares over all points (two at least)."""
     slope, base = np.polyfit(
-        [each.batch_size for each in points], [each.device_bytes for each in points], 1
+        [point.batch_size for point in points], [point.device_bytes for point in points], 1
     )
     return float(base), float(slope)
 

@@ -91,21 +91,21 @@ def summarize(
 def _of_run(recording: Recording, outcome: Replay) -> tuple[Finding, ...]:
     """Findings of a run that fits: what it did, and what fills memory that nobody means to."""
     of_memory = of_full_memory(full_memory(recording, outcome))
-    by_mistake = tuple(each for each in of_memory if each.kind in MISTAKES)
+    by_mistake = tuple(finding for finding in of_memory if finding.kind in MISTAKES)
     return (*_told_findings(recording), *by_mistake)
 
 
 def _of_full(recording: Recording, outcome: Replay) -> tuple[Finding, ...]:
     """Findings of a run that filled the GPU: first what by itself did, then what the memory is
     of."""
-    told = _told_findings(recording)
-    first = tuple(each for each in told if each.is_critical)
+    findings = _told_findings(recording)
+    first = tuple(finding for finding in findings if finding.is_critical)
     of_memory = of_full_memory(full_memory(recording, outcome))
     phases = recording.op_phase
     if not recording.steps and len(phases) and phases[-1] == PHASES.index("optimizer"):
         in_step = of_first_step(by_kind(recording, outcome.stream, outcome))
         of_memory = (in_step, *(each for each in of_memory if each.kind != MOSTLY))
-    return (*first, *of_memory, *(each for each in told if not each.is_critical))
+    return (*first, *of_memory, *(finding for finding in findings if not finding.is_critical))
 
 
 def _whose(recording: Recording, outcome: Replay) -> tuple[str, ...]:
@@ -126,10 +126,10 @@ def replayed(recording: Recording, settings: AllocatorSettings | None = None) ->
         header["context_bytes"],
         settings or recorded_settings(recording),
     )
-    found = device.replay(Stream.of(recording))
-    if found.fits or recording.simulated is None:
-        return found
-    return device.needed(found.stream)
+    replay = device.replay(Stream.of(recording))
+    if replay.fits or recording.simulated is None:
+        return replay
+    return device.needed(replay.stream)
 
 
 def _told(kind: type[_T], told: object) -> _T | None:
@@ -245,8 +245,8 @@ def explain(first: RecordingSource, second: RecordingSource | None = None) -> Me
 def _findings(recording: Recording, shown: Replay, *, fits: bool) -> tuple[Finding, ...]:
     """What the run was found to do wrong, and what fills the memory; of a job that fits, what
     should not be there."""
-    found = of_full_memory(full_memory(recording, shown))
-    full = (each for each in found if not fits or each.kind != MOSTLY)
+    findings = of_full_memory(full_memory(recording, shown))
+    full = (finding for finding in findings if not fits or finding.kind != MOSTLY)
     return (*_told_findings(recording), *full)
 
 

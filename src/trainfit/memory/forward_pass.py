@@ -102,11 +102,15 @@ class Operators:
 
     def counted(self, begin: int, end: int) -> list[CountedOperator]:
         """Operators of the forward pass from ``begin`` to before ``end``, in order."""
-        found = [each for op in range(begin, end) if (each := self._counted(op)) is not None]
-        scores = self._scores(found)
+        operators = [
+            operator for op in range(begin, end) if (operator := self._counted(op)) is not None
+        ]
+        scores = self._scores(operators)
         return [
-            dataclasses.replace(each, row=ATTENTION) if each.operator in scores else each
-            for each in found
+            dataclasses.replace(counted_operator, row=ATTENTION)
+            if counted_operator.operator in scores
+            else counted_operator
+            for counted_operator in operators
         ]
 
     def _counted(self, operator: int) -> CountedOperator | None:
@@ -140,11 +144,11 @@ class Operators:
     def _scores(self, operators: list[CountedOperator]) -> set[int]:
         """The matmuls that computed the scores of a softmax: of as many numbers, shortly before."""
         scores: set[int] = set()
-        for index, each in enumerate(operators):
-            if each.row != ATTENTION:
+        for index, operator in enumerate(operators):
+            if operator.row != ATTENTION:
                 continue
             for before in reversed(operators[max(0, index - _SCORES_WITHIN) : index]):
-                if before.row == PRODUCTS and before.elements == each.elements:
+                if before.row == PRODUCTS and before.elements == operator.elements:
                     scores.add(before.operator)
                     break
         return scores
@@ -185,12 +189,14 @@ def forward_pass(operators: Operators, alloc: int) -> ForwardPass | None:
     step = int(recording.op_step[operator]) if operator >= 0 else 0
     spans = _spans(recording)
     near = [span for span in spans if recording.op_step[span[0]] == step and span[0] <= operator]
-    best, most = None, 0
+    best, maximum = None, 0
     for begin, end in near or spans:
         counted = operators.counted(begin, end)
-        numbers = sum(each.elements + each.extra for each in counted)
-        if counted and numbers >= most:
-            best, most = (begin, end, counted), numbers
+        numbers = sum(
+            counted_operator.elements + counted_operator.extra for counted_operator in counted
+        )
+        if counted and numbers >= maximum:
+            best, maximum = (begin, end, counted), numbers
     return None if best is None else ForwardPass(*best, _compute(recording, best[0], best[1]))
 
 
@@ -213,9 +219,9 @@ def _compute(recording: Recording, begin: int, end: int) -> str:
         weights=recording.kernel_flops[chosen],
         minlength=len(DTYPES),
     )
-    found = DTYPES[int(flops.argmax())] if flops.any() else "float32"
+    dtype = DTYPES[int(flops.argmax())] if flops.any() else "float32"
     # Recordings say which kernels may round to TF32, on any GPU.
-    return "float32" if found == "tfloat32" and not _has_tf32(recording) else found
+    return "float32" if dtype == "tfloat32" and not _has_tf32(recording) else dtype
 
 
 def _has_tf32(recording: Recording) -> bool:

@@ -80,9 +80,9 @@ def _of_loop(uses: list[StepUse], parts: list[list[int]]) -> CourseFinding | Non
     """The course of calls in a loop that had settled before others came, such as that of what
     decodes the images that the loop has sampled; ``None`` where there are none."""
     for after in range(1, min(_AFTER_LOOP, len(uses) - 1) + 1):
-        found = judge(uses[:-after], [part[:-after] for part in parts])
-        if found.course == "settled":
-            return found
+        finding = judge(uses[:-after], [part[:-after] for part in parts])
+        if finding.course == "settled":
+            return finding
     return None
 
 
@@ -102,14 +102,14 @@ def left_by_epochs(recording: Recording, steps: int) -> tuple[GrowthSource, ...]
     That is what there is more of at the end of each epoch, by as much each time. What the first
     one alone leaves (a copy of the best model) is none.
     """
-    found = []
+    sources = []
     for group, sizes in _parts_by_group(recording).items():
         # The list begins with the second step.
         ends = sizes[steps - 2 :: steps] if steps > 1 else sizes
         growths = [after - before for before, after in pairwise(ends)]
         if len(growths) > 1 and min(growths) >= _LEAST_LEFT and growths[-1] <= _ALIKE * growths[0]:
-            found.append(_source(recording, group, min(growths)))
-    return tuple(sorted(found, key=lambda source: -source.bytes_per_step))
+            sources.append(_source(recording, group, min(growths)))
+    return tuple(sorted(sources, key=lambda source: -source.bytes_per_step))
 
 
 def is_freed_by_epochs(recording: Recording, steps: int) -> bool:

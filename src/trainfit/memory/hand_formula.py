@@ -48,16 +48,16 @@ _MOMENTUM: Final = 0.5
 
 def numbers(parameters: Iterable[Parameter]) -> int:
     """How many numbers they have together."""
-    return sum(int(np.prod(each.shape, dtype=np.int64)) for each in parameters)
+    return sum(int(np.prod(parameter.shape, dtype=np.int64)) for parameter in parameters)
 
 
 def narrower(parameters: Iterable[Parameter]) -> int:
     """Bytes that they have more (negative: less) than 4 a number."""
     total = 0
-    for each in parameters:
-        itemsize = {"float16": 2, "bfloat16": 2, "float64": 8}.get(each.dtype, 4)
-        itemsize = 1 if "8" in each.dtype else itemsize
-        total += (itemsize - BYTES) * numbers([each])
+    for parameter in parameters:
+        itemsize = {"float16": 2, "bfloat16": 2, "float64": 8}.get(parameter.dtype, 4)
+        itemsize = 1 if "8" in parameter.dtype else itemsize
+        total += (itemsize - BYTES) * numbers([parameter])
     return total
 
 
@@ -66,7 +66,7 @@ def state_bytes(recording: Recording, parameters: Sequence[Parameter]) -> int | 
     has none. The recording must have an optimizer step."""
     name = str(recording.header.get("optimizer") or "")
     if name == "SGD":
-        one = BYTES * numbers(each for each in parameters if each.trained)
+        one = BYTES * numbers(parameter for parameter in parameters if parameter.trained)
         return BYTES if _kept_states(recording) >= _MOMENTUM * one else 0
     states = _STATES.get(name)
     return None if states is None else BYTES * states
@@ -214,7 +214,7 @@ class _Comparison:
     def _states(self) -> dict[str, int | None]:
         """Weights, gradients and states by hand; and why the peak has others."""
         total = numbers(self._parameters)
-        trained = [each for each in self._parameters if each.trained]
+        trained = [parameter for parameter in self._parameters if parameter.trained]
         frozen = BYTES * (total - numbers(trained))
         self._cause("narrow_parameters", WEIGHTS, narrower(self._parameters))
         self._cause("frozen", GRADIENTS, -frozen)
@@ -304,10 +304,10 @@ class _Comparison:
     def _weights_by_module(self) -> dict[int, set[int]]:
         """Numbers of parameters, and of their parts, by the module that owns them."""
         weights: dict[int, set[int]] = defaultdict(set)
-        for each in self._parameters:
-            owner = int(self._recording.alloc_module[each.alloc])
-            all_of_it = numbers([each])
-            stacked = len(each.shape) == 2 and each.shape[0] % 3 == 0
+        for parameter in self._parameters:
+            owner = int(self._recording.alloc_module[parameter.alloc])
+            all_of_it = numbers([parameter])
+            stacked = len(parameter.shape) == 2 and parameter.shape[0] % 3 == 0
             weights[owner] |= {all_of_it, all_of_it // 3} if stacked else {all_of_it}
         return weights
 
@@ -374,8 +374,8 @@ class _Comparison:
             for path, nbytes in totals.items():
                 owner = max((part for part in parts if _is_within(path, part)), key=len)
                 parts[owner][column] += nbytes
-        found = [ModelPart(path, *sizes) for path, sizes in parts.items()]
-        return tuple(sorted(found, key=lambda part: -part.by_hand_bytes))
+        model_parts = [ModelPart(path, *sizes) for path, sizes in parts.items()]
+        return tuple(sorted(model_parts, key=lambda part: -part.by_hand_bytes))
 
     # -- small ones ------------------------------------------------------------------------
 
@@ -386,13 +386,13 @@ class _Comparison:
     def _listed(self) -> tuple[DifferenceCause, ...]:
         """The causes, the largest first."""
         named = sorted(self._named, key=lambda name: -self._named[name])[:_NAMED]
-        found = [
+        causes = [
             DifferenceCause(
                 name, sum(rows.values()), dict(rows), tuple(named) * (name == "uncounted")
             )
             for name, rows in self._causes.items()
         ]
-        return tuple(sorted(found, key=lambda cause: -abs(cause.nbytes)))
+        return tuple(sorted(causes, key=lambda cause: -abs(cause.nbytes)))
 
     def _unexplained(self, rows: Sequence[HandRow]) -> dict[str, int]:
         """The difference that no cause explains, by row."""

@@ -107,7 +107,7 @@ def _of_step_before(recording: Recording, outcome: Replay, live: IntArray) -> fr
         return frozenset()
     since, _ = step_around(events, begins - 1)
     before, now = _made(events, since, begins), _made(events, begins, peak + 1)
-    freed = {int(each) >> 2 for each in events[peak + 1 : ends] if each & 3 == FREE}
+    freed = {int(event) >> 2 for event in events[peak + 1 : ends] if event & 3 == FREE}
     alive = set(live.tolist())
     again = {_maker(recording, alloc) for alloc in now if alloc in alive} - {None}
     return frozenset(
@@ -238,11 +238,13 @@ def _own_scratch(recording: Recording) -> frozenset[int]:
 
 def _weights(recording: Recording) -> dict[str, int]:
     """Bytes of the parameters by how wide their type is, as :class:`FullMemory` has it."""
-    found: dict[str, int] = defaultdict(int)
-    for each in recording.parameters() or ():
-        width = "wide" if each.dtype in _WIDE else "half" if each.dtype in _HALF else "small"
-        found[width] += int(recording.alloc_bytes[each.alloc])
-    return found
+    weights: dict[str, int] = defaultdict(int)
+    for parameter in recording.parameters() or ():
+        width = (
+            "wide" if parameter.dtype in _WIDE else "half" if parameter.dtype in _HALF else "small"
+        )
+        weights[width] += int(recording.alloc_bytes[parameter.alloc])
+    return weights
 
 
 def _parameter_sizes(recording: Recording, live: IntArray) -> list[int]:

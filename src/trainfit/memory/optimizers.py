@@ -47,7 +47,7 @@ def optimizer_table(recording: Recording) -> OptimizerTable | None:
     ``None`` where no parameters are known, or no optimizer step was completed.
     """
     parameters = recording.parameters() or ()
-    trained = [each for each in parameters if each.trained]
+    trained = [parameter for parameter in parameters if parameter.trained]
     if not trained or not recording.steps:
         return None
     gpu = dataclasses.replace(
@@ -57,7 +57,7 @@ def optimizer_table(recording: Recording) -> OptimizerTable | None:
     for name, make in _OPTIMIZERS.items():
         row, measured = _run(name, make, trained, gpu)
         rows.append(row)
-    frozen = _bytes_of(recording, [each for each in parameters if not each.trained])
+    frozen = _bytes_of(recording, [parameter for parameter in parameters if not parameter.trained])
     return OptimizerTable(
         trained_bytes=measured,
         frozen_bytes=frozen,
@@ -77,7 +77,7 @@ def _run(
         torch.empty(2, 2, device="cuda").mm(torch.empty(2, 2, device="cuda"))
         others = _requested("current")
         try:
-            tensors = [_parameter(each) for each in parameters]
+            tensors = [_parameter(parameter) for parameter in parameters]
             alone = _requested("current") - others
             for tensor in tensors:
                 tensor.grad = torch.empty_like(tensor)
@@ -113,5 +113,7 @@ def _after_last_step(recording: Recording) -> int:
 
 
 def _bytes_of(recording: Recording, parameters: Sequence[Parameter]) -> int:
-    allocs = {each.alloc for each in parameters if each.alloc < len(recording.alloc_bytes)}
+    allocs = {
+        parameter.alloc for parameter in parameters if parameter.alloc < len(recording.alloc_bytes)
+    }
     return sum(int(recording.alloc_bytes[alloc]) for alloc in allocs)

@@ -273,8 +273,8 @@ def _phases(recording: Recording, events: IntArray) -> list[int]:
     operators = recording.alloc_op[events[rows] >> 2]
     of_row = np.where(operators >= 0, recording.op_phase[np.maximum(operators, 0)], 0)
     latest = np.maximum(np.searchsorted(rows, np.arange(len(events)), side="right") - 1, 0)
-    found: list[int] = of_row[latest].tolist()
-    return found
+    phases: list[int] = of_row[latest].tolist()
+    return phases
 
 
 def _owners(
@@ -287,8 +287,8 @@ def _owners(
     )
     for key, alloc in zip(keys, live.tolist(), strict=True):
         groups.setdefault(key, []).append(alloc)
-    found = [_owner(recording, key, allocs, granted) for key, allocs in groups.items()]
-    return tuple(sorted(found, key=lambda owner: -owner.nbytes))
+    owners = [_owner(recording, key, allocs, granted) for key, allocs in groups.items()]
+    return tuple(sorted(owners, key=lambda owner: -owner.nbytes))
 
 
 def _owner(

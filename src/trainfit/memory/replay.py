@@ -137,7 +137,9 @@ def replay(
     outcomes = of_each_gpu(
         stream, capacity_bytes=capacity_bytes, context_bytes=context_bytes, settings=settings
     )
-    failed = [(each.failed, each.gpu, each) for each in outcomes if each.failed is not None]
+    failed = [
+        (outcome.failed, outcome.gpu, outcome) for outcome in outcomes if outcome.failed is not None
+    ]
     return min(failed)[-1] if failed else max(outcomes, key=_fullness)
 
 

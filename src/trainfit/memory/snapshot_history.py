@@ -132,7 +132,7 @@ class DeviceHistory:
     def _peak(self) -> int:
         """The place after the allocation with which most was allocated."""
         sizes = {address: block.nbytes for address, block in self.before.items()}
-        total = most = sum(sizes.values())
+        total = maximum = sum(sizes.values())
         peak = 0
         for place, event in enumerate(self.events):
             if event.action == "alloc":
@@ -140,8 +140,8 @@ class DeviceHistory:
                 nbytes = block.nbytes if block is not None else _charged(event)
                 total += nbytes - sizes.get(event.address, 0)
                 sizes[event.address] = nbytes
-                if total > most:
-                    most, peak = total, place + 1
+                if total > maximum:
+                    maximum, peak = total, place + 1
             elif event.action == self.free_action:
                 total -= sizes.pop(event.address, 0)
         return peak

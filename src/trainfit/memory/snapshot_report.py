@@ -104,9 +104,9 @@ def _helpful(settings: Sequence[SettingOutcome], best: SettingOutcome | None) ->
     """The best setting, and expandable segments where they do as well: those suit any sizes."""
     if best is None:
         return {}
-    general = [each for each in settings if each.setting.startswith("expandable_segments")]
-    able = [each for each in general if each.fits and not settings[0].fits]
-    return {each.environment: each.reserved_bytes for each in (*able, best)}
+    general = [setting for setting in settings if setting.setting.startswith("expandable_segments")]
+    able = [setting for setting in general if setting.fits and not settings[0].fits]
+    return {setting.environment: setting.reserved_bytes for setting in (*able, best)}
 
 
 def _telling(device: DeviceSnapshot) -> tuple[bool, int]:
@@ -320,11 +320,11 @@ def compare_on(
 def _most_reserved(history: DeviceHistory, moment: HistoryMoment) -> int:
     """The most that was reserved up to the moment."""
     reserved = moment.reserved_bytes or 0
-    most = reserved
+    maximum = reserved
     for event in reversed(history.events[: moment.event]):
         reserved -= newly_reserved(event)
-        most = max(most, reserved)
-    return most
+        maximum = max(maximum, reserved)
+    return maximum
 
 
 def _stream(history: DeviceHistory, moment: HistoryMoment) -> Stream:

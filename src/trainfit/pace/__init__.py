@@ -42,7 +42,7 @@ def pace(
     from trainfit.pace.measuring import PaceOptions, measure
     from trainfit.pace.settings import power_facts
 
-    rates = tuple(float(each) for each in hz)
+    rates = tuple(float(value) for value in hz)
     if not rates or min(rates) <= 0 or seconds <= 0:
         raise ValueError("rates and seconds must be above 0")
     options = PaceOptions(rates, float(seconds), fix=fix)

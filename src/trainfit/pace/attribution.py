@@ -169,9 +169,9 @@ class PacedSamples:
         # A pool of PyTorch spins for about a millisecond after a call; Python's threads do not.
         between = max(0.0, 1 - in_calls)
         found = {
-            name: each
-            for name, each in cores.items()
-            if between and each - in_calls >= _COMPETES * (1 if name == UNNAMED else between)
+            name: core
+            for name, core in cores.items()
+            if between and core - in_calls >= _COMPETES * (1 if name == UNNAMED else between)
         }
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
@@ -299,33 +299,33 @@ def _divided(
     samples: PacedSamples, spin: Estimate, awake: Estimate, said: list[str]
 ) -> list[CauseShare]:
     """Idle states' part is what goes when they are forbidden; the clock's what does not."""
-    found = []
+    shares = []
     # Calls that became slower still (a governor that found another balance) are nobody's part.
     clock = samples.part(("spin",), ("no_idle_states",)) if awake.value > 0 else spin
     if _helps(awake):
         words = _took(awake, "disabling deep idle states (/dev/cpu_dma_latency)")
-        found.append(CauseShare("c_states", awake, (*said, words, *_idle_words(samples))))
-    if _helps(clock) or not found:
+        shares.append(CauseShare("c_states", awake, (*said, words, *_idle_words(samples))))
+    if _helps(clock) or not shares:
         cpu = _cpu_words(samples)
         words = _took(awake, "disabling deep idle states") + ": not the wake-up"
-        found.append(CauseShare("cpu_frequency", clock or spin, (*said, words, *cpu)))
-    return found
+        shares.append(CauseShare("cpu_frequency", clock or spin, (*said, words, *cpu)))
+    return shares
 
 
 def _cpu_words(samples: PacedSamples) -> list[str]:
-    said = [
+    words = [
         f"{percent(max(0.0, samples.cpu_growth()))} of the excess is CPU time of the call itself"
     ]
     paced, back = samples.speed("sleep"), samples.speed("back_to_back")
     if paced is not None and back is not None:
-        said.append(
+        words.append(
             f"a small fixed loop right before each call runs at {percent(paced)} of "
             f"its full speed paced, at {percent(back)} back to back"
         )
     low, high = samples.clock("sleep", "cpu_hz"), samples.clock("back_to_back", "cpu_hz")
     if low is not None and high is not None:
-        said.append(f"cpufreq reports {ghz(low)} paced, {ghz(high)} back to back")
-    return said
+        words.append(f"cpufreq reports {ghz(low)} paced, {ghz(high)} back to back")
+    return words
 
 
 def _idle_words(samples: PacedSamples) -> list[str]:
@@ -447,8 +447,8 @@ def _of_rehearsals(
         said.append(f"{data}: that much is their way from memory, the rest code and predictors")
     unknown = rest.value - warm.value
     more = f"{percent(unknown)} of the excess remains also with a rehearsal call right before"
-    found = CauseShare("cold_caches", warm, (*said, *_launch_words(samples)))
-    return [found], more if unknown >= HELPS else ""
+    share = CauseShare("cold_caches", warm, (*said, *_launch_words(samples)))
+    return [share], more if unknown >= HELPS else ""
 
 
 # --- Other threads of the process ---------------------------------------------------------------
@@ -459,8 +459,8 @@ def _next_to_threads(
 ) -> tuple[list[CauseShare], str]:
     """The causes that are proven although other threads of the process work, and a sentence on
     what is not; ``open_questions`` is the one on the idle CPU."""
-    kept = [each for each in findings if _is_proven(each.cause, samples)]
-    lost = sum(each.share.value for each in findings) - sum(each.share.value for each in kept)
+    kept = [finding for finding in findings if _is_proven(finding.cause, samples)]
+    lost = sum(finding.share.value for finding in findings) - sum(each.share.value for each in kept)
     spin = samples.recovered.get("spin")
     if open_questions and spin is not None:
         lost += spin.value
@@ -502,7 +502,7 @@ def _took(estimate: Estimate, what: str) -> str:
 
 
 def _effects(samples: PacedSamples) -> tuple[ArmEffect, ...]:
-    found = [
+    effects = [
         ArmEffect(
             arm,
             wall_s=median(sample.wall),
@@ -513,7 +513,7 @@ def _effects(samples: PacedSamples) -> tuple[ArmEffect, ...]:
         )
         for arm, sample in samples.samples.items()
     ]
-    return (*found, *(ArmEffect(arm, why_not=why) for arm, why in samples.why_not.items()))
+    return (*effects, *(ArmEffect(arm, why_not=why) for arm, why in samples.why_not.items()))
 
 
 #: What each arm is, as it is said.

@@ -115,8 +115,8 @@ class Fixer:
 
     def _governors(self) -> list[str]:
         folder = self._root / _POLICIES
-        found = sorted(folder.glob(f"policy*/{_GOVERNOR}"), key=lambda path: (len(str(path)), path))
-        return ["/" + str(path.relative_to(self._root)) for path in found]
+        files = sorted(folder.glob(f"policy*/{_GOVERNOR}"), key=lambda path: (len(str(path)), path))
+        return ["/" + str(path.relative_to(self._root)) for path in files]
 
 
 # ---
@@ -131,14 +131,14 @@ def advice(
 ) -> tuple[Fix, ...]:
     """The fixes of all causes, each once, by tier; ``rates``: of garbage collections in calls."""
     made: dict[str, Fix] = {}
-    if any(each.is_collecting for each in rates):
+    if any(rate.is_collecting for rate in rates):
         made[_COLLECTOR.title] = _COLLECTOR
     if attribution is None:
         return tuple(made.values())
     uses_gpu = any(arm.device_s is not None for arm in attribution.arms)
     for finding in attribution.findings:
-        for each in _of(finding.cause, machine, uses_gpu, attribution.hz):
-            made.setdefault(each.title, each)
+        for fix in _of(finding.cause, machine, uses_gpu, attribution.hz):
+            made.setdefault(fix.title, fix)
     if attribution.threads:
         made.setdefault(_PROCESS.title, _PROCESS)
     return tuple(sorted(made.values(), key=lambda each: each.tier or 0))
@@ -346,8 +346,8 @@ def prove(
 def with_skipped(proof: Proof, rehearsals: Sequence[RehearsalCall]) -> Proof:
     """The same proof with a note of the ticks before which a rehearsal call was left out, if these
     are many."""
-    skipped = sum(each.skipped for each in rehearsals)
-    ticks = skipped + sum(each.made for each in rehearsals)
+    skipped = sum(rehearsal.skipped for rehearsal in rehearsals)
+    ticks = skipped + sum(rehearsal.made for rehearsal in rehearsals)
     if not ticks or skipped / ticks < _SKIPPED:
         return proof
     note = (
@@ -369,7 +369,7 @@ def _arm(fix: FixName, hz: float, spin_s: float) -> Arm:
 def _margin(hz: float, seconds: float, make: Make, counted: RateCounts) -> float:
     """The shortest busy-wait that makes paced calls about as fast as back-to-back calls."""
     before = Sample.of([make(Plan("sleep", hz, seconds, "fix"))], counted.rhythm)
-    for spin_s in (each for each in _MARGINS if each < 1 / hz):
+    for spin_s in (margin for margin in _MARGINS if margin < 1 / hz):
         plan = Plan("hybrid", hz, seconds, "fix", spin_s=spin_s, fix="spin")
         tried = Sample.of([make(plan)], counted.rhythm)
         gone = _recovered(before, tried, counted)

@@ -333,14 +333,14 @@ def _other_threads(
     """Cores that each other thread of this process wanted in ``seconds``, by its name in Python
     with the function that it runs; of several of one name, the busiest."""
     names = {each.native_id: _name_of(each) for each in threading.enumerate()}
-    found: dict[str, float] = {}
+    threads: dict[str, float] = {}
     for thread, spent in now.items():
         cores = (spent - before.get(thread, spent)) / seconds
         name = names.get(thread, UNNAMED)
         if thread == threading.get_native_id() or name == _AWAKE or cores < _TOLD:
             continue
-        found[name] = max(cores, found.get(name, 0.0))
-    return found
+        threads[name] = max(cores, threads.get(name, 0.0))
+    return threads
 
 
 #: Of the fixed loop, seconds at full speed: long enough for the clock (0.2 µs a look), short
@@ -444,8 +444,8 @@ class RealHost:
         before = self._observer.counters()
         patches = PatchSet()
         try:
-            seen = self._collections
-            patches.see_collections(time.perf_counter, seen.starts, seen.stops)
+            collections = self._collections
+            patches.see_collections(time.perf_counter, collections.starts, collections.stops)
             yield found
         finally:
             patches.restore()

@@ -195,7 +195,7 @@ class Caller:
         device, count = self._host.device, len(rows.wall)
         settling = settling_s(plan.seconds)
         begin = rows.started[0] if count else 0.0
-        settled = sum(at - begin < settling for at in rows.started)
+        settled = sum(value - begin < settling for value in rows.started)
         return CallBlock(
             arm=plan.arm,
             hz=plan.hz,
@@ -205,7 +205,7 @@ class Caller:
             started_s=tuple(rows.started),
             wall_s=tuple(rows.wall),
             cpu_s=tuple(rows.cpu),
-            device_s=tuple(device.seconds(*each) for each in rows.marks) if device.is_there else (),
+            device_s=tuple(device.seconds(*mark) for mark in rows.marks) if device.is_there else (),
             probe_before_s=tuple(rows.before) if self._callee.is_here else (),
             probe_after_s=tuple(rows.after) if self._callee.is_here else (),
             settled=min(settled, count // 2),
@@ -313,17 +313,17 @@ def enough_s(calls: int, hz: float, period: int) -> float:
 
 def said_before(rates: Iterable[float], period: int, seconds: float) -> list[str]:
     """What ``seconds`` are too short for, a line for each rate that this is true of."""
-    said = []
+    texts = []
     for hz in rates:
         blocks = scheduled(hz, period, seconds).blocks
         if not blocks:
-            said.append(f"{hz:g} Hz: {too_short(hz, period, seconds).text}")
+            texts.append(f"{hz:g} Hz: {too_short(hz, period, seconds).text}")
         elif blocks < ROUNDS:
-            said.append(
+            texts.append(
                 f"{hz:g} Hz: {_chunk(hz, period)}; {duration(seconds)} hold {blocks} of {ROUNDS} "
                 f"blocks with such a call, --duration {_upwards(ROUNDS * needed_s(hz, period))} all"
             )
-    return said
+    return texts
 
 
 def too_short(hz: float, period: int, seconds: float) -> Unmeasured:

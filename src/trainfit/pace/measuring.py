@@ -248,8 +248,8 @@ class Session:
         """Kernels of paced calls and of those back to back; these blocks do not count."""
         if not self._host.device.is_there:
             return
-        found = self._rhythm()
-        count = _PROFILED * found.period
+        pattern = self._rhythm()
+        count = _PROFILED * pattern.period
         for plan in (
             Plan("sleep", hz, 0.0, "profile", least=count),
             Plan("back_to_back", None, 0.0, "profile", least=count),
@@ -258,7 +258,7 @@ class Session:
                 first = self._caller.calls
                 self._caller.block(plan)
             numbers = np.arange(first, self._caller.calls)
-            self._kernels[plan.arm] = kernels.of_one(int(found.has(numbers).sum()))
+            self._kernels[plan.arm] = kernels.of_one(int(pattern.has(numbers).sum()))
 
     def _block(self, plan: Plan) -> CallBlock:
         made = self._caller.block(plan)
@@ -270,9 +270,9 @@ class Session:
         return [b for b in self._blocks if b.arm == arm and b.hz == hz and b.phase == phase]
 
     def _counted(self) -> RateCounts:
-        found = self._rhythm()
-        reference = Sample.of(self._of("back_to_back", None, "baseline"), found)
-        return RateCounts(found, fast_probe(self._blocks), reference if reference.count else None)
+        pattern = self._rhythm()
+        reference = Sample.of(self._of("back_to_back", None, "baseline"), pattern)
+        return RateCounts(pattern, fast_probe(self._blocks), reference if reference.count else None)
 
     def _summaries(self, counted: RateCounts) -> tuple[RateSummary, ...]:
         made = [summary(self._of("sleep", hz, "baseline"), counted) for hz in self._options.hz]
@@ -280,7 +280,11 @@ class Session:
 
     def _slowest(self) -> float | None:
         """The rate whose calls take the longest, of those that are slower than back to back."""
-        rates = [each for each in self._summaries(self._counted()) if each.is_slower]
+        rates = [
+            rate_summary
+            for rate_summary in self._summaries(self._counted())
+            if rate_summary.is_slower
+        ]
         return max(rates, key=lambda each: each.calls.p50).hz if rates else None
 
     def _attributed(self, hz: float) -> Attribution | None:
@@ -311,17 +315,17 @@ class Session:
         counted = self._counted()
         back = summary(self._of("back_to_back", None, "baseline"), counted)
         rates = self._summaries(counted)
-        said = [
+        warnings = [
             words
-            for each in rates
+            for rate in rates
             for words in warnings_of(
-                Sample.of(self._of("sleep", each.hz, "baseline"), counted.rhythm),
-                f"{each.hz:g} Hz",
-                self._enough_s(each, counted.rhythm.period),
+                Sample.of(self._of("sleep", rate.hz, "baseline"), counted.rhythm),
+                f"{rate.hz:g} Hz",
+                self._enough_s(rate, counted.rhythm.period),
             )
         ]
         usual = back.calls.p50 if back is not None else None
-        said += machine_warnings(self._blocks, self._first_call_s, usual)
+        warnings += machine_warnings(self._blocks, self._first_call_s, usual)
         return PaceResult(
             target=target,
             hz=self._options.hz,
@@ -336,7 +340,7 @@ class Session:
             attribution=self._attribution,
             advice=advice(self._attribution, machine, rates),
             fix_trial=self._proof.fix_trial if self._proof is not None else None,
-            warnings=tuple(said),
+            warnings=tuple(warnings),
             notes=tuple(self._notes(rates)),
             ended=ended,
             machine=machine,
@@ -354,7 +358,7 @@ class Session:
     ) -> tuple[Unmeasured, ...]:
         """Every rate that was asked for and has no row, with the reason."""
         seconds, found = self._options.seconds, []
-        for hz in sorted(set(self._options.hz) - {each.hz for each in rates}):
+        for hz in sorted(set(self._options.hz) - {rate.hz for rate in rates}):
             if ended != "finished":
                 found.append(
                     Unmeasured(hz, "the measurement ended before one of its calls counted")
@@ -367,26 +371,26 @@ class Session:
         return tuple(found)
 
     def _notes(self, rates: Sequence[RateSummary]) -> list[str]:
-        said = list(self._proof.notes) if self._proof is not None else []
-        late = [each.hz for each in rates if (each.device_s or 0.0) > _ASYNC * each.calls.p50]
+        notes = list(self._proof.notes) if self._proof is not None else []
+        late = [rate.hz for rate in rates if (rate.device_s or 0.0) > _ASYNC * rate.calls.p50]
         if late:
-            said.append(
+            notes.append(
                 "calls return before the GPU has finished: only launch time is measured; "
                 "end them with .cpu() or torch.cuda.synchronize(), as a robot must"
             )
-        slower = [each for each in rates if each.is_slower]
+        slower = [rate for rate in rates if rate.is_slower]
         if len(slower) > 1 and self._attribution is not None:
-            said.append(
+            notes.append(
                 f"the cause was determined at {self._attribution.hz:g} Hz, "
                 "where calls are slowest; other slow rates were not analyzed"
             )
-        return said
+        return notes
 
 
 def fast_probe(blocks: Sequence[CallBlock]) -> float | None:
     """What the fixed loop takes at the highest speed that was seen."""
     took = [*(b.probe_before_s for b in blocks), *(b.probe_after_s for b in blocks)]
-    values = np.concatenate([np.zeros(0), *(np.asarray(each) for each in took)])
+    values = np.concatenate([np.zeros(0), *(np.asarray(probe) for probe in took)])
     return float(np.quantile(values, _FAST)) if len(values) else None
 
 

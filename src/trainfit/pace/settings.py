@@ -190,26 +190,26 @@ def power_facts(machine: Machine) -> dict[str, str]:
     """Facts by subject: cpufreq, scaling mode, turbo, idle states, P-cores, virtual machine. What
     is not visible here is said to be."""
     cpu = machine.cpu
-    found = {"cpufreq": _policies(machine)}
+    facts = {"cpufreq": _policies(machine)}
     if cpu.scaling_mode.value is not None:
-        found["scaling mode"] = cpu.scaling_mode.value
+        facts["scaling mode"] = cpu.scaling_mode.value
     if cpu.turbo.value is not None:
-        found["turbo"] = "on" if cpu.turbo.value else "off"
+        facts["turbo"] = "on" if cpu.turbo.value else "off"
     states = cpu.idle_states.value
     if states is not None:
-        found["idle states"] = ", ".join(
+        facts["idle states"] = ", ".join(
             f"{state.name} ({duration(state.latency_s)})" + (" off" if state.disabled else "")
             for state in states
         )
     else:
-        found["idle states"] = f"not visible: {cpu.idle_states.reason}"
+        facts["idle states"] = f"not visible: {cpu.idle_states.reason}"
     fast = [kind for kind in cpu.core_kinds.value or () if kind.kind == "performance"]
     if fast:
-        found["performance cores"] = cpu_list_text(fast[0].logical_cpus)
+        facts["performance cores"] = cpu_list_text(fast[0].logical_cpus)
     virtual = machine.surroundings.virtual_machine.value
     if virtual is not None:
-        found["virtual machine"] = str(virtual)
-    return found
+        facts["virtual machine"] = str(virtual)
+    return facts
 
 
 def _policies(machine: Machine) -> str:

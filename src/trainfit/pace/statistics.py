@@ -60,10 +60,10 @@ def rhythm(blocks: Sequence[CallBlock]) -> CallPattern:
     period = int(np.bincount(distances).argmax())
     if period < 2 or float((distances % period == 0).mean()) < _REGULAR:
         return CallPattern()
-    found = CallPattern(period, int(np.bincount(slow % period).argmax()))
+    pattern = CallPattern(period, int(np.bincount(slow % period).argmax()))
     # Slow calls by chance may have a common divisor; but not all calls in that rhythm are slow.
-    due = numbers[found.has(numbers)]
-    return found if len(np.intersect1d(due, slow)) >= _REGULAR * len(due) else CallPattern()
+    due = numbers[pattern.has(numbers)]
+    return pattern if len(np.intersect1d(due, slow)) >= _REGULAR * len(due) else CallPattern()
 
 
 def are_mixed(walls: Sequence[float]) -> bool:
@@ -86,8 +86,8 @@ def _slow(walls: NDArray[np.float64]) -> NDArray[np.intp]:
     gaps = np.diff(upper)
     if not len(gaps) or gaps.max() < np.log(_APART):
         return np.zeros(0, np.intp)
-    at = int(gaps.argmax())
-    edge = (upper[at] + upper[at + 1]) / 2
+    index = int(gaps.argmax())
+    edge = (upper[index] + upper[index + 1]) / 2
     return np.flatnonzero(np.log(np.maximum(walls, 1e-9)) > edge)
 
 
@@ -161,10 +161,10 @@ def estimate(
     chance = np.random.default_rng(_SEED)
     value = function([_median(group) for group in groups])
     drawn = zip(*(_drawn_medians(group, chance) for group in groups), strict=True)
-    found = [each for each in map(function, drawn) if math.isfinite(each)]
-    if not math.isfinite(value) or not found:
+    functions = [each for each in map(function, drawn) if math.isfinite(each)]
+    if not math.isfinite(value) or not functions:
         return None
-    low, high = np.percentile(found, (_LOW, _HIGH))
+    low, high = np.percentile(functions, (_LOW, _HIGH))
     return Estimate(value, min(float(low), value), max(float(high), value))
 
 
@@ -181,9 +181,9 @@ def _drawn_medians(parts: Sequence[Values], chance: np.random.Generator) -> list
     ranks = np.empty(len(values), np.min_scalar_type(len(values)))
     ranks[order] = np.arange(len(values))
     at_a_time = max(1, _DRAWN_AT_A_TIME // (len(parts) * longest))
-    found: list[float] = []
-    while len(found) < _RESAMPLES:
-        shape = (min(at_a_time, _RESAMPLES - len(found)), len(parts))
+    medians: list[float] = []
+    while len(medians) < _RESAMPLES:
+        shape = (min(at_a_time, _RESAMPLES - len(medians)), len(parts))
         blocks = chance.integers(0, len(parts), shape)
         calls = (chance.random((*shape, longest)) * lengths[blocks, None]).astype(np.intp)
         drawn = ranks[calls + (np.cumsum(lengths) - lengths)[blocks, None]]
@@ -192,8 +192,8 @@ def _drawn_medians(parts: Sequence[Values], chance: np.random.Generator) -> list
         ordered = np.sort(drawn.reshape(shape[0], -1), axis=1, kind="stable")
         counts, rows = lengths[blocks].sum(axis=1), np.arange(shape[0])
         low, high = (values[order[ordered[rows, at // 2]]] for at in (counts - 1, counts))
-        found += ((low + high) / 2).tolist()
-    return found
+        medians += ((low + high) / 2).tolist()
+    return medians
 
 
 def ratio(paced: Sequence[Values], other: Sequence[Values]) -> Estimate | None:
@@ -352,7 +352,7 @@ def _sum(parts: Sequence[Values]) -> float:
 def _again(blocks: Sequence[CallBlock]) -> float | None:
     """The share of the calls after a miss that miss, too; ``None``: nothing was missed."""
     after = np.concatenate(
-        [np.zeros(0, bool), *(found[1:][found[:-1]] for found in map(_missed, blocks))]
+        [np.zeros(0, bool), *(missed[1:][missed[:-1]] for missed in map(_missed, blocks))]
     )
     return float(after.mean()) if len(after) else None
 
@@ -390,12 +390,12 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
     if not sample.count:
         return []
     values = np.concatenate(sample.wall)
-    said = []
+    texts = []
     if len(values) < FEW:
         more = f"{FEW} are needed"
         if enough_s is not None:
             more = f"--duration {math.ceil(enough_s)} gives about {FEW}"
-        said.append(f"{name}: {count(len(values), 'call')} with work: too few for p95; {more}")
+        texts.append(f"{name}: {count(len(values), 'call')} with work: too few for p95; {more}")
     outliers = _outliers(values, values)
     if outliers and len(values) >= FEW:
         collected = np.concatenate(sample.collected) if sample.collected else np.zeros(len(values))
@@ -403,30 +403,32 @@ def warnings_of(sample: Sample, name: str, enough_s: float | None = None) -> lis
         why = ["other work ran at the same time"] if left else []
         if left < outliers:
             why.insert(0, f"garbage collections within them make {outliers - left} of these")
-        said.append(
+        texts.append(
             f"{name}: {outliers} of {len(values)} calls are outliers (up to "
             f"{duration(values.max())}); {', '.join(why)}"
         )
     low, middle, high = np.percentile(values, (25, 50, 75))
     if middle > 0 and (high - low) / middle >= _VARIES:
-        said.append(f"{name}: calls vary (half of them within {duration(low)} to {duration(high)})")
+        texts.append(
+            f"{name}: calls vary (half of them within {duration(low)} to {duration(high)})"
+        )
     drift = _drift(values)
     if abs(drift) >= _DRIFT:
         direction = "slower" if drift > 0 else "faster"
-        said.append(
+        texts.append(
             f"{name}: calls became {percent(abs(drift))} {direction} during the measurement "
             "(heat, or another load)"
         )
-    return said
+    return texts
 
 
 def machine_warnings(
     blocks: Sequence[CallBlock], first_call_s: float | None, usual_s: float | None
 ) -> list[str]:
     """Warnings on the machine during the measurement."""
-    said = []
+    texts = []
     if first_call_s is not None and usual_s and first_call_s > _FIRST * usual_s:
-        said.append(
+        texts.append(
             f"the first call took {duration(first_call_s)}; it is not counted; a robot "
             "must make it before it moves"
         )
@@ -434,13 +436,13 @@ def machine_warnings(
         block.readings.others_cores for block in blocks if block.readings.others_cores is not None
     ]
     if others and float(np.mean(others)) > _OTHERS:
-        said.append(f"{OTHERS} {core_count(float(np.mean(others)))} during the measurement")
+        texts.append(f"{OTHERS} {core_count(float(np.mean(others)))} during the measurement")
     throttled = sum(block.readings.throttled or 0 for block in blocks)
     if throttled:
-        said.append(f"the CPU throttled {throttled} times for heat during the measurement")
+        texts.append(f"the CPU throttled {throttled} times for heat during the measurement")
     if any(block.readings.gpu_slowed for block in blocks):
-        said.append("the GPU throttled for heat or power during the measurement")
-    return said
+        texts.append("the GPU throttled for heat or power during the measurement")
+    return texts
 
 
 def _outliers(values: Values, of: Values) -> int:

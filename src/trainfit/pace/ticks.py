@@ -93,17 +93,17 @@ class TickLoop:
             settled=_SETTLING,
             collected_s=tuple(self._collected[:count]),
         )
-        found = rhythm([block])
-        made = summary([block], RateCounts(found, None))
-        said = warnings_of(Sample.of([block], found), f"{self.hz:g} Hz")
+        pattern = rhythm([block])
+        made = summary([block], RateCounts(pattern, None))
+        said = warnings_of(Sample.of([block], pattern), f"{self.hz:g} Hz")
         return PaceResult(
             target=self.name,
             hz=(self.hz,),
             duration_s=started[-1] - started[0],
             blocks=(block,),
             first_call_s=None,
-            period=found.period,
-            phase=found.phase,
+            period=pattern.period,
+            phase=pattern.phase,
             probe_fast_s=None,
             back_to_back=None,
             rates=(made,) if made is not None else (),
@@ -143,7 +143,7 @@ def _new(hz: float, name: str) -> TickLoop:
 def seen() -> tuple[PaceResult, ...]:
     """What the loops of this process did so far."""
     made = [loop.result() for loop in _loops.values()]
-    return tuple(each for each in made if each is not None)
+    return tuple(pace_result for pace_result in made if pace_result is not None)
 
 
 def _say() -> None:

@@ -155,12 +155,16 @@ def _convolutions(
     """The measured workspaces, each with its size on the simulated GPU."""
     if measured is None or measured.workspaces is None:
         return ()
-    found = measured.workspaces.convolutions
+    convolutions = measured.workspaces.convolutions
     if simulated is None or simulated.workspaces is None:
-        return tuple(found)
-    models = {_identity(each): each.measured_bytes for each in simulated.workspaces.convolutions}
+        return tuple(convolutions)
+    models = {
+        _identity(convolution): convolution.measured_bytes
+        for convolution in simulated.workspaces.convolutions
+    }
     return tuple(
-        dataclasses.replace(each, modelled_bytes=models.get(_identity(each))) for each in found
+        dataclasses.replace(workspace, modelled_bytes=models.get(_identity(workspace)))
+        for workspace in convolutions
     )
 
 
@@ -292,7 +296,7 @@ def model_name() -> str:
     modules."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for path in sorted(each for name in _MODEL for each in (root / name).rglob("*.py")):
+    for path in sorted(file for name in _MODEL for file in (root / name).rglob("*.py")):
         digest.update(path.read_bytes())
     return f"{__version__}-{digest.hexdigest()[:12]}"
 
@@ -307,12 +311,12 @@ def _modelled(rates: Rates, outcome: MeasuringOutcome, gpu: GpuSpec) -> Rates:
     kernels = outcome.programs.kernels if outcome.programs is not None else {}
     bare = dataclasses.replace(rates, programs=())
     machine = with_rates(HostedGpu(gpu, FITTED), bare, "this one")
-    found = []
-    for each in rates.programs:
-        launched = kernels.get(each.name, ())
+    programs = []
+    for program in rates.programs:
+        launched = kernels.get(program.name, ())
         seconds, group = modelled_as(launched, machine) or (None, "")
-        found.append(MeasuredProgram(each.name, each.seconds, launched, seconds, group))
-    return dataclasses.replace(rates, programs=tuple(found), model=model_name())
+        programs.append(MeasuredProgram(program.name, program.seconds, launched, seconds, group))
+    return dataclasses.replace(rates, programs=tuple(programs), model=model_name())
 
 
 def _bare_constants() -> DeviceConstants:
@@ -342,7 +346,7 @@ def _memory(
             f"{size(held[-1])}: "
             "re-run calibrate on an idle GPU"
         )
-    contexts = [each.outside_bytes[CONTEXT] - held[0] for each in readings]
+    contexts = [reading.outside_bytes[CONTEXT] - held[0] for reading in readings]
     growths = {str(name): _growths(readings, name) for name in LIBRARIES}
     if min((*contexts, *(each for many in growths.values() for each in many))) < 0:
         notes.append(
@@ -357,10 +361,12 @@ def _memory(
         name: _figure(values, "B", basis, first) for name, values in growths.items() if values
     }
     workspaces = [
-        each.cublas_workspace_bytes for each in readings if each.cublas_workspace_bytes is not None
+        reading.cublas_workspace_bytes
+        for reading in readings
+        if reading.cublas_workspace_bytes is not None
     ]
     stays = "stays allocated after a first matmul"
-    totals = [each.device.memory_bytes for each in readings]
+    totals = [reading.device.memory_bytes for reading in readings]
     return GpuMemory(
         context=_figure(contexts, "B", basis, fresh),
         libraries=libraries,
@@ -372,14 +378,14 @@ def _memory(
 
 def _growths(readings: Sequence[MemoryReadings], name: str) -> list[int]:
     """What each process grew by at the stage ``name``: since the stage before that was run."""
-    found = []
+    growths = []
     order = (CONTEXT, *LIBRARIES)
-    for each in readings:
-        known = each.outside_bytes
+    for reading in readings:
+        known = reading.outside_bytes
         if name in known:
             before = [stage for stage in order[: order.index(name)] if stage in known]
-            found.append(known[name] - known[before[-1]])
-    return found
+            growths.append(known[name] - known[before[-1]])
+    return growths
 
 
 def _rates(trials: Mapping[str, tuple[float, ...]], basis: Basis) -> Rates:
@@ -500,8 +506,8 @@ def driver_of_proc(root: Path = Path("/")) -> str | None:
         text = (root / "proc/driver/nvidia/version").read_text()
     except OSError:
         return None
-    found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", text)
+    return match[1] if match else None
 
 
 @contextlib.contextmanager

@@ -128,8 +128,8 @@ def _compared(
     assert batches.law is not None
     recording = recording_of(run)
     peak = job.memory_model.limited(Stream.of(recording))
-    said = job.memory_model.limited(batches.law.at(at))
-    above = peak.peak_reserved / said.peak_reserved - 1
+    replay = job.memory_model.limited(batches.law.at(at))
+    above = peak.peak_reserved / replay.peak_reserved - 1
     by_rule = _step_by_rule(job, batches, at) if is_timed else None
     took = step_seconds(recording, job.machine)
     slower = took / by_rule - 1 if took is not None and by_rule else None

@@ -108,7 +108,7 @@ def epoch_ends(job: PlannedJob, chosen: AmpSetting) -> EpochEnds:
     evaluations = _Evaluations(job)
     present, findings = evaluations.at(job.batch, AS_WRITTEN, _LENGTHS)
     findings += (*evaluations.by_epoch(present), *evaluations.learned())
-    if present.fits is False and any(each.kind == EVALUATION_WITH_GRAPH for each in findings):
+    if present.fits is False and any(finding.kind == EVALUATION_WITH_GRAPH for finding in findings):
         present = evaluations.without_graph(present)
     best = chosen.batches.recommended
     if present.device_bytes is None or not best or job.batch is None:
@@ -143,9 +143,9 @@ class _Evaluations:
     def learned(self) -> tuple[Finding, ...]:
         """What spoils the learning from a later epoch on, or at the run's end, and is not known of
         the first steps."""
-        known = {each.kind for each in of_learning(self._job.first.outcome.learning)}
-        found = [each for facts in self._learning for each in of_later_learning(facts)]
-        late = {each.kind: each for each in found if each.kind not in known}
+        known = {finding.kind for finding in of_learning(self._job.first.outcome.learning)}
+        findings = [finding for facts in self._learning for finding in of_later_learning(facts)]
+        late = {finding.kind: finding for finding in findings if finding.kind not in known}
         return (*late.values(), *self._later)
 
     def without_graph(self, present: EpochEnd) -> EpochEnd:
@@ -186,21 +186,23 @@ class _Evaluations:
             self._learning.append(trace.outcome.learning)
         free = job.memory_model.capacity_bytes - (first.device_bytes or 0)
         recording = recording_of(trace)
-        found = tuple(of_epochs(recording, _STEPS, free))
-        if found or self.looked[0].cut is None or self.looked[0].cut.index is None:
-            return found
+        findings = tuple(of_epochs(recording, _STEPS, free))
+        if findings or self.looked[0].cut is None or self.looked[0].cut.index is None:
+            return findings
         if present.later is not None and present.fits:
             return ()  # the last epoch was looked at
         peaks = step_peaks(job.memory_model.unlimited(Stream.of(recording)))
         return tuple(of_longer_epochs(peaks, _STEPS, free))
 
-    def _start_several(self, batch: int | None, spec: RunSpec, cut: LoaderCut, seen: Trace) -> None:
+    def _start_several(
+        self, batch: int | None, spec: RunSpec, cut: LoaderCut, trace: Trace
+    ) -> None:
         """Begin the run that :meth:`by_epoch` will most likely ask for, while others go on."""
-        coverage = seen.outcome.coverage
-        evaluated = _went_on(seen) and coverage is not None and coverage.evaluated
+        coverage = trace.outcome.coverage
+        evaluated = _went_on(trace) and coverage is not None and coverage.evaluated
         if self.looked is not None or not evaluated or self._job.pattern.course == "growing":
             return
-        if seen.outcome.seconds <= _SLOW_S:
+        if trace.outcome.seconds <= _SLOW_S:
             self._job.runs.start(batch, _several(spec, cut))
 
     @staticmethod
@@ -309,7 +311,7 @@ class _Evaluations:
         first = self._job.runs.attempt(batch, specs[0])
         if not _went_on(first) or not is_longer(first.outcome.coverage, cut):
             return [first]
-        return [first, *(self._job.runs.attempt(batch, each) for each in specs[1:])]
+        return [first, *(self._job.runs.attempt(batch, run_spec) for run_spec in specs[1:])]
 
     def _of_epoch(
         self, batch: int | None, spec: RunSpec, lengths: tuple[int, ...]
@@ -330,12 +332,12 @@ class _Evaluations:
         except NotSimulated as error:
             return EpochEnd("not simulated", str(error), batch_size=batch), ()
         lengths = lengths[: len(traces)]
-        failed = next((each for each in traces if not _went_on(each)), None)
+        failed = next((trace for trace in traces if not _went_on(trace)), None)
         if failed is not None and _waited_in_vain(failed, cut):
             return EpochEnd("not simulated", _seen_until(failed), batch_size=batch), ()
         if failed is not None:
-            at = "" if index is None else _AT_END
-            found = fails_beyond(failed, job.command, at) if _went_on(job.first) else ()
+            text = "" if index is None else _AT_END
+            found = fails_beyond(failed, job.command, text) if _went_on(job.first) else ()
             return EpochEnd("not simulated", what_happened(failed.outcome), batch_size=batch), found
         self.looked = self.looked or (_lengthened(spec, cut, lengths[-1]), traces[-1])
         self._learning.append(traces[-1].outcome.learning)
@@ -419,9 +421,9 @@ def _cut(job: PlannedJob, batch: int | None) -> LoaderCut:
     """How the epochs of a run at this batch size are cut."""
     loader, makeup = job.first.outcome.loader, job.recording.makeup
     index = loader.index if loader is not None else None
-    each = (makeup.loader_batches if makeup is not None else None) or 1
+    batches = (makeup.loader_batches if makeup is not None else None) or 1
     left = remainder_of(job.first, job.batch, batch) if index is not None else 0
-    return LoaderCut(index, _STEPS * each, _LENGTHS[0], _LOOK_S, _STEPS, left)
+    return LoaderCut(index, _STEPS * batches, _LENGTHS[0], _LOOK_S, _STEPS, left)
 
 
 def _lengthened(spec: RunSpec, cut: LoaderCut, others: int) -> RunSpec:

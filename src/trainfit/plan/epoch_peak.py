@@ -76,9 +76,9 @@ def is_in_proportion(runs: Sequence[ShortRun]) -> bool:
     samples and all others (a similarity matrix) does: then two lengths do not tell its law."""
     short, long = runs[0], runs[-1]
     before, after = _largest(short), _largest(long)
-    most = (1 + _ODD) * long.batches / short.batches
+    maximum = (1 + _ODD) * long.batches / short.batches
     return all(
-        size <= _SMALL or maker not in before or size <= most * before[maker]
+        size <= _SMALL or maker not in before or size <= maximum * before[maker]
         for maker, size in after.items()
     )
 
@@ -95,7 +95,7 @@ def carried_peak(runs: Sequence[ShortRun], length: int | None) -> CarriedPeak:
     longest = points[numbers[-1]]
     best = CarriedPeak(0, 0, 0, _ANY)
     for maker, (peak, event) in longest.items():
-        seen = [found[maker][0] for found in points.values() if maker in found]
+        seen = [point[maker][0] for point in points.values() if maker in point]
         at_end, growth = peak, 0.0
         if maker != _ANY and len(seen) == len(numbers) > 1:
             at_end, growth = _carried(numbers, seen, whole)
@@ -144,8 +144,8 @@ def _highest(run: ShortRun) -> Mapping[_Maker, tuple[int, int]]:
     first, made = _after_steps(run)
     stream = run.outcome.stream
     after = in_use(stream.events, stream.alloc_bytes)
-    at = int(after[first:].argmax()) + first if first < len(after) else len(after) - 1
-    found: dict[_Maker, tuple[int, int]] = {_ANY: (int(after[at]), at)}
+    index = int(after[first:].argmax()) + first if first < len(after) else len(after) - 1
+    found: dict[_Maker, tuple[int, int]] = {_ANY: (int(after[index]), index)}
     for event, maker in made:
         found[maker] = max(found.get(maker, (0, 0)), (int(after[event]), event))
     return found
@@ -174,8 +174,8 @@ def memory_at_the_end(runs: Sequence[ShortRun], peak: CarriedPeak, length: int) 
     more = {
         _origin(each): each.nbytes * (times ** powers[_origin(each)] - 1) for each in memory.held
     }
-    wanted, told = peak.allocated_bytes - memory.allocated_bytes, sum(more.values())
-    share = wanted / told if told else 0.0
+    target, told = peak.allocated_bytes - memory.allocated_bytes, sum(more.values())
+    share = target / told if told else 0.0
     held = [
         dataclasses.replace(
             each,

@@ -135,8 +135,8 @@ class FirstRun:
             self._runs.forget()
             first = self._once()
         batch, options = self._options(first)
-        found = options.option("batch_size")
-        if found is not None and found.source == "rows":
+        option = options.option("batch_size")
+        if option is not None and option.source == "rows":
             # In the option's unit: what the run told of its samples was in the model's.
             first = self._runs.trace(batch, AS_WRITTEN)
         return first, batch, options
@@ -157,15 +157,15 @@ class FirstRun:
         """The batch size, and what varies it: an option that is proven to, or the DataLoader."""
         options = read_options(self._command, first.outcome.options, observed_settings(first))
         marked = self._command.present.get("batch_size")
-        found = options.option("batch_size")
-        batch = None if found is None else int(found.present)
+        option = options.option("batch_size")
+        batch = None if option is None else int(option.present)
         loader = first.outcome.loader
         if marked is not None:
             batch = int(marked)
         elif batch is None and loader is not None and loader.index is not None:
             batch = loader.batch_size
         self._answer(recording_of(first), batch)
-        if marked is None and batch is not None and (found is None or found.source != "rows"):
+        if marked is None and batch is not None and (option is None or option.source != "rows"):
             self._runs.same(None, batch, AS_WRITTEN)
         if options.found:
             options = proven(options, self._runs, first, batch, self._gpu)
@@ -179,21 +179,21 @@ class FirstRun:
 
     def _constant(self, first: Trace) -> int | None:
         """The batch size that a constant of the script is, as a run with another value shows."""
-        found = batch_constant(self._command, observed_settings(first).call_batch)
-        if found is None:
+        constant = batch_constant(self._command, observed_settings(first).call_batch)
+        if constant is None:
             return None
-        self._runs.batch_constant = found.name
-        other = next(pairs_of(found.value, None))[1]
+        self._runs.batch_constant = constant.name
+        other = next(pairs_of(constant.value, None))[1]
         try:
-            seen = observed_settings(self._runs.attempt(other, AS_WRITTEN)).call_batch
+            batch = observed_settings(self._runs.attempt(other, AS_WRITTEN)).call_batch
         except NotSimulated:
-            seen = None
-        if seen != other:
+            batch = None
+        if batch != other:
             self._runs.drop(other, AS_WRITTEN)
             self._runs.batch_constant = None
             return None
-        self._runs.same(None, found.value, AS_WRITTEN)
-        return found.value
+        self._runs.same(None, constant.value, AS_WRITTEN)
+        return constant.value
 
     # -- the first answer ------------------------------------------------------------------
 

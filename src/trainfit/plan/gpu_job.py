@@ -270,7 +270,7 @@ def job_on_several(job: Job, counts: Sequence[int]) -> JobOnSeveral:
         if count == 1:
             jobs.append((1, "", one))
         else:
-            jobs += [(count, each, job.on_each_of(count, each)) for each in strategies]
+            jobs += [(count, strategy, job.on_each_of(count, strategy)) for strategy in strategies]
     return JobOnSeveral(one, tuple(jobs), notes)
 
 
@@ -338,7 +338,7 @@ _FOLLOWS: Final = (1, 2, 4, 8)
 
 def _is_own(evaluated: int | None, trained: int) -> bool:
     """Has an evaluation a batch size of its own, whatever that of the training is?"""
-    return evaluated is not None and evaluated not in {trained * each for each in _FOLLOWS}
+    return evaluated is not None and evaluated not in {trained * follow for follow in _FOLLOWS}
 
 
 def _unseen(end: EpochEnd | None) -> str:
@@ -376,7 +376,11 @@ def job_of_recordings(
         )
     if _command(recording) != _command(other):
         raise JobError(f"{str(path)!r} and {str(other_path)!r} are of different commands")
-    pair = [(at, each) for at, (_, each) in zip(batches, recordings, strict=True) if at is not None]
+    pair = [
+        (batch, each)
+        for batch, (_, each) in zip(batches, recordings, strict=True)
+        if batch is not None
+    ]
     return dataclasses.replace(job, pair=_pair(pair))
 
 

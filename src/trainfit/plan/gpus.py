@@ -111,8 +111,8 @@ def step_on(
     if work is None:
         return None
     per_batch = samples_per_batch(job.recording, job.batch)
-    found = speed_of(step_time(runnable(work, machine.gpu), machine), batch, per_batch)
-    return _scaled(of_whole_step(found, job.recording), factor)
+    speed = speed_of(step_time(runnable(work, machine.gpu), machine), batch, per_batch)
+    return _scaled(of_whole_step(speed, job.recording), factor)
 
 
 def _scaled(step: StepSpeed, factor: float) -> StepSpeed:
@@ -182,13 +182,13 @@ def _saturated(
     if not largest or job.kernels is None:
         return None
     sizes = batch_sizes(largest)
-    steps = {each: step_on(job, machine, each, factor) for each in _coarse(sizes)}
-    first = knee([each for each in steps.values() if each is not None])
+    steps = {number: step_on(job, machine, number, factor) for number in _coarse(sizes)}
+    first = knee([step for step in steps.values() if step is not None])
     if first is None:
         return None
-    below = max((each for each in steps if each < first), default=0)
-    between = [each for each in sizes if below < each < first]
-    steps |= {each: step_on(job, machine, each, factor) for each in between}
+    below = max((step for step in steps if step < first), default=0)
+    between = [batch_size for batch_size in sizes if below < batch_size < first]
+    steps |= {batch_size: step_on(job, machine, batch_size, factor) for batch_size in between}
     found = knee([each for _, each in sorted(steps.items()) if each is not None])
     return steps[found] if found is not None else None
 
@@ -260,19 +260,19 @@ def compare_gpus(
     if counts:
         several = job_on_several(job, counts)
         notes += several.notes
-        found = [
+        estimates = [
             _against_one(estimated(each, dataclasses.replace(gpu, count=count), factor, prices,
                                    exact=exact, strategy=strategy), several.one, factor, gpu)
             for gpu in gpus
             for count, strategy, each in several.jobs
         ]  # fmt: skip
     else:
-        found = [estimated(job, gpu, factor, prices, exact=exact) for gpu in gpus]
+        estimates = [estimated(job, gpu, factor, prices, exact=exact) for gpu in gpus]
     if explain and not counts:
-        found = [
-            _with_effects(estimate, job, gpu) for estimate, gpu in zip(found, gpus, strict=True)
+        estimates = [
+            _with_effects(estimate, job, gpu) for estimate, gpu in zip(estimates, gpus, strict=True)
         ]
-    best = sorted(found, key=_best_first)
+    best = sorted(estimates, key=_best_first)
     within = [o for o in best if o.runs and (budget is None or _costs_at_most(o, budget))]
     priced = [estimate for estimate in within if estimate.cost is not None]
     timed = [estimate for estimate in within if estimate.samples_per_s is not None]

@@ -69,11 +69,11 @@ def told_once(findings: Iterable[Finding], end: EpochEnd | None = None) -> Itera
     found = tuple(findings)
     is_remade = any(each.kind == _REMADE for each in found)
     grows_at = {str(each.at) for each in found if each.kind == EPOCH_GROWTH}
-    for each in found:
-        is_effect = each.kind == EPOCH_GROWTH and is_remade
-        is_effect |= each.kind == _FROZEN and end is not None and end.later is not None
-        if not is_effect and not (each.kind == _MODELS_KEPT and str(each.at) in grows_at):
-            yield each
+    for finding in found:
+        is_effect = finding.kind == EPOCH_GROWTH and is_remade
+        is_effect |= finding.kind == _FROZEN and end is not None and end.later is not None
+        if not is_effect and not (finding.kind == _MODELS_KEPT and str(finding.at) in grows_at):
+            yield finding
 
 
 def of_calls(pattern: StepPattern) -> Iterator[Finding]:
@@ -106,15 +106,19 @@ def of_steps(
     ``epoch`` are the steps of an epoch whose end was not simulated and may free it (``None``: it
     was, or is not known). Nothing where one of those ``known`` says what keeps it.
     """
-    if not growth.is_large or not pattern.sources or any(each.kind in _KEEPERS for each in known):
+    if (
+        not growth.is_large
+        or not pattern.sources
+        or any(finding.kind in _KEEPERS for finding in known)
+    ):
         return
-    said = f"Memory grows by {size(growth.bytes_per_step)} with each {pattern.unit}"
+    text = f"Memory grows by {size(growth.bytes_per_step)} with each {pattern.unit}"
     if pattern.grows_by_bytes is not None:
-        yield _buffer(said, pattern, pattern.grows_by_bytes)
+        yield _buffer(text, pattern, pattern.grows_by_bytes)
         return
-    found = _finding(TENSORS_KEPT, said, pattern.sources, _KEEP_LESS)
+    found = _finding(TENSORS_KEPT, text, pattern.sources, _KEEP_LESS)
     if epoch:
-        title = f"{said}, unless an epoch's end ({count(epoch, 'step')}) frees it"
+        title = f"{text}, unless an epoch's end ({count(epoch, 'step')}) frees it"
         found = dataclasses.replace(found, title=title, severity="warning")
     if graphs_at is not None and found.place == Place.parse(graphs_at):
         found = dataclasses.replace(found, cause=_IN_A_CIRCLE, fixes=(_NO_CIRCLE,))
@@ -128,22 +132,22 @@ def with_growth(summary: RecordingSummary) -> RecordingSummary:
     used = summary.memory.device_bytes + summary.other_processes_bytes
     growth = Growth.on(summary.pattern, summary.gpu_memory_bytes - used)
     epoch = summary.coverage.steps_per_epoch if summary.coverage is not None else None
-    found = of_steps(summary.pattern, growth, epoch=epoch, known=summary.findings)
+    findings = of_steps(summary.pattern, growth, epoch=epoch, known=summary.findings)
     calls = of_calls(summary.pattern)
-    return dataclasses.replace(summary, findings=(*calls, *summary.findings, *found))
+    return dataclasses.replace(summary, findings=(*calls, *summary.findings, *findings))
 
 
-def _buffer(said: str, pattern: StepPattern, more: int) -> Finding:
+def _buffer(text: str, pattern: StepPattern, more: int) -> Finding:
     """The finding on what keeps tensors up to a number of them."""
     fits = pattern.steps_until_full is None
-    found = _finding(
+    finding = _finding(
         TENSORS_KEPT,
-        f"{said}, until the list or deque that keeps it is full: by {size(more)}"
+        f"{text}, until the list or deque that keeps it is full: by {size(more)}"
         + ("" if fits else ", which the GPU does not have"),
         pattern.sources,
         _ON_CPU,
     )
-    return dataclasses.replace(found, severity="info" if fits else "critical")
+    return dataclasses.replace(finding, severity="info" if fits else "critical")
 
 
 def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Finding]:
@@ -153,8 +157,8 @@ def of_epochs(recording: Recording, steps: int, free_bytes: int) -> Iterator[Fin
         return
     nbytes = sum(source.bytes_per_step for source in left)
     until = f"about {count(1 + max(0, free_bytes) // nbytes, 'epoch')}"
-    said = f"Memory grows by {size(nbytes)} with each epoch: full after {until}"
-    yield _finding(EPOCH_GROWTH, said, left, _CLEAR, _COPY_LESS, subject=until)
+    text = f"Memory grows by {size(nbytes)} with each epoch: full after {until}"
+    yield _finding(EPOCH_GROWTH, text, left, _CLEAR, _COPY_LESS, subject=until)
 
 
 #: Peaks that differ by less are alike; an epoch that needs more by less is none that grows.
@@ -165,7 +169,7 @@ def of_longer_epochs(peaks: Sequence[int], steps: int, free_bytes: int) -> Itera
     """What each epoch's steps need more than those of the epoch before: a size that depends on the
     epoch. ``peaks`` are those of the steps of three epochs of so many ``steps`` each; where steps
     of one epoch differ among themselves, it is the data that does."""
-    first, second, third = (peaks[at * steps : (at + 1) * steps] for at in range(3))
+    first, second, third = (peaks[index * steps : (index + 1) * steps] for index in range(3))
     if len(third) < steps or steps < 2:
         return
     if any(max(each) > (1 + _ALIKE) * min(each) for each in (second, third)):
@@ -192,19 +196,19 @@ def of_longer_epochs(peaks: Sequence[int], steps: int, free_bytes: int) -> Itera
 
 
 def _finding(
-    kind: str, said: str, sources: Sequence[GrowthSource], *fixes: Fix, subject: str = ""
+    kind: str, text: str, sources: Sequence[GrowthSource], *fixes: Fix, subject: str = ""
 ) -> Finding:
     """``sources``: the largest first."""
     first = sources[0]
     made = f"{first.operator} in {first.module}" if first.module else first.operator
     place = Place.parse(first.line)
-    at = f" at {place}" if place is not None else ""
+    phrase = f" at {place}" if place is not None else ""
     return Finding(
         kind,
         "critical",
-        said,
-        (Evidence("most of it", f"what {made} makes{at}"),),
-        f"what is made{at} is kept in a list, an attribute, a metric or a sum",
+        text,
+        (Evidence("most of it", f"what {made} makes{phrase}"),),
+        f"what is made{phrase} is kept in a list, an attribute, a metric or a sum",
         fixes,
         place=place,
         subject=subject,

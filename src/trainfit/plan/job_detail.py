@@ -78,12 +78,12 @@ def _operators(recording: Recording, first: int, ends: Floats) -> tuple[Operator
     strings, begins = recording.strings, np.concatenate(([0.0], ends[:-1]))
     spans = []
     for place, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        at = first + place
-        module = int(recording.op_module[at])
+        index = first + place
+        module = int(recording.op_module[index])
         spans.append(
             OperatorSpan(
-                strings[int(recording.op_name[at])],
-                PHASES[int(recording.op_phase[at])],
+                strings[int(recording.op_name[index])],
+                PHASES[int(recording.op_phase[index])],
                 strings[module] if module >= 0 else "",
                 begin,
                 end,
@@ -98,17 +98,17 @@ def _kernels(work: Work, launched: LaunchedWork, took: Floats) -> tuple[KernelSp
     ends, seconds = launched.ended_s.tolist(), took.tolist()
     return tuple(
         KernelSpan(
-            KERNEL_KINDS[kinds[at]],
-            DTYPES[dtypes[at]],
-            int(work.stream[at]),
-            int(work.op[at]),
-            ends[at] - seconds[at],
-            ends[at],
-            flops[at],
-            read[at] + written[at],
+            KERNEL_KINDS[kinds[index]],
+            DTYPES[dtypes[index]],
+            int(work.stream[index]),
+            int(work.op[index]),
+            ends[index] - seconds[index],
+            ends[index],
+            flops[index],
+            read[index] + written[index],
         )
-        for at in range(len(kinds))
-        if kinds[at] not in _MARKS
+        for index in range(len(kinds))
+        if kinds[index] not in _MARKS
     )
 
 
@@ -233,12 +233,12 @@ def _batches(
     many = min(_SIZES, _EVENTS // len(law.template.events))
     top = max(round(_BEYOND * (largest or 0)), *law.batches)
     sizes = {1, *law.batches, *(max(1, round(top * n / many)) for n in range(1, many + 1))}
-    found = []
+    memory = []
     for size in sorted(sizes) if many > 2 else ():
         outcome = replay(law.at(size), settings=settings)
         reserved = outcome.peak_reserved
-        found.append(BatchMemory(size, outcome.peak_allocated, reserved, reserved + context))
-    return tuple(found)
+        memory.append(BatchMemory(size, outcome.peak_allocated, reserved, reserved + context))
+    return tuple(memory)
 
 
 def _law(pair: Sequence[tuple[int, Recording]]) -> AffineStream | None:

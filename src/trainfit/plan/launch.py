@@ -43,7 +43,9 @@ def amp_part(result: PlanResult, command: Command) -> LaunchPart:
         return _part(result, command, "set", value, reason)
     if choice.by_hand:
         reason = choice.by_hand_gain
-        hazard = next((each.title for each in choice.own_hazards if each.is_critical), "")
+        hazard = next(
+            (own_hazard.title for own_hazard in choice.own_hazards if own_hazard.is_critical), ""
+        )
         return LaunchPart(
             "amp",
             "by hand",
@@ -104,13 +106,15 @@ def _present(result: PlanResult, command: Command) -> str:
 def _exported(choice: AmpChoice | None) -> str:
     """Accelerate's precision in trainfit's own environment; empty where it is not set there."""
     candidates = choice.candidates if choice is not None else ()
-    value = next((each.value for each in candidates if each.asked == "present"), "")
+    value = next((candidate.value for candidate in candidates if candidate.asked == "present"), "")
     return "" if value == "no" else value
 
 
 def _asks_environment(result: PlanResult, command: Command) -> bool:
     choice = result.amp_choice
-    asked = choice is not None and any(each.asked == "variable" for each in choice.candidates)
+    asked = choice is not None and any(
+        candidate.asked == "variable" for candidate in choice.candidates
+    )
     return asked or ACCELERATE in {**result.variables, **command.environment()}
 
 
@@ -167,7 +171,7 @@ def _variables(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
 def _misread(line: LaunchCommand) -> Iterator[LaunchPart]:
     """Variables that hold no number of threads: out of the command, or to be unset outside it."""
     found, present = line.found, {**os.environ, **line.command.environment()}
-    told = {each.name: each for each in (found.reasons if found is not None else ())}
+    told = {reason.name: reason for reason in (found.reasons if found is not None else ())}
     for name, what in line.useless.items():
         where = "removed" if name in line.removed else "unset it where it is set"
         more = told[name].reason if name in told and told[name].misread else ""
@@ -182,16 +186,18 @@ def _threads(line: LaunchCommand) -> Iterator[LaunchPart]:
     found = line.found
     if found is None:
         return
-    calls = {each.name: each for each in found.variables if each.where != "environment"}
-    for each in found.reasons:
-        if each.where != "environment" or each.name in line.useless:
+    calls = {
+        variable.name: variable for variable in found.variables if variable.where != "environment"
+    }
+    for reason in found.reasons:
+        if reason.where != "environment" or reason.name in line.useless:
             continue
-        part = _variable(each, line)
+        part = _variable(reason, line)
         if found.was_busy and part.status == "not set":
             part = dataclasses.replace(part, status="cannot tell")
-        if each.name in calls:
-            place = calls[each.name].where.replace("script", "")
-            call = calls[each.name].line
+        if reason.name in calls:
+            place = calls[reason.name].where.replace("script", "")
+            call = calls[reason.name].line
             part = dataclasses.replace(
                 part, status="by hand", where="script", line=call, place=place
             )
@@ -217,11 +223,11 @@ def _variable(reason: SettingReason, line: LaunchCommand) -> LaunchPart:
 def _allocator(trial: AllocatorTrial, gpu: str) -> LaunchPart:
     """Expandable segments, only where the job does not run without them."""
     saved = trial.reserved_bytes - trial.other_reserved_bytes
-    at = f" at batch size {trial.batch_size}" if trial.batch_size else ""
+    text = f" at batch size {trial.batch_size}" if trial.batch_size else ""
     other = "without expandable segments" if trial.expandable else "with expandable segments"
     differs = f"{size(abs(saved))} {'less' if saved > 0 else 'more'} reserved"
     reason = f"{other} {differs if saved else 'as much is reserved'}"
-    reason += f" ({size(trial.reserved_bytes)}{at})"
+    reason += f" ({size(trial.reserved_bytes)}{text})"
     status: PartStatus = "kept" if trial.present else "not set"
     return LaunchPart(
         trial.variable, status, "environment", reason, trial.present, trial.present,
@@ -272,31 +278,31 @@ def _batch_option(plan: PlanResult, command: Command) -> Iterator[LaunchPart]:
         "batch_size", "option", "argument", reason, str(option.batch_size), now, "predicted",
         plan.gpu,
     )  # fmt: skip
-    said = _expressed(part, plan, command)
-    if said.value == part.value:
-        yield dataclasses.replace(said, status="option", where="argument")
+    launch_part = _expressed(part, plan, command)
+    if launch_part.value == part.value:
+        yield dataclasses.replace(launch_part, status="option", where="argument")
 
 
 def _accumulation(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
     """The micro-batches of an optimizer step, where there are several or a placeholder is."""
     step = plan.step
-    seen = step.accumulation if step is not None else None
-    wanted = int({**line.command.present, **line.values}.get("grad_accum", seen or 1))
-    if step is not None and step.is_kept and seen and plan.now.batch_size:
+    accumulation = step.accumulation if step is not None else None
+    target = int({**line.command.present, **line.values}.get("grad_accum", accumulation or 1))
+    if step is not None and step.is_kept and accumulation and plan.now.batch_size:
         best = plan.chosen.recommended_batch or plan.now.batch_size
-        wanted = max(1, plan.now.batch_size * seen // best)
-    if step is None or seen is None or (seen == 1 and wanted == 1):
+        target = max(1, plan.now.batch_size * accumulation // best)
+    if step is None or accumulation is None or (accumulation == 1 and target == 1):
         return
     reason = "the script's own"
     if step.effective_batch is not None:
         now = plan.now.batch_size
         replicas = plan.ranks.replicas if plan.ranks is not None else 1
         batch = (plan.chosen.recommended_batch or now or 1) / (now or 1)
-        becomes = step.effective_batch * wanted / seen * batch
+        becomes = step.effective_batch * target / accumulation * batch
         said = effective_words(step.effective_batch // step.rounds, replicas)
         reason = f"keeps {said}" if round(becomes) == step.effective_batch else f"instead of {said}"
-    status: PartStatus = "kept" if wanted == seen else "set"
-    yield LaunchPart("grad_accum", status, "argument", reason, str(wanted), str(seen))
+    status: PartStatus = "kept" if target == accumulation else "set"
+    yield LaunchPart("grad_accum", status, "argument", reason, str(target), str(accumulation))
 
 
 def _loader(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
@@ -310,15 +316,15 @@ def _loader(plan: PlanResult, line: LaunchCommand) -> Iterator[LaunchPart]:
     machine = (plan.cpu.name if plan.cpu is not None else "") or "the processor given by --cpu"
     for name in _settings(found):
         value, present = getattr(found.recommended, name), getattr(found.present, name)
-        each = reasons.get(_ARGUMENTS.get(name, name))
+        reason = reasons.get(_ARGUMENTS.get(name, name))
         part = LaunchPart(
             name,
             "set",
             "argument",
-            each.reason if each is not None else "",
+            reason.reason if reason is not None else "",
             str(value),
             str(present),
-            each.evidence if each is not None else "",
+            reason.evidence if reason is not None else "",
             _HERE,
         )
         if other and name == "num_workers":
@@ -375,11 +381,11 @@ def _expressed(part: LaunchPart, plan: PlanResult, command: Command) -> LaunchPa
     if part.name in command.present:
         return part
     written = config_line(command, part.name, part.present, part.value) if part.present else None
-    at = plan.script_lines.get(part.name)
-    if written is None and at is not None:
-        text = at.line.replace("{}", part.value)
+    line = plan.script_lines.get(part.name)
+    if written is None and line is not None:
+        text = line.line.replace("{}", part.value)
         return dataclasses.replace(
-            part, status="by hand", where="script", line=text, place=at.place, call=at.call
+            part, status="by hand", where="script", line=text, place=line.place, call=line.call
         )
     if written is not None:
         return dataclasses.replace(

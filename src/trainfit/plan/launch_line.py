@@ -79,7 +79,9 @@ def launch(
     )
     others = {name: wanted[name] for name in differing & slower}
     words = command.fill(**values)
-    assigned = {at: words[at].partition("=")[0] for at in command.assignments_at}
+    assigned = {
+        assignment: words[assignment].partition("=")[0] for assignment in command.assignments_at
+    }
     gone = [at for at, name in assigned.items() if name in useless]
     for at, name in assigned.items():
         if name in others:
@@ -109,8 +111,8 @@ def launch(
         f"{name}={own[name]} of the command is left out: it {what}"
         for name, what in removed.items()
     ]
-    kept = [word for each, word in enumerate(words) if each < at and each not in gone]
-    rest = [word for each, word in enumerate(words) if each >= at and each not in gone]
+    kept = [word for index, word in enumerate(words) if index < at and index not in gone]
+    rest = [word for index, word in enumerate(words) if index >= at and index not in gone]
     words = [*before, *kept, *prefix, *rest]
     return LaunchCommand(
         command,
@@ -140,8 +142,10 @@ def launched(
 
 def launch_command(plan: PlanResult, command: Command) -> LaunchCommand:
     """``command`` as ``plan`` recommends it; of its DataLoader what there is."""
-    found = launched_loader(plan.loading)
-    return launched(command, launch_values(plan, command, found), plan.variables, found)
+    loader_result = launched_loader(plan.loading)
+    return launched(
+        command, launch_values(plan, command, loader_result), plan.variables, loader_result
+    )
 
 
 def launched_loader(loading: DataLoading | None) -> LoaderResult | None:
@@ -193,24 +197,24 @@ def renamed(command: Command, word: str, other: str) -> Command:
 def useless_variables(command: Command, result: LoaderResult | None) -> dict[str, str]:
     """Variables of the job that hold no number of threads, with what their values do, in words
     that follow the variable; without those that ``result`` gives a value."""
-    advised = () if result is None else [each.name for each in result.variables]
+    advised = () if result is None else [variable.name for variable in result.variables]
     said = misread({**os.environ, **command.environment()})
     return {name: what for name, what in said.items() if name not in advised}
 
 
 def _bare_env(command: Command, words: Sequence[str], gone: Collection[int]) -> list[int]:
     """Places of ``env`` that are left with nothing to do, as all its variables are ``gone``."""
-    found = []
-    for at in range(command.program_at):
-        if at in command.assignments_at or Path(words[at]).name != "env":
+    indices = []
+    for index in range(command.program_at):
+        if index in command.assignments_at or Path(words[index]).name != "env":
             continue
-        behind = at + 1
+        behind = index + 1
         while behind in gone:
             behind += 1
         has_more = behind in command.assignments_at or words[behind].startswith("-")
-        if behind > at + 1 and not has_more:
-            found.append(at)
-    return found
+        if behind > index + 1 and not has_more:
+            indices.append(index)
+    return indices
 
 
 def _behind_assignments(command: Command) -> int:
@@ -227,12 +231,12 @@ def _behind_assignments(command: Command) -> int:
 
 def _chooses_cores(words: Sequence[str]) -> str:
     """The wrapper that chooses cores already ("taskset"); empty where there is none."""
-    for at, word in enumerate(words):
+    for index, word in enumerate(words):
         name = Path(word).name
         if name == "taskset":
             return name
         if name == "numactl" and any(
-            other.partition("=")[0].startswith(_CHOOSES_CORES) for other in words[at + 1 :]
+            other.partition("=")[0].startswith(_CHOOSES_CORES) for other in words[index + 1 :]
         ):
             return name
     return ""

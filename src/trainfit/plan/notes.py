@@ -121,10 +121,10 @@ def _read_of_ranks(command: Command) -> str | None:
     if command.kind != "script":
         return None
     try:
-        found = _OF_RANKS.search(Path(command.name).read_text())
+        match = _OF_RANKS.search(Path(command.name).read_text())
     except (OSError, UnicodeDecodeError):
         return None
-    return found[0] if found else None
+    return match[0] if match else None
 
 
 def note_batches(job: PlannedJob, batches: Batches) -> None:

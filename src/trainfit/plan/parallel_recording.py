@@ -189,7 +189,9 @@ class Rewriting:
         fields["alloc_op"] = np.where(made < 0, made, number[np.maximum(made, 0)])
         evaluations = header.get("evaluations") or ()
         if evaluations:
-            header["evaluations"] = [[int(number[end]) for end in each] for each in evaluations]
+            header["evaluations"] = [
+                [int(number[end]) for end in evaluation] for evaluation in evaluations
+            ]
         if repeated := header.get("repeated"):
             header["repeated"] = [
                 [*(int(number[end]) for end in each[:3]), each[3]] for each in repeated
@@ -199,10 +201,10 @@ class Rewriting:
         """The new number of each allocation, and the columns that change by it."""
         count = len(recording.alloc_bytes)
         added = [(place, 2, alloc * 4 + FREE) for alloc, place in self._frees.items()]
-        for number, each in enumerate(self._added, count):
-            added.append((each.begins, each.ranks[0], number * 4 + MALLOC))
-            if each.ends is not None:
-                added.append((each.ends, each.ranks[1], number * 4 + FREE))
+        for number, allocation in enumerate(self._added, count):
+            added.append((allocation.begins, allocation.ranks[0], number * 4 + MALLOC))
+            if allocation.ends is not None:
+                added.append((allocation.ends, allocation.ranks[1], number * 4 + FREE))
         events = recording.events
         kept = np.flatnonzero(~np.isin(events, [alloc * 4 + FREE for alloc in self._frees]))
         rows = np.array(added, dtype=np.int64).reshape(-1, 3)
@@ -245,20 +247,20 @@ class Rewriting:
         counts, used = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
         for place, count, op in self._dispatched:
             counts[op, place] += count
-        found = []
+        kernels = []
         for at, row in self._kernels:
             op = row["op"]
             before = counts[op, op] and at <= self.launched_before(op)
             key = op, (op if before else op + 1)
             if not counts[key]:
-                found.append((at, row | {"op": int(number[op])}))
+                kernels.append((at, row | {"op": int(number[op])}))
                 continue
             # The first of those that come there.
             first = int(number[op]) - counts[key] if before else int(number[op]) + 1
             mine = first + min(used[key], counts[key] - 1)
             used[key] += row["launches"]
-            found.append((at, row | {"op": mine}))
-        return found
+            kernels.append((at, row | {"op": mine}))
+        return kernels
 
 
 _FORWARD, _BACKWARD = PHASES.index("forward"), PHASES.index("backward")
@@ -298,7 +300,7 @@ class Use:
 
 def parameters_of(recording: Recording, ranks: int) -> tuple[Sharded, ...]:
     """Each allocation of parameters once; none where they were not recorded."""
-    found = {each.alloc: each for each in recording.parameters() or ()}
+    found = {parameter.alloc: parameter for parameter in recording.parameters() or ()}
     return tuple(Sharded.of(each, recording, ranks) for each in found.values())
 
 
@@ -307,8 +309,8 @@ def units_of(recording: Recording, parameters: Sequence[Sharded]) -> list[list[S
     tutorials shard them. The first unit has the rest: the root's."""
     name = _unit_name(recording, parameters)
     groups: dict[str, list[Sharded]] = {"": []}
-    for each in parameters:
-        groups.setdefault(name(each.module), []).append(each)
+    for parameter in parameters:
+        groups.setdefault(name(parameter.module), []).append(parameter)
     return list(groups.values())
 
 
@@ -316,8 +318,8 @@ def uses_of(recording: Recording, parameters: Sequence[Sharded]) -> list[Use]:
     """When each unit but the root is needed, in the order of operators."""
     name = _unit_name(recording, parameters)
     numbers: dict[str, int] = {"": 0}
-    for each in parameters:
-        numbers.setdefault(name(each.module), len(numbers))
+    for parameter in parameters:
+        numbers.setdefault(name(parameter.module), len(numbers))
     modules = recording.op_module.tolist()
     unit = np.array([numbers.get(name(module), 0) for module in modules], dtype=np.int64)
     batches, phases = micro_batches(recording), recording.op_phase
@@ -342,11 +344,11 @@ def micro_batches(recording: Recording) -> IntArray:
     """The number of each operator's forward and backward pass; -1: it is of none."""
     phases = recording.op_phase
     passes = np.flatnonzero(np.isin(phases, (_FORWARD, _BACKWARD)))
-    found = np.full(len(phases), -1, dtype=np.int64)
+    batches = np.full(len(phases), -1, dtype=np.int64)
     backward, step = phases[passes] == _BACKWARD, recording.op_step[passes]
     begins = (backward[:-1] & ~backward[1:]) | (step[:-1] != step[1:])
-    found[passes] = np.cumsum(np.append(0, begins)) if len(passes) else 0
-    return found
+    batches[passes] = np.cumsum(np.append(0, begins)) if len(passes) else 0
+    return batches
 
 
 def gradients_of(recording: Recording) -> IntArray:
@@ -358,8 +360,8 @@ def gradients_of(recording: Recording) -> IntArray:
 
 def _unit_name(recording: Recording, parameters: Sequence[Sharded]) -> Callable[[int], str]:
     lists: dict[str, set[str]] = defaultdict(set)
-    for each in parameters:
-        for prefix in _elements(_path(recording, each.module)):
+    for parameter in parameters:
+        for prefix in _elements(_path(recording, parameter.module)):
             lists[prefix.rpartition(".")[0]].add(prefix)
     sizes = {name: len(members) for name, members in lists.items() if len(members) > 1}
     return functools.lru_cache(None)(functools.partial(_name, recording, sizes))
@@ -382,4 +384,4 @@ def _path(recording: Recording, module: int) -> str:
 def _elements(path: str) -> list[str]:
     """The beginnings of a path that end in a number."""
     parts = path.split(".")
-    return [".".join(parts[: at + 1]) for at, part in enumerate(parts) if part.isdigit()]
+    return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part.isdigit()]

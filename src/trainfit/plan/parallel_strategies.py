@@ -45,10 +45,10 @@ _GRADIENT: Final = KINDS.index("gradient")
 
 def header_of(recording: Recording, ranks: int) -> dict[str, Any]:
     """What the header of a recording says among so many processes."""
-    parts = [each for each in context_parts(recording) if each.name != COMMUNICATION]
+    parts = [part for part in context_parts(recording) if part.name != COMMUNICATION]
     if ranks > 1:
         parts.append(nccl_memory(ranks))
-    return {"ranks": ranks, "context_parts": [dataclasses.asdict(each) for each in parts]}
+    return {"ranks": ranks, "context_parts": [dataclasses.asdict(part) for part in parts]}
 
 
 def is_sharded(recording: Recording) -> bool:
@@ -160,11 +160,11 @@ def why_not(recording: Recording) -> str:
 
 def strategies_of(recording: Recording) -> tuple[tuple[Strategy, ...], tuple[str, ...]]:
     """The strategies that make a difference to a training, and why others are left out."""
-    quantized = {each.dtype for each in recording.parameters() or ()} - _FLOATS
-    found: list[Strategy] = ["DDP"]
+    quantized = {parameter.dtype for parameter in recording.parameters() or ()} - _FLOATS
+    strategies: list[Strategy] = ["DDP"]
     notes = []
     if (recording.alloc_kind == _STATE).any():
-        found.append("ZeRO-1")
+        strategies.append("ZeRO-1")
     else:
         notes.append("ZeRO-1 is left out: the optimizer has no state on the GPU")
     if quantized:
@@ -173,8 +173,8 @@ def strategies_of(recording: Recording) -> tuple[tuple[Strategy, ...], tuple[str
             "(quantized); plan the script with FSDP itself"
         )
     else:
-        found.append("FSDP")
-    return tuple(found), tuple(notes)
+        strategies.append("FSDP")
+    return tuple(strategies), tuple(notes)
 
 
 def with_ranks(recording: Recording, strategy: Strategy, ranks: int) -> Recording:
@@ -218,15 +218,19 @@ class _Job:
     def passes(self) -> list[IntArray]:
         """The operators of each forward and backward pass."""
         return [
-            np.flatnonzero(self.batches == each) for each in np.unique(self.batches) if each >= 0
+            np.flatnonzero(self.batches == batch) for batch in np.unique(self.batches) if batch >= 0
         ]
 
     def split_optimizer(self, kept: Mapping[tuple[int, int], int]) -> dict[str, IntArray]:
         """The optimizer's memory and kernels for a part of the parameters: ``kept`` has what is
         left of a parameter's bytes by its module and bytes. Columns that change by it."""
         recording, sizes = self.recording, self.rewriting.alloc_bytes
-        whole = sum(each.nbytes for each in self.parameters if each.trained)
-        left = [kept[each.module, each.nbytes] for each in self.parameters if each.trained]
+        whole = sum(parameter.nbytes for parameter in self.parameters if parameter.trained)
+        left = [
+            kept[parameter.module, parameter.nbytes]
+            for parameter in self.parameters
+            if parameter.trained
+        ]
         share = sum(left) / whole if whole else 1.0
         tensors = sum(map(bool, left)) / max(1, len(left))
         op = recording.alloc_op
@@ -277,9 +281,9 @@ def _zero(recording: Recording, ranks: int) -> Recording:
     _reduce_gradients(job)
     trained = [each for each in job.parameters if each.trained]
     totals, owner = [0] * ranks, dict[int, int]()
-    for each in sorted(trained, key=lambda each: -each.nbytes):
-        owner[each.alloc] = totals.index(min(totals))
-        totals[owner[each.alloc]] += each.nbytes
+    for parameter in sorted(trained, key=lambda each: -each.nbytes):
+        owner[parameter.alloc] = totals.index(min(totals))
+        totals[owner[parameter.alloc]] += parameter.nbytes
     kept = {
         (each.module, each.nbytes): each.nbytes if owner[each.alloc] == 0 else 0 for each in trained
     }
@@ -290,8 +294,8 @@ def _zero(recording: Recording, ranks: int) -> Recording:
         last = int(np.flatnonzero(stepping & (steps == step))[-1])
         at = job.rewriting.launched_after(last)
         event = job.rewriting.mark(at, last)
-        for each in trained:
-            done = job.collective(at, last, "broadcast", each.nbytes, stream, event)
+        for parameter in trained:
+            done = job.collective(at, last, "broadcast", parameter.nbytes, stream, event)
             job.rewriting.dispatch(last, _OF_SENT)
             event = done
         job.rewriting.wait(at, last, event)
@@ -317,7 +321,7 @@ def _reduce_gradients(job: _Job) -> None:
             continue
         ready = _ready(job, backward)
         if not number:  # the buckets are rebuilt in this order after the first
-            order = sorted((each for each in job.parameters if each.trained),
+            order = sorted((parameter for parameter in job.parameters if parameter.trained),
                            key=lambda each: ready[each.alloc])  # fmt: skip
             for bucket in _buckets(order):
                 nbytes = sum(each.nbytes for each in bucket)
@@ -343,19 +347,22 @@ def _ready(job: _Job, backward: IntArray) -> dict[int, int]:
     its module."""
     modules = job.recording.op_module[backward]
     last = dict(zip(modules.tolist(), backward.tolist(), strict=True))
-    return {each.alloc: last.get(each.module, int(backward[-1])) for each in job.parameters}
+    return {
+        parameter.alloc: last.get(parameter.module, int(backward[-1]))
+        for parameter in job.parameters
+    }
 
 
 def _buckets(order: Sequence[Sharded]) -> list[list[Sharded]]:
     """The buckets as ``_compute_bucket_assignment_by_size`` fills them."""
-    found, current, nbytes = list[list[Sharded]](), list[Sharded](), 0
+    currents, current, nbytes = list[list[Sharded]](), list[Sharded](), 0
     for each in order:
         current.append(each)
         nbytes += each.nbytes
-        if nbytes >= _BUCKETS[min(len(found), 1)]:
-            found.append(current)
+        if nbytes >= _BUCKETS[min(len(currents), 1)]:
+            currents.append(current)
             current, nbytes = [], 0
-    return [*found, current] if current else found
+    return [*currents, current] if current else currents
 
 
 # -- fully_shard -----------------------------------------------------------------------------------
@@ -363,8 +370,8 @@ def _buckets(order: Sequence[Sharded]) -> list[list[Sharded]]:
 
 def _fsdp(recording: Recording, ranks: int) -> Recording:
     job = _Job(recording, ranks)
-    for each in job.parameters:
-        job.rewriting.alloc_bytes[each.alloc] = each.shard_bytes
+    for parameter in job.parameters:
+        job.rewriting.alloc_bytes[parameter.alloc] = parameter.shard_bytes
     kept = {(each.module, each.nbytes): each.shard_bytes for each in job.parameters}
     columns = job.split_optimizer(kept)
     _Sharding(job).run()
@@ -385,7 +392,7 @@ class _Sharding:
     def run(self) -> None:
         uses = uses_of(self._job.recording, self._job.parameters)
         for number, ops in enumerate(self._job.passes()):
-            self._pass(ops, [each for each in uses if each.micro_batch == number])
+            self._pass(ops, [use for use in uses if use.micro_batch == number])
 
     def _pass(self, ops: IntArray, uses: list[Use]) -> None:
         first, last = int(ops[0]), int(ops[-1])
@@ -461,7 +468,7 @@ class _Sharding:
         place = rewriting.after(op)
         own = self._gradients(unit, made)
         ends = [rewriting.freed(alloc) for alloc in own]
-        known = [each for each in ends if each is not None]
+        known = [number for number in ends if number is not None]
         until = max(known) if known and len(known) == len(ends) else None
         if not own:
             until = rewriting.after(behind)  # added to what is there already

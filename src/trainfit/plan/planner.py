@@ -333,16 +333,16 @@ def _remedies(
 
 def _launched_step(job: PlannedJob, chosen: AmpSetting, kept: Accumulation) -> StepSpeed | None:
     """The step of the launch command, where that has another number of micro-batches."""
-    wanted, best = kept.values.get("grad_accum"), chosen.batches.recommended
-    if wanted is None or not best:
+    value, best = kept.values.get("grad_accum"), chosen.batches.recommended
+    if value is None or not best:
         return None
-    values = {**chosen.spec.values, "grad_accum": wanted}
+    values = {**chosen.spec.values, "grad_accum": value}
     try:
         trace = job.runs.trace(best, dataclasses.replace(chosen.spec, values=values))
         recording = recording_of(trace)
     except (NotSimulated, ScriptError):
         recording = None
-    return launched_step(recording, best, int(wanted), chosen.batches.curve, job.machine)
+    return launched_step(recording, best, int(value), chosen.batches.curve, job.machine)
 
 
 def _accumulation(
@@ -354,14 +354,14 @@ def _accumulation(
     by_noise = chosen.batches.by_noise
     replicas = replicas_of(job.first)
     kept = accumulation_for(options.command, makeup, job.batch, best, by_noise, replicas)
-    wanted, option = kept.values.get("grad_accum"), options.option("grad_accum")
-    if wanted is not None and job.first.outcome.learning.is_divided is False:
-        return Accumulation({}, _summed(wanted)), options
-    if wanted is None or best is None or option is None or option.is_proven:
+    value, option = kept.values.get("grad_accum"), options.option("grad_accum")
+    if value is not None and job.first.outcome.learning.is_divided is False:
+        return Accumulation({}, _summed(value)), options
+    if value is None or best is None or option is None or option.is_proven:
         return kept, options
     by_framework = makeup is not None and makeup.loop in FRAMEWORKS
     amp = chosen.spec.values.get("amp")
-    why = accumulates(job.runs, best, wanted, amp, by_framework=by_framework)
+    why = accumulates(job.runs, best, value, amp, by_framework=by_framework)
     if not why:
         return kept, options.proven(["grad_accum"])
     options = options.without({"grad_accum": why})
@@ -370,10 +370,10 @@ def _accumulation(
     return kept, options
 
 
-def _summed(wanted: str) -> str:
+def _summed(text: str) -> str:
     """What to do where the number of micro-batches may not change."""
     return (
-        f"accumulation stays: the losses of micro-batches are added, not averaged, so {wanted} of "
+        f"accumulation stays: the losses of micro-batches are added, not averaged, so {text} of "
         "them would be another learning rate; divide the loss by their number to keep the "
         "effective batch size at another one"
     )
@@ -534,9 +534,9 @@ def _strays(job: PlannedJob, present: AmpSetting, others: Agreement) -> tuple[Fi
 def _distinct(*findings: Finding) -> tuple[Finding, ...]:
     """Each once, as the memory of an epoch's end may be that of its steps; the worst first."""
     found: list[Finding] = []
-    for each in findings:
-        if each not in found:
-            found.append(each)
+    for finding in findings:
+        if finding not in found:
+            found.append(finding)
     return by_severity(found)
 
 

@@ -100,7 +100,7 @@ def with_cpu(
         other = attempt(True)
         if other.step_seconds:
             outcome, stands_in = other, True
-    found = VersusCpu(
+    cpu = VersusCpu(
         here.line(),
         result.now.batch_size,
         step_seconds=outcome.step_seconds[WARM_UP - 1 :],
@@ -112,16 +112,16 @@ def with_cpu(
         counts=counts,
         stand_in=stands_in,
     )
-    return dataclasses.replace(result, versus_cpu=found)
+    return dataclasses.replace(result, versus_cpu=cpu)
 
 
 def on_cpu(command: Command) -> Command:
     """The command whose arguments name the CPU where they named a GPU."""
     words = list(command.words)
-    for at in range(command.arguments_at, len(words)):
-        asks = _ASKS_FOR_GPU.fullmatch(words[at])
+    for index in range(command.arguments_at, len(words)):
+        asks = _ASKS_FOR_GPU.fullmatch(words[index])
         if asks is not None:
-            words[at] = f"{asks[1]}cpu"
+            words[index] = f"{asks[1]}cpu"
     return dataclasses.replace(command, words=tuple(words))
 
 
@@ -148,17 +148,17 @@ def run_on_cpu(
 
 def _why(outcome: CpuRunOutcome, counts: Counts) -> str:
     """Why no step was timed there, and what to do."""
-    at = f" at {outcome.location}" if outcome.location else ""
+    text = f" at {outcome.location}" if outcome.location else ""
     said = " ".join(outcome.message.split())[:200]
     steps = f"after {duration(outcome.seconds)} and {outcome.steps} of {_LEAST_STEPS} {counts}"
     if outcome.status == "timeout":
-        return f"the time limit was reached{at} {steps}; raise --time-limit"
+        return f"the time limit was reached{text} {steps}; raise --time-limit"
     if outcome.status in ("ended", "finished"):
         more = "make more optimizer steps" if counts == "steps" else "call its model more often"
         return f"the script ended {steps}; let it {more}"
     ended = f"the script exits with {said}" if outcome.status == "exited" else f"it {said}"
     if outcome.status in ("failed", "out_of_memory", "unsupported"):
-        ended = f"the script fails there{at}: {said}"
+        ended = f"the script fails there{text}: {said}"
     elif outcome.status == "died":
         ended = said
     return f"{ended}; let it choose its device by torch.cuda.is_available()"

@@ -214,14 +214,14 @@ def stated_ranges(memory: MemoryFigures, tolerance: float | None) -> dict[str, t
     }
     share = TOLERANCE if tolerance is None else tolerance
     least = {"allocated": _LEAST_ALLOCATED, "reserved": _LEAST_RESERVED, "device": _LEAST_RESERVED}
-    found = {}
+    ranges = {}
     for name, (low, high) in _by_share(memory, share).items():
         own = stated[name] if tolerance is None else None
         if own is not None:
             low, high = own
         predicted = getattr(memory, f"{name}_bytes")
-        found[name] = max(0, min(low, predicted - least[name])), max(high, predicted + least[name])
-    return found
+        ranges[name] = max(0, min(low, predicted - least[name])), max(high, predicted + least[name])
+    return ranges
 
 
 def _by_share(memory: MemoryFigures, share: float) -> dict[str, tuple[int, int]]:
@@ -267,9 +267,9 @@ def _notes(
         )
         notes.append(with_cause(stopped, cause))
     with contextlib.suppress(GpuNameError):  # a custom GPU specification has any name
-        wanted = find_gpu(prediction.gpu).name
-        if wanted != device.gpu and not prediction.gpu.startswith("custom"):
-            notes.append(f"predicted for {wanted}, measured on {device.gpu}: plan for this GPU")
+        name = find_gpu(prediction.gpu).name
+        if name != device.gpu and not prediction.gpu.startswith("custom"):
+            notes.append(f"predicted for {name}, measured on {device.gpu}: plan for this GPU")
     here, there = device.torch.partition("+")[0], prediction.torch.partition("+")[0]
     if here != there:
         notes.append(f"predicted with torch {there}, measured with torch {here}")

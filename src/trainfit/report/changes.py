@@ -47,11 +47,11 @@ def remedies_sections(tried: Remedies | None) -> list[Section]:
     if tried.before is None:
         return section("Remedies", facts(("none tried", tried.failure)))
     before = tried.before
-    at = f"batch size {tried.batch_size}" if tried.batch_size else "the current batch size"
-    won = [_remedy(each, before, tried.largest_batch) for each in tried.won]
+    text = f"batch size {tried.batch_size}" if tried.batch_size else "the current batch size"
+    won = [_remedy(remedy, before, tried.largest_batch) for remedy in tried.won]
     none = "" if tried.won else "none of the applicable ones lowers the memory"
     return section(
-        f"Remedies at {at}",
+        f"Remedies at {text}",
         facts(
             ("order", "by memory saved per percent of extra compute (each simulated by itself over "
                       f"{tried.steps} steps)"),
@@ -79,7 +79,7 @@ def _remedy(remedy: Remedy, before: MemoryFigures, largest_before: int | None) -
         largest = f"{was}{remedy.largest_batch}"
     changes = _CHANGES[remedy.changes]
     changes += f": {remedy.changes_detail}" if remedy.changes_detail else ""
-    seen = remedy.found if remedy.name == "checkpoint" else ""
+    text = remedy.found if remedy.name == "checkpoint" else ""
     return Item(
         f"{remedy.title} [{remedy.name}]" + ("" if remedy.fits else ": does not fit"),
         "plain" if remedy.fits else "warn",
@@ -91,7 +91,7 @@ def _remedy(remedy: Remedy, before: MemoryFigures, largest_before: int | None) -
             ("step", _step(remedy.step_change)),
             ("extra", _extra(remedy.extra)),
             ("because", remedy.reason),
-            ("found", seen),
+            ("found", text),
             *(("change", each) for each in remedy.how),
         ),
         (Snippet(remedy.launch, "Run"),) if remedy.launch is not None else (),
@@ -140,7 +140,7 @@ def _others(tried: Remedies) -> Iterator[tuple[str, str]]:
             for each in tried.faster
         )
         yield "faster step", f"{named} (predicted)"
-    won = {each.name for each in tried.won}
+    won = {remedy.name for remedy in tried.won}
     none = [each for each in tried.items if each.saved_bytes is not None and each.name not in won]
     if none:
         yield "no memory saved", ", ".join(f"{each.name} ({_nothing(each)})" for each in none)
@@ -253,8 +253,8 @@ def change_text(part: LaunchPart) -> str:
 
 def threads_text(parts: Sequence[LaunchPart]) -> str:
     """Variables and cores that go before the command, and why; empty without any."""
-    found = [part for part in parts if part.where in ("environment", "wrapper")]
-    told = [part for part in found if part.status == "set" or _is_overruled(part)]
+    launch_parts = [part for part in parts if part.where in ("environment", "wrapper")]
+    told = [part for part in launch_parts if part.status == "set" or _is_overruled(part)]
     reasons = dict.fromkeys(f"{why(part)}{_evidence(part)}" for part in told)
     return f"{' '.join(map(_headed, told))}: {'; '.join(reasons)}" if told else ""
 
@@ -277,9 +277,9 @@ def removed_text(parts: Sequence[LaunchPart]) -> str:
 
 def left_out_text(parts: Sequence[LaunchPart]) -> str:
     """What was considered and not set; the reasons are in the whole report."""
-    found = [part for part in parts if part.status == "not set" and not _is_removed(part)]
-    needless = [part.name for part in found if part.is_needless]
-    others = [part.name for part in found if not part.is_needless]
+    launch_parts = [part for part in parts if part.status == "not set" and not _is_removed(part)]
+    needless = [part.name for part in launch_parts if part.is_needless]
+    others = [part.name for part in launch_parts if not part.is_needless]
     texts = [f"{', '.join(others)}: no gain"] if others else []
     texts += [f"{', '.join(needless)}: {NOT_NEEDED}"] if needless else []
     return "; ".join(texts)
@@ -296,14 +296,18 @@ MOST: Final = 3
 def remedy_lines(remedies: Remedies, fits_already: bool, *, grows: bool) -> list[str]:
     """A line for each remedy that suffices; before them one for all together, where none does alone
     or what does changes the training more; and one for each that was asked for by name."""
-    won = [each for each in remedies.won if fits_already or each.fits]
-    lines = [_line_of(each, grows=grows) for each in won]
+    won = [remedy for remedy in remedies.won if fits_already or remedy.fits]
+    lines = [_line_of(remedy, grows=grows) for remedy in won]
     together = remedies.combination
     if together is not None and together.memory is not None and (together.fits or not lines):
         lines.insert(0, together_line(together, remedies))
     return [
         *lines,
-        *(_short_line(each, grows=grows) for each in named_remedies(remedies) if each not in won),
+        *(
+            _short_line(remedy, grows=grows)
+            for remedy in named_remedies(remedies)
+            if remedy not in won
+        ),
     ]
 
 
@@ -345,7 +349,9 @@ def _line_of(remedy: Remedy, *, grows: bool) -> str:
 
 def evaluation_line(result: PlanResult) -> str:
     """What lets fit what follows the first steps: an evaluation, samples, a copy of the model."""
-    if idle := next((each for each in result.findings if each.kind == CALLS_WITH_GRAPH), None):
+    if idle := next(
+        (finding for finding in result.findings if finding.kind == CALLS_WITH_GRAPH), None
+    ):
         return idle.fixes[0].action
     end, step = result.epoch_end, result.step
     loop = step.loop if step is not None and end is not None and end.batch_bytes else ""

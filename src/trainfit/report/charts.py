@@ -337,18 +337,18 @@ def memory_layers(
     names = ("device", "allocated")
     rows = [
         {
-            "batch": each.batch_size,
+            "batch": point.batch_size,
             "name": name,
-            "gib": getattr(each, f"{name}_bytes") / GIB,
+            "gib": getattr(point, f"{name}_bytes") / GIB,
             "tip": tip(
-                f"batch size {each.batch_size}",
-                ("allocated", size(each.allocated_bytes)),
-                ("reserved", size(each.reserved_bytes)),
-                ("device", size(each.device_bytes)),
+                f"batch size {point.batch_size}",
+                ("allocated", size(point.allocated_bytes)),
+                ("reserved", size(point.reserved_bytes)),
+                ("device", size(point.device_bytes)),
             ),
         }
         for name in names
-        for each in points
+        for point in points
     ]
     lines = [{"gpu": name, "gib": nbytes / GIB, "planned": name == gpu,
               "tip": tip(name, ("memory", size(nbytes)))}
@@ -405,24 +405,24 @@ def finding_lanes(
     """Findings with their place in time: of those about certain steps, from the first to the
     last."""
     begin, end = timeline[0].time_s, timeline[-1].time_s
-    found = []
-    for each in findings[:_LANES]:
-        first = _time_of(each.first_step, timeline, begin)
-        last = _time_of(each.last_step, timeline, end)
+    lanes = []
+    for finding in findings[:_LANES]:
+        first = _time_of(finding.first_step, timeline, begin)
+        last = _time_of(finding.last_step, timeline, end)
         rows = (
-            ("evidence", "; ".join(map(evidence_text, each.evidence[:3]))),
-            ("fix", each.fix.action),
+            ("evidence", "; ".join(map(evidence_text, finding.evidence[:3]))),
+            ("fix", finding.fix.action),
         )
-        found.append(
+        lanes.append(
             {
                 "from": first,
                 "to": last,
-                "title": title(each),
-                "tone": TONES[each.severity],
-                "tip": tip(title(each), *rows),
+                "title": title(finding),
+                "tone": TONES[finding.severity],
+                "tip": tip(title(finding), *rows),
             }
         )
-    return found
+    return lanes
 
 
 def _time_of(step: int | None, timeline: Sequence[TimelinePoint], otherwise: float) -> float:

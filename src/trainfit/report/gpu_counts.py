@@ -30,7 +30,7 @@ _ALIKE: Final = 0.01
 def counts_subject(result: GpuComparison) -> Subject:
     """The cheapest of what fits, then the strategies on each number of each GPU."""
     fitting = [each for each in result.gpus if each.fits]
-    at = f"batch {result.batch_size} on each GPU" if result.batch_size else "as it is"
+    text = f"batch {result.batch_size} on each GPU" if result.batch_size else "as it is"
     run = f"; {result.samples} samples in the whole run" if result.samples else ""
     return Subject(
         Headline(
@@ -38,7 +38,7 @@ def counts_subject(result: GpuComparison) -> Subject:
             tone="good" if fitting else "warn" if result.fits else "bad",
             text=_answer(result, fitting),
             limit=_faster(result, fitting),
-            subject=f"{result.job}, {at}{run}",
+            subject=f"{result.job}, {text}{run}",
         ),
         (
             *section(
@@ -60,17 +60,19 @@ def _answer(result: GpuComparison, fitting: Sequence[GpuEstimate]) -> str:
     if not fitting:
         smaller = [each for each in result.gpus if each.runs]
         if not smaller:
-            most = max(result.gpus, key=lambda each: each.count).count
-            return f"Does not fit: up to {most} of {machines}, with no strategy, at any batch size"
+            maximum = max(result.gpus, key=lambda each: each.count).count
+            return (
+                f"Does not fit: up to {maximum} of {machines}, with no strategy, at any batch size"
+            )
         best = smaller[0]
         return f"Fits only with a smaller batch: {_called(best)} with at most {best.largest_batch}"
-    priced = [each for each in fitting if each.samples_per_unit is not None]
+    priced = [estimate for estimate in fitting if estimate.samples_per_unit is not None]
     if priced:
         best = max(priced, key=lambda each: each.samples_per_unit or 0.0)
         return f"Cheapest: {_figures(best, result)}"
-    least = min(each.count for each in fitting)
+    least = min(estimate.count for estimate in fitting)
     best = max(
-        (each for each in fitting if each.count == least),
+        (estimate for estimate in fitting if estimate.count == least),
         key=lambda each: (each.samples_per_s or 0.0, -each.device_bytes),
     )
     return f"Fits {_verdict(best)}from {least} GPU{'s' * (least > 1)} on: {_figures(best, result)}"
@@ -86,11 +88,11 @@ def _of(names: Sequence[str]) -> str:
 
 
 def _faster(result: GpuComparison, fitting: Sequence[GpuEstimate]) -> str:
-    timed = [each for each in fitting if each.samples_per_s]
+    timed = [estimate for estimate in fitting if estimate.samples_per_s]
     if not timed:
         return ""
     fastest = max(timed, key=lambda each: each.samples_per_s or 0.0)
-    alike = as_fast(fastest.samples_per_s, (each.samples_per_s for each in timed))
+    alike = as_fast(fastest.samples_per_s, (estimate.samples_per_s for estimate in timed))
     return f"Fastest{alike}: {_figures(fastest, result)}"
 
 
@@ -144,7 +146,7 @@ def _table(result: GpuComparison) -> Table | None:
     rows = _best_of_each(shown) if many else shown
     return table_of(
         [name for name, _ in columns],
-        [[cell(each) for _, cell in columns] for each in rows],
+        [[cell(row) for _, cell in columns] for row in rows],
         f"{caption} (predicted; *: at the largest batch that fits)"
         + ("; the best strategy of each number" if many else ""),
         [n for n, (name, _) in enumerate(columns) if name not in ("GPUs", "Strategy", "Fits")],
@@ -157,8 +159,8 @@ def _table(result: GpuComparison) -> Table | None:
 def _best_of_each(estimates: Sequence[GpuEstimate]) -> list[GpuEstimate]:
     """The strategy that comes first for each number of each GPU."""
     first: dict[tuple[str, int], GpuEstimate] = {}
-    for each in estimates:
-        first.setdefault((each.gpu, each.count), each)
+    for estimate in estimates:
+        first.setdefault((estimate.gpu, estimate.count), estimate)
     return list(first.values())
 
 

@@ -159,9 +159,9 @@ def table_rows(
         return _list(rows, head, indent)
     drawn = Table(box=None, show_header=bool(head), pad_edge=False, padding=(0, gap, 0, 0))
     drawn.add_column(Text(_FIRST))
-    for at, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         drawn.add_column(
-            Text(head[at] if head else ""),
+            Text(head[index] if head else ""),
             justify="right" if kind == "r" else "left",
             no_wrap=kind in "lr",
             overflow="fold",
@@ -202,9 +202,9 @@ def _spared(
     """The rows without as many of these columns as have no room, in their order."""
     for title in spare:
         if title in head and not _fits(rows, kinds, head, indent):
-            at = list(head).index(title)
-            rows, head = [_without(row, at) for row in rows], _without(head, at)
-            kinds = kinds[:at] + kinds[at + 1 :]
+            index = list(head).index(title)
+            rows, head = [_without(row, index) for row in rows], _without(head, index)
+            kinds = kinds[:index] + kinds[index + 1 :]
     return rows, kinds, head
 
 
@@ -215,8 +215,8 @@ def _without(cells: Sequence[str], at: int) -> list[str]:
 def _least(rows: Rows, kinds: str, head: Sequence[str]) -> int:
     """Columns below which cells would have to be cut, without those between them."""
     total = 0
-    for at, kind in enumerate(kinds):
-        cells = [row[at] for row in rows] + ([head[at]] if head else [])
+    for index, kind in enumerate(kinds):
+        cells = [row[index] for row in rows] + ([head[index]] if head else [])
         widest = max(cell_len(line) for cell in cells for line in cell.split("\n"))
         total += widest if kind in "lr" else min(widest, _NARROW)
     return total
@@ -225,15 +225,15 @@ def _least(rows: Rows, kinds: str, head: Sequence[str]) -> int:
 def _is_tall(rows: Rows, kinds: str, head: Sequence[str], room: int) -> bool:
     """Would a wrapped cell have so many lines that its row could not be read? ``room`` is what all
     columns have together, which the wrapped ones share by the length of their texts."""
-    wrapped_at = [at for at, kind in enumerate(kinds) if kind == "w"]
+    wrapped_at = [index for index, kind in enumerate(kinds) if kind == "w"]
     fixed = "".join(kind for kind in kinds if kind != "w")
-    kept = [at for at, kind in enumerate(kinds) if kind != "w"]
+    kept = [index for index, kind in enumerate(kinds) if kind != "w"]
     if not wrapped_at:
         return False
-    others = [[row[at] for at in kept] for row in rows]
-    titles = [head[at] for at in kept] if head else ()
+    others = [[row[index] for index in kept] for row in rows]
+    titles = [head[index] for index in kept] if head else ()
     left = room - (_least(others, fixed, titles) if kept else 0)
-    longest = sum(max(cell_len(row[at]) for row in rows) for at in wrapped_at)
+    longest = sum(max(cell_len(row[index]) for row in rows) for index in wrapped_at)
     return longest > _TALL * max(1, left)
 
 
@@ -242,9 +242,9 @@ def _list(rows: Rows, head: Sequence[str], indent: str) -> list[list[str]]:
     found = []
     for first, *others in rows:
         lines = [wrapped(first or "-", indent, rest)]
-        for at, cell in enumerate(others, 1):
+        for index, cell in enumerate(others, 1):
             if cell:
-                text = f"{head[at]}: {cell}" if head and head[at] else cell
+                text = f"{head[index]}: {cell}" if head and head[index] else cell
                 lines.append(wrapped(text, rest, rest + "  "))
         found.append("\n".join(lines).split("\n"))
     return found
@@ -278,7 +278,7 @@ def bars(
     """
 
     def drawn(columns: int) -> list[str]:
-        cells = [list(each[0]) for each in rows]
+        cells = [list(row[0]) for row in rows]
         lines = table(cells, kinds, head)
         left = max(map(len, lines))
         behind = max(len(text) for _, _, text in rows) + 3

@@ -61,7 +61,7 @@ def _facts(sizes: TunableSizes) -> Facts | None:
 
 
 def _present_batch(sizes: TunableSizes) -> str:
-    batch = next((each.batch_size for each in sizes.points if each.is_simulated), None)
+    batch = next((point.batch_size for point in sizes.points if point.is_simulated), None)
     return f" at batch size {batch}" if batch else ""
 
 
@@ -97,20 +97,20 @@ def _growth(sizes: TunableSizes) -> str:
 def _others(sizes: TunableSizes) -> str:
     """About the largest at other batch sizes."""
     limits = [
-        f"{each.value:,} at {each.batch_size}" + (" (the limit)" if each.by_model else "")
-        for each in sizes.limits
+        f"{limit.value:,} at {limit.batch_size}" + (" (the limit)" if limit.by_model else "")
+        for limit in sizes.limits
     ]
     return f"about {', '.join(limits)} (not simulated)" if limits else ""
 
 
 def _table(sizes: TunableSizes) -> Table | None:
-    cells = {(each.value, each.batch_size): each for each in sizes.points}
+    cells = {(point.value, point.batch_size): point for point in sizes.points}
     lengths = sorted({value for value, _ in cells})
     batches = sorted({batch or 0 for _, batch in cells})
     rows = []
     for value in lengths:
         row = [cells.get((value, batch or None)) for batch in batches]
-        rows.append((f"{value:,}", *("" if each is None else _cell(each) for each in row)))
+        rows.append((f"{value:,}", *("" if cell is None else _cell(cell) for cell in row)))
     columns = [f"batch {batch}" if batch else "current batch" for batch in batches]
     return table_of(
         (sizes.shown, *columns),
@@ -130,22 +130,22 @@ def _cell(point: TunablePoint) -> str:
 
 
 def _chart(sizes: TunableSizes, capacity_bytes: int) -> Chart | None:
-    if len({each.value for each in sizes.points}) < 2:
+    if len({point.value for point in sizes.points}) < 2:
         return None
-    names = [str(batch) for batch in sorted({each.batch_size or 0 for each in sizes.points})]
+    names = [str(batch) for batch in sorted({point.batch_size or 0 for point in sizes.points})]
     rows = [
         {
-            "value": each.value,
-            "memory": each.device_bytes / GIB,
-            "batch": str(each.batch_size or 0),
+            "value": point.value,
+            "memory": point.device_bytes / GIB,
+            "batch": str(point.batch_size or 0),
             "tip": tip(
-                f"{sizes.shown} {each.value:,}, batch size {each.batch_size or '-'}",
-                ("device", size(each.device_bytes)),
-                ("step", duration(each.step_s) if each.step_s is not None else "-"),
-                ("fits", "yes" if each.fits else "no"),
+                f"{sizes.shown} {point.value:,}, batch size {point.batch_size or '-'}",
+                ("device", size(point.device_bytes)),
+                ("step", duration(point.step_s) if point.step_s is not None else "-"),
+                ("fits", "yes" if point.fits else "no"),
             ),
         }
-        for each in sizes.points
+        for point in sizes.points
     ]
     says = solved_text(sizes) or (
         f"Device memory by {sizes.shown} and batch size; the GPU has {size(capacity_bytes)}."
@@ -174,14 +174,14 @@ def _chart(sizes: TunableSizes, capacity_bytes: int) -> Chart | None:
         (sizes.shown, "Batch size", "Device", "Step", "Fits", "From"),
         [
             (
-                f"{each.value:,}",
-                str(each.batch_size or "-"),
-                size(each.device_bytes),
-                duration(each.step_s) if each.step_s is not None else "-",
-                "yes" if each.fits else "no",
-                "its own run" if each.is_simulated else "two other batch sizes",
+                f"{point.value:,}",
+                str(point.batch_size or "-"),
+                size(point.device_bytes),
+                duration(point.step_s) if point.step_s is not None else "-",
+                "yes" if point.fits else "no",
+                "its own run" if point.is_simulated else "two other batch sizes",
             )
-            for each in sizes.points
+            for point in sizes.points
         ],
         f"Memory and time by {sizes.shown} and batch size",
         (0, 1, 2, 3),
@@ -247,9 +247,9 @@ def _time(generation: Generation) -> str:
     if generation.first_token_s is None or generation.token_s is None or generation.total_s is None:
         return ""
     first, last = map(duration, generation.token_s)
-    each = first if first == last else f"{first} (the first) to {last} (the last)"
+    text = first if first == last else f"{first} (the first) to {last} (the last)"
     return (
-        f"first token after {duration(generation.first_token_s)}, then {each} a token; "
+        f"first token after {duration(generation.first_token_s)}, then {text} a token; "
         f"{duration(generation.total_s)} in all"
     )
 
@@ -272,8 +272,8 @@ def _longest(generation: Generation) -> str:
     point = generation.longest
     if point is None:
         return ""
-    at = f" at batch size {point.batch_size}" if point.batch_size else ""
-    return f"longest that fits{at}: {_positions(point)}"
+    text = f" at batch size {point.batch_size}" if point.batch_size else ""
+    return f"longest that fits{text}: {_positions(point)}"
 
 
 def _positions(point: ContextPoint) -> str:
@@ -285,7 +285,10 @@ def _positions(point: ContextPoint) -> str:
 def _frontier(generation: Generation) -> Table | None:
     return table_of(
         ("Batch size", "Longest context"),
-        [(str(each.batch_size), _positions(each)) for each in generation.frontier],
+        [
+            (str(context_point.batch_size), _positions(context_point))
+            for context_point in generation.frontier
+        ],
         "The longest context, prompt and new tokens together, that fits at a batch size",
         (0,),
         detail=45,

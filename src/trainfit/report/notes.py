@@ -144,14 +144,14 @@ def spoilt_text(findings: Iterable[Finding]) -> str:
     """A clause that says that a fault of learning was found: who reads the first line alone is not
     to start it."""
     spoils = (*LEARNING, *SPOILS)
-    wrong = any(each.is_critical and each.kind in spoils for each in findings)
+    wrong = any(finding.is_critical and finding.kind in spoils for finding in findings)
     return ", but it does not learn as it is meant to (see What is wrong)" if wrong else ""
 
 
 def other_steps_text(findings: Iterable[Finding]) -> str:
     """Clauses on what a step's time is not of: calls of a model before the steps, later steps with
     more or fewer micro-batches; else empty."""
-    said = {each.kind: each.subject for each in findings}
+    said = {finding.kind: finding.subject for finding in findings}
     text = ""
     if drawn := said.get(SAMPLING):
         text += f"; without the sampling before the steps, {drawn}"
@@ -173,7 +173,7 @@ def until_later_text(end: EpochEnd | None, limits: BatchLimits | None, now: Conf
 def finding_items(findings: Sequence[Finding], *, detail: int) -> Items | None:
     """The findings as they come; a screen has up to two fixes of those it has room for, ``detail``
     of the critical ones."""
-    return items([_item(each, detail) for each in findings], "finding")
+    return items([_item(finding, detail) for finding in findings], "finding")
 
 
 def _item(finding: Finding, detail: int) -> Item:

@@ -138,10 +138,10 @@ def _figures_of(kind: str, heads: Sequence[tuple[str, Headline]]) -> Table | Non
         }
         for _, head in heads
     ]
-    labels = dict.fromkeys(label for each in cells for label in each)
+    labels = dict.fromkeys(label for cell in cells for label in cell)
     return table_of(
         (kind, *(name for name, _ in heads)),
-        [(label, *(each.get(label, "-") or "-" for each in cells)) for label in labels],
+        [(label, *(cell.get(label, "-") or "-" for cell in cells)) for label in labels],
         f"{kind}: {len(heads)} results",
     )
 

@@ -107,12 +107,12 @@ def _is_even(pattern: StepPattern) -> bool:
 
 
 def _settled(pattern: StepPattern) -> str:
-    seen, first = pattern.steps, pattern.settled_from
+    steps, first = pattern.steps, pattern.settled_from
     if pattern.period == 1:
-        return f"memory has settled: from step {first} on all use the same ({seen} simulated)"
+        return f"memory has settled: from step {first} on all use the same ({steps} simulated)"
     return (
         f"memory has settled: from step {first} on it repeats every {pattern.period} steps "
-        f"({seen} simulated)"
+        f"({steps} simulated)"
     )
 
 

@@ -108,21 +108,25 @@ _IN_PASSES: Final = ("pass_code", "loop_over_elements")
 def _why(result: WatchResult) -> str:
     """The figure behind the limit, in brackets."""
     if result.limit == "cpu":
-        others = next((each for each in result.findings if each.kind == "cpu_contention"), None)
+        others = next(
+            (finding for finding in result.findings if finding.kind == "cpu_contention"), None
+        )
         busy = others and others.value_of(OTHERS_CORES)
         usable = others and others.value_of(USABLE_CORES)
         if busy is not None and usable is not None:
             return f" (other programs use {busy:.1f} of {usable:g} cores)"
     if result.limit == "input":
-        waits = next((each.share for each in result.phases if each.name == "input"), None)
+        waits = next((phase.share for phase in result.phases if phase.name == "input"), None)
         if waits is not None:
             return f" ({percent(waits)} of the time goes to waiting for batches)"
     if result.limit == "script":
-        waits = next((each.share for each in result.findings if each.kind == "script_waits"), None)
+        waits = next(
+            (finding.share for finding in result.findings if finding.kind == "script_waits"), None
+        )
         if waits is not None:
             return f" (it waits {percent(waits)} of the time)"
-        rest = next((each.share for each in result.phases if each.name == "other"), None)
-        if rest is not None and not any(each.kind in _IN_PASSES for each in result.findings):
+        rest = next((phase.share for phase in result.phases if phase.name == "other"), None)
+        if rest is not None and not any(finding.kind in _IN_PASSES for finding in result.findings):
             return f" ({percent(rest)} of the time goes to {PHASES['other']})"
     if result.gpu_busy is None:
         return ""
@@ -178,7 +182,7 @@ def progress_line(result: WatchResult) -> str:
         return "no training step yet"
     text = f"{duration(result.step_s)} a step"
     shares = sorted(result.phases, key=lambda each: -each.share)[:2]
-    text += "".join(f", {PHASES[each.name]} {percent(each.share)}" for each in shares)
+    text += "".join(f", {PHASES[share.name]} {percent(share.share)}" for share in shares)
     if result.gpu_utilization is not None:
         text += f", GPU {percent(result.gpu_utilization)}"
     if result.findings:
@@ -216,10 +220,10 @@ def live_view(result: WatchResult | None, seconds: float, printed: str = "") -> 
     parts += _strips(result)
     if result.ledger is not None and result.ledger.points:
         parts.append(_memory(result))
-    for each in result.findings[:2]:
-        style = {"critical": "bold red", "warning": "yellow", "info": "dim"}[each.severity]
-        setting = setting_text(each)
-        parts.append(Text(f"{title(each)}{f' → {setting}' if setting else ''}", style=style))
+    for finding in result.findings[:2]:
+        style = {"critical": "bold red", "warning": "yellow", "info": "dim"}[finding.severity]
+        setting = setting_text(finding)
+        parts.append(Text(f"{title(finding)}{f' → {setting}' if setting else ''}", style=style))
     return Group(*parts)
 
 
@@ -247,15 +251,15 @@ def _phase_bar(result: WatchResult) -> Text:
 def _strips(result: WatchResult) -> list[Text]:
     rows = []
     gpu = [each.gpu_utilization for each in result.timeline]
-    if any(each is not None for each in gpu):
-        now = next(each for each in reversed(gpu) if each is not None)
+    if any(utilization is not None for utilization in gpu):
+        now = next(utilization for utilization in reversed(gpu) if utilization is not None)
         rows.append(Text(f"GPU  {strip(gpu)} {percent(now)}", style="green"))
     cores = [each.cores_busy for each in result.timeline]
-    most = result.header.usable_cores
-    if most and any(each is not None for each in cores):
-        shares = [None if each is None else each / most for each in cores]
-        last = next(each for each in reversed(cores) if each is not None)
-        text = f"CPU  {strip(shares)} {rate(last)} of {rate(most)} cores"
+    maximum = result.header.usable_cores
+    if maximum and any(core is not None for core in cores):
+        shares = [None if core is None else core / maximum for core in cores]
+        last = next(core for core in reversed(cores) if core is not None)
+        text = f"CPU  {strip(shares)} {rate(last)} of {rate(maximum)} cores"
         rows.append(Text(text, style="cyan"))
     return rows
 

@@ -198,14 +198,14 @@ def read(path: Path) -> tuple[StepTime, ...]:
     if unknown:
         raise ResultFileError(path, f"the column {unknown[0]!r} is not known", _REMEDY)
     rows.fieldnames = names
-    found = [_row(row, number, path) for number, row in enumerate(rows, 2)]
-    if not found:
+    times = [_row(row, number, path) for number, row in enumerate(rows, 2)]
+    if not times:
         raise ResultFileError(path, "it has no row", _REMEDY)
-    keys = [(each.micro_batch, each.accumulation, each.gpus) for each in found]
+    keys = [(time.micro_batch, time.accumulation, time.gpus) for time in times]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ResultFileError(path, f"micro_batch {twice[0]} appears twice", "keep one row")
-    return tuple(found)
+    return tuple(times)
 
 
 def _row(row: dict[str | None, Any], number: int, path: Path) -> StepTime:
@@ -228,7 +228,7 @@ def _of_plan(text: str, path: Path) -> tuple[StepTime, ...]:
     accumulates."""
     try:
         steps = json.loads(text)["speed"]["curve"]
-        found = [
+        times = [
             StepTime(
                 int(step["batch_size"]),
                 max(1, round(step["samples_per_s"] * step["seconds"] / step["batch_size"])),
@@ -240,10 +240,10 @@ def _of_plan(text: str, path: Path) -> tuple[StepTime, ...]:
             if step["batch_size"] and step["samples_per_s"]
         ]
     except (KeyError, TypeError, ValueError):
-        found = []
-    if not found:
+        times = []
+    if not times:
         raise ResultFileError(path, "it has no step times by batch size", _REMEDY)
-    return tuple(found)
+    return tuple(times)
 
 
 # ---

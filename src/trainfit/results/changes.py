@@ -130,13 +130,13 @@ class Remedies:
         if self.before is None:
             return ()
         least = max(1, int(LEAST_GAIN * self.before.device_bytes))
-        return tuple(each for each in self.items if (each.saved_bytes or 0) >= least)
+        return tuple(remedy for remedy in self.items if (remedy.saved_bytes or 0) >= least)
 
     @property
     def faster(self) -> tuple[Remedy, ...]:
         """Remedies that shorten the step by :data:`LEAST_FASTER` or more, the fastest first."""
-        found = [each for each in self.items if (each.step_change or 0.0) <= -LEAST_FASTER]
-        return tuple(sorted(found, key=lambda each: each.step_change or 0.0))
+        remedies = [remedy for remedy in self.items if (remedy.step_change or 0.0) <= -LEAST_FASTER]
+        return tuple(sorted(remedies, key=lambda each: each.step_change or 0.0))
 
 
 # ---

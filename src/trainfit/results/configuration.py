@@ -70,7 +70,11 @@ class BatchLimits:
 
     def failed_above(self, batch: int) -> str:
         """The larger sizes than ``batch`` that could not be simulated, in words; empty: none."""
-        sizes = [str(each) for each in sorted(self.failed_batches) if each > batch]
+        sizes = [
+            str(failed_batch)
+            for failed_batch in sorted(self.failed_batches)
+            if failed_batch > batch
+        ]
         return f"{' and '.join(sizes)} could not be simulated" if sizes else ""
 
     def is_data_set(self, batch: int) -> bool:
@@ -81,8 +85,8 @@ class BatchLimits:
     def by_noise(self) -> int | None:
         """The batch size that the noise scale asks for, where memory and the data set allow more;
         ``None``: it asks for none."""
-        most = min((each for each in (self.memory, self.data_set) if each), default=0)
-        return self.trains if self.trains is not None and self.trains < most else None
+        limit = min((each for each in (self.memory, self.data_set) if each), default=0)
+        return self.trains if self.trains is not None and self.trains < limit else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,17 +327,20 @@ class AmpChoice:
     @property
     def own_hazards(self) -> tuple[Finding, ...]:
         """The hazards of the dtype that is chosen."""
-        return tuple(each for each in self.hazards if each.subject == self.dtype)
+        return tuple(hazard for hazard in self.hazards if hazard.subject == self.dtype)
 
     @property
     def told_hazards(self) -> tuple[Finding, ...]:
         """Hazards to tell of: of the chosen dtype, and what keeps others from being chosen that the
         command can ask for."""
-        asked = {each.dtype for each in self.candidates if each.asked != "by hand"}
+        asked = {candidate.dtype for candidate in self.candidates if candidate.asked != "by hand"}
         told = {
-            each.title: each
-            for each in self.hazards
-            if each.subject == self.dtype
-            or (each.is_critical and (each.subject in asked or each.kind in ("fails", "overflow")))
+            hazard.title: hazard
+            for hazard in self.hazards
+            if hazard.subject == self.dtype
+            or (
+                hazard.is_critical
+                and (hazard.subject in asked or hazard.kind in ("fails", "overflow"))
+            )
         }
         return tuple(told.values())

@@ -150,8 +150,8 @@ class Finding:
 
     def value_of(self, what: str) -> float | None:
         """The number of the evidence that is called ``what``."""
-        found = (each.value for each in self.evidence if each.what == what)
-        return next((value for value in found if not isinstance(value, str)), None)
+        values = (each.value for each in self.evidence if each.what == what)
+        return next((value for value in values if not isinstance(value, str)), None)
 
 
 @dataclasses.dataclass(frozen=True)

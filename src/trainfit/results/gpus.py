@@ -464,7 +464,7 @@ class Profile(ResultFile):
             ("B", (*single, *memory.libraries.values())),
             ("B/s", copies),
             ("FLOP/s", tuple(rates.matmul.values())),
-            ("s", (rates.launch, *(each.seconds for each in rates.programs))),
+            ("s", (rates.launch, *(program.seconds for program in rates.programs))),
         ):
             for figure in figures:
                 if figure is not None and figure.unit != unit:

@@ -323,13 +323,13 @@ class PaceResult(ResultFile):
         """Quantities of :class:`Metered`; of several rates the worst, of which nothing is known
         unless all were measured."""
         rates = () if self.unmeasured else self.rates
-        ratios = [each.ratio.value for each in rates if each.ratio is not None]
+        ratios = [rate.ratio.value for rate in rates if rate.ratio is not None]
         back = self.back_to_back
         return {
             "back_to_back_ms": back.calls.p50 if back is not None else None,
-            "call_ms": max((each.calls.p50 for each in rates), default=None),
-            "p99_ms": max((each.calls.p99 for each in rates), default=None),
-            "missed_share": max((each.missed_share for each in rates), default=None),
+            "call_ms": max((rate.calls.p50 for rate in rates), default=None),
+            "p99_ms": max((rate.calls.p99 for rate in rates), default=None),
+            "missed_share": max((rate.missed_share for rate in rates), default=None),
             "slowdown": max(ratios, default=None) if len(ratios) == len(rates) else None,
             "reached_hz": max(rates, key=lambda each: each.hz or 0.0).reached_hz if rates else None,
         }

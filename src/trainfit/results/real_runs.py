@@ -102,7 +102,7 @@ class Verification(ResultFile):
         """Is everything that was measured within what was stated?"""
         if self.fits_predicted is not self.fits_measured:
             return False
-        return all(each.within is not False for each in self.compared.values())
+        return all(quantity.within is not False for quantity in self.compared.values())
 
     def quantities(self) -> Mapping[str, float | None]:
         """Quantities of :class:`Metered`; nothing where the run was a rehearsal on the simulated

@@ -342,12 +342,14 @@ class DataLoading:
     @property
     def evidence(self) -> RateFrom:
         """The evidence for the rate of the launched settings."""
-        found = self.result
-        if found is None:
+        loader_result = self.result
+        if loader_result is None:
             return ""
-        if self.input_at_most is None and found.measured(self.launched or found.recommended):
+        if self.input_at_most is None and loader_result.measured(
+            self.launched or loader_result.recommended
+        ):
             return "measured"
-        return "busy" if found.was_busy else "predicted"
+        return "busy" if loader_result.was_busy else "predicted"
 
 
 # ---

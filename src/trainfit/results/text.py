@@ -365,10 +365,10 @@ def _ansi_c(letter: str) -> str:
 def _unquote(word: str) -> str:
     name = re.match(r"[A-Za-z_][A-Za-z0-9_]*=(?=\$')", word)
     start, rest = (name.group(0), word[name.end() :]) if name else ("", word)
-    found = _ANSI_C.fullmatch(rest)
-    if found is None:
+    match = _ANSI_C.fullmatch(rest)
+    if match is None:
         return "".join(shlex.split(word))
-    escaped = re.split(r"((?:\\x[0-9a-f]{2})+|\\.)", found[1])
+    escaped = re.split(r"((?:\\x[0-9a-f]{2})+|\\.)", match[1])
     return start + "".join(map(_plain_ansi_c, escaped))
 
 

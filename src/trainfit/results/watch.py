@@ -201,8 +201,8 @@ class WatchResult(ResultFile):
     def quantities(self) -> Mapping[str, float | None]:
         """Quantities of :class:`Metered`, of the judged rank; a phase that did not occur has no
         share."""
-        shares = {each.name: each.share for each in self.phases}
-        ledger, severities = self.ledger, [each.severity for each in self.findings]
+        shares = {phase.name: phase.share for phase in self.phases}
+        ledger, severities = self.ledger, [finding.severity for finding in self.findings]
         return {
             "step_ms": self.step_s,
             "samples_per_s": self.samples_per_s,

@@ -38,7 +38,7 @@ def fill(cache: Any, positions: int) -> None:
     more = positions - int(cache.get_seq_length())
     layers = getattr(cache, "layers", None)
     held = zip(*(getattr(cache, name, ()) for name in _LISTS), strict=True)
-    pairs = list(held) if layers is None else [(each.keys, each.values) for each in layers]
+    pairs = list(held) if layers is None else [(layer.keys, layer.values) for layer in layers]
     for index, pair in enumerate(pairs if more > 0 else ()):
         cache.update(
             *(each.new_empty((*each.shape[:-2], more, each.shape[-1])) for each in pair), index
@@ -274,17 +274,20 @@ def _is_next(prompt: Signature, now: Signature) -> bool:
 
 
 def signature_of(args: Any, kwargs: Any) -> Signature:
-    return tuple((name, tuple(each.shape)) for name, each in _tensors(args, kwargs))
+    return tuple((name, tuple(tensor.shape)) for name, tensor in _tensors(args, kwargs))
 
 
 def integers_of(args: Any, kwargs: Any) -> list[str]:
     """Names of the tensors of integers that a call was given, as its signature has them."""
-    return [name for name, each in _tensors(args, kwargs) if each.dtype in _INTEGERS]
+    return [name for name, tensor in _tensors(args, kwargs) if tensor.dtype in _INTEGERS]
 
 
 def _tensors(args: Any, kwargs: Any) -> list[tuple[str, torch.Tensor]]:
-    named = [*((str(place), each) for place, each in enumerate(args)), *sorted(kwargs.items())]
-    return [(name, each) for name, each in named if isinstance(each, torch.Tensor)]
+    named = [
+        *((str(place), argument) for place, argument in enumerate(args)),
+        *sorted(kwargs.items()),
+    ]
+    return [(name, tensor) for name, tensor in named if isinstance(tensor, torch.Tensor)]
 
 
 class CountedCalls:

@@ -157,11 +157,11 @@ class _Names:
         text = _text(node)
         if isinstance(node, ast.Call):
             function = self.value(node.func)
-            if any(function is each for each in _DRIVERS) and node.args:
+            if any(function is driver for driver in _DRIVERS) and node.args:
                 driven = self.called(node.args[-1 if function in (map, filter) else 0])
                 return driven if driven.module else Callee("builtins", text, text)
             module, name = self._function(node.func, function)
-            mapped = any(self._is_mapped(each) for each in (_base(node.func), *node.args))
+            mapped = any(self._is_mapped(argument) for argument in (_base(node.func), *node.args))
             return Callee(module, name, text, mapped)
         if isinstance(node, ast.Subscript):
             owner = self.value(node.value)
@@ -184,15 +184,15 @@ class _Names:
 
     def _operation(self, node: ast.BinOp | ast.UnaryOp | ast.Compare) -> Callee:
         operands = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
-        for each in operands:
-            value = self.value(each)
+        for operand in operands:
+            value = self.value(operand)
             if isinstance(value, np.ndarray | np.generic | torch.Tensor):
                 kind = type(value)
                 return Callee(
-                    kind.__module__, f"{kind.__name__} arithmetic", "", self._is_mapped(each)
+                    kind.__module__, f"{kind.__name__} arithmetic", "", self._is_mapped(operand)
                 )
-        for each in operands:
-            found = self.called(each) if isinstance(each, ast.Call | ast.BinOp) else NOTHING
+        for operand in operands:
+            found = self.called(operand) if isinstance(operand, ast.Call | ast.BinOp) else NOTHING
             if found.module:
                 return Callee(found.module, "arithmetic")
         return NOTHING
@@ -405,7 +405,7 @@ def fetchers() -> frozenset[int]:
 
 def users_calls(frame: types.FrameType) -> tuple[CallSite, ...]:
     """The user's calls from ``frame`` outwards, the innermost first."""
-    found, makers = [], []
+    sites, makers = [], []
     for caller, called in calls_of_user(frame):
         code = called.f_code
         name, names = code.co_name, _parameters(code)
@@ -415,8 +415,8 @@ def users_calls(frame: types.FrameType) -> tuple[CallSite, ...]:
                 name = kind.__name__
             elif isinstance(made := inspect.getattr_static(kind, "__init__"), types.FunctionType):
                 makers.append(CallSite("", kind.__name__, _parameters(made.__code__)[1:]))
-        found.append(CallSite(f"{caller.f_code.co_filename}:{caller.f_lineno}", name, names))
-    return (*found, *makers)
+        sites.append(CallSite(f"{caller.f_code.co_filename}:{caller.f_lineno}", name, names))
+    return (*sites, *makers)
 
 
 def _parameters(code: types.CodeType) -> tuple[str, ...]:

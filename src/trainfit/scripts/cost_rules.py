@@ -32,7 +32,7 @@ class CostRule:
 def _rules(
     kind: Kind | None, modules: str, names: str = "*", general: bool = False
 ) -> tuple[CostRule, ...]:
-    return tuple(CostRule(each, kind, tuple(names.split()), general) for each in modules.split())
+    return tuple(CostRule(word, kind, tuple(names.split()), general) for word in modules.split())
 
 
 #: The first rule that matches decides; a module's exceptions stand before its rule.
@@ -190,10 +190,10 @@ def judge(stack: Sequence[StackFrame], collating: bool = False) -> Classificatio
         collating: whether the fetcher is in the loader's ``collate_fn``. Then all is collation
             but reading and decoding, which some functions for it do, and waiting.
     """
-    found = _recognised(stack)
-    if collating and (found is None or found.kind in ("transform", "collate")):
-        return Classification("collate", found.what if found else _whose(stack))
-    return found or Classification(None, _whose(stack))
+    classification = _recognised(stack)
+    if collating and (classification is None or classification.kind in ("transform", "collate")):
+        return Classification("collate", classification.what if classification else _whose(stack))
+    return classification or Classification(None, _whose(stack))
 
 
 def _recognised(stack: Sequence[StackFrame]) -> Classification | None:

@@ -211,9 +211,9 @@ class LoaderTracker:
             if made is not None and tracker._keep and not made.batches:
                 with contextlib.suppress(Exception):  # a library's object may raise anything
                     made.handles = open_handles(loader.dataset)
-            most = math.inf if tracker._keep else len(os.sched_getaffinity(0))
+            maximum = math.inf if tracker._keep else len(os.sched_getaffinity(0))
             by_hand = tracker._is_by_hand
-            with tracker._epochs.making(made, by_hand=by_hand), _workers_at_most(most, loader):
+            with tracker._epochs.making(made, by_hand=by_hand), _workers_at_most(maximum, loader):
                 batches = make(loader)
             if made is not None:
                 tracker._epochs.begun(batches, made, by_hand=by_hand)
@@ -291,14 +291,14 @@ class LoaderTracker:
     def of_run(self, status: Status, steps: int, optimizes: bool) -> LoaderInfo | None:
         """The loader of a run that ended so after so many steps: without any, the one whose data
         set is too small for a batch where the script ``optimizes``, or that is waited for."""
-        found = self.feeding()
+        loader_info = self.feeding()
         if steps:
-            return found
+            return loader_info
         if optimizes:
-            found = self.without_batches() or found
+            loader_info = self.without_batches() or loader_info
         if status == "failed":
-            return found or self.without_batches(iterated=False)
-        return found or (self.waiting() if status == "timeout" else None)
+            return loader_info or self.without_batches(iterated=False)
+        return loader_info or (self.waiting() if status == "timeout" else None)
 
     def sample_s(self) -> float | None:
         """Seconds that fetching a sample took, by a worker or the script itself; where workers that
@@ -451,17 +451,17 @@ def _keep_loader(batches: Any, loader: Any) -> None:
 
 
 @contextlib.contextmanager
-def _workers_at_most(most: float, loader: Any) -> Iterator[None]:
+def _workers_at_most(limit: float, loader: Any) -> Iterator[None]:
     """Iterators that are made meanwhile have no more workers.
 
     All fetch ahead at once: 12 workers 24 batches, for three simulated steps on two cores. The
     batches stay the same; of a data set without indices each worker may give a part, or all of it.
     """
     given = vars(loader).get("num_workers", 0)
-    if given <= most or private.dataset_kind(loader) != private.INDEXED:
+    if given <= limit or private.dataset_kind(loader) != private.INDEXED:
         yield
         return
-    loader.num_workers = int(most)
+    loader.num_workers = int(limit)
     try:
         yield
     finally:

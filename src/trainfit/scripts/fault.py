@@ -55,11 +55,11 @@ def own_fault(error: BaseException, started: Sequence[str] = ()) -> OwnFault | N
 
 def causes(error: BaseException | None) -> list[BaseException]:
     """The error and what led to it: a script may wrap the simulation's refusal in its own."""
-    found: list[BaseException] = []
-    while error is not None and error not in found:
-        found.append(error)
+    errors: list[BaseException] = []
+    while error is not None and error not in errors:
+        errors.append(error)
         error = error.__cause__ or error.__context__
-    return found
+    return errors
 
 
 def is_own(filename: str) -> bool:
@@ -120,12 +120,16 @@ def _of_script(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSumm
     """The frames from the script's first to what it called last. What PyTorch did behind that for a
     frame of ours is left out: how the simulated device works is no matter. A DataLoader behind it
     is real: its frames tell whether it was starting workers, or collating."""
-    users = [at for at, each in enumerate(frames) if not is_library(each.filename)]
+    users = [index for index, frame in enumerate(frames) if not is_library(frame.filename)]
     if users:
-        ours = [at for at, each in enumerate(frames) if at > users[-1] and is_own(each.filename)]
-        loads = any(_OF_LOADER in each.filename for each in frames[users[-1] :])
+        ours = [
+            index
+            for index, frame in enumerate(frames)
+            if index > users[-1] and is_own(frame.filename)
+        ]
+        loads = any(_OF_LOADER in frame.filename for frame in frames[users[-1] :])
         frames = frames[users[0] : ours[0] if ours and not loads else None]
-    return [each for each in frames if not (is_own(each.filename) or _starts(each.filename))]
+    return [frame for frame in frames if not (is_own(frame.filename) or _starts(frame.filename))]
 
 
 def _starts(filename: str) -> bool:

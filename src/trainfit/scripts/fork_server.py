@@ -295,8 +295,8 @@ def _computed_s(process: psutil.Process) -> float:
     """Seconds that a process and its descendants have computed."""
     found = 0.0
     with contextlib.suppress(psutil.Error):
-        for each in (process, *process.children(recursive=True)):
-            times = each.cpu_times()
+        for child in (process, *process.children(recursive=True)):
+            times = child.cpu_times()
             found += times.user + times.system
     return found
 

@@ -136,9 +136,9 @@ class GenerationWatch:
                     and hasattr(kind, "get_seq_length")
                     and kind.__name__.endswith("Cache")
                 ):
-                    for name, at in _UPDATES.items():
+                    for name, update in _UPDATES.items():
                         if name in vars(kind):
-                            patches.hook(kind, name, functools.partial(self._updating, at=at))
+                            patches.hook(kind, name, functools.partial(self._updating, at=update))
                     for name in _CHANGES:
                         if name in vars(kind):
                             patches.hook(kind, name, self._changing)
@@ -458,9 +458,9 @@ class GenerationWatch:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self.in_loop:
                 with contextlib.suppress(Exception):
-                    for each in (*args[1:3], kwargs.get("key"), kwargs.get("value")):
-                        if 0 <= self._number(each) < self._given:
-                            self._simulation.mark_cache(each)
+                    for argument in (*args[1:3], kwargs.get("key"), kwargs.get("value")):
+                        if 0 <= self._number(argument) < self._given:
+                            self._simulation.mark_cache(argument)
             return attend(*args, **kwargs)
 
         return wrapper
@@ -515,7 +515,7 @@ class GenerationWatch:
         held = held_by(cache, index)
         if getattr(cache, "offloading", False) or "Offload" in type(cache).__name__:
             self._kinds.add("offloaded")
-            held = [given, *(held_by(cache, each) for each in range(len(cache)))]
+            held = [given, *(held_by(cache, number) for number in range(len(cache)))]
         for tensor in parts_of(held):
             self._simulation.mark_cache(tensor)
 
@@ -550,10 +550,10 @@ class GenerationWatch:
 
     def _number(self, tensor: Any) -> int:
         """The number of a tensor's allocation; -1 if it has none."""
-        found = None
+        allocation = None
         if isinstance(tensor, torch.Tensor):
-            found = self._simulation.allocation_of(tensor)
-        return -1 if found is None else found
+            allocation = self._simulation.allocation_of(tensor)
+        return -1 if allocation is None else allocation
 
     def _leave(self, module: torch.nn.Module, args: Any, kwargs: Any, _: Any = None) -> None:
         """PyTorch gives a hook of all modules no ``kwargs`` where the call failed: ``None`` is in
@@ -568,16 +568,16 @@ class GenerationWatch:
                 self._loop.given(module, signature_of(*given), integers_of(*given))
 
 
-def _to_length(found: Any, text: GeneratedText) -> Any:
+def _to_length(tensor: Any, text: GeneratedText) -> Any:
     """What ``generate()`` gives, with as many tokens as it was to make."""
-    tokens = found if isinstance(found, torch.Tensor) else found.sequences
+    tokens = tensor if isinstance(tensor, torch.Tensor) else tensor.sequences
     more = (text.positions or 0) - tokens.shape[-1]
     if more > 0:
         tokens = torch.cat([tokens, tokens.new_zeros((*tokens.shape[:-1], more))], -1)
-    if isinstance(found, torch.Tensor):
+    if isinstance(tensor, torch.Tensor):
         return tokens
-    found.sequences = tokens
-    return found
+    tensor.sequences = tokens
+    return tensor
 
 
 def _extent(text: GeneratedText) -> int:

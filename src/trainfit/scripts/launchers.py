@@ -154,14 +154,14 @@ def deepspeed(words: Sequence[str], gpus: int) -> Launched:
     per_gpu = hosts is None and options.num_gpus < 1
     each = max(hosts.values()) if hosts else gpus
     machines = len(hosts) if hosts else 1
-    each = options.num_gpus if options.num_gpus > 0 else each
+    num_gpus = options.num_gpus if options.num_gpus > 0 else each
     machines = options.num_nodes if options.num_nodes > 0 else machines
     check_json(_config_of(options.user_args))
-    set_by_it = _of_torchrun(each, machines=machines)
+    set_by_it = _of_torchrun(num_gpus, machines=machines)
     variables = {name: each for name, each in set_by_it.items() if name in _OF_DEEPSPEED}
-    cross = {"CROSS_RANK": "0", "CROSS_SIZE": str(machines), "LOCAL_SIZE": str(each)}
+    cross = {"CROSS_RANK": "0", "CROSS_SIZE": str(machines), "LOCAL_SIZE": str(num_gpus)}
     return Launched(
-        processes=each * machines,
+        processes=num_gpus * machines,
         words=1 + len(options.user_args),
         kind=_kind(options),
         arguments=() if options.no_local_rank else ("--local_rank=0",),
@@ -210,7 +210,9 @@ def as_rank(rank: int, gpus: int, target: Target) -> Target:
     environment, and the words that its script gets."""
     local = _as_rank(rank, gpus)
     words = {f"{name}=0": f"{name}={local}" for name in _WORDS_OF_RANK}
-    return dataclasses.replace(target, args=tuple(words.get(each, each) for each in target.args))
+    return dataclasses.replace(
+        target, args=tuple(words.get(argument, argument) for argument in target.args)
+    )
 
 
 def _as_rank(rank: int, gpus: int) -> int:
@@ -343,7 +345,7 @@ class LaunchInPlace:
             given = options.get("env")
             environment = dict(os.environ) if given is None else given
             words = [args] if isinstance(args, (str, bytes, os.PathLike)) else list(args)
-            target = _of_python([os.fsdecode(each) for each in words])
+            target = _of_python([os.fsdecode(word) for word in words])
             number = None if target is None else self._number(target, environment)
             if target is None or number is None:
                 original(process, args, *rest, **options)
@@ -435,7 +437,7 @@ def _hosts() -> list[str]:
     """The hosts of the job, whose names are made up where it is not one of this machine's."""
     named = os.environ.get("SLURM_JOB_NODELIST", "localhost")
     several = _HOSTS_OF_JOB.fullmatch(named)
-    return [f"node{each}" for each in range(1, int(several[1]) + 1)] if several else [named]
+    return [f"node{number}" for number in range(1, int(several[1]) + 1)] if several else [named]
 
 
 def _read_anew(patches: PatchSet) -> None:

@@ -60,7 +60,7 @@ FFMPEG: Final = "ffmpeg"
 #: Pools of threadpoolctl ("internal_api") that it can also set.
 _POOLS: Final = ("openblas", "mkl", "openmp", "blis")
 #: Pools that :func:`hold_down` can set.
-HELD: Final = frozenset((*_POOLS, *(each.pool for each in _MODULES.values()), FFMPEG))
+HELD: Final = frozenset((*_POOLS, *(module.pool for module in _MODULES.values()), FFMPEG))
 
 
 def pools() -> dict[str, int]:
@@ -112,15 +112,15 @@ def _ffmpeg_libraries() -> list[ctypes.CDLL]:
             paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "/libavutil" in line}
     except OSError:
         return []
-    found = []
+    libraries = []
     for path in sorted(paths):
         try:
             library = ctypes.CDLL(path)
         except OSError:  # replaced on the disk since it was loaded
             continue
         if hasattr(library, "av_cpu_force_count"):
-            found.append(library)
-    return found
+            libraries.append(library)
+    return libraries
 
 
 def native_threads() -> int | None:

@@ -71,22 +71,22 @@ def place_of(
     abbreviation. ``switch``: it takes no value; ``bare``: it may stand without. What follows "--"
     are no options.
     """
-    found = None
-    for at, word in enumerate(words):
+    place = None
+    for index, word in enumerate(words):
         if word == "--":
             break
         flag, joined = _flag_in(word, flags, known, switch=switch)
         if not flag:
             continue
         if joined is not None:
-            found = OptionPlace(at, flag, at, joined)
+            place = OptionPlace(index, flag, index, joined)
         elif is_name(flag):
             continue
-        elif switch or (bare and not _is_value(words, at + 1)):
-            found = OptionPlace(at, flag)
-        elif at + 1 < len(words):
-            found = OptionPlace(at, flag, at + 1)
-    return found
+        elif switch or (bare and not _is_value(words, index + 1)):
+            place = OptionPlace(index, flag)
+        elif index + 1 < len(words):
+            place = OptionPlace(index, flag, index + 1)
+    return place
 
 
 def _flag_in(
@@ -150,12 +150,12 @@ def _of_actions(
     valued = [each for each in actions if each.nargs in (None, argparse.OPTIONAL)]
     on: list[str] = []
     off: list[str] = []
-    for each in actions:
-        if isinstance(each, argparse.BooleanOptionalAction):
-            off += [flag for flag in each.option_strings if flag.startswith("--no-")]
-            on += [flag for flag in each.option_strings if not flag.startswith("--no-")]
-        elif each.nargs == 0 and isinstance(each.const, bool):
-            (on if each.const else off).extend(each.option_strings)
+    for action in actions:
+        if isinstance(action, argparse.BooleanOptionalAction):
+            off += [flag for flag in action.option_strings if flag.startswith("--no-")]
+            on += [flag for flag in action.option_strings if not flag.startswith("--no-")]
+        elif action.nargs == 0 and isinstance(action.const, bool):
+            (on if action.const else off).extend(action.option_strings)
     flags = [flag for each in valued for flag in each.option_strings] or on
     if not (flags or off) or not (is_plain(value) and is_plain(default)):
         return None
@@ -180,22 +180,27 @@ def of_click(context: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
     options = [each for each in context.command.params if each.param_type_name == "option"]
     known = {flag for each in options for flag in (*each.opts, *each.secondary_opts)}
     ahead = hasattr(context.command, "commands")
-    for each in options:
-        if each.name not in context.params or each.multiple or each.nargs != 1 or each.count:
+    for parameter in options:
+        if (
+            parameter.name not in context.params
+            or parameter.multiple
+            or parameter.nargs != 1
+            or parameter.count
+        ):
             continue
-        value, default = context.params[each.name], each.get_default(context)
-        kind = getattr(each, "type", None)
+        value, default = context.params[parameter.name], parameter.get_default(context)
+        kind = getattr(parameter, "type", None)
         if not is_plain(value):
             continue
         option = ScriptOption(
-            flags=tuple(each.opts),
-            name=each.name,
+            flags=tuple(parameter.opts),
+            name=parameter.name,
             value=text_of(value),
             given=False,
             choices=_choices(getattr(kind, "choices", None)),
-            switch=each.is_flag,
+            switch=parameter.is_flag,
             default=text_of(default) if is_plain(default) else None,
-            off=tuple(each.secondary_opts),
+            off=tuple(parameter.secondary_opts),
             type=str(getattr(kind, "name", "")),
             ahead=ahead,
         )
@@ -229,14 +234,14 @@ def of_absl(flags: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
 def of_tyro(made: Any, words: Sequence[str]) -> Iterator[ScriptOption]:
     """What tyro has ``made`` of the words, a dataclass or a function's keywords:
     ``--data.batch-size 8``, and of a boolean ``--amp`` and ``--no-amp``."""
-    yield from _all_with_given([_of_field(*each) for each in _fields(made, "")], words)
+    yield from _all_with_given([_of_field(*field) for field in _fields(made, "")], words)
 
 
 def _fields(made: Any, before: str) -> Iterator[tuple[str, str, Any]]:
     """Prefix, name and value of the plain ones."""
     values = made
     if dataclasses.is_dataclass(made):
-        values = {each.name: getattr(made, each.name) for each in dataclasses.fields(made)}
+        values = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
             yield from _fields(value, f"{before}{name}.")
@@ -294,7 +299,9 @@ def _all_with_given(
     options: Sequence[ScriptOption], words: Sequence[str]
 ) -> Iterator[ScriptOption]:
     """``options`` that are all there are."""
-    known = {flag for each in options for flag in (*each.flags, *each.off)}
+    known = {
+        flag for script_option in options for flag in (*script_option.flags, *script_option.off)
+    }
     for option in options:
         yield _with_given(option, words, known)
 
@@ -312,8 +319,8 @@ def _choices(choices: Any) -> tuple[str, ...]:
     """The choices as they are typed; none where they are not a short list of plain values."""
     if choices is None:
         return ()
-    found = [text_of(each) for each in choices if is_plain(each)]
-    return tuple(text for text in found if text is not None)
+    texts = [text_of(choice) for choice in choices if is_plain(choice)]
+    return tuple(text for text in texts if text is not None)
 
 
 def _value_in(namespace: Any, name: str) -> Any:

@@ -199,7 +199,7 @@ class OptionsWatch:
         def run_noted(task_function: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
             def read(words: list[str]) -> Iterable[ScriptOption]:
                 found = of_omegaconf(config, words)
-                return (each for each in found if not each.name.startswith("hydra."))
+                return (option for option in found if not option.name.startswith("hydra."))
 
             watch._note(_words(), read)
             return run(task_function, config, *args, **kwargs)
@@ -229,7 +229,7 @@ class OptionsWatch:
         def merge_noted(*configs: Any) -> Any:
             merged = merge(*configs)
             for made, words in made_of:
-                if any(each is made for each in configs):
+                if any(config is made for config in configs):
                     watch._note(words, lambda given: of_omegaconf(merged, given))
             return merged
 

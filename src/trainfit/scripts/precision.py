@@ -124,7 +124,7 @@ class AmpWatch:
             return
         at = user_frame()
         self._fsdp = self._fsdp or half_of(module)
-        if at is not None and any(each.requires_grad for each in module.parameters()):
+        if at is not None and any(parameter.requires_grad for parameter in module.parameters()):
             self._forwards[at] += 1
         if not self._was_called:
             self._was_called = True

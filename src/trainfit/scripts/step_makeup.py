@@ -78,8 +78,8 @@ def most_frequent(values: Sequence[int], near: int | None = None) -> int:
     """The most frequent of ``values``; of several, ``near``, or else the largest: the last step
     of an epoch has less."""
     counted = Counter(values)
-    most = max(counted.values())
-    found = [value for value, times in counted.items() if times == most]
+    maximum = max(counted.values())
+    found = [value for value, times in counted.items() if times == maximum]
     return near if near in found else max(found)
 
 
@@ -111,19 +111,19 @@ def _by_loader(feeds: Sequence[StepFeed], batches: int) -> StepMakeup:
     again = most_frequent([feed.is_given_again for feed in feeds])
     if again and calls == backwards and lead is not None and 0 < lead * calls < samples:
         per_step = [feed.calls for feed in feeds]
-        found = _made(lead, calls, lead * calls, batches, per_step, ())
-        return dataclasses.replace(found, source="model calls")
+        makeup = _made(lead, calls, lead * calls, batches, per_step, ())
+        return dataclasses.replace(makeup, source="model calls")
     trained = max(calls, backwards)
     if calls and batches > trained:  # the others were not trained on
         size = _usual(sizes)
         per_step = [max(feed.calls, feed.backwards) for feed in feeds]
-        found = _made(size, trained, size * trained, trained, per_step, sizes)
-        return dataclasses.replace(found, source="model calls")
+        makeup = _made(size, trained, size * trained, trained, per_step, sizes)
+        return dataclasses.replace(makeup, source="model calls")
     rounds = most_frequent([feed.rounds for feed in feeds])
     if rounds > 1:  # optimizers that step in turns: each accumulates as many
         per_step = [round(len(feed.batches) / feed.rounds) for feed in feeds]
-        found = _made(None, max(1, round(batches / rounds)), samples, batches, per_step, sums)
-        return dataclasses.replace(found, rounds=rounds)
+        makeup = _made(None, max(1, round(batches / rounds)), samples, batches, per_step, sums)
+        return dataclasses.replace(makeup, rounds=rounds)
     per_step = [len(feed.batches) for feed in feeds]
     if batches == (calls or backwards):  # what was fetched ahead is no part of a step
         per_step = [feed.calls if calls else feed.backwards for feed in feeds]

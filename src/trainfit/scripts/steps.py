@@ -149,7 +149,7 @@ class StepWatch:
         self._waits.append(self._waiting)
         self._uploads.step_ended()
         calls = max(
-            ((self._trained(module), each) for module, each in self._calls.items()),
+            ((self._trained(module), call) for module, call in self._calls.items()),
             key=lambda pair: pair[0],
             default=(0, _Calls()),
         )[1]
@@ -163,7 +163,7 @@ class StepWatch:
             StepFeed(
                 batches=batches,
                 loaders=loaders,
-                is_given_again=any(each.is_again for each in self._batches),
+                is_given_again=any(batch.is_again for batch in self._batches),
                 calls=calls.counted,
                 call_samples=common[0][0] if common else None,
                 backwards=self._backwards,
@@ -198,8 +198,8 @@ class StepWatch:
             for line, kind in times[0]
             if line is not None and (least := min(step[line, kind] for step in times))
         }
-        most = max(each.values(), default=0)
-        looped = most if most > _WAITS_OF_LOOP * (found.accumulation or 1) else 0
+        maximum = max(each.values(), default=0)
+        looped = maximum if maximum > _WAITS_OF_LOOP * (found.accumulation or 1) else 0
         waits = sorted(each)
         if looped:
             waits.sort(key=lambda wait: -each[wait])
@@ -238,15 +238,15 @@ class StepWatch:
         those of an evaluation, and 1; or, where the model's ``calls`` of ``lead`` samples were each
         given one batch of several loaders together, in equal shares, what it was called with, and
         their number."""
-        given = [each for each in self._batches if each.with_grad] or self._batches
+        given = [batch for batch in self._batches if batch.with_grad] or self._batches
         least = self._loaders.least_share
-        if own := tuple(each.samples for each in given if each.loader == least):
+        if own := tuple(batch.samples for batch in given if batch.loader == least):
             return own, 1
-        latest = tuple(each.samples for each in given if each.loader == given[-1].loader)
+        latest = tuple(batch.samples for batch in given if batch.loader == given[-1].loader)
         loaders, rest = divmod(len(given), max(len(latest), 1))
         if loaders < 2 or rest or not lead or len(latest) != calls:
             return latest, 1
-        if any(each.samples is None or each.samples * loaders != lead for each in given):
+        if any(batch.samples is None or batch.samples * loaders != lead for batch in given):
             return latest, 1
         return (lead,) * calls, loaders
 
@@ -267,17 +267,19 @@ class StepWatch:
                 self._needs_tensors = self._needs_size if not self._needs_size.given else None
         if self._needs_tensors is not None:
             # Or its first module that is given some.
-            found = [each for each in given if isinstance(each, torch.Tensor)]
-            if found and not any(each.requires_grad for each in found):
-                self._needs_tensors.given += [(weakref.ref(each), version(each)) for each in found]
-            self._needs_tensors = None if found else self._needs_tensors
+            tensors = [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
+            if tensors and not any(tensor.requires_grad for tensor in tensors):
+                self._needs_tensors.given += [
+                    (weakref.ref(tensor), version(tensor)) for tensor in tensors
+                ]
+            self._needs_tensors = None if tensors else self._needs_tensors
         if self._needs_size is not None and given:
             # A model that is called with keywords only: its first module that is not.
             size = next(filter(None, map(samples_in, given)), None)
             if size is not None:
                 self._needs_size.sizes[size] += 1
                 # Where a DataLoader tells the batch size, often ``batch_first`` was forgotten.
-                if all(each.samples in (None, 1) for each in self._batches):
+                if all(batch.samples in (None, 1) for batch in self._batches):
                     self._sized = self._needs_size, size
                 self._needs_size = None
         if self._sized is not None and getattr(module, "batch_first", True) is False:
@@ -305,26 +307,26 @@ class StepWatch:
         repeats = self._within and bool(self._stepping)
         self._within = bool(self._stepping)
         self._backwards += not repeats
-        for each in self._calls.values():
-            each.counted += 0 if repeats else each.pending
-            each.pending = 0
+        for call in self._calls.values():
+            call.counted += 0 if repeats else call.pending
+            call.pending = 0
 
     def repeat(self) -> None:
         """A micro-batch like the latest counts, though it was not made."""
         self._backwards += 1
-        for each in self._calls.values():
-            if each.counted:
-                each.counted += 1
-                each.sizes[each.sizes.most_common(1)[0][0] if each.sizes else 0] += 1
+        for call in self._calls.values():
+            if call.counted:
+                call.counted += 1
+                call.sizes[call.sizes.most_common(1)[0][0] if call.sizes else 0] += 1
 
     def _trained(self, module: torch.nn.Module) -> int:
         """Elements of its parameters that are trained."""
         known = self._sizes.get(module)
         if known is None:
-            trained = [each for each in module.parameters() if each.requires_grad]
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             if any(map(is_lazy, trained)):
                 return 1  # this call makes them (nn.LazyLinear)
-            known = sum(each.numel() for each in trained)
+            known = sum(parameter.numel() for parameter in trained)
             self._sizes[module] = known
         return known
 

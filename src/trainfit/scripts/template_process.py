@@ -176,22 +176,22 @@ def unfit(already_open: Mapping[int, str]) -> str:
 
 def _other_threads() -> list[str]:
     """Names of the process's threads but the main one that would be missed after a fork."""
-    found = []
+    names = []
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has ended
             name = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
             if thread != str(os.getpid()) and name not in _FORKABLE:
-                found.append(name)
-    return sorted(found)
+                names.append(name)
+    return sorted(names)
 
 
 def _descriptors() -> dict[int, str]:
     """What is open, by descriptor."""
-    found = {}
+    descriptors = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one that lists them
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    return found
+            descriptors[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return descriptors
 
 
 def _is_device(descriptor: int) -> bool:

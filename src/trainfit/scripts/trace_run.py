@@ -303,11 +303,11 @@ class Runner:
 
     def _tell_early(self) -> None:
         """Save what was recorded by now, once, where the rest of the run lasts."""
-        now, at = time.monotonic(), self._steps_at
-        if not self._spec.tells_early or len(at) < _EARLY_STEPS:
+        now, steps = time.monotonic(), self._steps_at
+        if not self._spec.tells_early or len(steps) < _EARLY_STEPS:
             return
         # One more step would last as long as the last one did, or some already have.
-        if max(at[-1] - at[-2], now - at[_EARLY_STEPS - 1]) < _EARLY_S:
+        if max(steps[-1] - steps[-2], now - steps[_EARLY_STEPS - 1]) < _EARLY_S:
             return
         path = self._spec.outcome.with_name(EARLY_FILE)
         if path.exists() or not self._is_run() or (recording := self._snapshot()) is None:
@@ -538,11 +538,11 @@ class Runner:
 
     def _covered(self, status: Status) -> Coverage:
         """What the run covered; where the script came to its end, no epoch's end comes later."""
-        found = self._loaders.epochs.covered(self._coverage.result())
-        found = dataclasses.replace(found, is_eager=self._simulation.is_eager)
+        coverage = self._loaders.epochs.covered(self._coverage.result())
+        coverage = dataclasses.replace(coverage, is_eager=self._simulation.is_eager)
         if status == "ended":
-            return dataclasses.replace(found, steps_per_epoch=None, is_whole=True)
-        return found
+            return dataclasses.replace(coverage, steps_per_epoch=None, is_whole=True)
+        return coverage
 
     def _feeds(self) -> tuple[StepFeed, ...]:
         return tuple(self._step.feeds) if self._spec.count != "calls" else ()
@@ -553,11 +553,11 @@ class Runner:
     def _feeding(self, status: Status) -> LoaderInfo | None:
         """The DataLoader, with a look at its samples where that was asked for."""
         optimizes = bool(self._interventions.optimizers)
-        found = self._loaders.of_run(status, self._simulation.steps, optimizes)
+        loader_info = self._loaders.of_run(status, self._simulation.steps, optimizes)
         seconds = self._spec.look_at_samples_s
-        if found is None or not seconds or status not in ("finished", "ended"):
-            return found
-        return dataclasses.replace(found, scan=self._loaders.scan(seconds))
+        if loader_info is None or not seconds or status not in ("finished", "ended"):
+            return loader_info
+        return dataclasses.replace(loader_info, scan=self._loaders.scan(seconds))
 
     def _snapshot(self) -> Recording | None:
         """The recording so far. A script in another thread that could not be held may tear it:
@@ -571,7 +571,7 @@ class Runner:
                         list(each) for each in self._generation.repeated
                     ]
                 if buffers := bounded_buffers():
-                    recording.header["buffers"] = [list(each) for each in buffers]
+                    recording.header["buffers"] = [list(buffer) for buffer in buffers]
                 recording.check()
             except (IndexError, ValueError, RuntimeError):
                 continue

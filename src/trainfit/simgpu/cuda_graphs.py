@@ -265,8 +265,8 @@ class Graphs:
         try:
             if capture.random:
                 with torch.no_grad():
-                    for each in self._seeds:
-                        each.fill_(0)
+                    for seed in self._seeds:
+                        seed.fill_(0)
             engine = self._engine
             phase = engine.phase()
             engine.recorder.op(engine.recorder.string(REPLAY), phase, engine.modules.current(False))

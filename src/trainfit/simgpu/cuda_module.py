@@ -102,7 +102,7 @@ class Surface:
         self._gpu = gpu
         self._memory = memory
         self._properties = DeviceProperties(gpu)
-        self._defaults = [CudaStream(stream_id=stream_on(each, 0)) for each in range(gpu.count)]
+        self._defaults = [CudaStream(stream_id=stream_on(index, 0)) for index in range(gpu.count)]
         self._event = event
         self._graphs = graphs
         self._streams = threading.local()
@@ -153,8 +153,8 @@ class Surface:
                 memory.synchronize()
 
         def set_settings(text: str) -> None:
-            for each in allocators:
-                each.apply(each.settings.changed_by(text, str(torch.__version__)))
+            for allocator in allocators:
+                allocator.apply(allocator.settings.changed_by(text, str(torch.__version__)))
 
         def set_device(device: Any) -> None:
             memory.gpu = gpu_number(device)
@@ -454,5 +454,5 @@ class Generator(metaclass=_AnyDevice):
 def install(patches: PatchSet, count: int) -> None:
     """Let ``torch.Generator`` and ``torch.cuda.default_generators`` know so many devices."""
     patches.set(torch, "Generator", Generator)
-    generators = tuple(SimulatedGenerator(each) for each in range(count))
+    generators = tuple(SimulatedGenerator(index) for index in range(count))
     patches.set(torch.cuda, "default_generators", generators)

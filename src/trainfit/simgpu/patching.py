@@ -331,8 +331,8 @@ def _calling(hook: Callable[..., Any], function: FunctionType) -> CodeType:
     stands_for = {_HOOK: hook, _FLAG: flag}
     return template.replace(
         co_consts=tuple(
-            stands_for.get(each, each) if isinstance(each, str) else each
-            for each in template.co_consts
+            stands_for.get(const, const) if isinstance(const, str) else const
+            for const in template.co_consts
         ),
         co_filename=place.co_filename,
         co_firstlineno=place.co_firstlineno,
@@ -375,7 +375,7 @@ def _template(free: tuple[str, ...], has_self: bool, shortcut: tuple[str, ...]) 
 
 
 def _inner(code: CodeType) -> CodeType:
-    return next(each for each in code.co_consts if isinstance(each, CodeType))
+    return next(const for const in code.co_consts if isinstance(const, CodeType))
 
 
 # ---

@@ -538,8 +538,12 @@ def _numbers_on_host(optimizer: Any) -> int:
     """Numbers that an optimizer is about to change on the CPU: parameters that were offloaded."""
     groups = getattr(optimizer, "param_groups", ())
     parameters = (each for group in groups for each in group["params"])
-    changing = (each for each in parameters if each.device.type == "cpu" and each.grad is not None)
-    return sum(local_part(each).numel() for each in changing)
+    changing = (
+        parameter
+        for parameter in parameters
+        if parameter.device.type == "cpu" and parameter.grad is not None
+    )
+    return sum(local_part(parameter).numel() for parameter in changing)
 
 
 def active_simulation() -> Simulation | None:

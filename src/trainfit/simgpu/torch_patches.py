@@ -57,13 +57,13 @@ def install(
     def group_tensors(*args: Any, **kwargs: Any) -> dict[Any, Any]:
         # C++ groups simulated tensors under "meta"; foreach support is asked by that key.
         groups = group(*args, **kwargs)
-        found: dict[Any, Any] = {}
+        tensors: dict[Any, Any] = {}
         for (device, dtype), value in groups.items():
             if device.type == "meta":
-                found |= {(gpu, dtype): part for gpu, part in _by_gpu(value)}
+                tensors |= {(gpu, dtype): part for gpu, part in _by_gpu(value)}
             else:
-                found[device, dtype] = value
-        return found
+                tensors[device, dtype] = value
+        return tensors
 
     patches.set(*GROUP_TENSORS, group_tensors)
     clear = torch.clear_autocast_cache
@@ -95,8 +95,8 @@ def _by_gpu(grouped: Any) -> Iterator[tuple[torch.device, Any]]:
         yield (
             gpu,
             (
-                [[each[at] for at in places] if each else each for each in lists],
-                [indices[at] for at in places] if indices else indices,
+                [[each[place] for place in places] if each else each for each in lists],
+                [indices[place] for place in places] if indices else indices,
             ),
         )
 
@@ -126,11 +126,11 @@ def _without_cuda(
         given = signature.bind(*args, **kwargs).arguments
         sources = given.get("sources", ())
         files = [sources] if isinstance(sources, str | os.PathLike) else sources
-        known = stand_in(given["name"], [os.fspath(each) for each in files])
+        known = stand_in(given["name"], [os.fspath(file) for file in files])
         if known is not None:
             return known
         on_gpu = given.get("with_cuda") or given.get("cuda_sources")
-        if on_gpu or any(os.fspath(each).endswith((".cu", ".cuh")) for each in files):
+        if on_gpu or any(os.fspath(file).endswith((".cu", ".cuh")) for file in files):
             raise UnsupportedOperatorError(
                 f"the CUDA extension {given['name']!r} ({_EXTENSIONS}.{name})",
                 user_frame(),

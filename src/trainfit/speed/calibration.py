@@ -414,8 +414,8 @@ def seconds(function: Callable[[], Any]) -> tuple[float, ...]:
     repeats = 1
     while (took := elapsed(function, repeats)) < _TRIAL_S and repeats < _MOST_REPEATS:
         # A tenth more than the last trial suggests, for it was not exact.
-        wanted = 1.1 * repeats * _TRIAL_S / took if took > 0 else 2.0 * repeats
-        repeats = min(max(repeats + 1, math.ceil(wanted)), _MOST_REPEATS)
+        target = 1.1 * repeats * _TRIAL_S / took if took > 0 else 2.0 * repeats
+        repeats = min(max(repeats + 1, math.ceil(target)), _MOST_REPEATS)
     times = [elapsed(function, repeats) / repeats for _ in range(TRIALS)]
     if min(times) <= 0:
         raise ClockError("no time passed on the device")

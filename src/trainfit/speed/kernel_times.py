@@ -144,12 +144,12 @@ def _instructions(table: IntArray) -> Floats:
         table[:, COLUMNS.index(name)].astype(np.float64)
         for name in ("kind", "dtype", "rows", "columns", "depth", "batches")
     )
-    found = np.where(kinds == CODES["pointwise"], columns * depth, 0.0)
+    instructions = np.where(kinds == CODES["pointwise"], columns * depth, 0.0)
     for name, of_tap in _OF_TAP.items():
         mine = (kinds == CODES[name]) & (dtype != DTYPES.index("float16"))
         pairs, results = rows * columns * depth * batches, rows * columns * batches
-        found += np.where(mine, of_tap * pairs + _OF_RESULT * results, 0.0)
-    return found
+        instructions += np.where(mine, of_tap * pairs + _OF_RESULT * results, 0.0)
+    return instructions
 
 
 def _of_kinds(rates: Mapping[str, float]) -> Floats:
@@ -386,8 +386,8 @@ class KernelTimes:
         if not fused.all():
             chosen = table[~fused]
             rate = (peak * product_shares(gpu))[chosen[:, COLUMNS.index("dtype")]]
-            most = _aligned_rates(chosen) * gpu.sm_count * (gpu.boost_clock_hz or USUAL_CLOCK)
-            rate = np.where(_odd_sides(chosen), np.minimum(rate * unaligned, most), rate)
+            maximum = _aligned_rates(chosen) * gpu.sm_count * (gpu.boost_clock_hz or USUAL_CLOCK)
+            rate = np.where(_odd_sides(chosen), np.minimum(rate * unaligned, maximum), rate)
             _put(found, ~fused, product_seconds(_sizes_of(chosen), rate, gpu, design))
         if fused.any():
             chosen = table[fused]
@@ -418,9 +418,9 @@ class KernelTimes:
     def _sizes(self, chosen: NDArray[np.bool_]) -> Floats:
         """Rows, columns, depth and batches of these matmuls, a line each."""
         names = ("rows", "columns", "depth", "batches")
-        found = np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
-        found[3, self._is(("recurrent",))[chosen]] = 1.0  # theirs are calls of the library
-        return found
+        sizes = np.stack([self._column(name)[chosen] for name in names]).astype(np.float64)
+        sizes[3, self._is(("recurrent",))[chosen]] = 1.0  # theirs are calls of the library
+        return sizes
 
     def _fastest(
         self, sizes: Floats, rate: Floats, shapes: Sequence[tuple[int, int]], small_tile: float
@@ -444,7 +444,7 @@ class KernelTimes:
         """Half-precision convolutions with a side that is not a multiple of 8."""
         return self._tiled & _odd_sides(self.table)
 
-    def _of_columns(self, most: float) -> Floats:
+    def _of_columns(self, limit: float) -> Floats:
         """The share that a layer normalization's gradient reaches: in its input's pass that of the
         forward pass (``most``), in that of weight and bias what the multiprocessors draw that have
         a block of columns; 0 of others."""
@@ -452,7 +452,7 @@ class KernelTimes:
         blocks = np.ceil(self._column("columns") / _COLUMNS_OF_BLOCK)
         drawn = np.minimum(1.0, np.maximum(blocks, 1) * _DRAWN_BY_ONE / self._gpu.sm_count)
         # Of five tensors' bytes two are read for weight and bias.
-        return np.where(gradient, most * 5 / (3 + 2 / drawn), 0.0)
+        return np.where(gradient, limit * 5 / (3 + 2 / drawn), 0.0)
 
     def _wide_groups(self) -> NDArray[np.bool_]:
         """Grouped convolutions of channels-last tensors with many channels a group."""
@@ -516,8 +516,8 @@ def _odd_sides(table: IntArray) -> NDArray[np.bool_]:
     """Half-precision matmuls with a side that is not a multiple of 8."""
     halves = among(_HALVES, DTYPES)[table[:, COLUMNS.index("dtype")]]
     sides = table[:, [COLUMNS.index("depth"), COLUMNS.index("columns")]]
-    found: NDArray[np.bool_] = halves & (sides % 8 > 0).any(axis=1)
-    return found
+    odd_sides: NDArray[np.bool_] = halves & (sides % 8 > 0).any(axis=1)
+    return odd_sides
 
 
 def _aligned_rates(table: IntArray) -> Floats:

@@ -164,7 +164,7 @@ def class_costs(machine: HostedGpu, programs: Iterable[MeasuredProgram]) -> Mapp
 def _waits_for_cpu(program: MeasuredProgram, machine: HostedGpu) -> bool:
     """Does it take as long as its launches, which say nothing of its kernels? No graph takes
     recurrent layers; the programs of others are in one, or longer than their launches."""
-    if not any(each.kind == "recurrent" for each in program.kernels):
+    if not any(kernel.kind == "recurrent" for kernel in program.kernels):
         return False
     timed = TimedWork(work_of(*program.kernels), machine)
     return timed.issued()[1] > float(timed.seconds.sum())
@@ -179,7 +179,7 @@ def _cost(logs: Sequence[float]) -> ClassCost:
         statistics.median([*logs[:place], *logs[place + 1 :]]) for place in range(len(logs))
     ]
     without = sum(map(abs, logs))
-    nearer = sum(abs(each - others) for each, others in zip(logs, left_out, strict=True)) < without
+    nearer = sum(abs(log - others) for log, others in zip(logs, left_out, strict=True)) < without
     middle = statistics.median(logs) if nearer else 0.0
     # A step has many of a class's kernels, as there are several programs: their mean counts.
     apart = math.sqrt(sum((value - middle) ** 2 for value in logs)) / len(logs)
@@ -196,7 +196,7 @@ class Modelled(NamedTuple):
 def modelled_as(kernels: Sequence[Kernel], machine: HostedGpu) -> Modelled | None:
     """The model's times of a program's kernels one after the other; ``None`` of no kernels, or
     where this version knows none such."""
-    if any(each.kind not in CODES or each.dtype not in DTYPES for each in kernels):
+    if any(kernel.kind not in CODES or kernel.dtype not in DTYPES for kernel in kernels):
         return None
     work = work_of(*kernels)
     seconds = TimedWork(work, dataclasses.replace(machine, classes={})).seconds
@@ -208,8 +208,8 @@ def modelled_as(kernels: Sequence[Kernel], machine: HostedGpu) -> Modelled | Non
 def work_of(*kernels: Kernel) -> Work:
     """Kernels one after the other on one stream, each of an operator of its own."""
     rows = [
-        [CODES[each.kind], DTYPES.index(each.dtype), *dataclasses.astuple(each)[2:]]
-        for each in kernels
+        [CODES[kernel.kind], DTYPES.index(kernel.dtype), *dataclasses.astuple(kernel)[2:]]
+        for kernel in kernels
     ]
     place = np.arange(len(rows), dtype=np.int64)
     none = np.zeros(len(rows), dtype=np.int64)

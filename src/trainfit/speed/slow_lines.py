@@ -106,11 +106,13 @@ def _in_model(recording: Recording, step: int) -> Iterator[Finding]:
     # An operator over a list (the norms of all gradients) runs once, with many results; outside of
     # every module is what clips them.
     is_first = np.diff(operators, prepend=-1) != 0
-    is_within = np.array([each >= 0 and strings[each] != "" for each in modules.tolist()], bool)
+    is_within = np.array(
+        [module >= 0 and strings[module] != "" for module in modules.tolist()], bool
+    )
     in_model = of_step & is_first & is_within & (recording.op_phase[made_by] == _FORWARD)
     paths = {strings[module] for module in set(modules[in_model].tolist())}
     wholes = {path[:end] for path in paths for end in _dots(path)}
-    is_layer = np.array([strings[each] not in wholes for each in modules.tolist()], bool)
+    is_layer = np.array([strings[module] not in wholes for module in modules.tolist()], bool)
     of_layers = in_model & is_layer & (recording.alloc_line >= 0)
     runs = Counter(
         zip(

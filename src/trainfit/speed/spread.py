@@ -151,14 +151,14 @@ def spread_of(
 
 def classes_of(work: Work) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The class of each kernel, as an index of all."""
-    found = _OF_KINDS[work.column("kind")].copy()
+    classes = _OF_KINDS[work.column("kind")].copy()
     flops = work.column("flops")
     products = work.is_kind("matmul")
-    found[products & (flops < _LARGE)] = CLASSES.index("matmuls of 1 to 10 GFLOP")
-    found[products & (flops < _MEDIUM)] = CLASSES.index("small matmuls")
+    classes[products & (flops < _LARGE)] = CLASSES.index("matmuls of 1 to 10 GFLOP")
+    classes[products & (flops < _MEDIUM)] = CLASSES.index("small matmuls")
     fused = work.is_kind("attention", "attention_gradient")
-    found[fused & (work.column("rows") < _SHORT)] = CLASSES.index("short attention")
-    return found
+    classes[fused & (work.column("rows") < _SHORT)] = CLASSES.index("short attention")
+    return classes
 
 
 def _class_of_kind(name: str) -> int:

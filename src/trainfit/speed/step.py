@@ -183,7 +183,7 @@ class StepBreakdown:
     def of_each(self, steps: int) -> StepBreakdown:
         """The mean, where it is the time of so many steps."""
         times: dict[str, Any] = {
-            name: each / steps for name, each in vars(self).items() if isinstance(each, float)
+            name: number / steps for name, number in vars(self).items() if isinstance(number, float)
         }
         by_kind = {name: each / steps for name, each in self.by_kind_s.items()}
         return dataclasses.replace(self, by_kind_s=by_kind, **times)
@@ -214,7 +214,7 @@ def step_time(work: Work, machine: HostedGpu) -> StepBreakdown:
     for name, total in zip(PLAIN.values(), totals.tolist(), strict=True):
         if total:
             by_kind[name] = by_kind.get(name, 0.0) + total
-    found = StepBreakdown(
+    breakdown = StepBreakdown(
         step_s,
         gpu_s,
         host_s,
@@ -238,7 +238,7 @@ def step_time(work: Work, machine: HostedGpu) -> StepBreakdown:
         exposed_s,
         slowest_s,
     )
-    return found if work.steps == 1 else found.of_each(work.steps)
+    return breakdown if work.steps == 1 else breakdown.of_each(work.steps)
 
 
 def _one_of_many(costed: TimedWork) -> tuple[float, float, float, float]:
@@ -418,7 +418,7 @@ def step_work(recording: Recording, machine: HostedGpu) -> StepWork | None:
         dtypes = np.where(dtypes == DTYPES.index("tfloat32"), DTYPES.index("float32"), dtypes)
     operators = _operators(recording, step, work, dtypes, bounds, seconds)
     peaks = dict(zip(DTYPES, peak_flops(machine.rated).tolist(), strict=True))
-    with_flops = {each.dtype for each in operators if each.flops}
+    with_flops = {operator.dtype for operator in operators if operator.flops}
     return StepWork(
         gpu_s=float(seconds.sum()),
         by_phase_s={name: total for name, total in zip(PHASES, totals, strict=True) if total},
@@ -461,9 +461,9 @@ def _operators(
             ("traffic", np.where(seconds > 0, traffic, 0.0) * calls),
         )
     }
-    found = [_operator(recording, keys[row], {k: v[row] for k, v in sums.items()})
+    times = [_operator(recording, keys[row], {k: v[row] for k, v in sums.items()})
              for row in np.flatnonzero(sums["gpu_s"] > 0).tolist()]  # fmt: skip
-    return tuple(sorted(found, key=lambda each: -each.gpu_s))
+    return tuple(sorted(times, key=lambda each: -each.gpu_s))
 
 
 def _operator(recording: Recording, key: IntArray, sums: Mapping[str, float]) -> OperatorTime:

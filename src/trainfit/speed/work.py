@@ -82,7 +82,7 @@ class Work:
         mine = (recording.kernel_op >= first) & (recording.kernel_op <= last)
         mine &= ~evaluates[np.maximum(recording.kernel_op, 0)] if len(evaluates) else mine
         table = np.stack([getattr(recording, f"kernel_{name}")[mine] for name in COLUMNS], axis=1)
-        found = cls(
+        work = cls(
             table,
             recording.kernel_stream[mine],
             recording.kernel_op[mine] - first,
@@ -91,8 +91,8 @@ class Work:
         )
         for call in recording.repeated():
             if first <= call.before and call.after <= last + 1:
-                found = found._repeating(call, first)
-        return found
+                work = work._repeating(call, first)
+        return work
 
     def _repeating(self, call: RepeatedCall, first: int) -> Work:
         """The work with what follows from a call in it; ``first`` is its first operator."""
@@ -216,11 +216,11 @@ def period_of(recording: Recording) -> int:
         return 1
     if makeup is not None and len(set(makeup.per_step[1:])) > 1:
         return 1  # of accumulation that varies, one step stands for all
-    seen = _operators(recording)[1:]
-    if len(set(seen)) < 2:
+    operators = _operators(recording)[1:]
+    if len(set(operators)) < 2:
         return 1
     for period in range(2, _LONGEST_PERIOD + 1):
-        if len(seen) >= 2 * period and seen[period:] == seen[:-period]:
+        if len(operators) >= 2 * period and operators[period:] == operators[:-period]:
             return period
     return 1
 

@@ -300,24 +300,24 @@ def sharded_parameters(model: Any) -> list[_ShardedParameter]:
     module: Any = sys.modules.get(_OF_FSDP)
     if module is None:
         return []
-    found = []
+    parameters = []
     for unit in module.FullyShardedDataParallel.fsdp_modules(model):
         if unit.sharding_strategy.name in ("FULL_SHARD", "HYBRID_SHARD") and unit._handle:
             flat = unit._handle.flat_param
             width = (_cast_to(unit) or flat.dtype).itemsize
             infos = zip(flat._param_infos, flat._numels, strict=False)
-            found += [_ShardedParameter(unit, at.module, n, n * width) for at, n in infos]
+            parameters += [_ShardedParameter(unit, at.module, n, n * width) for at, n in infos]
     if second := getattr(module, "FSDPModule", None):
-        found += _of_second_kind(model, None, second)
-    return found
+        parameters += _of_second_kind(model, None, second)
+    return parameters
 
 
 def _of_second_kind(part: Any, unit: Any, kind: type) -> Iterator[_ShardedParameter]:
     unit = part if isinstance(part, kind) else unit
-    for each in parameters_of(part).values() if unit is not None else ():
-        if hasattr(each, "device_mesh"):  # not one that is left out (ignored_params)
-            width = (_cast_to(unit) or each.dtype).itemsize
-            yield _ShardedParameter(unit, part, each.numel(), each.numel() * width)
+    for parameter in parameters_of(part).values() if unit is not None else ():
+        if hasattr(parameter, "device_mesh"):  # not one that is left out (ignored_params)
+            width = (_cast_to(unit) or parameter.dtype).itemsize
+            yield _ShardedParameter(unit, part, parameter.numel(), parameter.numel() * width)
     for child in filter(None, children_of(part).values()):
         yield from _of_second_kind(child, unit, kind)
 

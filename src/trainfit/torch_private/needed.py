@@ -51,8 +51,8 @@ def newer_than_tested(version: str) -> str:
 
 def release(version: str) -> tuple[int, ...]:
     """Major and minor version: patch releases change no private name that is of interest."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 # -- a name that is not there ---------------------------------------------------------------------
@@ -170,7 +170,9 @@ def _mentioned(kind: type) -> set[str]:
     """
     functions = (value for base in kind.__mro__ for value in vars(base).values())
     codes = (
-        getattr(inspect.unwrap(each), "__code__", None) for each in functions if callable(each)
+        getattr(inspect.unwrap(function), "__code__", None)
+        for function in functions
+        if callable(function)
     )
     return {name for code in codes if code is not None for name in code.co_names}
 

@@ -124,8 +124,8 @@ def is_of_triton(operator: Any) -> bool:
 
 def casts_itself(operator: Any) -> bool:
     """Was an operator that is written in Python told its dtype in autocast on a GPU?"""
-    told = _casts(operator)
-    return bool(told.get("cuda") if isinstance(told, dict) else told)
+    finding = _casts(operator)
+    return bool(finding.get("cuda") if isinstance(finding, dict) else finding)
 
 
 def destroy(library: torch.library.Library) -> None:

@@ -64,7 +64,7 @@ def lasts(rank: RankView, lost: NDArray[np.float64], least: float = thresholds.N
 
 def training_loader(header: RunHeader) -> WatchedLoader | None:
     """The DataLoader that training takes its batches from; ``None``: not known."""
-    loaders = [each for each in header.loaders if each.role == "training"]
+    loaders = [loader for loader in header.loaders if loader.role == "training"]
     if not loaders and len(header.loaders) == 1 and header.loaders[0].role == "unknown":
         loaders = list(header.loaders)
     return loaders[-1] if loaders else None
@@ -78,14 +78,16 @@ def loader_place(header: RunHeader) -> Place | None:
 
 def event_place(rank: RankView, kind: str) -> Place | None:
     """The line that most events of a kind were at; ``None``: none tells it."""
-    told = Counter(each.text for each in rank.record.events if each.kind == kind and each.text)
-    return Place.parse(told.most_common(1)[0][0]) if told else None
+    counts = Counter(
+        event.text for event in rank.record.events if event.kind == kind and event.text
+    )
+    return Place.parse(counts.most_common(1)[0][0]) if counts else None
 
 
 def thread_place(rank: RankView) -> Place | None:
     """The line that set PyTorch's threads last: of several, that one counts."""
-    told = [each.text for each in rank.record.events if each.kind == "threads" and each.text]
-    return Place.parse(told[-1]) if told else None
+    texts = [event.text for event in rank.record.events if event.kind == "threads" and event.text]
+    return Place.parse(texts[-1]) if texts else None
 
 
 @dataclass(frozen=True)
@@ -374,10 +376,10 @@ def loader_settings(header: RunHeader) -> LoaderSettings | None:
     )
 
 
-def _start_method(said: str, python: str) -> StartMethod:
+def _start_method(text: str, python: str) -> StartMethod:
     """How workers were started; Linux' default changed in Python 3.14."""
     for method in ("fork", "spawn", "forkserver"):
-        if said == method:
+        if text == method:
             return method
     version = tuple(int(part) for part in re.findall(r"\d+", python)[:2])
     return "forkserver" if version >= (3, 14) else "fork"

@@ -83,7 +83,7 @@ def other_hardware(before: RunHeader, after: RunHeader) -> str:
     cores = _cores(before), _cores(after)
     pairs = (
         ("GPUs", gpus(before), gpus(after)),
-        ("usable cores", *(None if each is None else f"{each:g}" for each in cores)),
+        ("usable cores", *(None if core is None else f"{core:g}" for core in cores)),
         ("processor", before.cpu or None, after.cpu or None),
     )
     return "; ".join(
@@ -96,8 +96,8 @@ def other_hardware(before: RunHeader, after: RunHeader) -> str:
 def gpus(header: RunHeader) -> str:
     """ "2 x NVIDIA A100", or "none"."""
     names = [each.name for each in header.gpus]
-    found = [f"{names.count(name)} x {name}" for name in sorted(set(names))]
-    return ", ".join(found) or "none"
+    texts = [f"{names.count(name)} x {name}" for name in sorted(set(names))]
+    return ", ".join(texts) or "none"
 
 
 def batch_size(header: RunHeader) -> int | None:
@@ -107,7 +107,7 @@ def batch_size(header: RunHeader) -> int | None:
 
 
 def _cores(header: RunHeader) -> float | None:
-    known = [each for each in (header.usable_cores, header.quota_cores) if each is not None]
+    known = [cores for cores in (header.usable_cores, header.quota_cores) if cores is not None]
     return min(known, default=None)
 
 
@@ -117,8 +117,8 @@ def _command(before: str, after: str) -> Iterator[Difference]:
     if len(words[0]) != len(words[1]):
         yield from _told("command", "command", before, after)
         return
-    for at, (one, two) in enumerate(zip(*words, strict=True)):
-        earlier = words[0][at - 1] if at else ""
+    for index, (one, two) in enumerate(zip(*words, strict=True)):
+        earlier = words[0][index - 1] if index else ""
         what = earlier if earlier.startswith("-") else "command"
         yield from _told("command", what, one, two)
 
@@ -131,7 +131,7 @@ def _words(command: str) -> list[str]:
 
 
 def _of_training(loaders: tuple[WatchedLoader, ...]) -> tuple[WatchedLoader, ...]:
-    return tuple(each for each in loaders if each.role == "training") or loaders
+    return tuple(loader for loader in loaders if loader.role == "training") or loaders
 
 
 def _loaders(
@@ -216,8 +216,8 @@ def compare_groups(
     looks = [[RunView(run) for run in runs] for runs in (before, after)]
     rows = [[measured(view) for view in views] for views in looks]
     sides = [
-        Side(runs[0].folder, runs[0].header.command, sum(run.steps for run in found))
-        for runs, found in zip((before, after), rows, strict=True)
+        Side(runs[0].folder, runs[0].header.command, sum(run.steps for run in row))
+        for runs, row in zip((before, after), rows, strict=True)
     ]
     differences = setup_differences(one, two)
     needs = _needs(rows)
@@ -226,7 +226,7 @@ def compare_groups(
     per_sample = _differ(rows)
     changes = [*_changes(rows, per_sample), *_peaks(looks)]
     held_up = _held_up(looks)
-    told = "" if held_up is None else _of_others(*held_up)
+    text = "" if held_up is None else _of_others(*held_up)
     verdict = _verdict(changes[0])
     by_others = held_up is not None and _is_theirs(changes[0], *held_up)
     return Comparison(
@@ -235,8 +235,8 @@ def compare_groups(
         differences,
         tuple(changes),
         "cannot tell" if by_others else verdict,
-        f"two runs next to the same other programs, or none ({told})" if by_others else "",
-        notes=(*((told,) if told and not by_others else ()), *_notes(before, after, rows, other)),
+        f"two runs next to the same other programs, or none ({text})" if by_others else "",
+        notes=(*((text,) if text and not by_others else ()), *_notes(before, after, rows, other)),
     )
 
 
@@ -246,7 +246,7 @@ def _held_up(looks: Sequence[Sequence[RunView]]) -> tuple[float, float] | None:
     found = []
     for views in looks:
         known = [CoreWaits(view.judged).held_up_by_others for view in views]
-        shares = [each for each in known if each is not None]
+        shares = [held_up for held_up in known if held_up is not None]
         if len(shares) < len(known):
             return None
         found.append(float(np.mean(shares)))
@@ -282,7 +282,7 @@ def _needs(rows: Sequence[Sequence[SteadyRows]]) -> str:
 
 def _differ(rows: Sequence[Sequence[SteadyRows]]) -> bool:
     """Are times to be told for a sample, as batches have different sizes?"""
-    runs = [run for each in rows for run in each]
+    runs = [run for row in rows for run in row]
     if not all("samples" in run.known for run in runs):
         return False
     return len({run.batch for run in runs}) > 1
@@ -306,7 +306,7 @@ def _notes(
     if other:
         yield f"different hardware ({other}): settings are not the only difference"
     sizes = [batch_size(runs[0].header) for runs in (before, after)]
-    if sizes[0] != sizes[1] and not all("samples" in run.known for each in rows for run in each):
+    if sizes[0] != sizes[1] and not all("samples" in run.known for row in rows for run in row):
         yield "batch sizes differ, and samples were not counted: times are those of a step"
     if before[0].header.world_size != after[0].header.world_size:
         yield "the number of ranks differs: samples/s are those of all, phases of the first rank"
@@ -321,8 +321,8 @@ def _changes(rows: Sequence[Sequence[SteadyRows]], per_sample: bool) -> Iterator
     """The one that the verdict is about first."""
     made = groups(*([run.rows for run in runs] for runs in rows))
     totals = [np.sum([run.totals for run in runs], axis=0) for runs in (made.before, made.after)]
-    known = frozenset.intersection(*(run.known for each in rows for run in each))
-    either = frozenset.union(*(run.known for each in rows for run in each))
+    known = frozenset.intersection(*(run.known for row in rows for run in row))
+    either = frozenset.union(*(run.known for row in rows for run in row))
     per = SAMPLES if per_sample else STEPS
     yield _time(made, totals, per)
     if "samples" in known:
@@ -336,28 +336,30 @@ def _changes(rows: Sequence[Sequence[SteadyRows]], per_sample: bool) -> Iterator
 
 
 def _time(made: Groups, totals: Sequence[Rows], per: int) -> Change:
-    before, after = (float(each[TIME] / each[per]) for each in totals)
-    found = made.estimate(_logarithm(lambda sums: sums[..., TIME] / sums[..., per]))
+    before, after = (float(total[TIME] / total[per]) for total in totals)
+    estimate = made.estimate(_logarithm(lambda sums: sums[..., TIME] / sums[..., per]))
     unit, what = ("s/sample", "time of a sample") if per == SAMPLES else ("s/step", "step time")
-    return _ratio(Change(what, unit, before, after), found)  # type: ignore[arg-type]
+    return _ratio(Change(what, unit, before, after), estimate)  # type: ignore[arg-type]
 
 
 def _rate(made: Groups, totals: Sequence[Rows]) -> Change:
-    before, after = (float(each[SAMPLES] / each[TIME]) for each in totals)
-    found = made.estimate(_logarithm(lambda sums: sums[..., SAMPLES] / sums[..., TIME]))
-    return _ratio(Change("samples/s", "samples/s", before, after), found)
+    before, after = (float(total[SAMPLES] / total[TIME]) for total in totals)
+    estimate = made.estimate(_logarithm(lambda sums: sums[..., SAMPLES] / sums[..., TIME]))
+    return _ratio(Change("samples/s", "samples/s", before, after), estimate)
 
 
 def _phase(made: Groups, totals: Sequence[Rows], per: int, name: str, known: bool) -> Change:
-    at = COLUMNS.index(name)
+    index = COLUMNS.index(name)
     unit = "s/sample" if per == SAMPLES else "s/step"
-    before, after = (float(each[at] / each[per]) for each in totals)
+    before, after = (float(total[index] / total[per]) for total in totals)
     if not known:
         return Change(name, unit, None, None, basis="step")  # type: ignore[arg-type]
     whole = float(totals[0][TIME] / totals[0][per])
 
     def effect(first: Rows, second: Rows) -> Rows:
-        difference: Rows = second[..., at] / second[..., per] - first[..., at] / first[..., per]
+        difference: Rows = (
+            second[..., index] / second[..., per] - first[..., index] / first[..., per]
+        )
         return difference / whole
 
     change = Change(name, unit, before, after, basis="step")  # type: ignore[arg-type]
@@ -365,7 +367,7 @@ def _phase(made: Groups, totals: Sequence[Rows], per: int, name: str, known: boo
 
 
 def _busy(made: Groups, totals: Sequence[Rows]) -> Change:
-    before, after = (float(each[BUSY] / each[LOOKED_AT]) for each in totals)
+    before, after = (float(total[BUSY] / total[LOOKED_AT]) for total in totals)
 
     def effect(first: Rows, second: Rows) -> Rows:
         shares: Rows = second[..., BUSY] / second[..., LOOKED_AT]

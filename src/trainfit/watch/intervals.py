@@ -53,10 +53,10 @@ def _automatic(values: Rows) -> int:
     if count < 9 or variance <= 1e-24 * float(values.mean()) ** 2:
         return 1
     run = max(5, int(math.log10(count)))
-    most = min(math.ceil(math.sqrt(count)) + run, count // 2)
-    covariances = _autocovariances(around, most)
+    limit = min(math.ceil(math.sqrt(count)) + run, count // 2)
+    covariances = _autocovariances(around, limit)
     last = _last_correlated(np.abs(covariances / variance), run, count)
-    lags = np.arange(1, min(2 * max(last, 1), most) + 1)
+    lags = np.arange(1, min(2 * max(last, 1), limit) + 1)
     # The flat-top window: 1 up to the half of the lags, then falling to 0.
     weights = np.minimum(1.0, 2 * (1 - lags / len(lags)))
     used = 2 * weights * covariances[lags]
@@ -68,12 +68,12 @@ def _automatic(values: Rows) -> int:
     return int(max(1, min(math.ceil(_LONGER * length), 3 * math.sqrt(count), count // 3)))
 
 
-def _autocovariances(around: Rows, most: int) -> Rows:
+def _autocovariances(around: Rows, limit: int) -> Rows:
     """The autocovariances at lags 0 to ``most``, by a Fourier transform."""
     count = len(around)
     transformed = np.fft.rfft(around, 2 * count)
-    found: Rows = np.fft.irfft(np.abs(transformed) ** 2)[: most + 1] / count
-    return found
+    autocovariances: Rows = np.fft.irfft(np.abs(transformed) ** 2)[: limit + 1] / count
+    return autocovariances
 
 
 def _last_correlated(correlations: Rows, run: int, count: int) -> int:
@@ -197,7 +197,7 @@ class Groups:
         total = corrected = squares = 0.0
         for values, runs in drawn:
             variance = float(np.var(values))
-            blocks = sum(each.blocks for each in runs)
+            blocks = sum(run.blocks for run in runs)
             free = max(1.0, blocks - len(runs))
             total += variance
             corrected += variance * blocks / free
@@ -216,8 +216,8 @@ class Groups:
             [float(effect(run.totals, second)) for run in self.before],
             [float(effect(first, run.totals)) for run in self.after],
         )
-        squares = sum(float(np.var(each)) * len(each) for each in values)
-        variance = squares / free * sum(1 / len(each) for each in values)
+        squares = sum(float(np.var(value)) * len(value) for value in values)
+        variance = squares / free * sum(1 / len(value) for value in values)
         return t_quantile(free) * math.sqrt(variance)
 
 
@@ -244,7 +244,7 @@ def t_quantile(free: float) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / free ** (at + 1) for at, term in enumerate(terms))
+    return z + sum(term / free ** (index + 1) for index, term in enumerate(terms))
 
 
 def _sum(runs: Sequence[Resampled]) -> Resampled:
@@ -325,7 +325,7 @@ def _busy(steps: Table, whole: Rows) -> tuple[Rows, Rows]:
 
 def peak_gpu_bytes(view: RunView) -> int | None:
     """Peak bytes of tensors, on the rank that had most; ``None``: not measured."""
-    found = [int(each.steps["peak_allocated_bytes"].max(initial=-1)) for each in view.ranks]
+    found = [int(rank.steps["peak_allocated_bytes"].max(initial=-1)) for rank in view.ranks]
     return max((each for each in found if each >= 0), default=None)
 
 

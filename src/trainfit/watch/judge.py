@@ -95,9 +95,9 @@ def limit(rank: RankView, findings: Sequence[Finding]) -> Limit:
     if checks.are_few(rank):
         return "unknown"
     costly = [
-        each
-        for each in findings
-        if (each.share or 0.0) >= thresholds.WARNING_SHARE and _bounds(each, rank)
+        finding
+        for finding in findings
+        if (finding.share or 0.0) >= thresholds.WARNING_SHARE and _bounds(finding, rank)
     ]
     if costly:
         most = max(costly, key=lambda each: each.share or 0.0)
@@ -200,9 +200,9 @@ def judge(run: RunRecord) -> WatchResult:
 def _look(view: RunView) -> tuple[tuple[Finding, ...], tuple[Unknown, ...]]:
     """Findings, the most important first; and of what nothing can be said."""
     said = [each for rule in RULES for each in look(rule, view)]
-    findings = [each for each in said if isinstance(each, Finding)]
+    findings = [finding for finding in said if isinstance(finding, Finding)]
     findings = sorted(_once(findings), key=ranking.order)
-    return tuple(findings), tuple(each for each in said if isinstance(each, Unknown))
+    return tuple(findings), tuple(unknown for unknown in said if isinstance(unknown, Unknown))
 
 
 #: Kinds of which another one says the same with more detail.
@@ -227,16 +227,20 @@ def _once(findings: Sequence[Finding]) -> Iterator[Finding]:
     told = {str(each.at) for each in findings if each.kind in of_others and each.place}
     started = {str(each.at) for each in findings if each.kind == "epoch_start" and each.place}
     still = any(each.kind == "standstill" and each.is_critical for each in findings)
-    for each in findings:
-        if still and each.kind in _OF_RANKS:
+    for finding in findings:
+        if still and finding.kind in _OF_RANKS:
             continue  # one waits for another that does not come
-        if each.kind == KIND and str(each.at) in told:
+        if finding.kind == KIND and str(finding.at) in told:
             continue
-        if each.kind == "iterator_restarted" and str(each.at) in started and not each.is_critical:
+        if (
+            finding.kind == "iterator_restarted"
+            and str(finding.at) in started
+            and not finding.is_critical
+        ):
             continue  # what it costs says the other one
-        by = max((shares.get(kind, 0.0) for kind in _SAID_BY.get(each.kind, ())), default=0.0)
-        if not by or each.share is None or by < 0.5 * each.share:
-            yield each
+        by = max((shares.get(kind, 0.0) for kind in _SAID_BY.get(finding.kind, ())), default=0.0)
+        if not by or finding.share is None or by < 0.5 * finding.share:
+            yield finding
 
 
 def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterator[str]:
@@ -247,13 +251,13 @@ def _notes(run: RunRecord, view: RunView, findings: Sequence[Finding]) -> Iterat
         yield from rank.header.notes
         yield from _out_of_memory(rank)
     yield from _trainings(view)
-    if not any(each.kind == start.KIND for each in findings):
+    if not any(finding.kind == start.KIND for finding in findings):
         yield from _late_start(view.judged)
     lost = sum(rank.header.lost_rows for rank in ranks)
     if lost:
         steps = [rank.header.first_lost_step for rank in ranks]
         refused = [rank.header.refused_rows for rank in ranks]
-        counted = [each for each in refused if each is not None]
+        counted = [rows for rows in refused if rows is not None]
         yield missing_rows(
             lost,
             sum(counted) if len(counted) == len(refused) else None,

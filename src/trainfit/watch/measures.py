@@ -42,7 +42,7 @@ def phases(rank: RankView) -> tuple[Phase, ...]:
         gpu_s = float(np.mean(measured)) if len(measured) else None
         found.append(Phase(name, spent / count, spent / total, gpu_s))
     if found:
-        rest = max(0.0, total - sum(each.host_s for each in found) * count)
+        rest = max(0.0, total - sum(phase.host_s for phase in found) * count)
         found.append(Phase("other", rest / count, rest / total))
     return tuple(found)
 
@@ -61,14 +61,14 @@ def _waits_in_copies(rank: RankView) -> float:
 def samples_per_s(view: RunView) -> float | None:
     """The samples/s of all recorded ranks; ``None`` where one of them does not tell."""
     rates = [_rate(rank) for rank in view.ranks]
-    told = [rate for rate in rates if rate is not None]
-    return sum(told) if told and len(told) == len(rates) else None
+    values = [rate for rate in rates if rate is not None]
+    return sum(values) if values and len(values) == len(rates) else None
 
 
 def _rate(rank: RankView) -> float | None:
-    told = rank.steps[rank.steps["samples"] >= 0]
-    seconds = float(np.sum(told["step_s"], dtype=np.float64))
-    return float(np.sum(told["samples"], dtype=np.float64)) / seconds if seconds else None
+    step = rank.steps[rank.steps["samples"] >= 0]
+    seconds = float(np.sum(step["step_s"], dtype=np.float64))
+    return float(np.sum(step["samples"], dtype=np.float64)) / seconds if seconds else None
 
 
 def mfu(rank: RankView) -> float | None:
@@ -161,11 +161,11 @@ def timeline(rank: RankView) -> tuple[TimelinePoint, ...]:
         TimelinePoint(
             step=int(steps["step"][end]),
             time_s=float(steps["end_s"][end]),
-            step_s=float(seconds[at] / (end - start + 1)),
-            phases={name: float(values[at]) for name, values in shares.items()},
-            **{name: values[at] for name, values in sampled.items()},
+            step_s=float(seconds[index] / (end - start + 1)),
+            phases={name: float(values[index]) for name, values in shares.items()},
+            **{name: values[index] for name, values in sampled.items()},
         )
-        for at, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 
@@ -208,16 +208,16 @@ def ledger(view: RankView) -> MemoryLedger | None:
     """The memory ledger of the GPU that a rank computes on; ``None`` where nothing of it was
     measured."""
     steps, gpu = view.record.steps, view.every_gpu_sample
-    seen = steps[steps["reserved_bytes"] >= 0]
-    if view.header.gpu is None or not len(seen):
+    step = steps[steps["reserved_bytes"] >= 0]
+    if view.header.gpu is None or not len(step):
         return None
     total = _total(view)
-    points = tuple(_point(row, gpu, total) for row in _spread(seen, _POINTS))
-    peak_reserved = int(seen["reserved_bytes"].max())
-    peaks = seen[seen["peak_allocated_bytes"] >= 0]["peak_allocated_bytes"]
+    points = tuple(_point(row, gpu, total) for row in _spread(step, _POINTS))
+    peak_reserved = int(step["reserved_bytes"].max())
+    peaks = step[step["peak_allocated_bytes"] >= 0]["peak_allocated_bytes"]
     peak = int(peaks.max()) if len(peaks) else None
     growth = growth_per_step(view)
-    at_peak = seen[int(np.argmax(seen["reserved_bytes"]))]
+    at_peak = step[int(np.argmax(step["reserved_bytes"]))]
     held = max(int(at_peak["allocated_bytes"]), int(at_peak["peak_allocated_bytes"]))
     return MemoryLedger(
         points=points,
@@ -272,11 +272,11 @@ def host_memory(view: RankView) -> tuple[HostMemory, ...]:
         return ()
     times, places = np.unique(table["time_s"], return_inverse=True)
     worst = table[places == np.argmax(np.bincount(places, held, len(times)))]
-    found = []
+    memory = []
     for role, who in enumerate(("training", "workers", "others")):
         rows = worst[worst["role"] == role]
         if len(rows):
-            found.append(
+            memory.append(
                 HostMemory(
                     who,  # type: ignore[arg-type]
                     len(rows),
@@ -285,7 +285,7 @@ def host_memory(view: RankView) -> tuple[HostMemory, ...]:
                     int(rows["file_bytes"].sum()),
                 )
             )
-    return tuple(found)
+    return tuple(memory)
 
 
 def _total(view: RankView) -> int | None:
@@ -295,9 +295,9 @@ def _total(view: RankView) -> int | None:
     return view.header.gpus[gpu].memory_bytes
 
 
-def _spread(table: Table, most: int) -> Table:
+def _spread(table: Table, limit: int) -> Table:
     """The rows, thinned to so many at most, evenly, the last among them."""
-    chosen = np.unique(np.linspace(0, len(table) - 1, most).astype(int))
+    chosen = np.unique(np.linspace(0, len(table) - 1, limit).astype(int))
     rows: Table = table[chosen]
     return rows
 

@@ -62,7 +62,7 @@ def new_folder(script: str, pid: int | None = None, host: str = "") -> Path:
     words = (script_name(script), time.strftime("%Y%m%d-%H%M%S"), host)
     name = "-".join([*filter(None, words), str(os.getpid() if pid is None else pid)])
     # A process may begin a second training within the second.
-    return next(each for each in numbered(runs_folder() / name) if not os.path.lexists(each))
+    return next(path for path in numbered(runs_folder() / name) if not os.path.lexists(path))
 
 
 def script_name(script: str) -> str:
@@ -79,13 +79,13 @@ def numbered(first: Path) -> Iterator[Path]:
 
 def unused_folder(first: Path) -> Path:
     """``first``, or where it has a run, the next of :func:`numbered` that has none."""
-    return next(each for each in numbered(first) if not _has_run(each))
+    return next(path for path in numbered(first) if not _has_run(path))
 
 
 def _has_run(folder: Path) -> bool:
     """Is there a run in it, also one that has just begun?"""
-    found = (path for pattern in ("rank*.json", "ranks.jsonl") for path in folder.glob(pattern))
-    return any(path.stat().st_size for path in found)
+    files = (path for pattern in ("rank*.json", "ranks.jsonl") for path in folder.glob(pattern))
+    return any(path.stat().st_size for path in files)
 
 
 def why_unwritable(folder: Path) -> str:
@@ -341,7 +341,7 @@ class RankFolder:
 
     def _recording(self) -> list[int]:
         ranks = _read(self.path)[1].values()
-        return [each.rank for each in ranks if each.rank != self._mine.rank and each.is_recording]
+        return [rank.rank for rank in ranks if rank.rank != self._mine.rank and rank.is_recording]
 
 
 def join(folder: Path | None, script: str, started: tuple[float, float]) -> RankFolder | None:
@@ -430,10 +430,10 @@ def _newest(script: str) -> list[Path]:
 
 def _used(folder: Path) -> Iterable[Path]:
     """``folder`` and those that were made in its place because it had a run."""
-    for each in numbered(folder):
-        if not each.exists():
+    for path in numbered(folder):
+        if not path.exists():
             return
-        yield each
+        yield path
 
 
 def _read(folder: Path) -> tuple[_Beginning | None, dict[int, RankProcess]]:

@@ -173,13 +173,13 @@ def _family(root: int) -> _Family:
         stat = _stat(int(entry.name))
         if stat is not None:
             known[int(entry.name)] = stat
-    found, wanted = {}, [root]
+    family, wanted = {}, [root]
     while wanted:
         pid = wanted.pop()
-        if pid in known and pid not in found:
-            found[pid] = known[pid][1]
+        if pid in known and pid not in family:
+            family[pid] = known[pid][1]
             wanted += [child for child, (parent, _) in known.items() if parent == pid]
-    return found
+    return family
 
 
 def _stat(pid: int) -> tuple[int, int] | None:
@@ -369,13 +369,13 @@ def _ignored(record: RunRecord, trial: _Trial) -> str:
     """What the changed run did not take over, as far as it is recorded; empty: nothing."""
     header = record.header
     for name, value in trial.variables.items():
-        found = header.variables.get(name)
-        if found is not None and found != value:
-            return f"the command sets {name}={found} itself; change it there"
+        variable = header.variables.get(name)
+        if variable is not None and variable != value:
+            return f"the command sets {name}={variable} itself; change it there"
     workers = trial.values.get("num_workers")
-    loaders = [each for each in header.loaders if each.role == "training"] or header.loaders
+    loaders = [loader for loader in header.loaders if loader.role == "training"] or header.loaders
     if workers is not None and loaders:
-        counts = {str(each.num_workers) for each in loaders}
+        counts = {str(loader.num_workers) for loader in loaders}
         if workers not in counts:
             return (
                 f"the DataLoader still had {' and '.join(sorted(counts))} workers: the script does "
@@ -405,8 +405,10 @@ def _nothing_to_try(
     plain: Sequence[str], findings: Sequence[Finding], first: RunRecord
 ) -> AdviceVerification:
     """Why, and what to change by hand."""
-    by_hand = next((each for each in findings if each.fix.settings or each.fix.line), None)
-    by_hand = by_hand or next((each for each in findings if each.severity != "info"), None)
+    by_hand = next(
+        (finding for finding in findings if finding.fix.settings or finding.fix.line), None
+    )
+    by_hand = by_hand or next((finding for finding in findings if finding.severity != "info"), None)
     made = AdviceVerification("not tried", line_of(plain), runs=(_run(False, first),))
     if by_hand is None:
         return dataclasses.replace(made, reason="nothing to change was found")

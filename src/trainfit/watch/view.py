@@ -70,7 +70,7 @@ def judged(trainings: Sequence[Training]) -> Training | None:
     """The longest of trainings whose steps differ; ``None``: all steps are judged together."""
     if len(trainings) < 2:
         return None
-    lengths = [each.step_s for each in trainings]
+    lengths = [training.step_s for training in trainings]
     if max(lengths) <= _ALIKE_LENGTHS * min(lengths):
         return None
     return max(trainings, key=lambda each: each.seconds)
@@ -194,13 +194,13 @@ class RankView:
     def fetches(self) -> Table:
         """Batches that workers made, or the training itself. What has a number that no worker of
         the training's DataLoader has is another one's, an evaluation's."""
-        found = self._within(self.record.fetches, "end_s")
-        of_training = [each for each in self.header.loaders if each.role == "training"]
+        table = self._within(self.record.fetches, "end_s")
+        of_training = [loader for loader in self.header.loaders if loader.role == "training"]
         workers = of_training[-1].num_workers if of_training else 0
         if not workers:
-            return found
-        numbers = found["worker"]
-        return _where(found, (numbers >= 0) & (numbers < workers))
+            return table
+        numbers = table["worker"]
+        return _where(table, (numbers >= 0) & (numbers < workers))
 
     def seconds_in(self, phase: str) -> float | None:
         """Seconds of the steady steps in a phase of :data:`PHASES`; ``None``: not measured."""
@@ -238,7 +238,7 @@ class RunView:
 
     @functools.cached_property
     def ranks(self) -> tuple[RankView, ...]:
-        every = [RankView(each, run) for run in self.run.machines for each in run.ranks]
+        every = [RankView(rank, run) for run in self.run.machines for rank in run.ranks]
         return tuple(sorted(every, key=lambda view: view.header.rank))
 
     @property
@@ -399,7 +399,7 @@ def tail_run(folder: Path, seconds: float = 60.0) -> RunRecord | None:
     if not ranks:
         return None
     ranks.sort(key=lambda each: each.header.rank)
-    now = max((float(each.steps["end_s"][-1]) for each in ranks if len(each.steps)), default=0.0)
+    now = max((float(rank.steps["end_s"][-1]) for rank in ranks if len(rank.steps)), default=0.0)
     machine, gpus, processes, memory, filled, waits = (
         _last(folder / f"{name}.bin", tables.BY_NAME[name], "time_s", now - seconds)
         for name in tables.SAMPLED
@@ -423,8 +423,8 @@ def _rank(path: Path, seconds: float) -> RankRecord:
         steps = recent
     since = float(steps["end_s"][0]) if len(steps) else -np.inf
     made = [
-        _last(each, tables.FETCHES, "end_s", since)
-        for each in sorted(path.parent.glob(f"{path.stem}.fetches.*.bin"))
+        _last(file, tables.FETCHES, "end_s", since)
+        for file in sorted(path.parent.glob(f"{path.stem}.fetches.*.bin"))
     ]
     fetches = np.concatenate([np.zeros(0, tables.FETCHES), *made])
     told = _last_events(path, since) + locked_of(path.with_suffix(""), header, steps)

@@ -17,7 +17,7 @@ from trainfit.results.batch import NoiseResult, StepTime
 
 def _files(options: argparse.Namespace) -> list[Path]:
     given = (options.result, options.noise_scale, options.data)
-    return [each for each in given if isinstance(each, Path)]
+    return [path for path in given if isinstance(path, Path)]
 
 
 def run(options: argparse.Namespace, command: Sequence[str]) -> int:
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _gpus(measured: NoiseResult | None, times: Sequence[StepTime]) -> int:
     if measured is not None:
         return measured.ranks
-    found = {each.gpus for each in times}
-    return found.pop() if len(found) == 1 else 1
+    gpuses = {time.gpus for time in times}
+    return gpuses.pop() if len(gpuses) == 1 else 1
 
 
 def _accumulation(

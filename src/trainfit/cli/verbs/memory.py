@@ -54,7 +54,9 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
     given = [*options.batch_size, None, None]
     sources = [_source(file, batch) for file, batch in zip(files, given, strict=False)]
     with shown_progress() as progress:
-        progress("explaining " + " and ".join(each.file for each in sources))
+        progress(
+            "explaining " + " and ".join(recording_source.file for recording_source in sources)
+        )
         if options.by_hand:
             comparison = by_hand(sources[0])
         else:

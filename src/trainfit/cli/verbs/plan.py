@@ -111,10 +111,10 @@ def _real_runs(options: argparse.Namespace) -> RealRuns:
 
 def _rented(options: argparse.Namespace) -> str:
     """The machine that ``--gpu`` names, in words; empty where it names a GPU."""
-    found = find_rented(options.gpu) if options.gpu is not None else None
-    if found is None:
+    machine = find_rented(options.gpu) if options.gpu is not None else None
+    if machine is None:
         return ""
-    return found.words + ("" if options.cpu is UNSAID else "; --cpu gives the processor")
+    return machine.words + ("" if options.cpu is UNSAID else "; --cpu gives the processor")
 
 
 def _remedies(options: argparse.Namespace) -> tuple[str, ...] | None:

@@ -59,7 +59,7 @@ class Form:
 
 
 def _entries(sources: Sequence[Entry]) -> list[Entry]:
-    return [Entry(each.name, *explained(each.result, each.name)) for each in sources]
+    return [Entry(source.name, *explained(source.result, source.name)) for source in sources]
 
 
 def _html(sources: Sequence[Entry]) -> str:
@@ -72,8 +72,8 @@ def _markdown(sources: Sequence[Entry]) -> str:
 
 def _json(sources: Sequence[Entry]) -> str:
     """Recordings are no JSON: their figures are in the page alone."""
-    texts = [(each.name, each.result.to_json()) for each in sources
-             if hasattr(each.result, "to_json")]  # fmt: skip
+    texts = [(source.name, source.result.to_json()) for source in sources
+             if hasattr(source.result, "to_json")]  # fmt: skip
     if not texts:
         raise UsageError("a recording has no JSON document; give its plan, or write .html or .md")
     return joined(texts) + "\n"
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
         raise UsageError(f"{form.what} is binary: give a file (-o FILE), or pipe it")
     with shown_progress() as progress:
         progress(f"reading {options.results[0]}")
-        sources = [each for path in options.results for each in _read(path)]
+        sources = [entry for path in options.results for entry in _read(path)]
         content = form.render(sources)
     if target is None:
         _print(content)

@@ -80,8 +80,8 @@ def with_memory(result: WatchResult, folders: Sequence[Path]) -> WatchResult:
         report = explain_snapshot(paths[0])
     except ResultFileError as error:
         return dataclasses.replace(result, notes=(*result.notes, str(error)))
-    ended = [each for each in result.findings if each.kind == "gpu_out_of_memory"]
-    others = [each for each in result.findings if each.kind != "gpu_out_of_memory"]
+    ended = [finding for finding in result.findings if finding.kind == "gpu_out_of_memory"]
+    others = [finding for finding in result.findings if finding.kind != "gpu_out_of_memory"]
     note = f"the memory when it ran out: trainfit memory {shlex.quote(str(paths[0]))}"
     return dataclasses.replace(
         result,

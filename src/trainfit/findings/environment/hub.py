@@ -70,7 +70,7 @@ _KNOWN: Final = (
     ),
 )
 #: Their kinds.
-KINDS: Final = tuple(dict.fromkeys(each.kind for each in _KNOWN))
+KINDS: Final = tuple(dict.fromkeys(error.kind for error in _KNOWN))
 #: What stands in an instruction for a name that is not known.
 _NAME: Final = "NAME"
 #: Where a message has a repository's name: of a page, or said as such.
@@ -100,8 +100,8 @@ def known(raised: ParsedException, _: FailureContext) -> Finding | None:
 
 def _name(raised: ParsedException) -> str:
     """The name of the repository that was asked for; empty where it is not known."""
-    if said := _TOLD.search(raised.message):
-        return next(filter(None, said.groups()), "").rstrip(".")
+    if match := _TOLD.search(raised.message):
+        return next(filter(None, match.groups()), "").rstrip(".")
     loaded = _LOADED.search(raised.code)
     if loaded is None:
         return ""

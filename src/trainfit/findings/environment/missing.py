@@ -128,11 +128,11 @@ _EMPTY: Final = re.compile(r"cannot import name '[^']+' from '([\w.]+)' \(unknow
 
 def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A module that Python does not find, and that is of no installed package."""
-    found = NO_MODULE.search(raised.message) or _EMPTY.search(raised.message)
+    match = NO_MODULE.search(raised.message) or _EMPTY.search(raised.message)
     told = _TOLD.search(raised.message) is not None
-    if found is None or not (told or raised.type in ("ModuleNotFoundError", "ImportError")):
+    if match is None or not (told or raised.type in ("ModuleNotFoundError", "ImportError")):
         return None
-    module = found[1]
+    module = match[1]
     name = module.partition(".")[0]
     if (submodule := _submodule(name, raised)) is not None:
         path, fix = submodule
@@ -146,7 +146,7 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
         )
     if module != name:
         return _compiled(module, raised) or _of_shared_name(module, raised)
-    if name == "mpi4py" and any(each.package == "deepspeed" for each in raised.frames):
+    if name == "mpi4py" and any(frame.package == "deepspeed" for frame in raised.frames):
         return _finding(
             "DeepSpeed asks MPI for the ranks, as no launcher has told them",
             "start the script by torchrun --nproc-per-node=1, or by deepspeed --num_gpus=1, in "
@@ -169,8 +169,8 @@ def missing(raised: ParsedException, _: FailureContext) -> Finding | None:
     elif asked is None and (asked := asked_like(name, raised.folder)) is not None:
         package = asked.package
     if asked is not None and asked.version:
-        wanted = f"pip install '{package}{asked.version}' ({asked.file} names it; "
-        return _finding(title, f"{wanted}with an older Python where pip finds no such version)")
+        text = f"pip install '{package}{asked.version}' ({asked.file} names it; "
+        return _finding(title, f"{text}with an older Python where pip finds no such version)")
     if asked is not None or package != name:
         named = f" ({asked.file} names it)" if asked is not None else ""
         return _finding(title, f"pip install {package}{named}")
@@ -208,15 +208,15 @@ def told(raised: ParsedException, _: FailureContext) -> Finding | None:
     if absent := _NO_METADATA.match(raised.message):
         title = f"{absent[1]} is not installed for the Python that runs the script"
         return _finding(title, f"pip install {absent[1]}")
-    found = _PIP.search(raised.message)
-    if found is None and raised.type == "ImportError" and (it := _UNNAMED.search(raised.message)):
+    match = _PIP.search(raised.message)
+    if match is None and raised.type == "ImportError" and (it := _UNNAMED.search(raised.message)):
         name = (it["valid"] or it["bare"] or it["library"]).lower()
         version = (it["least"] or it["from"] or "").replace(" ", "")
         return _asked(_PACKAGES.get(name, name), version, "")
-    if found is None or (raised.type != "ImportError" and not _WANTED.search(raised.message)):
+    if match is None or (raised.type != "ImportError" and not _WANTED.search(raised.message)):
         return None
-    newer = "-U " if found["options"] or found["after"] else ""
-    return _asked(found["package"], found["version"], newer)
+    newer = "-U " if match["options"] or match["after"] else ""
+    return _asked(match["package"], match["version"], newer)
 
 
 def _asked(package: str, version: str, newer: str) -> Finding:
@@ -232,34 +232,34 @@ def _asked(package: str, version: str, newer: str) -> Finding:
 def hidden(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A module of the repository that Python does not find, for another package has the name of
     the repository's, such as an older version of it that is installed."""
-    found = NO_MODULE.search(raised.message)
-    if raised.type != "ModuleNotFoundError" or found is None:
+    match = NO_MODULE.search(raised.message)
+    if raised.type != "ModuleNotFoundError" or match is None:
         return None
-    name, *inner = found[1].split(".")
+    name, *inner = match[1].split(".")
     folder = _folder_with(name, raised) if inner else None
     if folder is None:
         return None
     path = folder.joinpath(name, *inner)
     if not path.with_suffix(".py").is_file() and not any(path.glob("*.py")):
         return None
-    title = f"{found[1]} lies in {{}}, and Python finds another {name} before it"
+    title = f"{match[1]} lies in {{}}, and Python finds another {name} before it"
     return _in_folder(folder, title)
 
 
 def _in_folder(folder: Path, title: str) -> Finding:
     """What lies in a folder of the repository that Python does not look into, or not first."""
     where = str(folder)
-    built = any((folder / each).is_file() for each in _BUILDS)
+    built = any((folder / build).is_file() for build in _BUILDS)
     install = f"pip install -e {where}, or " if built else ""
-    said = title.format("this folder" if where == "." else where)
-    return _finding(said, f"{install}PYTHONPATH={where} before the command")
+    text = title.format("this folder" if where == "." else where)
+    return _finding(text, f"{install}PYTHONPATH={where} before the command")
 
 
 def _asked_by_importer(name: str, raised: ParsedException) -> Asked | None:
     """What the installed package that imports the module asks for of it: under the module's name,
     or else the one package that it asks for and that is not installed (mcli is mosaicml-cli's); of
     several the one whose name has the module's in it (graphql is graphql-core's)."""
-    importers = [each.package for each in raised.frames if each.package]
+    importers = [frame.package for frame in raised.frames if frame.package]
     asked = list(wanted_by(importers[-1])) if importers else []
     wanted = {plain_name(_DISTRIBUTIONS.get(name, name)), plain_name(name)}
     named = next((each for each in asked if plain_name(each.package) in wanted), None)
@@ -297,11 +297,11 @@ def _made_by(setup: Path) -> Iterator[str]:
         text = setup.read_text(errors="replace")
     except OSError:
         return
-    for each in _MADE.finditer(text):
-        if each["extension"]:
-            yield from (each["extension"], each["extension"].rpartition(".")[2])
-        elif not (setup.parent / f"{each['file']}.py").is_file():
-            yield each["file"].replace("/", ".")
+    for match in _MADE.finditer(text):
+        if match["extension"]:
+            yield from (match["extension"], match["extension"].rpartition(".")[2])
+        elif not (setup.parent / f"{match['file']}.py").is_file():
+            yield match["file"].replace("/", ".")
 
 
 #: What repositories compile their operators by, next to what imports them.
@@ -424,36 +424,36 @@ _BUILD: Final = (
 
 def mismatch(raised: ParsedException, _: FailureContext) -> Finding | None:
     """A package that was compiled for another PyTorch, CUDA or NumPy than is installed."""
-    said = raised.message
-    if _TORCHVISION.search(said):
+    message = raised.message
+    if _TORCHVISION.search(message):
         return _mismatch(
             "torchvision does not match the installed PyTorch: its operators do not load",
             "`trainfit doctor --only torchvision` gives the command that installs the one that "
             "matches, and its undo",
         )
     package = _package(raised)
-    if _SYMBOL.search(said):
+    if _SYMBOL.search(message):
         return _mismatch(
             f"{package} was compiled for another version of PyTorch than the installed one",
             f"install the build of {package} for this PyTorch, or build it here: pip install "
             "--force-reinstall --no-deps --no-cache-dir --no-build-isolation with its name",
         )
-    if found := _CUDA_LIBRARY.search(said):
+    if match := _CUDA_LIBRARY.search(message):
         return _mismatch(
-            f"{package} was compiled for CUDA {found[1]}, whose libraries are not installed here",
+            f"{package} was compiled for CUDA {match[1]}, whose libraries are not installed here",
             f"install the build of {package} for the CUDA of this PyTorch "
             "(`python -c 'import torch; print(torch.version.cuda)'`)",
         )
-    if found := _OF_PYTORCH.search(said):
-        other = "a PyTorch with CUDA, and the" if found[1] else "another PyTorch than the"
-        own = "installed one is a build without it" if found[1] else "installed one"
+    if match := _OF_PYTORCH.search(message):
+        other = "a PyTorch with CUDA, and the" if match[1] else "another PyTorch than the"
+        own = "installed one is a build without it" if match[1] else "installed one"
         return _mismatch(f"{package} was compiled for {other} {own}", _BUILD.format(package))
-    if found := _NOT_LOADED.search(said):
+    if match := _NOT_LOADED.search(message):
         return _mismatch(
             f"A library of {package} cannot be loaded",
-            f"{_BUILD.format(package)}; what it lacks: ldd {found[1]}",
+            f"{_BUILD.format(package)}; what it lacks: ldd {match[1]}",
         )
-    if _NUMPY.search(said):
+    if _NUMPY.search(message):
         return _mismatch(
             f"{package} was compiled for another major version of NumPy than the installed one",
             f"install a newer {package}; or, where there is none, pip install 'numpy<2'",
@@ -471,12 +471,12 @@ def gpu_not_seen(raised: ParsedException, _: FailureContext) -> Finding | None:
             "torch.load(…, map_location=device) with the device that is used here; if there "
             "should be a GPU, `trainfit doctor --only gpu` says why PyTorch does not see it",
         )
-    found = _NO_GPU.search(raised.message)
-    if found is None:
+    match = _NO_GPU.search(raised.message)
+    if match is None:
         return None
     return failure_finding(
         "gpu_not_seen",
-        f"PyTorch cannot use the GPU: {found[0].removesuffix(': ')}",
+        f"PyTorch cannot use the GPU: {match[0].removesuffix(': ')}",
         "",
         "`trainfit doctor --only gpu` says why, and the command that fixes it",
     )
@@ -541,7 +541,7 @@ def _mismatch(title: str, fix: str) -> Finding:
 
 def _package(raised: ParsedException) -> str:
     """The package whose library the message names, or whose module was imported last."""
-    named = [found[1] for found in _LIBRARY.finditer(raised.message)]
-    imported = [each.package for each in reversed(raised.frames)]
+    named = [match[1] for match in _LIBRARY.finditer(raised.message)]
+    imported = [frame.package for frame in reversed(raised.frames)]
     names = [name for name in (*named, *imported) if name not in ("", "torch", "numpy")]
     return names[0] if names else "a package"

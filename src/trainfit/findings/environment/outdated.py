@@ -285,7 +285,7 @@ def _asking_package(raised: ParsedException) -> str | None:
     # NumPy and PyTorch tell of what they lack in a function of their own.
     lacking = _LACKING.search(raised.message)
     telling = ("numpy", lacking and lacking[1])
-    asking = [each for each in raised.frames if each.package not in telling]
+    asking = [frame for frame in raised.frames if frame.package not in telling]
     is_gone = bool(asking) and _GONE.search(raised.message) is not None
     return asking[-1].package or None if is_gone else None
 
@@ -333,18 +333,18 @@ def _other_version(package: str, gone: str, raised: ParsedException) -> Finding:
 
 def _unmet_by_importer(package: str, raised: ParsedException) -> Unmet | None:
     """What the package whose module imports from ``package`` asks for of it."""
-    importers = [each.package for each in raised.frames if each.package not in ("", package)]
+    importers = [frame.package for frame in raised.frames if frame.package not in ("", package)]
     return unmet_by(importers[-1], package) if importers else None
 
 
 def _excluded(asked: Unmet, why: str = "", other: str = "") -> Finding:
     other = other or "or change the line to what the installed version has"
-    wanted = f"{asked.package}{asked.version}"
+    text = f"{asked.package}{asked.version}"
     return failure_finding(
         "outdated",
-        f"{asked.file} asks for {wanted}, and {asked.installed} is installed{why}",
+        f"{asked.file} asks for {text}, and {asked.installed} is installed{why}",
         "",
-        f"pip install '{wanted}', in an environment of its own; {other}",
+        f"pip install '{text}', in an environment of its own; {other}",
     )
 
 
@@ -429,9 +429,9 @@ def _called_with(frame: Frame, argument: str) -> str:
     """What the user's statement calls with an argument of this name, with its dots; or empty."""
     tree = file_syntax(frame.path)
     nodes = () if tree is None else ast.walk(tree)
-    calls = [each for each in nodes if isinstance(each, ast.Call)]
-    at = [each for each in calls if each.lineno <= frame.line <= (each.end_lineno or 0)]
-    given = [each for each in at if any(word.arg == argument for word in each.keywords)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    at = [call for call in calls if call.lineno <= frame.line <= (call.end_lineno or 0)]
+    given = [call for call in at if any(word.arg == argument for word in call.keywords)]
     return ast.unparse(given[-1].func) if given else ""
 
 
@@ -444,13 +444,13 @@ _AS_NUMBER: Final = re.compile(r"float\(\s*(\w+)\.__version__\[:\s*(\d)\s*\]\s*\
 def _compared_as_number(raised: ParsedException, package: str) -> Finding | None:
     """A version that the script takes for a number: 0.20 is then before 0.7."""
     for line in reversed(raised.lines[-_BEFORE:]):
-        found = _AS_NUMBER.search(line)
-        if found is None or found[1] != package:
+        match = _AS_NUMBER.search(line)
+        if match is None or match[1] != package:
             continue
         version = installed_version(package)
         return failure_finding(
             "outdated",
-            f"`{found[0]}` compares {version[: int(found[2])]}, and {package} is {version}",
+            f"`{match[0]}` compares {version[: int(match[2])]}, and {package} is {version}",
             "",
             f"compare numbers: tuple(int(n) for n in {package}.__version__.split('.')[:2]) with "
             "(0, 7) for 0.7; here, remove the branch for old versions",
@@ -461,10 +461,10 @@ def _compared_as_number(raised: ParsedException, package: str) -> Finding | None
 def _is_installed(package: str) -> bool:
     """Is it an installed package's, and not a folder of the user's code?"""
     try:
-        found = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(package)
     except ValueError:  # a module that was made without a spec, as __main__ may be
         return False
-    return found is not None and "-packages" in (found.origin or "")
+    return spec is not None and "-packages" in (spec.origin or "")
 
 
 _VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")
@@ -472,5 +472,5 @@ _VERSION_ASKED: Final = re.compile(r"^assert\b.*?\b([A-Za-z_]\w*)\.__version__")
 
 def _asked_version(raised: ParsedException) -> str:
     """The package of whose version the line that raised makes sure; empty: of none."""
-    found = _VERSION_ASKED.search(raised.code.strip())
-    return found[1] if found is not None else ""
+    match = _VERSION_ASKED.search(raised.code.strip())
+    return match[1] if match is not None else ""

@@ -132,8 +132,8 @@ def meets(installed: str, asked: str) -> bool:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The release of a version, without what marks a build: of 2.1.0+cu118, of 1.0rc2."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(each) for each in found[0].split(".")) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def plain_name(name: str) -> str:
@@ -196,10 +196,10 @@ def _read(file: Path) -> Iterator[tuple[str, str]]:
 
 def _of_lines(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
-        if found := _REQUIREMENT.match(line.strip()):
-            yield found["name"], "".join(found["spec"].split())
-        elif found := _UNPINNED.match(line):
-            yield found["name"], ""
+        if match := _REQUIREMENT.match(line.strip()):
+            yield match["name"], "".join(match["spec"].split())
+        elif match := _UNPINNED.match(line):
+            yield match["name"], ""
 
 
 def _of_toml(text: str) -> Iterator[tuple[str, str]]:
@@ -217,8 +217,8 @@ def _of_poetry(asked: Any) -> str:
     spec = asked.get("version", "") if isinstance(asked, dict) else str(asked)
     numbers = _numbers(spec.lstrip("^~="))
     if spec.startswith("^") and numbers:
-        kept = next((at for at, each in enumerate(numbers) if each), len(numbers) - 1)
-        above = ".".join(str(each) for each in (*numbers[:kept], numbers[kept] + 1))
+        kept = next((index for index, number in enumerate(numbers) if number), len(numbers) - 1)
+        above = ".".join(str(number) for number in (*numbers[:kept], numbers[kept] + 1))
         return f">={spec[1:]},<{above}"
     return f"=={spec}" if spec[:1].isdigit() else spec
 
@@ -231,8 +231,8 @@ def _of_python(text: str) -> Iterator[tuple[str, str]]:
 
 def _of_conda(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
-        if found := _OF_CONDA.match(line):
-            yield found["name"], f"=={found['version']}.*"
+        if match := _OF_CONDA.match(line):
+            yield match["name"], f"=={match['version']}.*"
         else:
             yield from _of_lines(line.strip().removeprefix("- "))
 
@@ -242,8 +242,8 @@ def _of_page(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         if (told := _PIP.match(line)) is None:
             continue
-        for found in _REQUIREMENT.finditer(told["words"]):
-            yield found["name"], "".join(found["spec"].split())
+        for match in _REQUIREMENT.finditer(told["words"]):
+            yield match["name"], "".join(match["spec"].split())
         if not _BEFORE_PIP.fullmatch(told["before"]):
             continue  # a sentence tells of it: its other words are no packages
         for word in _REQUIREMENT.sub(" ", told["words"]).split():

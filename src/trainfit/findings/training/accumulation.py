@@ -50,7 +50,7 @@ def changed_later(
     if place is None or len(per_step) < 2 * _ALIKE or len(set(per_step[-_ALIKE:])) > 1:
         return
     later = per_step[-1]
-    if later < 1 or later == first or any(each != first for each in per_step[:_ALIKE]):
+    if later < 1 or later == first or any(number != first for number in per_step[:_ALIKE]):
         return
     effective = (
         ""

@@ -19,12 +19,12 @@ PREDICTS: Final = "predicts_in_training"
 
 
 @INPUTS.of("casts_undone")
-def _casts(kind: str, nbytes: str, lines: str, told: str) -> Finding:
+def _casts(kind: str, nbytes: str, lines: str, text: str) -> Finding:
     return Finding(
         kind,
         "warning",
         f"Activations are cast to float32 by hand, and autocast casts them back right after: "
-        f"{size(int(nbytes))} in each step ({told})",
+        f"{size(int(nbytes))} in each step ({text})",
         (Evidence("cast", int(nbytes), "bytes"), Evidence("lines", lines)),
         "the copies are kept for the backward pass and read and written once more; what needs "
         "float32 (norms, softmax, losses) autocast computes in it by itself",

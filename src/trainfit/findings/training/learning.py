@@ -34,7 +34,7 @@ def of_learning(facts: LearningFacts) -> tuple[Finding, ...]:
 
 def of_later_learning(facts: LearningFacts) -> tuple[Finding, ...]:
     """The findings that an evaluation, a later epoch or the run's end may be the first to show."""
-    return tuple(each for each in of_learning(facts) if each.kind in BETWEEN_EPOCHS)
+    return tuple(finding for finding in of_learning(facts) if finding.kind in BETWEEN_EPOCHS)
 
 
 def _graph_unused(facts: LearningFacts) -> Iterator[Finding]:

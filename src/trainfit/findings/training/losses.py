@@ -79,18 +79,18 @@ def of_lost_eps(eps: float, place: str) -> Finding:
     )
 
 
-def _not_activated(found: LossMisfit) -> Finding:
+def _not_activated(misfit: LossMisfit) -> Finding:
     """A layer's output where probabilities or their logarithms are wanted."""
-    instead, does = _BY_ITSELF[found.name]
+    instead, does = _BY_ITSELF[misfit.name]
     return Finding(
         "activation_missing",
         "critical",
-        f"{found.name} gets a layer's output as it is, and wants that of a {found.missing}",
+        f"{misfit.name} gets a layer's output as it is, and wants that of a {misfit.missing}",
         (),
         does,
-        (Fix(f"{instead}; or {found.missing} before it"),),
+        (Fix(f"{instead}; or {misfit.missing} before it"),),
         confidence="likely",
-        place=Place.parse(found.place),
+        place=Place.parse(misfit.place),
     )
 
 
@@ -118,11 +118,11 @@ _BY_ITSELF: Final = {
 }
 
 
-def _log_of_softmax(found: LossMisfit) -> Finding:
+def _log_of_softmax(misfit: LossMisfit) -> Finding:
     return Finding(
         "log_of_softmax",
         "warning",
-        f"{found.name} gets log(softmax(x)): where a probability is 0 its logarithm is -inf, and "
+        f"{misfit.name} gets log(softmax(x)): where a probability is 0 its logarithm is -inf, and "
         "the gradient NaN",
         (),
         "softmax gives 0 for classes that are 104 below the largest (in float16 17), and a "
@@ -133,48 +133,48 @@ def _log_of_softmax(found: LossMisfit) -> Finding:
                 line="F.log_softmax(x, dim=1)",
             ),
         ),
-        place=Place.parse(found.place),
+        place=Place.parse(misfit.place),
     )
 
 
-def _activated_twice(found: LossMisfit, activation: str) -> Finding:
+def _activated_twice(misfit: LossMisfit, activation: str) -> Finding:
     if activation == "relu":
         return Finding(
             "activation_clips",
             "warning",
-            f"{found.name} gets the output of a relu, and wants logits, which may be below 0",
+            f"{misfit.name} gets the output of a relu, and wants logits, which may be below 0",
             (),
             "what the last layer gives below 0 is cut off and gets no gradient: no class can be "
             "made less likely than that",
             (Fix("no relu after the last layer"),),
-            place=Place.parse(found.place),
+            place=Place.parse(misfit.place),
         )
     if activation == "dropout":
         return Finding(
             "activation_clips",
             "warning",
-            f"{found.name} gets the output of a dropout: in training, outputs of the last layer "
+            f"{misfit.name} gets the output of a dropout: in training, outputs of the last layer "
             "are set to 0 at random",
             (),
             "dropout is for what the next layer gets; after the last layer it changes the answer "
             "itself, and the loss has a floor",
             (Fix("no dropout after the last layer"),),
-            place=Place.parse(found.place),
+            place=Place.parse(misfit.place),
         )
-    wants_log = found.name in _OF_LOGARITHMS
+    wants_log = misfit.name in _OF_LOGARITHMS
     instead = "log_softmax" if wants_log else "the last layer's output as it is (logits)"
     return Finding(
         "activation_twice",
         "critical" if wants_log else "warning",
-        f"{found.name} gets the output of a {activation}, and wants "
+        f"{misfit.name} gets the output of a {activation}, and wants "
         f"{'log-probabilities' if wants_log else 'logits'}",
         (),
         "probabilities are read as logarithms: the loss is wrong"
         if wants_log
-        else f"it applies {_APPLIES.get(found.name, activation)} itself: twice, gradients "
+        else f"it applies {_APPLIES.get(misfit.name, activation)} itself: twice, gradients "
         "are small and the loss cannot get near 0",
         (Fix(f"give it {instead}; {activation} for predictions only"),),
-        place=Place.parse(found.place),
+        place=Place.parse(misfit.place),
     )
 
 

@@ -29,7 +29,7 @@ def of_misuse(found: Misuse) -> Finding:
 
 def of_kind(kind: str, misuses: Iterable[Misuse]) -> Finding | None:
     """The finding of a kind of them; ``None``: there is none."""
-    return next((of_misuse(each) for each in misuses if each.kind == kind), None)
+    return next((of_misuse(misuse) for misuse in misuses if misuse.kind == kind), None)
 
 
 @_OWN.of("term_cut_off")

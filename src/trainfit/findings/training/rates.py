@@ -69,7 +69,7 @@ def _denormal_severity(facts: LearningFacts) -> Severity:
 
 def denormals(facts: LearningFacts) -> Iterator[Finding]:
     # Weight decay that has made them so says why.
-    is_told = any(each.kind == "weights_decayed" for each in facts.misuses)
+    is_told = any(misuse.kind == "weights_decayed" for misuse in facts.misuses)
     if facts.denormal < _DENORMAL or is_told:
         return
     where = _DENORMAL_IN.get(facts.denormal_in, "the numbers")

@@ -12,8 +12,8 @@ STALLED: Final = Kinds()
 
 
 @STALLED.of("clipped_to_nothing")
-def _to_nothing(kind: str, told: str) -> Finding:
-    limit = float(told)
+def _to_nothing(kind: str, text: str) -> Finding:
+    limit = float(text)
     turned = limit < 0
     return Finding(
         kind,

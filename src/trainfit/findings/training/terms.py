@@ -343,11 +343,11 @@ def _handle(kind: str, path: str, type_name: str) -> Finding:
 
 @TERMS.of("workers_without_shard")
 def _shards(kind: str, name: str, shards: str, workers: str) -> Finding:
-    found = too_few_shards(kind, int(shards), int(workers), "warning", "likely")
+    finding = too_few_shards(kind, int(shards), int(workers), "warning", "likely")
     cause = (
         f"{name} has {shards}, and each worker is given every {workers}th of them from its own on"
     )
-    return dataclasses.replace(found, cause=f"{cause}; the others make no batch, and need memory")
+    return dataclasses.replace(finding, cause=f"{cause}; the others make no batch, and need memory")
 
 
 @TERMS.of("generator_of_workers")

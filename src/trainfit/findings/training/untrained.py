@@ -135,12 +135,12 @@ _CUTS: Final[Mapping[str, tuple[str, tuple[Fix, ...]]]] = {
 
 def _cut(facts: LearningFacts) -> Misuse | None:
     """The misuse that cut off all that has no gradient from the loss, if one line did that."""
-    for each in facts.misuses:
-        behind = each.told[1:]
+    for misuse in facts.misuses:
+        behind = misuse.told[1:]
         known = set(behind).issuperset(facts.without_names)
         is_all = facts.without_gradient <= len(behind) and known
-        if each.kind == CUT_OFF and is_all:
-            return each
+        if misuse.kind == CUT_OFF and is_all:
+            return misuse
     return None
 
 

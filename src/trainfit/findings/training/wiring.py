@@ -291,8 +291,8 @@ def _changed(kind: str, name: str, attribute: str, line: str) -> Finding:
 
 
 @WIRING.of("samples_never_drawn")
-def _never_drawn(kind: str, *told: str) -> Finding:
-    weights, samples = map(int, told)
+def _never_drawn(kind: str, *text: str) -> Finding:
+    weights, samples = map(int, text)
     return Finding(
         kind,
         "critical",
@@ -331,8 +331,8 @@ def _not_told(kind: str, name: str, attribute: str, before: str, now: str) -> Fi
 
 
 @WIRING.of("batch_from_gpu")
-def _from_gpu(kind: str, *told: str) -> Finding:
-    batch, parts = map(int, told)
+def _from_gpu(kind: str, *text: str) -> Finding:
+    batch, parts = map(int, text)
     return Finding(
         kind,
         "warning",
@@ -351,8 +351,8 @@ def _from_gpu(kind: str, *told: str) -> Finding:
 
 
 @WIRING.of("padding_learned")
-def _padding(kind: str, *told: str) -> Finding:
-    padded, positions, *token = map(int, told)
+def _padding(kind: str, *text: str) -> Finding:
+    padded, positions, *token = map(int, text)
     if token:
         return Finding(
             kind,

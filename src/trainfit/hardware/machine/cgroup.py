@@ -71,8 +71,8 @@ class SharedQuota:
 
 def shared_quota(system: System, process: str = SELF) -> SharedQuota | None:
     """The tightest CPU quota of a process; ``None``: none, or it cannot be told."""
-    found = tightest(system, "cpu", lambda level: _quota(system, level), process).value
-    return None if found is None else SharedQuota(*found)
+    value = tightest(system, "cpu", lambda level: _quota(system, level), process).value
+    return None if value is None else SharedQuota(*value)
 
 
 def cpuset(system: System) -> Fact[tuple[int, ...]]:

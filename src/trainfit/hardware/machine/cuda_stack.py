@@ -166,8 +166,8 @@ def _followed(system: System, path: str) -> str:
 
 def _version_in(path: str) -> str | None:
     """The driver's version in a file's name; libcuda.so.1.1 of WSL and Jetson has none."""
-    found = re.search(r"\.so\.(\d{3,4}(?:\.\d{1,4}){1,3})$", path, re.ASCII)
-    return found[1] if found else None
+    match = re.search(r"\.so\.(\d{3,4}(?:\.\d{1,4}){1,3})$", path, re.ASCII)
+    return match[1] if match else None
 
 
 def _sortable(version: str) -> tuple[int, ...]:
@@ -185,8 +185,8 @@ def _nvrm_version(content: str) -> str | None:
 
 
 def _plain_version(content: str) -> str | None:
-    found = re.search(r"(?<!\S)\d{2,4}(?:\.\d{1,4}){1,3}(?!\S)", content, re.ASCII)
-    return found[0] if found else None
+    match = re.search(r"(?<!\S)\d{2,4}(?:\.\d{1,4}){1,3}(?!\S)", content, re.ASCII)
+    return match[0] if match else None
 
 
 # ---
@@ -213,7 +213,7 @@ def read_build(system: System, name: str) -> Fact[TorchBuild]:
     content = system.text(file)
     if content.value is None:
         return cannot_tell(file, content.reason)
-    assigned = {found[1]: found[2] or found[3] for found in _ASSIGNMENT.finditer(content.value)}
+    assigned = {match[1]: match[2] or match[3] for match in _ASSIGNMENT.finditer(content.value)}
     version = assigned.get("__version__")
     if not version:
         return cannot_tell(file, "it has no version")
@@ -238,17 +238,17 @@ def torchrun_binds(version: str) -> bool:
 
 
 def _cuda(written: str | None) -> tuple[int, int] | None:
-    found = re.match(r"(\d{1,3})\.(\d{1,3})(?!\d)", written or "", re.ASCII)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d{1,3})\.(\d{1,3})(?!\d)", written or "", re.ASCII)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _by_tag(version: str) -> tuple[tuple[int, int] | None, str | None, bool]:
     """CUDA, HIP, and whether the tag tells: of 0.21.0+cu124, +rocm6.2, +cpu."""
     tag = version.partition("+")[2]
-    if found := re.match(r"cu(\d{1,2})(\d)(?!\d)", tag, re.ASCII):
-        return (int(found[1]), int(found[2])), None, True
-    if found := re.match(r"rocm(\d[\d.]*)", tag, re.ASCII):
-        return None, found[1], True
+    if match := re.match(r"cu(\d{1,2})(\d)(?!\d)", tag, re.ASCII):
+        return (int(match[1]), int(match[2])), None, True
+    if match := re.match(r"rocm(\d[\d.]*)", tag, re.ASCII):
+        return None, match[1], True
     return None, None, tag.startswith(_PLAIN_BUILDS)
 
 
@@ -418,9 +418,9 @@ def _torch_probe(
 def _import_for_cpu(system: System, build: TorchBuild, source: str) -> Fact[TorchProbe]:
     """Such a build sees no GPU; whether it can be imported is asked all the same."""
     answer = system.probe("torch_devices", _TORCH_SECONDS)
-    said = answer.reason if answer.value is None else parsing.word(answer.value.get("failed"))
-    if said and said.startswith(("import torch: ", "killed by signal")):
-        return cannot_tell(source, said)
+    reason = answer.reason if answer.value is None else parsing.word(answer.value.get("failed"))
+    if reason and reason.startswith(("import torch: ", "killed by signal")):
+        return cannot_tell(source, reason)
     return absent(source, f"PyTorch {build.version} is built without CUDA")
 
 

@@ -106,9 +106,9 @@ class RecordedFiles:
         if name in self._links:
             return self._links[name]
         above, _, last = name.rpartition("/")
-        found = f"{self._resolve(above)}/{last}"
-        if found in self._links:
-            return self._links[found]
+        text = f"{self._resolve(above)}/{last}"
+        if text in self._links:
+            return self._links[text]
         raise _error(errno.EINVAL if self.exists(path) else errno.ENOENT, path)
 
     def exists(self, path: str) -> bool:
@@ -120,8 +120,8 @@ class RecordedFiles:
             return False
         return True
 
-    def _content(self, found: str, path: str) -> bytes:
-        content = self._contents[found]
+    def _content(self, text: str, path: str) -> bytes:
+        content = self._contents[text]
         if isinstance(content, int):
             raise _error(content, path)
         return content
@@ -168,7 +168,7 @@ class RecordedFiles:
                     raise _error(errno.ELOOP, path)
                 target = self._links[step]
                 done = "" if target.startswith("/") else done
-                todo.extend(each for each in reversed(target.split("/")) if each)
+                todo.extend(piece for piece in reversed(target.split("/")) if piece)
             elif step not in self._contents:
                 raise _error(errno.ENOENT, path)
             elif todo:
@@ -185,18 +185,18 @@ def _error(number: int, path: str) -> OSError:
 def expanded(files: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every path with its content, ranges written out."""
     for path, content in files.items():
-        found = _RANGE.search(path)
-        if found is None:
+        match = _RANGE.search(path)
+        if match is None:
             yield path, content
             continue
-        first, last = int(found[1]), int(found[2])
+        first, last = int(match[1]), int(match[2])
         if last - first >= _MOST_IN_RANGE:
             raise ValueError(f"{path!r} expands to too many paths")
         each = content if isinstance(content, list) else [content] * (last - first + 1)
         if len(each) != last - first + 1:
             raise ValueError(f"{path!r} expands to {last - first + 1} paths, not {len(each)}")
         for number, one in zip(range(first, last + 1), each, strict=True):
-            yield path[: found.start()] + str(number) + path[found.end() :], one
+            yield path[: match.start()] + str(number) + path[match.end() :], one
 
 
 # ---
@@ -244,13 +244,13 @@ def read_rate(
 
 
 def _read(
-    file: int, seconds: float, clock: Callable[[], float], most: int | None = None
+    file: int, seconds: float, clock: Callable[[], float], limit: int | None = None
 ) -> tuple[int, float]:
     """Bytes read from the beginning, and the time that it took."""
     nbytes, start = 0, clock()
     # O_DIRECT wants memory that is aligned to pages.
     with mmap.mmap(-1, _BLOCK) as buffer:
-        while clock() - start < seconds and (most is None or nbytes < most):
+        while clock() - start < seconds and (limit is None or nbytes < limit):
             count = os.readv(file, [buffer])
             nbytes += count
             if count < _BLOCK:  # the end; past it O_DIRECT may refuse the unaligned place

@@ -104,10 +104,10 @@ def _share(value: Any) -> float | None:
     return found / 100 if found is not None and found <= 100 else None
 
 
-def _up_to(most: int, least: int = 0) -> Callable[[Any], int | None]:
+def _up_to(limit: int, least: int = 0) -> Callable[[Any], int | None]:
     def read(value: Any) -> int | None:
         found = parsing.whole(value)
-        return found if found is not None and least <= found <= most else None
+        return found if found is not None and least <= found <= limit else None
 
     return read
 
@@ -268,8 +268,8 @@ def _seen(system: System) -> tuple[_ListedGpu, ...]:
 def _without_nvml(system: System, reason: str) -> Fact[tuple[Gpu, ...]]:
     seen = _seen(system)
     if seen:
-        found = [_by_files(index, each, reason) for index, each in enumerate(seen)]
-        return known(tuple(found), f"{FOLDER} and /proc/driver/nvidia/gpus")
+        gpus = [_by_files(index, gpu, reason) for index, gpu in enumerate(seen)]
+        return known(tuple(gpus), f"{FOLDER} and /proc/driver/nvidia/gpus")
     if node := next(filter(system.exists, _NODES), None):
         return cannot_tell(node, f"it exists, but its GPU cannot be queried: {reason}")
     buses = read_pci(system)
@@ -307,7 +307,7 @@ def _named_lost(system: System, gpus: Sequence[Gpu]) -> Iterable[Gpu]:
     if not lost:
         return gpus
     others = {place(gpu.pci_address.value or "") for gpu in gpus} - {None}
-    left = [each for each in _seen(system) if each.address not in others]
+    left = [gpu for gpu in _seen(system) if gpu.address not in others]
     if len(left) != len(lost):  # which is which is unknown
         return gpus
     # Both are in the order of the bus.

@@ -93,10 +93,10 @@ def misread_lines(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _of_openmp(value: str, environment: Mapping[str, str]) -> str:
     if all(map(_is_count, value.split(","))):
         return ""
-    said = "is ignored (OpenMP expects a positive integer): the default thread count applies"
+    text = "is ignored (OpenMP expects a positive integer): the default thread count applies"
     if (number := _leading(value)) and not _leading(environment.get(_OPENBLAS, "")):
-        said += f"; OpenBLAS reads it as {number}"
-    return said
+        text += f"; OpenBLAS reads it as {number}"
+    return text
 
 
 def _of_mkl(value: str, _: Mapping[str, str]) -> str:
@@ -133,8 +133,8 @@ def _is_count(text: str) -> bool:
 
 def _leading(text: str) -> int:
     """What C's ``atoi`` reads, if it is positive; else 0."""
-    found = re.match(r"\s*\+?([0-9]{1,9})", text)
-    return int(found[1]) if found else 0
+    match = re.match(r"\s*\+?([0-9]{1,9})", text)
+    return int(match[1]) if match else 0
 
 
 #: Descriptors that Python, CUDA and the data set itself hold in a process that trains.
@@ -333,8 +333,8 @@ class SharedLimit:
 
 def shared_limit(system: System, process: str) -> SharedLimit | None:
     """The least memory limit of a process' cgroups; ``None``: none, or it cannot be told."""
-    found = tightest(system, "memory", lambda level: _limit_of(system, level), process).value
-    return None if found is None else SharedLimit(int(found[0]), found[1])
+    value = tightest(system, "memory", lambda level: _limit_of(system, level), process).value
+    return None if value is None else SharedLimit(int(value[0]), value[1])
 
 
 def _cgroup_limit(system: System) -> tuple[Fact[int], Fact[int]]:
@@ -397,5 +397,5 @@ def _used(system: System, level: CgroupLevel) -> Fact[int]:
 
 
 def _entry(text: str, key: str) -> int | None:
-    found = re.search(rf"(?m)^{key} ([0-9]{{1,20}})$", text)
-    return None if found is None else natural(found[1])
+    match = re.search(rf"(?m)^{key} ([0-9]{{1,20}})$", text)
+    return None if match is None else natural(match[1])

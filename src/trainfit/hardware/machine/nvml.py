@@ -100,17 +100,17 @@ def read_pci(system: System) -> Fact[tuple[PciDevice, ...]]:
     listed = system.names(FOLDER)
     if listed.value is None:
         return Fact(listed.state, None, listed.source, listed.reason)
-    found, unread = [], 0
+    devices, unread = [], 0
     for address in listed.value:
         vendor = _code(system, address, "vendor")
         kind = _code(system, address, "class") if vendor == _NVIDIA else None
         if vendor is None or (vendor == _NVIDIA and kind is None):
             unread += 1
         elif vendor == _NVIDIA and kind is not None and kind >> 16 == _DISPLAY:
-            found.append(_device(system, address))
-    if unread and not found:
+            devices.append(_device(system, address))
+    if unread and not devices:
         return cannot_tell(FOLDER, f"vendor or class of {unread} devices cannot be read")
-    return known(tuple(found), FOLDER)
+    return known(tuple(devices), FOLDER)
 
 
 def has_switches(system: System) -> bool:
@@ -127,10 +127,10 @@ def has_switches(system: System) -> bool:
 
 def place(address: str) -> str | None:
     """The kernel's spelling of a PCI address: "0000:01:00.0" of NVML's "00000000:01:00.0"."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", address.strip().lower()
     )
-    return f"{int(found[1], 16):04x}:{found[2]}" if found else None
+    return f"{int(match[1], 16):04x}:{match[2]}" if match else None
 
 
 def informed(system: System) -> Iterator[tuple[str, str | None, str | None]]:
@@ -142,9 +142,9 @@ def informed(system: System) -> Iterator[tuple[str, str | None, str | None]]:
 
 
 def _field(content: str, name: str) -> str | None:
-    found = re.search(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", content, re.MULTILINE)
+    match = re.search(rf"^{name}:[ \t]*(\S.*?)[ \t]*$", content, re.MULTILINE)
     # The driver writes what it does not know as "Unknown" and "GPU-????????-…".
-    return found[1] if found and "?" not in found[1] and found[1] != "Unknown" else None
+    return match[1] if match and "?" not in match[1] and match[1] != "Unknown" else None
 
 
 def _device(system: System, address: str) -> PciDevice:
@@ -173,8 +173,8 @@ def _code(system: System, address: str, name: str) -> int | None:
 def _generation(speed: str | None) -> int | None:
     """The PCIe generation of a speed such as "16.0 GT/s PCIe"; ``None`` of "Unknown", which a link
     that is down says."""
-    found = re.match(r"(\d{1,3}(?:\.\d{1,2})?) GT/s", speed or "")
-    return _GENERATIONS.get(float(found[1])) if found else None
+    match = re.match(r"(\d{1,3}(?:\.\d{1,2})?) GT/s", speed or "")
+    return _GENERATIONS.get(float(match[1])) if match else None
 
 
 def _width(lanes: int | None) -> int | None:

@@ -72,12 +72,12 @@ def word_at(system: System, path: str) -> str | None:
 
 def keyed_kilobytes(text: str, key: str) -> int:
     """Bytes of the line "KEY:  123 kB", as in /proc/meminfo; raises ``ValueError``."""
-    found = re.search(
+    match = re.search(
         rf"(?m)^(?:Node\s+\d+\s+)?{re.escape(key)}:[ \t]*([0-9]{{1,20}})[ \t]*kB", text
     )
-    if found is None:
+    if match is None:
         raise ValueError(f"there is no {key}")
-    return natural(found[1]) * 1024
+    return natural(match[1]) * 1024
 
 
 def asked(source: str, call: Callable[[], Fact[T]]) -> Fact[T]:

@@ -44,7 +44,7 @@ def policies(
     places = [f"{folder}/policy{number}" for number in sorted(numbers)]
     source = f"{folder}/policy*"
     if not places:  # older kernels
-        places = [each for cpu in online if system.exists(each := f"{CPUS}/cpu{cpu}/cpufreq")]
+        places = [text for cpu in online if system.exists(text := f"{CPUS}/cpu{cpu}/cpufreq")]
         source = f"{CPUS}/cpu*/cpufreq"
     if not places:
         return _no_policies(system, names, cpuinfo)
@@ -153,7 +153,7 @@ def current_hz(
     hertz = [_megahertz(text) for text in texts]
     if None in hertz:
         return cannot_tell(source, "it does not list it for every CPU")
-    clocks = tuple(each for each in hertz if each is not None)
+    clocks = tuple(value for value in hertz if value is not None)
     # x86's show_cpuinfo: measured with aperfmperf, else cpufreq's, else the nominal cpu_khz.
     measured = "aperfmperf" in cpuinfo.value.flags or has_policies.is_known
     if not measured:
@@ -250,8 +250,8 @@ def read_affinity(system: System) -> Fact[tuple[int, ...]]:
 
 
 def _allowed(text: str) -> tuple[int, ...] | None:
-    found = re.search(r"(?m)^Cpus_allowed_list:[ \t]*([0-9,\-]+)[ \t]*$", text)
-    return None if found is None else cpu_list(found[1])
+    match = re.search(r"(?m)^Cpus_allowed_list:[ \t]*([0-9,\-]+)[ \t]*$", text)
+    return None if match is None else cpu_list(match[1])
 
 
 def _usable(affinity: Fact[tuple[int, ...]], quota: Fact[float]) -> Fact[float]:

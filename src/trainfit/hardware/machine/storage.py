@@ -201,8 +201,8 @@ def _disk(system: System, name: str, link: str) -> str:
         return above
     if not system.exists(f"{BLOCK}/{name}/partition"):
         return name
-    found = re.fullmatch(r"(.*[0-9])p[0-9]+|([a-z]+)[0-9]+", name)  # nvme0n1p2, sda1
-    stem = (found[1] or found[2]) if found else name
+    match = re.fullmatch(r"(.*[0-9])p[0-9]+|([a-z]+)[0-9]+", name)  # nvme0n1p2, sda1
+    stem = (match[1] or match[2]) if match else name
     return stem if system.exists(f"{BLOCK}/{stem}") else name
 
 

@@ -131,11 +131,11 @@ class System:
     def space(self, path: str) -> Fact[Space]:
         """Size and free bytes of the file system that holds ``path``."""
         try:
-            found = os.statvfs(path)
+            statvfs = os.statvfs(path)
         except OSError as error:
             return _unreadable(path, error)
         return known(
-            Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize),
+            Space(statvfs.f_blocks * statvfs.f_frsize, statvfs.f_bavail * statvfs.f_frsize),
             f"statvfs({path})",
         )
 

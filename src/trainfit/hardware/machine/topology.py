@@ -114,10 +114,12 @@ def _partition(
     online: Sequence[int], siblings: Sequence[tuple[int, ...] | None]
 ) -> tuple[tuple[int, ...], ...]:
     """The distinct sets of siblings; empty if they do not hold every CPU exactly once."""
-    wanted = set(online)
-    distinct = {tuple(cpu for cpu in each or () if cpu in wanted) for each in siblings} - {()}
+    numbers = set(online)
+    distinct = {tuple(cpu for cpu in sibling or () if cpu in numbers) for sibling in siblings} - {
+        ()
+    }
     listed = [cpu for each in distinct for cpu in each]
-    return tuple(sorted(distinct)) if sorted(listed) == sorted(wanted) else ()
+    return tuple(sorted(distinct)) if sorted(listed) == sorted(numbers) else ()
 
 
 def sockets(system: System, online: Sequence[int], cpuinfo: Fact[CpuInfo]) -> Fact[int]:
@@ -328,8 +330,8 @@ def throttle_count(system: System, cpus: Sequence[int]) -> int | None:
         natural_at(system, f"{CPUS}/cpu{cpu}/thermal_throttle/core_throttle_count").value
         for cpu in cpus
     ]
-    told = [count for count in counts if count is not None]
-    return sum(told) if told else None
+    values = [count for count in counts if count is not None]
+    return sum(values) if values else None
 
 
 def thread_seconds(system: System) -> dict[int, float]:

@@ -84,10 +84,10 @@ def path_of(library: Any, function: str) -> str:
     """The file that the loader took a function from, links followed; "" if unknown."""
     try:
         address = ctypes.cast(getattr(library, function), ctypes.c_void_p)
-        found = _Symbol()
-        if not ctypes.CDLL(None).dladdr(address, ctypes.byref(found)) or not found.file:
+        symbol = _Symbol()
+        if not ctypes.CDLL(None).dladdr(address, ctypes.byref(symbol)) or not symbol.file:
             return ""
-        return os.path.realpath(os.fsdecode(found.file))
+        return os.path.realpath(os.fsdecode(symbol.file))
     except (AttributeError, TypeError, OSError, ctypes.ArgumentError):
         return ""
 

@@ -187,7 +187,7 @@ def _mig(nvml: Nvml, device: Any) -> dict[str, Any]:
     most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", device)
     if isinstance(most, dict):
         return {"mig": now, "mig_instances": most}
-    found = []
+    uuids = []
     for index in range(most):
         uuid = nvml.ask(
             "nvmlDeviceGetMigDeviceHandleByIndex",
@@ -196,8 +196,8 @@ def _mig(nvml: Nvml, device: Any) -> dict[str, Any]:
             take=lambda instance: nvml.ask("nvmlDeviceGetUUID", instance),
         )
         if isinstance(uuid, str):  # others are places without an instance
-            found.append(uuid)
-    return {"mig": now, "mig_instances": found}
+            uuids.append(uuid)
+    return {"mig": now, "mig_instances": uuids}
 
 
 def _processes(nvml: Nvml, device: Any) -> Any:

@@ -35,7 +35,7 @@ def probe() -> dict[str, Any]:
         # From here on: what is deprecated in the import is none of the GPU's business.
         caught.clear()
         answer = _ask(torch)
-        answer["warnings"] = [str(each.message)[:_LONGEST] for each in caught]
+        answer["warnings"] = [str(warning.message)[:_LONGEST] for warning in caught]
     return answer
 
 

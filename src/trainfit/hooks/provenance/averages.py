@@ -41,10 +41,10 @@ class Averages(FirstOfKind):
         is_in_place = name == "data" or (name.endswith("_") and not name.startswith("__"))
         if not (is_in_place or name in _IN_PLACE):
             return
-        for each in (first or ()) if name.startswith("_foreach_") else (first,):
-            if isinstance(each, torch.Tensor):
-                self._changed.put(each, True)
-                same = self._same.of(each)
+        for tensor in (first or ()) if name.startswith("_foreach_") else (first,):
+            if isinstance(tensor, torch.Tensor):
+                self._changed.put(tensor, True)
+                same = self._same.of(tensor)
                 if same is not None and (own := same()) is not None:
                     self._changed.put(own, True)
 
@@ -85,7 +85,7 @@ class Averages(FirstOfKind):
         parameters = list(model.parameters())
         if not any(map(self._changed.of, parameters)):
             return
-        if any(id(each) in trained for each in parameters):
+        if any(id(parameter) in trained for parameter in parameters):
             return
         norms = {
             name: part
@@ -93,7 +93,9 @@ class Averages(FirstOfKind):
             if isinstance(part, BatchNorm) and part.running_mean is not None
         }
         statistics: list[Any] = [part.running_mean for part in norms.values()]
-        if not norms or any(version(each) > 0 or self._changed.of(each) for each in statistics):
+        if not norms or any(
+            version(statistic) > 0 or self._changed.of(statistic) for statistic in statistics
+        ):
             return
         number = len(parameters)
         for other in others:

@@ -172,9 +172,9 @@ class UndoneCasts:
             if node is not None and result.itemsize > first.itemsize == 2 and called_by_user():
                 node.metadata[_MARK] = self._place() or "", result.nbytes
             return
-        for each in args[:3]:
-            if isinstance(each, torch.Tensor) and each.dtype == torch.float32:
-                node = behind(each.grad_fn, _BETWEEN)
+        for argument in args[:3]:
+            if isinstance(argument, torch.Tensor) and argument.dtype == torch.float32:
+                node = behind(argument.grad_fn, _BETWEEN)
                 cast = None if node is None else node.metadata.pop(_MARK, None)
                 if cast is not None:
                     self._note(*cast)
@@ -243,13 +243,13 @@ def _is_bounded(tensor: Any, known: Any) -> bool:
     level = [tensor]
     for _ in range(3):
         holders = [
-            each
-            for each in gc.get_referrers(*level)
-            if isinstance(each, list | tuple | dict | deque) and each is not known
+            referrer
+            for referrer in gc.get_referrers(*level)
+            if isinstance(referrer, list | tuple | dict | deque) and referrer is not known
         ]
-        if any(isinstance(each, deque) and each.maxlen is not None for each in holders):
+        if any(isinstance(holder, deque) and holder.maxlen is not None for holder in holders):
             return True
-        level = [each for each in holders if isinstance(each, tuple | dict)][:8]
+        level = [holder for holder in holders if isinstance(holder, tuple | dict)][:8]
         if not level:
             return False
     return False

@@ -113,15 +113,19 @@ def follow(
     """Mark what a function of PyTorch gave, if it was cut off or computed of what was."""
     if result.requires_grad:
         return
-    for each in given:
-        known = cuts.of(each)
+    for tensor in given:
+        known = cuts.of(tensor)
         if known is not None:
             cuts.put(result, known)
             return
-        if each.requires_grad and torch.is_grad_enabled() and (name := name_of(func)) not in _NEVER:
+        if (
+            tensor.requires_grad
+            and torch.is_grad_enabled()
+            and (name := name_of(func)) not in _NEVER
+        ):
             at = place()
             cuts.put(result, Cut(name, at, name in _MEANT and not result.dim()))
-            lost.cut(each, name, at)
+            lost.cut(tensor, name, at)
             return
 
 
@@ -148,7 +152,7 @@ class Lost:
         self, weights: Iterable[torch.nn.Parameter], where: Callable[[], str | None]
     ) -> None:
         """A layer with these weights was computed where no gradients are."""
-        new = {id(each) for each in weights}.difference(*self._without.values())
+        new = {id(weight) for weight in weights}.difference(*self._without.values())
         place = where() if new else None
         if not place or (place not in self._without and len(self._without) >= _LINES):
             return
@@ -187,7 +191,7 @@ def cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
     what has one."""
 
     def terms(node: Any) -> list[Any]:
-        return [each for each in operands(node) if each.name().startswith(_TERMS)]
+        return [operand for operand in operands(node) if operand.name().startswith(_TERMS)]
 
     is_term = node is not None and node.name().startswith(_TERMS)
     for each in walk(node, following=terms, most=_MOST_TERMS) if is_term else ():
@@ -199,11 +203,11 @@ def cut_in(node: Any) -> tuple[str, str | None, str | None] | None:
 
 def tensors_among(args: Any) -> list[torch.Tensor]:
     """The tensors that a function is given, those of a list included."""
-    found = []
-    for each in args:
-        parts = each if isinstance(each, list | tuple) else (each,)
-        found += [part for part in parts if isinstance(part, torch.Tensor)]
-    return found
+    tensors = []
+    for argument in args:
+        parts = argument if isinstance(argument, list | tuple) else (argument,)
+        tensors += [part for part in parts if isinstance(part, torch.Tensor)]
+    return tensors
 
 
 def name_of(func: Any) -> str:
@@ -227,8 +231,8 @@ def steps_back(
     if result.grad_fn is None:
         return 0
     back = 0
-    for each in given:
-        if each.grad_fn is not None and (known := made.of(each)) is not None:
+    for tensor in given:
+        if tensor.grad_fn is not None and (known := made.of(tensor)) is not None:
             step, before = known
             back = max(back, before + (step < now))
     made.put(result, (now, back))

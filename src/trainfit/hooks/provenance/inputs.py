@@ -78,9 +78,9 @@ class Inputs(FirstOfKind):
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
-        for each in tensors if self._is_told else ():
-            if _is_as_read(each):
-                self._raw.put(each, True)
+        for tensor in tensors if self._is_told else ():
+            if _is_as_read(tensor):
+                self._raw.put(tensor, True)
 
     def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch with this name gave a tensor."""
@@ -158,8 +158,8 @@ class Inputs(FirstOfKind):
         used: dict[int, list[str]] = {}
         trained: dict[int, Any] = {}
         for node in nodes:
-            for each in operands(node):
-                if (leaf := getattr(each, "variable", None)) is None:
+            for operand in operands(node):
+                if (leaf := getattr(operand, "variable", None)) is None:
                     continue
                 trained[id(leaf)] = leaf
                 if id(leaf) in asked:
@@ -167,19 +167,19 @@ class Inputs(FirstOfKind):
         tables = {key: trained[key] for key in used}
         rows = {key: asked[key][0] * len(names) for key, names in used.items()}
         # Of a table that is the output layer's weight, too, each row has a gradient.
-        found = [
+        keys = [
             key
             for key, table in tables.items()
             if rows[key] <= _FEW_ROWS * len(table)
             and all(name.startswith("Embedding") for name in used[key])
         ]
-        if found:
-            every = sum(len(tables[key]) for key in found)
-            numbers = sum(tables[key].numel() for key in found)
-            nbytes = sum(tables[key].nbytes for key in found)
+        if keys:
+            every = sum(len(tables[key]) for key in keys)
+            numbers = sum(tables[key].numel() for key in keys)
+            nbytes = sum(tables[key].nbytes for key in keys)
             share = numbers / sum(each.numel() for each in trained.values())
-            largest = max(found, key=lambda key: int(tables[key].numel()))
-            told = sum(rows[key] for key in found), every, numbers, nbytes, f"{share:.3f}"
+            largest = max(keys, key=lambda key: int(tables[key].numel()))
+            told = sum(rows[key] for key in keys), every, numbers, nbytes, f"{share:.3f}"
             self._note("rows_untouched", *told, place=asked[largest][1])
 
 
@@ -205,8 +205,8 @@ def is_last_step(index: Any, steps: int) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
     if len(parts) <= steps or parts[steps] != -1 or isinstance(parts[steps], torch.Tensor):
         return False
-    others = [each for at, each in enumerate(parts) if at != steps]
-    return all(each is Ellipsis or each == slice(None) for each in others)
+    others = [part for number, part in enumerate(parts) if number != steps]
+    return all(part is Ellipsis or part == slice(None) for part in others)
 
 
 #: Layers with weights, by the functions that compute them.
@@ -249,7 +249,7 @@ class SameInputs:
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
-        views = [each for each in tensors if _may_be_view(each)]
+        views = [tensor for tensor in tensors if _may_be_view(tensor)]
         for number, one in enumerate(views):
             for other in views[:number]:
                 with no_dispatch():
@@ -268,7 +268,7 @@ class SameInputs:
             self._is_drawn = True
         elif name in _JOINS:
             given = tensors_among(args[:1])
-            keys = [self._key(each) for each in given]
+            keys = [self._key(tensor) for tensor in given]
             if len(keys) > len(set(keys)) and _may_be_views(given):
                 self._joined.put(result, True)
         elif name in _PASSES_ON and (self._equal or self._joined):
@@ -302,13 +302,13 @@ class SameInputs:
         is_random = self._is_drawn or any("Dropout" in operator_of(each) for each in nodes)
         if self._found is not None or is_random:
             return
-        seen: set[object] = set()
+        visited: set[object] = set()
         twice: tuple[str, str] | None = None
         for node in nodes:
             if (known := node.metadata.get(_INPUT)) is not None:
                 key, shape, place = known
-                twice = (shape, place) if key in seen else twice
-                seen.add(key)
+                twice = (shape, place) if key in visited else twice
+                visited.add(key)
         are_compared = any(map(_compares_results, nodes))
         if twice is None and joined is not None and are_compared:
             twice = "", joined

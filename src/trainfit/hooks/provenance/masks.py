@@ -98,7 +98,7 @@ class Masks:
 
     def given(self, tensors: Sequence[torch.Tensor]) -> None:
         """A DataLoader gave the tensors of a batch."""
-        self._tokens = [each for each in tensors if _may_be_tokens(each)]
+        self._tokens = [tensor for tensor in tensors if _may_be_tokens(tensor)]
 
     def gave(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """A function of PyTorch gave a tensor."""
@@ -185,7 +185,7 @@ class Masks:
         rows, least = self._whole.of(given), self._least.of(given)
         other = args[1] if len(args) > 1 else None
         if rows is not None and (name in _SAME or name in _TURNED):
-            turned = frozenset(not each for each in rows)
+            turned = frozenset(not row for row in rows)
             self._whole.put(result, rows if name in _SAME else turned)
         elif least is not None and name in _SAME:
             self._least.put(result, least)
@@ -205,7 +205,7 @@ class Masks:
             if value == -math.inf and scores.requires_grad:
                 self._some.put(result, "scores")
             return
-        marks = [self._some.of(each) for each in args if isinstance(each, torch.Tensor)]
+        marks = [self._some.of(argument) for argument in args if isinstance(argument, torch.Tensor)]
         if name == "softmax" and marks[:1] == ["scores"]:
             self._some.put(result, "zeros")
         elif (name == "log" and marks[:1] == ["zeros"]) or (
@@ -248,7 +248,7 @@ class Masks:
 
     def _is_whole_row(self, shape: torch.Size, value: int) -> bool:
         """Has a sample of the batch with this shape this value only?"""
-        own = next((each for each in self._tokens if each.shape == shape), None)
+        own = next((token for token in self._tokens if token.shape == shape), None)
         if own is None:
             return False
         with no_dispatch():
@@ -346,5 +346,5 @@ def _read(mask: torch.Tensor, place: Callable[[], str | None]) -> Mask | None:
             _NOT_BEFORE: everywhere.triu(),
             _AFTER: everywhere.triu(1),
         }
-        found = [where for where, each in triangles.items() if torch.equal(each, is_true)]
-    return Mask(found[0], adds, place()) if found else None
+        wheres = [where for where, triangle in triangles.items() if torch.equal(triangle, is_true)]
+    return Mask(wheres[0], adds, place()) if wheres else None

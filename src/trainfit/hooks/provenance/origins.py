@@ -86,7 +86,7 @@ class TensorOrigins:
         given = tensors_among(args)
         if given and given[0] is result and torch.is_grad_enabled():
             self._changed.appendleft(self._change(name, result))
-        of = tuple(made for each in given if (made := self._made.of(each)) is not None)
+        of = tuple(made for tensor in given if (made := self._made.of(tensor)) is not None)
         depth = 1 + max((each.depth for each in of), default=0)
         if depth > _DEEPEST:
             of, depth = (), 1
@@ -99,7 +99,7 @@ class TensorOrigins:
             _sizes(result),
             self._steps(),
             has_graph,
-            not has_graph and any(each.requires_grad for each in given),
+            not has_graph and any(tensor.requires_grad for tensor in given),
             len(given) > 1,
             of,
             depth,
@@ -145,7 +145,7 @@ class TensorOrigins:
 
     def _of(self, error: BaseException) -> FailedCall:
         frames = _frames(error.__traceback__)
-        users = [at for at, (frame, _) in enumerate(frames) if _is_users(frame)]
+        users = [number for number, (frame, _) in enumerate(frames) if _is_users(frame)]
         if not users:
             return NO_CALL
         named: dict[str, Any]
@@ -207,21 +207,21 @@ class TensorOrigins:
             return Operand(name, tuple(tensor.shape), str(tensor.dtype), "cpu")
         shape, dtype = _sizes(tensor), dtype_name(tensor.dtype)
         made = self._made.of(tensor)
-        told = Operand(name, shape, dtype, tensor.device.type)
+        operand = Operand(name, shape, dtype, tensor.device.type)
         if made is None:
             step, cut = self._last_cut or (-1, None)
             is_lost = name == "loss" and tensor.grad_fn is None and step == self._steps()
             if is_lost and cut is not None:  # it came by way of NumPy, or of numbers
                 return Operand(name, shape, dtype, tensor.device.type, (cut,))
-            return told
+            return operand
         origins = (_changed("shape", made), _changed("samples", made), _cut(made), _earlier(made))
-        found = tuple(each for each in origins if each is not None)
+        found = tuple(origin for origin in origins if origin is not None)
         return Operand(name, shape, dtype, tensor.device.type, found)
 
 
 def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
     """The tensor's shape; -1 for the dimension of a nested tensor that has many sizes."""
-    return tuple(each if isinstance(each, int) else -1 for each in tensor.shape)
+    return tuple(number if isinstance(number, int) else -1 for number in tensor.shape)
 
 
 def _changed(how: Literal["shape", "samples"], made: _Made) -> Origin | None:
@@ -275,11 +275,11 @@ def _behind(made: _Made) -> Iterator[_Made]:
 
 
 def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
-    found = []
+    frames = []
     while trace is not None:
-        found.append((trace.tb_frame, trace.tb_lineno))
+        frames.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
-    return found
+    return frames
 
 
 def _is_users(frame: FrameType) -> bool:
@@ -296,12 +296,12 @@ def _is_of_torch(frame: FrameType) -> bool:
 
 def _module_of(behind: Sequence[FrameType]) -> torch.nn.Module | None:
     """The innermost layer of PyTorch's among these frames."""
-    found = None
+    module = None
     for frame in filter(_is_forward, behind):
         owner = locals_of(frame).get("self")
         if isinstance(owner, torch.nn.Module):
-            found = owner
-    return found
+            module = owner
+    return module
 
 
 def _of_call(behind: Sequence[FrameType]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -70,19 +70,19 @@ class Outputs:
         if name in _PUT_IN:
             self._put_in.put(result, True)
             return
-        is_of_one = result.dim() <= 2 and any(self._single.of(each) for each in given)
-        if is_of_one and result.numel() == max(each.numel() for each in given):
+        is_of_one = result.dim() <= 2 and any(self._single.of(tensor) for tensor in given)
+        if is_of_one and result.numel() == max(tensor.numel() for tensor in given):
             self._single.put(result, True)
 
     def _compare(self, args: Sequence[Any], result: torch.Tensor) -> None:
-        if len(args) != 2 or not all(isinstance(each, torch.Tensor) for each in args):
+        if len(args) != 2 or not all(isinstance(argument, torch.Tensor) for argument in args):
             return
         left, right = args
         number = result.shape[0] if result.dim() == 2 else 0
         if number < 2 or {left.shape, right.shape} != {(number,), (number, 1)}:
             return
-        singles = [bool(self._single.of(each)) for each in args]
-        if singles.count(True) != 1 or any(self._put_in.of(each) for each in args):
+        singles = [bool(self._single.of(argument)) for argument in args]
+        if singles.count(True) != 1 or any(self._put_in.of(argument) for argument in args):
             return
         output, target = (left, right) if singles[0] else (right, left)
         told = shape_of(output), shape_of(target)

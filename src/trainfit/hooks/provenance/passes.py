@@ -61,11 +61,11 @@ class Passes:
 
     def found(self, names: Mapping[int, str]) -> tuple[Misuse, ...]:
         """What was seen, the first of each kind."""
-        told = []
-        for kind, each in self._found.items():
+        misuses = []
+        for kind, misuse in self._found.items():
             name = names.get(self._names.get(kind, 0), "")
-            told.append(Misuse(kind, (*each.told, name), each.place))
-        return tuple(told)
+            misuses.append(Misuse(kind, (*misuse.told, name), misuse.place))
+        return tuple(misuses)
 
     def _note(self, kind: str, *told: object, place: str | None, parameter: int = 0) -> None:
         if kind not in self._found:
@@ -84,11 +84,11 @@ class Passes:
             self._are_known = False
             return
         self._optimizers.append(weakref.ref(optimizer))
-        for each in tensors_of(optimizer):
-            before = self._owners.get(id(each), 0)
+        for tensor in tensors_of(optimizer):
+            before = self._owners.get(id(tensor), 0)
             if before:
-                self._shared[id(each)] = weakref.ref(each)
-            self._owners[id(each)] = before | 1 << number
+                self._shared[id(tensor)] = weakref.ref(tensor)
+            self._owners[id(tensor)] = before | 1 << number
 
     def backward(self, nodes: Sequence[Any], place: str | None) -> None:
         """A backward pass goes through these nodes, the root first."""
@@ -136,13 +136,13 @@ class Passes:
 
     def _drops(self, owner: Any, parameter: int) -> bool:
         if isinstance(owner, torch.optim.Optimizer):
-            return any(id(each) == parameter for each in tensors_of(owner))
+            return any(id(tensor) == parameter for tensor in tensors_of(owner))
         return any(id(each) == parameter for each in owner.parameters())
 
     def uses(self, optimizer: Any) -> None:
         """An optimizer's step begins: the first after a pass, or one of several after the same
         pass or within it (an optimizer for each parameter, which its hook steps)."""
-        own = {id(each) for each in tensors_of(optimizer)} if self._beyond else set()
+        own = {id(tensor) for tensor in tensors_of(optimizer)} if self._beyond else set()
         for mask, (at, _, first) in list(self._beyond.items()):
             if first in own:
                 del self._beyond[mask]
@@ -150,7 +150,7 @@ class Passes:
 
     def stepping(self, optimizer: Any, place: str | None) -> None:
         """An optimizer is about to use gradients, whose passes those are."""
-        own = {id(each) for each in tensors_of(optimizer)}
+        own = {id(tensor) for tensor in tensors_of(optimizer)}
         self._look_at_shared(optimizer, own, place)
         # One that trains other parameters (an earlier stage of an interleaved pipeline, which has
         # the other's gradient sent) is not what those of the inputs' passes are added to.
@@ -197,11 +197,19 @@ class Passes:
     def look_at_memory(self, models: Sequence[Any]) -> None:
         """Have two models that were called one memory, with parameters of their own?"""
         for one, other in combinations(models, 2):
-            within = {id(each) for each in one.parameters()}
-            places = {memory_of(each): each for each in one.parameters()} if within else {}
+            within = {id(parameter) for parameter in one.parameters()}
+            places = (
+                {memory_of(parameter): parameter for parameter in one.parameters()}
+                if within
+                else {}
+            )
             places.pop(None, None)
-            theirs = [each for each in other.parameters() if memory_of(each) is not None]
-            same = [each for each in theirs if id(each) not in within and memory_of(each) in places]
+            theirs = [
+                parameter for parameter in other.parameters() if memory_of(parameter) is not None
+            ]
+            same = [
+                their for their in theirs if id(their) not in within and memory_of(their) in places
+            ]
             if theirs and len(same) == len(theirs):
                 names = type(one).__name__, type(other).__name__
                 self._note("one_memory", *names, len(same), shape_of(same[0]), place="")
@@ -220,7 +228,7 @@ def reaches_inputs(root: Any, optimizers: Iterable[Any]) -> bool:
     given = [each for each in others if each.dim() > 1]
     if not given or len(others) == len(leaves):
         return False
-    own = {id(each) for optimizer in optimizers for each in tensors_of(optimizer)}
+    own = {id(tensor) for optimizer in optimizers for tensor in tensors_of(optimizer)}
     return any(id(each) not in own for each in given)
 
 
@@ -238,22 +246,22 @@ def _owners_below(root: Any, owners: Mapping[int, int]) -> dict[Any, int]:
             waiting.append((node, True))
             waiting += [(each, False) for each in following if each not in below]
             continue
-        for each in following:
-            below[node] |= below[each]
+        for operand in following:
+            below[node] |= below[operand]
     return below
 
 
 def _largest_part(nodes: Iterable[Any], below: Mapping[Any, int], mask: int) -> int:
     """Matrices at the ends of the part of a graph that has them, of those parts which have
     parameters of ``mask`` alone, the one with most."""
-    most = 0
+    maximum = 0
     for node in nodes:
         if below.get(node, 0) & ~mask == 0 or not below.get(node, 0) & mask:
             continue  # within such a part, or with nothing of it
-        for each in operands(node):
-            if below.get(each) == mask:
-                most = max(most, _matrices_below(each))
-    return most
+        for operand in operands(node):
+            if below.get(operand) == mask:
+                maximum = max(maximum, _matrices_below(operand))
+    return maximum
 
 
 def _matrices_below(root: Any) -> int:

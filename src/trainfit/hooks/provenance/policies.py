@@ -96,7 +96,7 @@ class PolicyTerms:
     def stepping(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
         place, self._minimized = self._minimized, None
-        if place is None or any(each.get("maximize") for each in optimizer.param_groups):
+        if place is None or any(group.get("maximize") for group in optimizer.param_groups):
             return
         self._steps += 1
         if self._steps >= _STEPS and (name := rewards_at(place)) is not None:
@@ -201,9 +201,9 @@ def _better(side: ast.expr) -> str | None:
     """The first name in a factor that is of rewards; ``None``: there is none, or one of costs, or a
     sign."""
     words = {name: _words(name) for name in _names(side)}
-    if any(map(_is_minus, ast.walk(side))) or any(each & _WORSE for each in words.values()):
+    if any(map(_is_minus, ast.walk(side))) or any(word & _WORSE for word in words.values()):
         return None
-    return next((name for name, each in words.items() if each & _BETTER), None)
+    return next((name for name, word in words.items() if word & _BETTER), None)
 
 
 def _names(value: ast.AST) -> Iterator[str]:
@@ -285,10 +285,14 @@ class Samples:
 
     def compared(self, *distributions: Any) -> None:
         """The divergence of these distributions is computed."""
-        for each in distributions:
-            known = self._sampled.get(id(each))
-            if known is not None and known.distribution() is each and torch.is_grad_enabled():
-                self._diverging[id(each)] = known
+        for distribution in distributions:
+            known = self._sampled.get(id(distribution))
+            if (
+                known is not None
+                and known.distribution() is distribution
+                and torch.is_grad_enabled()
+            ):
+                self._diverging[id(distribution)] = known
 
     def used(self, nodes: Sequence[Any], goes_back: Callable[[], bool]) -> None:
         """A backward pass goes through these nodes; ``goes_back``: to a sample, too?
@@ -296,7 +300,7 @@ class Samples:
         Its graph has the mean of a distribution by another term, a divergence that is written out,
         and what is computed of the sample trains nothing of that.
         """
-        marks = (each.metadata.get(_SAMPLED) for each in nodes)
+        marks = (node.metadata.get(_SAMPLED) for node in nodes)
         marked = next((each for each in marks if each is not None), None)
         if marked is not None and goes_back():
             self._by_hand = marked
@@ -344,10 +348,12 @@ def trains_critic(root: Any, nodes: Sequence[Any]) -> str | None:
             place = _sampled_place(policy)
             if place is None or not _is_difference(advantage):
                 continue
-            of_policy = {id(each) for each in parameters_of(nodes_of(policy) or ())}
-            critic = {id(each) for each in parameters_of(nodes_of(advantage) or ())} - of_policy
+            of_policy = {id(parameter) for parameter in parameters_of(nodes_of(policy) or ())}
+            critic = {
+                id(parameter) for parameter in parameters_of(nodes_of(advantage) or ())
+            } - of_policy
             others = nodes_of(root, ends=functools.partial(operator.is_, advantage)) or ()
-            if critic and critic <= {id(each) for each in parameters_of(others)}:
+            if critic and critic <= {id(parameter) for parameter in parameters_of(others)}:
                 return place
     return None
 
@@ -419,9 +425,9 @@ def _twice(transition: Any) -> set[int]:
     """The arrays that are two of its parts."""
     parts = transition.values() if isinstance(transition, Mapping) else transition
     arrays = [
-        id(each)
-        for each in parts
-        if (isinstance(each, np.ndarray) and each.size > 1)
-        or (isinstance(each, torch.Tensor) and each.numel() > 1)
+        id(part)
+        for part in parts
+        if (isinstance(part, np.ndarray) and part.size > 1)
+        or (isinstance(part, torch.Tensor) and part.numel() > 1)
     ]
     return {array for array, number in Counter(arrays).items() if number > 1}

@@ -74,9 +74,9 @@ class Sequences(FirstOfKind):
         if tokens is None or x.dim() != _BATCH or tokens.shape != x.shape[:2]:
             return
         steps = 1 if module.batch_first else 0
-        found = self._padding_in(tokens if steps else tokens.T)
-        if found is not None and found[0] >= _ROWS * found[1]:
-            self._padded = *found[:2], steps
+        padding = self._padding_in(tokens if steps else tokens.T)
+        if padding is not None and padding[0] >= _ROWS * padding[1]:
+            self._padded = *padding[:2], steps
 
     def recurred(self, result: Any) -> None:
         """A recurrent layer gave its outputs and last states."""
@@ -105,15 +105,15 @@ class Sequences(FirstOfKind):
 
     def _look_at_last(self, name: str, args: Sequence[Any]) -> None:
         given = args[0]
-        for each in given if isinstance(given, list | tuple) else (given,):
-            if not isinstance(each, torch.Tensor) or not torch.is_grad_enabled():
+        for tensor in given if isinstance(given, list | tuple) else (given,):
+            if not isinstance(tensor, torch.Tensor) or not torch.is_grad_enabled():
                 continue
-            padded = self._outputs.of(each)
+            padded = self._outputs.of(tensor)
             if padded is not None and (
                 name != "__getitem__" or not is_last_step(args[1], padded[2])
             ):
                 padded = None
-            if (padded := padded or self._states.of(each)) is not None:
+            if (padded := padded or self._states.of(tensor)) is not None:
                 self._note("last_step_padded", *padded[:2])
 
     def _look_at_mean(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -129,10 +129,10 @@ class Sequences(FirstOfKind):
         over = dim % _BATCH
         if over not in (0, 1) or x.shape[:2] != (tokens.shape if over else tokens.T.shape):
             return
-        found = self._padding_in(tokens if over else tokens.T)
-        if found is None:
+        padding = self._padding_in(tokens if over else tokens.T)
+        if padding is None:
             return
-        rows, of_rows, positions = found
+        rows, of_rows, positions = padding
         if rows >= _ROWS * of_rows and positions >= _POSITIONS * tokens.numel():
             self._note("padding_averaged", positions, tokens.numel(), shape_of(tokens))
 
@@ -148,7 +148,7 @@ class Sequences(FirstOfKind):
             self._rows.put(result, (shape_of(table), self._place()))
 
     def _look_at_sum(self, args: Sequence[Any]) -> None:
-        if len(args) < 2 or not all(isinstance(each, torch.Tensor) for each in args[:2]):
+        if len(args) < 2 or not all(isinstance(argument, torch.Tensor) for argument in args[:2]):
             return
         for x, rows in (args[:2], args[1::-1]):
             known = self._rows.of(rows)
@@ -167,10 +167,10 @@ class Sequences(FirstOfKind):
         tokens = tokens_of(query)
         if tokens is None or not (query is key or tokens_of(key) is tokens):
             return
-        found = self._padding_in(tokens if batch_first else tokens.T)
-        if found is None:
+        padding = self._padding_in(tokens if batch_first else tokens.T)
+        if padding is None:
             return
-        rows, of_rows, positions = found
+        rows, of_rows, positions = padding
         if rows >= _ROWS * of_rows and positions >= _POSITIONS * tokens.numel():
             self._note("padding_attended", positions, tokens.numel(), shape_of(tokens))
 
@@ -228,16 +228,16 @@ class Labels(FirstOfKind):
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
-        for each in tensors:
-            is_of_tokens = each.dtype == torch.int64 and each.dim() == _DIMENSIONS
-            if not is_of_tokens or each.device.type != "cpu" or min(each.shape) < 2:
+        for tensor in tensors:
+            is_of_tokens = tensor.dtype == torch.int64 and tensor.dim() == _DIMENSIONS
+            if not is_of_tokens or tensor.device.type != "cpu" or min(tensor.shape) < 2:
                 continue
             with no_dispatch():
-                numbers = each.numpy()
+                numbers = tensor.numpy()
             rows, columns = numbers.shape
             filled = _filled(numbers), _filled(numbers.T)
             labels = rows * (columns - 1), (rows - 1) * columns
-            self._known.put(each, _Tokens(filled, labels))
+            self._known.put(tensor, _Tokens(filled, labels))
 
     def gave(self, func: Any, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch gave a tensor."""
@@ -268,11 +268,11 @@ class Labels(FirstOfKind):
 
 def _filled(rows: Any) -> Counter[int]:
     """How often each token stands at the end of rows, two times or more in one."""
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     backwards = rows[:, ::-1]
     differs = backwards != backwards[:, :1]
     runs = np.where(differs.any(axis=1), differs.argmax(axis=1), rows.shape[1])
     for token, run in zip(backwards[:, 0].tolist(), runs.tolist(), strict=True):
         if run > 1:
-            found[token] += min(run, rows.shape[1] - 1)
-    return found
+            counts[token] += min(run, rows.shape[1] - 1)
+    return counts

@@ -109,25 +109,25 @@ class Targets(FirstOfKind):
 
     def given(self, tensors: Iterable[torch.Tensor]) -> None:
         """A DataLoader gave a batch with these."""
-        for each in tensors if self._is_told else ():
-            if each.device.type != "cpu" or not each.is_floating_point() or not each.numel():
+        for tensor in tensors if self._is_told else ():
+            if tensor.device.type != "cpu" or not tensor.is_floating_point() or not tensor.numel():
                 continue
             with no_dispatch():
-                every = -(-each.numel() // _MOST_TARGETS)
-                self._numbers.put(each, each.reshape(-1)[::every].clone())
-            if each.dim() <= _DIMENSIONS and each.numel() <= _MOST_TARGETS:
+                every = -(-tensor.numel() // _MOST_TARGETS)
+                self._numbers.put(tensor, tensor.reshape(-1)[::every].clone())
+            if tensor.dim() <= _DIMENSIONS and tensor.numel() <= _MOST_TARGETS:
                 with no_dispatch():
-                    mean = float(each.abs().mean())
+                    mean = float(tensor.abs().mean())
                 if mean >= _LARGE:
-                    self._large.put(each, mean)
-            if each.dim() != _DIMENSIONS or min(each.shape) < 2:
+                    self._large.put(tensor, mean)
+            if tensor.dim() != _DIMENSIONS or min(tensor.shape) < 2:
                 continue
             with no_dispatch():
-                ones = each == 1
-                most = int(ones.sum(1).max())
-                is_of_both = most > 1 and bool((ones | (each == 0)).all())
+                ones = tensor == 1
+                maximum = int(ones.sum(1).max())
+                is_of_both = maximum > 1 and bool((ones | (tensor == 0)).all())
             if is_of_both:
-                self._several.put(each, most)
+                self._several.put(tensor, maximum)
 
     def gave(self, name: str, args: Sequence[Any], result: torch.Tensor) -> None:
         """A function of PyTorch with this name gave a tensor."""
@@ -145,12 +145,12 @@ class Targets(FirstOfKind):
                 node.metadata[_MARK] = whole[0]
         if not self._several and not self._large and not self._numbers:
             return
-        for each in given[:1]:
-            if (most := self._several.of(each)) is not None:
+        for tensor in given[:1]:
+            if (most := self._several.of(tensor)) is not None:
                 self._several.put(result, most)
-            if (numbers := self._numbers.of(each)) is not None and result.is_floating_point():
+            if (numbers := self._numbers.of(tensor)) is not None and result.is_floating_point():
                 self._numbers.put(result, numbers)
-            if (mean := self._large.of(each)) is not None:
+            if (mean := self._large.of(tensor)) is not None:
                 self._large.put(result, mean)
 
     def attends(self, query: Any, key: Any, mask: Any, *, is_causal: bool) -> None:
@@ -163,7 +163,7 @@ class Targets(FirstOfKind):
                 isinstance(mask, torch.Tensor) and mask.dim() == 2 and len({*mask.shape}) == 1
             )
             known = tokens_of(query, in_place=True) if is_causal or is_square else None
-            if known is not None and all(each is not known for each in self._causal):
+            if known is not None and all(tensor is not known for tensor in self._causal):
                 self._causal.append(known)
             return
         tokens = tokens_of(query)
@@ -351,8 +351,8 @@ def _is_of_steps(node: Any) -> bool:
     for _ in range(_NODES):
         if node is None or not node.name().startswith(_BY_STEP):
             return False
-        edges = [each for each in node.next_functions if each[0] is not None]
-        of_tensors = [each for each in edges if not each[0].name().startswith(_OF_WEIGHTS)]
+        edges = [function for function in node.next_functions if function[0] is not None]
+        of_tensors = [edge for edge in edges if not edge[0].name().startswith(_OF_WEIGHTS)]
         if len(of_tensors) != 1:
             return False
         node, output = of_tensors[0]
@@ -403,12 +403,12 @@ class DrawnSteps:
         if name in _DRAW:
             self._drawn.put(result, True)
             return
-        tensors = [each for each in _flat(args) if isinstance(each, torch.Tensor)]
-        if name in _KEEP and any(self._drawn.of(each) for each in tensors):
+        tensors = [tensor for tensor in _flat(args) if isinstance(tensor, torch.Tensor)]
+        if name in _KEEP and any(self._drawn.of(tensor) for tensor in tensors):
             self._drawn.put(result, True)
             return
-        chosen = name in _CHOOSE and any(self._drawn.of(each) for each in tensors[1:])
-        if chosen or (name in _KEEP and any(self._of_samples.of(each) for each in tensors)):
+        chosen = name in _CHOOSE and any(self._drawn.of(tensor) for tensor in tensors[1:])
+        if chosen or (name in _KEEP and any(self._of_samples.of(tensor) for tensor in tensors)):
             self._of_samples.put(result, True)
 
     def computed(self, left: Any, right: Any, result: Any) -> None:
@@ -427,5 +427,5 @@ class DrawnSteps:
 
 
 def _flat(args: Sequence[Any]) -> Iterator[Any]:
-    for each in args:
-        yield from each if isinstance(each, list | tuple) else (each,)
+    for argument in args:
+        yield from argument if isinstance(argument, list | tuple) else (argument,)

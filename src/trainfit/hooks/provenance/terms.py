@@ -186,7 +186,9 @@ class Terms(FirstOfKind):
         both = left, right
         if "bytes_wrap" in self._found or getattr(result, "dtype", None) != torch.uint8:
             return
-        if not all(isinstance(each, torch.Tensor) and each.dtype == torch.uint8 for each in both):
+        if not all(
+            isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 for tensor in both
+        ):
             return
         if result.device.type != "cpu" or not result.numel() or not called_by_user():
             return
@@ -197,9 +199,9 @@ class Terms(FirstOfKind):
         if is_wrapped:
             self._note("bytes_wrap", f"{share:.3g}", shape_of(result))
 
-    def _mark(self, node: Any, kind: str, *told: str) -> None:
+    def _mark(self, node: Any, kind: str, *text: str) -> None:
         if kind not in self._found:
-            node.metadata[_MARK] = kind, told, self._place()
+            node.metadata[_MARK] = kind, text, self._place()
 
     def backward(self, root: Any, nodes: Iterable[Any]) -> None:
         """A backward pass begins from a node, and goes through these."""
@@ -218,7 +220,7 @@ class Terms(FirstOfKind):
         if name not in ELEMENTWISE or not torch.is_grad_enabled() or self.derives:
             return
         both = output, target
-        if not all(isinstance(each, torch.Tensor) and each.requires_grad for each in both):
+        if not all(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in both):
             return
         if any(map(_bootstraps, both)) and _have_parameters_in_common(*both):
             self._note("target_trained", name)
@@ -236,8 +238,8 @@ class Terms(FirstOfKind):
             return
         longer = [(a, b) for a, b in zip(steps, labels, strict=True) if b > a]
         if longer:
-            most = min(longer)
-            told = len(longer), len(steps), *most, "out" if leaves_out else "in"
+            limit = min(longer)
+            told = len(longer), len(steps), *limit, "out" if leaves_out else "in"
             self._note("labels_too_long", *told)
 
 
@@ -247,8 +249,8 @@ def _numbers(lengths: Any) -> list[int] | None:
         if lengths.device.type != "cpu" or lengths.dim() != 1:
             return None
         with no_dispatch():
-            return [int(each) for each in lengths.tolist()]
-    if isinstance(lengths, list | tuple) and all(isinstance(each, int) for each in lengths):
+            return [int(length) for length in lengths.tolist()]
+    if isinstance(lengths, list | tuple) and all(isinstance(length, int) for length in lengths):
         return list(lengths)
     return None
 
@@ -350,8 +352,8 @@ def _beyond(node: Any) -> str | None:
 
 def _is_free(layer: Any) -> bool:
     """Are a layer's weights a parameter as it is, with no function (softplus, exp) around it?"""
-    for each in operands(layer):
-        leaf = first_operand(each) if each.name().startswith(("T", "Transpose")) else each
+    for operand in operands(layer):
+        leaf = first_operand(operand) if operand.name().startswith(("T", "Transpose")) else operand
         weight = getattr(leaf, "variable", None)
         if isinstance(weight, torch.nn.Parameter) and weight.dim() > 1:
             return True
@@ -384,7 +386,7 @@ def _is_of_one(
     if given.numel() != result.numel() or not given.numel():
         return False
     told = [kwargs[name] for name in ("correction", "unbiased") if name in kwargs]
-    told += [each for each in args[1:] if isinstance(each, bool)][:1]
+    told += [argument for argument in args[1:] if isinstance(argument, bool)][:1]
     return all(each is None or bool(each) for each in told)
 
 
@@ -413,7 +415,10 @@ def _bootstraps(target: torch.Tensor) -> bool:
 
 
 def _have_parameters_in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
-    sets = [{id(each) for each in parameters_of(nodes_of(it.grad_fn) or ())} for it in (one, other)]
+    sets = [
+        {id(parameter) for parameter in parameters_of(nodes_of(it.grad_fn) or ())}
+        for it in (one, other)
+    ]
     return bool(sets[0] & sets[1])
 
 
@@ -449,7 +454,7 @@ def _terms_of(root: Any) -> Iterator[tuple[float, Any]]:
             continue
         name = operator_of(node)
         if name.startswith(_ADDS):
-            waiting += [(weight, each) for each in operands(node)]
+            waiting += [(weight, operand) for operand in operands(node)]
         elif name.startswith(("Mul", "Div")):
             value = number_of(saved_other(node))
             if value:

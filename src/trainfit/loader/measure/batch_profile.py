@@ -89,11 +89,11 @@ def parts_of(looks: StackSamples | None) -> tuple[CostPart, ...]:
     if looks is None or looks.looks < LEAST_LOOKS:
         return ()
     by_part: dict[str, dict[str, float]] = {name: {} for name in PARTS}
-    for each in looks.weighed:
-        judged = judge(each.stack, each.collating)
+    for sample in looks.weighed:
+        judged = judge(sample.stack, sample.collating)
         kind = judged.kind if judged.kind in PARTS else "unknown"
         functions = by_part[str(kind)]
-        functions[judged.what] = functions.get(judged.what, 0.0) + each.seconds
+        functions[judged.what] = functions.get(judged.what, 0.0) + sample.seconds
     total = sum(sum(functions.values()) for functions in by_part.values())
     if total <= 0:
         return ()
@@ -221,7 +221,7 @@ class Watcher:
     def _look(self) -> _Frames:
         """The stack as far as the fetcher; empty where it is not below one."""
         stack = calls_of(self._target)
-        fetching = (at for at, (code, _, _) in enumerate(stack) if id(code) in self._fetchers)
+        fetching = (index for index, (code, _, _) in enumerate(stack) if id(code) in self._fetchers)
         outermost = next(fetching, None)
         if outermost is None:
             return ()

@@ -274,11 +274,11 @@ def _parallel_share(readings: Readings, costs: Costs) -> float:
     """The share of a batch's work that PyTorch's threads divide among them: a process without
     workers has several, a worker one. By Amdahl's law from the cores that the former keeps busy."""
     records = [run.fetches[0][1:] for run in readings.of("alone") if run.fetches]
-    wall = sum(float(each[:, WALL].sum()) for each in records)
+    wall = sum(float(record[:, WALL].sum()) for record in records)
     threads = torch.get_num_threads()
     if threads == 1 or wall <= 0:
         return 0.0
-    alone = sum(float(each[:, CPU].sum()) for each in records) / wall
+    alone = sum(float(record[:, CPU].sum()) for record in records) / wall
     # Threads of other libraries are a worker's too.
     in_worker = float(np.nansum(costs.cpu_s) / np.nansum(costs.wall_s))
     cores = alone / max(1.0, in_worker)
@@ -332,8 +332,8 @@ def _with_contention(fitted: Fitted, readings: Readings, costs: Costs) -> Fitted
     contention = fit_contention(fitted, _rate_of(readings, "two"), rate, by_cpu)
     # A rate may be short for other reasons: a slow batch in the making where the count ends.
     # Cores that slow one another show in CPU time.
-    most = max(0.0, by_cpu - 1) + _UNSEEN_CONTENTION if twos else 1.0
-    return fitted.with_contention(min(contention, most))
+    maximum = max(0.0, by_cpu - 1) + _UNSEEN_CONTENTION if twos else 1.0
+    return fitted.with_contention(min(contention, maximum))
 
 
 def _rate_of(readings: Readings, name: str, step_s: float = 0.0) -> Callable[[Fitted], float]:
@@ -399,7 +399,7 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
 
     turns = 1 - len(cores.speeds) / settings.num_workers
     more = _more_work(readings) - 1
-    most = (max(0.0, more) + 2 * _WORK_NOISE) / turns
+    maximum = (max(0.0, more) + 2 * _WORK_NOISE) / turns
 
     def misfit(loss: float) -> float:
         # A rate may be short for other reasons (batches in order that wait for a slow one), and
@@ -408,7 +408,7 @@ def _with_sharing(fitted: Fitted, readings: Readings) -> Fitted:
         return by_rate**2 + ((loss * turns - more) / _WORK_NOISE) ** 2
 
     # By a grid: simulated rates are not smooth.
-    losses = np.linspace(0.0, min(_MOST_SHARING, most), _LOSSES).tolist()
+    losses = np.linspace(0.0, min(_MOST_SHARING, maximum), _LOSSES).tolist()
     return shared(min(losses, key=misfit))
 
 
@@ -447,12 +447,12 @@ def _with_crowding(fitted: Fitted, readings: Readings) -> Fitted:
     # Cores are not crowded all the time; waits are longer than on average while they are. But
     # not by any number: the rate may be short for other reasons.
     waits = mean([receive_waits(run) for run in runs])
-    most = _CROWDED * max(0.0, waits - fitted.transfer.receive_wait_s)
+    maximum = _CROWDED * max(0.0, waits - fitted.transfer.receive_wait_s)
     rate = readings.rate("tight")
-    if rate is None or most <= 0 or "tight" in readings.disturbed():
+    if rate is None or maximum <= 0 or "tight" in readings.disturbed():
         return waiting(0.0)
     rate_of = _rate_of(readings, "tight", step_s)
-    return waiting(bisect(lambda wait_s: rate_of(waiting(wait_s)), rate, most))
+    return waiting(bisect(lambda wait_s: rate_of(waiting(wait_s)), rate, maximum))
 
 
 def _with_pinning(fitted: Fitted, readings: Readings) -> Fitted:

@@ -86,8 +86,8 @@ def _parsed(lines: Iterable[str]) -> Iterator[Mapping]:
     head: Any = None
     resident = 0
     for line in lines:
-        if (found := _MAP_HEAD.match(line)) is not None:
-            head, resident = found, 0
+        if (match := _MAP_HEAD.match(line)) is not None:
+            head, resident = match, 0
         elif line.startswith("Rss:"):
             resident = int(line.split()[1]) << 10
         elif line.startswith("Anonymous:") and head is not None and head[5] and head[4] != "0":
@@ -338,7 +338,7 @@ def _own_files(dataset: Any) -> frozenset[str]:
 def _objects(root: Any) -> Iterator[Any]:
     """What an object is made of, without the classes and functions that the program is."""
     program = (type, types.ModuleType, types.FunctionType, types.CodeType, types.FrameType)
-    seen, queue, count = {id(root)}, [root], 0
+    visited, queue, count = {id(root)}, [root], 0
     while queue and count < _MOST_OBJECTS:
         each = queue.pop()
         count += 1
@@ -346,8 +346,8 @@ def _objects(root: Any) -> Iterator[Any]:
         if isinstance(each, str | bytes | int | float):
             continue
         for inner in gc.get_referents(each):
-            if id(inner) not in seen and not isinstance(inner, program):
-                seen.add(id(inner))
+            if id(inner) not in visited and not isinstance(inner, program):
+                visited.add(id(inner))
                 queue.append(inner)
 
 

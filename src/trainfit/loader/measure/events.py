@@ -169,11 +169,11 @@ class _Queues:
 
     def _steal(self, core: int) -> None:
         lengths = list(map(len, self._threads))
-        most = max(lengths)
-        if most < 2:
+        maximum = max(lengths)
+        if maximum < 2:
             self._idle.append(core)
             return
-        fullest = lengths.index(most)
+        fullest = lengths.index(maximum)
         moved = self._threads[fullest].pop()
         self._threads[core].append(moved)
         homes = self._homes[moved]

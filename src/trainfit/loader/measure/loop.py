@@ -170,7 +170,7 @@ class OtherProcesses:
         found: dict[str, float] = {}
         with contextlib.suppress(psutil.Error):
             me = psutil.Process()
-            mine = {me.pid, *(each.pid for each in me.children(recursive=True))}
+            mine = {me.pid, *(child.pid for child in me.children(recursive=True))}
             for key, (name, worked_s) in _worked_by_process().items():
                 if key[0] not in mine and seconds > 0:
                     used = worked_s - self._before.get(key, (name, 0.0))[1]
@@ -254,7 +254,7 @@ class PacedLoop:
         try:
             batches = iter(self._loader)
             with contextlib.suppress(psutil.Error):  # one that died at once: it will be seen
-                workers = [psutil.Process(each.pid) for each in workers_of(batches)]
+                workers = [psutil.Process(worker.pid) for worker in workers_of(batches)]
                 before = _switches(workers)
             others = OtherProcessLoad(self._root)
             makers = workers or [psutil.Process()]
@@ -303,7 +303,7 @@ class PacedLoop:
         if isinstance(self._loader.dataset, IterableDataset):
             return False
         frames = traceback.extract_tb(stopped.__traceback__)
-        return any(each.filename.endswith(FETCH_FILE) for each in frames) or "Caught" in str(
+        return any(frame.filename.endswith(FETCH_FILE) for frame in frames) or "Caught" in str(
             stopped
         )
 
@@ -313,7 +313,7 @@ class PacedLoop:
             self.context_switches = tuple(
                 now - then for now, then in zip(_switches(workers), before, strict=True)
             )
-            self.private_bytes = tuple(each.memory_full_info().uss for each in workers)
+            self.private_bytes = tuple(worker.memory_full_info().uss for worker in workers)
 
 
 def take_step(consumer: Consumer, pinned: bool) -> float:
@@ -337,7 +337,7 @@ def weigh(batch: Any) -> tuple[int, int, int]:
     """Bytes and number of the tensors of a batch (arrays and bytes count as tensors do), and
     the bytes of those of them that are floating-point."""
     nbytes = count = floats = 0
-    seen: set[int] = set()
+    visited: set[int] = set()
     stack = [batch]
     while stack:
         item = stack.pop()
@@ -350,7 +350,7 @@ def weigh(batch: Any) -> tuple[int, int, int]:
             floats += item.nbytes if item.dtype.kind == "f" else 0
         elif isinstance(item, bytes | bytearray):
             nbytes, count = nbytes + len(item), count + 1
-        elif id(item) in seen or isinstance(item, str | int | float | type(None)):
+        elif id(item) in visited or isinstance(item, str | int | float | type(None)):
             continue
         elif isinstance(item, dict):
             stack += item.values()
@@ -358,7 +358,7 @@ def weigh(batch: Any) -> tuple[int, int, int]:
             stack += item
         elif hasattr(item, "__dict__"):
             stack += vars(item).values()
-        seen.add(id(item))
+        visited.add(id(item))
     return nbytes, count, floats
 
 
@@ -419,7 +419,7 @@ def _being_made(error: Exception) -> Any:
     was raised."""
     frames = traceback.walk_tb(error.__traceback__)
     selves = (locals_of(frame).get("self") for frame, _ in frames)
-    return next((each for each in selves if isinstance(each, LoaderIterator)), None)
+    return next((selve for selve in selves if isinstance(selve, LoaderIterator)), None)
 
 
 def shut_down(batches: Any) -> None:

@@ -110,17 +110,17 @@ def _cores_of(cpu: Cpu, cpus: Sequence[int]) -> list[list[int]] | None:
     """The physical cores among ``cpus``, each as its logical ones."""
     if cpu.siblings.value is None:
         return None
-    wanted = set(cpus)
-    found = [[each for each in core if each in wanted] for core in cpu.siblings.value]
-    found = [core for core in found if core]
-    return found if sorted(each for core in found for each in core) == sorted(wanted) else None
+    numbers = set(cpus)
+    found = [[each for each in core if each in numbers] for core in cpu.siblings.value]
+    cores = [core for core in found if core]
+    return cores if sorted(each for core in cores for each in core) == sorted(numbers) else None
 
 
 def _speeds(
     cpu: Cpu, cpus: Sequence[int], siblings: Sequence[Sequence[int]] | None
 ) -> tuple[float, ...]:
     alone = _speeds_alone(cpu, cpus)
-    groups = siblings if siblings is not None else [[each] for each in cpus]
+    groups = siblings if siblings is not None else [[number] for number in cpus]
     fastest = max(alone.values())
     speeds = []
     for group in groups:
@@ -134,16 +134,16 @@ def _speeds_alone(cpu: Cpu, cpus: Sequence[int]) -> dict[int, float]:
     kinds = cpu.core_kinds.value or ()
     of_kind = {each: kind.max_hz for kind in kinds for each in kind.logical_cpus}
     measured = {
-        each: policy.hardware_hz for policy in cpu.policies.value or () for each in policy.cpus
+        number: policy.hardware_hz for policy in cpu.policies.value or () for number in policy.cpus
     }
-    clocks = {each: measured.get(each) or of_kind.get(each) for each in cpus}
+    clocks = {number: measured.get(number) or of_kind.get(number) for number in cpus}
     is_hybrid = len(kinds) > 1 and "Intel" in (cpu.model.value or "")
     efficient = {each for kind in kinds if kind.kind == "efficiency" for each in kind.logical_cpus}
     known = [hz for hz in clocks.values() if hz]
     if len(known) < len(cpus):  # a clock of some says nothing about the others
         clocks = dict.fromkeys(cpus, 1.0)
     return {
-        each: (clocks[each] or 1.0)
-        * (_EFFICIENCY_PER_CLOCK if is_hybrid and each in efficient else 1.0)
-        for each in cpus
+        number: (clocks[number] or 1.0)
+        * (_EFFICIENCY_PER_CLOCK if is_hybrid and number in efficient else 1.0)
+        for number in cpus
     }

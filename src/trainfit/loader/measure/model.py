@@ -73,7 +73,7 @@ class Pauses:
 
     def scaled(self, factor: float) -> Pauses:
         """The same pauses, ``factor`` times as long."""
-        return Pauses(tuple(each * factor for each in self.seconds), self.period)
+        return Pauses(tuple(value * factor for value in self.seconds), self.period)
 
 
 # ---

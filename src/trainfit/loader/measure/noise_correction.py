@@ -96,7 +96,7 @@ class _BatchRates:
 
 
 def _seen(group: Sequence[Run], pieces: WorkPieces) -> Columns:
-    records = [each[_FIRST:] for run in group for each in run.fetches if _is_placed(each)]
+    records = [fetch[_FIRST:] for run in group for fetch in run.fetches if _is_placed(fetch)]
     fetched = np.concatenate(records) if records else np.zeros((0, COLUMNS))
     cores = [float(core) for core in np.unique(pieces.core)]
     rate, speed, again = _joined(
@@ -259,8 +259,8 @@ class Slowing:
         mean = pieces.pace(span(run)) if pieces is not None else None
         if pieces is not None and mean:
             fetches = tuple(
-                self._with_local(found, records, pieces, mean)
-                for found, records in zip(fetches, run.fetches, strict=True)
+                self._with_local(fetch, records, pieces, mean)
+                for fetch, records in zip(fetches, run.fetches, strict=True)
             )
         return dataclasses.replace(
             run,
@@ -281,12 +281,12 @@ class Slowing:
         of_run = {BEGAN: wall, PROCESS_CPU: cpu, CORE: 1.0}
         work, clock = self.slower(run.core_speed)
         pause, _ = self.slower(run.core_speed, 1.0)
-        found = _scaled(records, [of_run.get(column, 1.0) for column in range(COLUMNS)])
+        batches = _scaled(records, [of_run.get(column, 1.0) for column in range(COLUMNS)])
         spent = collected(records)
         for column, factor in ((WALL, clock), (CPU, work)):
-            found[:, column] = (records[:, column] - spent) * factor + spent * pause
-        found[:, COLLECTED:] = (spent * pause)[:, None]
-        return found
+            batches[:, column] = (records[:, column] - spent) * factor + spent * pause
+        batches[:, COLLECTED:] = (spent * pause)[:, None]
+        return batches
 
     def _with_local(
         self, records: Records, as_run: Records, pieces: WorkPieces, mean: float

@@ -95,7 +95,7 @@ class SettingConstraints:
             _least(self.most_workers, other.most_workers),
             max(self.least_workers, other.least_workers),
             _least(self.most_tokens, other.most_tokens),
-            tuple(each for each in self.start_methods if each in other.start_methods),
+            tuple(method for method in self.start_methods if method in other.start_methods),
             self.may_pin and other.may_pin,
             self.works and other.works,
             tuple(dict.fromkeys((*self.reasons, *other.reasons))),
@@ -157,8 +157,8 @@ def bounds_of(fault: Finding) -> SettingConstraints:
         return SettingConstraints(most_workers=1, reasons=reasons)
     if kind == "few_shards":
         tried = met.num_workers // 2 if met is not None else 1
-        most = int(fault.subject) if fault.subject else max(1, tried)
-        return SettingConstraints(most_workers=most, reasons=reasons)
+        maximum = int(fault.subject) if fault.subject else max(1, tried)
+        return SettingConstraints(most_workers=maximum, reasons=reasons)
     if kind == "pin_memory":
         return SettingConstraints(may_pin=False, reasons=reasons)
     if kind in _TOO_MUCH_MEMORY:
@@ -167,7 +167,7 @@ def bounds_of(fault: Finding) -> SettingConstraints:
         return SettingConstraints(most_tokens=met.tokens // 2 if met else 0, reasons=reasons)
     if kind in _OF_START:
         start = met.start_method if met is not None else default_start()
-        others = tuple(each for each in START_METHODS if each != start)
+        others = tuple(method for method in START_METHODS if method != start)
         # What spawn does not help against, fork does not either.
         return SettingConstraints(start_methods=others if start == "fork" else (), reasons=reasons)
     # Known to happen in workers, or not known to us: the main process is left.

@@ -147,9 +147,9 @@ def _without_core_s(pid: int) -> float:
     waited = 0
     with contextlib.suppress(psutil.Error):
         group = psutil.Process(pid)
-        for each in (group, *group.children(recursive=True)):
+        for child in (group, *group.children(recursive=True)):
             with contextlib.suppress(OSError, ValueError, IndexError):  # one that ends meanwhile
-                text = Path(f"/proc/{each.pid}/schedstat").read_text()
+                text = Path(f"/proc/{child.pid}/schedstat").read_text()
                 waited += int(text.split()[1])
     return waited * 1e-9
 

@@ -171,8 +171,8 @@ def time_fetches(records: Any) -> Callable[[], None]:
 def _core_now() -> Callable[[], int]:
     """What tells the core that the calling thread is on; -1 where the C library cannot."""
     with contextlib.suppress(OSError, AttributeError):
-        found: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
-        return found
+        getcpu: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
+        return getcpu
     return lambda: -1
 
 

@@ -128,7 +128,7 @@ def storage_cost(
     reason, is_cold = _coldness(readings)
     count = min(len(warm), len(cold)) if is_cold else len(warm)
     stored = _mean_stored(readings.cold) if is_cold else None
-    nbytes = sum(each.nbytes for each in readings.files)
+    nbytes = sum(file.nbytes for file in readings.files)
     total = total_bytes(readings, samples, samples_seen)
     fits = None
     if available_bytes is not None and readings.files and total is not None:
@@ -152,20 +152,20 @@ def total_bytes(readings: StorageReadings, samples: int | None, samples_seen: in
     ``None`` where the number of samples is unknown.
     """
     batches = _longest(readings.warm)
-    seen = sum(each.nbytes for each in readings.files)
+    total = sum(file.nbytes for file in readings.files)
     half = (batches + 1) // 2
-    new = sum(each.nbytes for each in readings.files if each.first_batch >= half)
+    new = sum(file.nbytes for file in readings.files if file.first_batch >= half)
     if samples is not None and samples <= samples_seen:
-        return seen
+        return total
     if batches < 2 or new:
         # With one batch nobody knows whether the next has files of its own.
         guess = readings.listed_bytes
         if samples is not None and batches >= 2:
             later = samples_seen * (batches - half) / batches
-            grown = seen + int(new * (samples - samples_seen) / later)
+            grown = total + int(new * (samples - samples_seen) / later)
             guess = grown if guess is None else min(guess, grown)
-        return guess if guess is None else max(seen, guess)
-    return seen
+        return guess if guess is None else max(total, guess)
+    return total
 
 
 def _longest(passes: Sequence[BatchPass]) -> int:
@@ -194,7 +194,7 @@ def _coldness(readings: StorageReadings) -> tuple[str, bool]:
         return unseen or "the data set reads no files while producing batches", False
     if readings.filesystems and set(readings.filesystems) <= {"tmpfs", "ramfs", "hugetlbfs"}:
         return f"its files are in memory ({', '.join(readings.filesystems)})", False
-    if sum(each.nbytes for each in readings.files) > MOST_DROPPED_BYTES:
+    if sum(file.nbytes for file in readings.files) > MOST_DROPPED_BYTES:
         return f"its files are over {MOST_DROPPED_BYTES >> 30} GiB: too large to be evicted", False
     if not any(one.seconds for one in readings.cold):
         return (
@@ -229,16 +229,16 @@ def _unseen(readings: StorageReadings) -> str:
         return ""
     passed = statistics.median((one.passed_bytes or 0) / len(one.seconds) for one in counted)
     batches = _longest(readings.warm)
-    if passed <= 2 * sum(each.nbytes for each in readings.files) / batches + _NOISE_BYTES:
+    if passed <= 2 * sum(file.nbytes for file in readings.files) / batches + _NOISE_BYTES:
         return ""
-    seen = f"a batch reads {size(passed)}"
+    text = f"a batch reads {size(passed)}"
     if not readings.files:
-        return f"{seen}, but from no observed file: C code opens and closes it, or it is not a file"
+        return f"{text}, but from no observed file: C code opens and closes it, or it is not a file"
     stored = _mean_stored(readings.cold) or 0
     if stored >= passed / 2:
         return ""
     return (
-        f"{seen}, of which {size(stored)} came from storage: the same files are read "
+        f"{text}, of which {size(stored)} came from storage: the same files are read "
         "several times, or some are opened in C code and were not observed"
     )
 
@@ -279,10 +279,10 @@ class _Session:
         fetch, sampler = self._fetcher()
         watch = FileWatch(self.workload.dataset)
         # The same sample twice in a pass would be warm the second time.
-        most = min(_MOST_BATCHES, self.workload.epoch_batches or _MOST_BATCHES)
+        limit = min(_MOST_BATCHES, self.workload.epoch_batches or _MOST_BATCHES)
         began = time.monotonic()
         try:
-            for indices in itertools.islice(sampler, most):
+            for indices in itertools.islice(sampler, limit):
                 fetch(indices)
                 self.indices.append(indices)
                 watch.batch_made()
@@ -368,9 +368,11 @@ def _bytes_of(paths: Iterable[str]) -> int:
 
 def _filesystems(files: Sequence[ObservedFile]) -> tuple[str, ...]:
     mounts = read_mounts(System()).value or ()
-    folders = {os.path.dirname(each.path) for each in files}
-    found = {mount.filesystem for each in folders if (mount := mount_of(each, mounts)) is not None}
-    return tuple(sorted(found))
+    folders = {os.path.dirname(file.path) for file in files}
+    filesystems = {
+        mount.filesystem for folder in folders if (mount := mount_of(folder, mounts)) is not None
+    }
+    return tuple(sorted(filesystems))
 
 
 def _listed(files: Sequence[ObservedFile]) -> int | None:
@@ -379,7 +381,7 @@ def _listed(files: Sequence[ObservedFile]) -> int | None:
 
     Where a data set has a folder for each class, only those folders count that were seen.
     """
-    kinds = {(os.path.dirname(each.path), Path(each.path).suffix) for each in files}
+    kinds = {(os.path.dirname(file.path), Path(file.path).suffix) for file in files}
     total = count = 0
     deadline = time.monotonic() + _LISTING_S
     for folder in {folder for folder, _ in kinds}:

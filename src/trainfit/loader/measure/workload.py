@@ -331,12 +331,12 @@ def _used(workload: Workload, threads: WorkerThreads, left_s: float) -> tuple[st
         return ()
     known = [name for name in threads.pools if name in HELD]
     used = []
-    for at, name in enumerate(known):
+    for index, name in enumerate(known):
         if left_s <= 0:
             return None
         began = time.monotonic()
         make = functools.partial(_after_a_batch, workload, name)
-        ended = processes.call(make, left_s / (len(known) - at))
+        ended = processes.call(make, left_s / (len(known) - index))
         left_s -= time.monotonic() - began
         if ended.value is None or ended.value.started is None:
             return None

@@ -64,7 +64,7 @@ class AmpSetting:
 
     def has(self, *kinds: str) -> bool:
         """Is one of these hazards its?"""
-        return any(each.kind in kinds for each in self.hazards)
+        return any(hazard.kind in kinds for hazard in self.hazards)
 
 
 def choose_amp(
@@ -82,12 +82,12 @@ def choose_amp(
     where no other is known.
     """
     present = _with_gpu(present, gpu)
-    others = [_with_gpu(each, gpu) for each in others]
+    others = [_with_gpu(setting, gpu) for setting in others]
     if not others and not failed:
         return None
     choosing = _Choosing(present, others, gpu, failed)
     chosen, why = choosing.best()
-    hazards = (*(each for setting in (present, *others) for each in setting.hazards), *failed)
+    hazards = (*(hazard for setting in (present, *others) for hazard in setting.hazards), *failed)
     by_hand = choosing.by_hand(chosen)
     place, line = choosing.line(by_hand[0], chosen) if by_hand is not None else ("", "")
     return AmpChoice(
@@ -101,8 +101,10 @@ def choose_amp(
         by_hand_dtype=by_hand[0].dtype if by_hand is not None else "",
         line=line,
         place=place,
-        hazards=tuple(each for at, each in enumerate(hazards) if each not in hazards[:at]),
-        candidates=tuple(_candidate(each, present) for each in (present, *others)),
+        hazards=tuple(
+            hazard for index, hazard in enumerate(hazards) if hazard not in hazards[:index]
+        ),
+        candidates=tuple(_candidate(setting, present) for setting in (present, *others)),
     )
 
 
@@ -138,7 +140,7 @@ class _Choosing:
         """The chosen setting, and why."""
         present, rates = self._present, self.rates
         able = [each for each in self._others if self._is_able(each)]
-        against = [each for each in present.hazards if each.is_critical]
+        against = [hazard for hazard in present.hazards if hazard.is_critical]
         # Without Tensor cores it is neither wrong nor emulated: figures say whether it goes.
         against.sort(key=lambda each: each.kind == _NO_CORES)
         wrong = against[0] if against else None
@@ -208,7 +210,7 @@ class _Choosing:
     def _is_able(self, setting: AmpSetting) -> bool:
         if not setting.can_be_said or not setting.runs:
             return False
-        blocks = [each.kind for each in setting.hazards if each.is_critical]
+        blocks = [hazard.kind for hazard in setting.hazards if hazard.is_critical]
         if blocks == [_NO_CORES] and not self._present.runs:
             return is_bearable(setting.dtype, self._gpu)
         return not blocks
@@ -274,7 +276,7 @@ class _Choosing:
 
     def _why_not(self, rival: AmpSetting) -> str:
         """A faster one that is not asked for."""
-        block = next((each for each in rival.hazards if each.is_critical), None)
+        block = next((hazard for hazard in rival.hazards if hazard.is_critical), None)
         if not rival.runs:
             return f"kept, {_named(rival.dtype)} does not fit"
         if block is None and self._is_kept_for(rival):
@@ -303,9 +305,9 @@ def _rates(present: AmpSetting, others: Sequence[AmpSetting]) -> tuple[Mapping[s
     """
     settings, batch = [present, *others], present.configuration.batch_size
     elsewhere = batch is not None and present.batches.recommended not in (None, 0, batch)
-    told = f" at batch size {batch}" if elsewhere else ""
-    for of, where in ((_at_recommended, ""), (_at_present, told)):
-        rates = {each.dtype: of(each) for each in settings}
+    text = f" at batch size {batch}" if elsewhere else ""
+    for of, where in ((_at_recommended, ""), (_at_present, text)):
+        rates = {setting.dtype: of(setting) for setting in settings}
         found = {dtype: rate for dtype, rate in rates.items() if rate is not None}
         if len(found) == len(rates):
             return found, where

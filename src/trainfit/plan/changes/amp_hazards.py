@@ -43,11 +43,11 @@ def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> tuple[str
     ``outcome`` is of a run with autocast, if there is one; ``has`` the dtype that the script itself
     has there (``None``: none, or not known).
     """
-    seen = outcome.amp
-    if seen.framework:
-        return place_of(seen.framework_at), FRAMEWORKS[seen.framework].with_precision(dtype)
-    needs_scaler = dtype == "float16" and not seen.scaled
-    made_at = place_of(seen.scaler_at)
+    amp = outcome.amp
+    if amp.framework:
+        return place_of(amp.framework_at), FRAMEWORKS[amp.framework].with_precision(dtype)
+    needs_scaler = dtype == "float16" and not amp.scaled
+    made_at = place_of(amp.scaler_at)
     enabled = 'torch.amp.GradScaler("cuda") enabled'
     if needs_scaler and has == dtype:
         return (made_at, enabled) if made_at else ("", _SCALER)
@@ -58,7 +58,7 @@ def line_for(dtype: str, outcome: TraceOutcome, *, has: str | None) -> tuple[str
         return place_of(outcome.autocast_at), f'torch.autocast("cuda", {written}){scaler}'
     around = "around the forward pass and the loss"
     written = f'with torch.autocast("cuda", dtype=torch.{dtype}): {around}{scaler}'
-    return place_of(seen.forward_at), written
+    return place_of(amp.forward_at), written
 
 
 def place_of(place: str | None) -> str:
@@ -92,7 +92,7 @@ def float32_operators() -> frozenset[str]:
     """Plain names of what autocast runs in float32, from the lists of the installed PyTorch."""
     listed = policies()
     names = (*listed["float32"], *listed["set_dtype"], *listed["append_dtype"])
-    return frozenset(plain_name(each.replace("::", ".")) for each in names)
+    return frozenset(plain_name(name.replace("::", ".")) for name in names)
 
 
 @functools.cache
@@ -221,9 +221,9 @@ def _computes_in_float32(recording: Recording) -> Mask:
     is none."""
     codes = [DTYPES.index(name) for name in ("float32", "tfloat32")]
     wide = np.isin(recording.kernel_dtype, codes) & (recording.kernel_op >= 0)
-    found = np.zeros(len(recording.op_name) + 1, dtype=np.bool_)
-    found[recording.kernel_op[wide]] = True
-    return found
+    zeros = np.zeros(len(recording.op_name) + 1, dtype=np.bool_)
+    zeros[recording.kernel_op[wide]] = True
+    return zeros
 
 
 def _codes(*names: str) -> list[int]:
@@ -287,19 +287,19 @@ def of_run(
 
     ``is_own``: the script itself asked for that dtype in the run, with its own scaler or without.
     """
-    seen = trace.outcome.amp
-    if dtype == "float16" and trains and not seen.scaled and (is_own or not seen.framework):
-        made = seen.scaler_at and f"the GradScaler of {place_of(seen.scaler_at)} is switched off"
+    amp = trace.outcome.amp
+    if dtype == "float16" and trains and not amp.scaled and (is_own or not amp.framework):
+        made = amp.scaler_at and f"the GradScaler of {place_of(amp.scaler_at)} is switched off"
         yield amp_hazard(
             _NO_SCALER,
             dtype,
             f"{made or 'no GradScaler scales the loss'}: gradients below 6e-8 become 0 in float16",
-            seen.scaler_at or "",
+            amp.scaler_at or "",
             UNSCALED.action,
             blocks=True,
         )
-    yield from _foreign(dtype, seen.functions, "custom function")
-    yield from _foreign(dtype, seen.operators, "custom operator")
+    yield from _foreign(dtype, amp.functions, "custom function")
+    yield from _foreign(dtype, amp.operators, "custom operator")
     if trace.recording is None:
         return
     # Where autocast was forced around the model alone, it is not the script that left them out.
@@ -329,8 +329,8 @@ def of_run(
 def of_none(trace: Trace, *, trains: bool) -> Iterator[Finding]:
     """What a run without the script's AMP showed: that what computes in float16 nevertheless (a
     frozen model that is loaded so, with adapters in float32) goes without AMP's scaler then."""
-    seen = trace.outcome.amp
-    if not trains or trace.recording is None or (seen.scaled and not seen.framework):
+    amp = trace.outcome.amp
+    if not trains or trace.recording is None or (amp.scaled and not amp.framework):
         return
     if _differentiates_in_float16(trace.recording):
         yield amp_hazard(

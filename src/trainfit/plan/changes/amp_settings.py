@@ -70,12 +70,12 @@ def memory_reason(off: tuple[Recording, Replay], half: tuple[Recording, Replay],
 
 def _kept(parts: PeakParts) -> str:
     """What autocast does not make smaller, the largest first."""
-    at = f" (most at {place_of(parts.promoted_at)})" if parts.promoted_at else ""
+    text = f" (most at {place_of(parts.promoted_at)})" if parts.promoted_at else ""
     named = {
         "parameters, gradients and optimizer state, which keep their type": parts.state,
         "copies that autocast casts": parts.casts,
         "results of operators that autocast runs in float32": parts.float32,
-        f"results that are float32 because an operand is{at}": parts.promoted,
+        f"results that are float32 because an operand is{text}": parts.promoted,
         "inputs and workspaces": parts.fixed,
     }
     return _shares(named, parts.total)
@@ -89,8 +89,8 @@ def time_reason(
     if before is None or after is None:
         return ""
     slow, fast = before.now.seconds, after.now.seconds
-    at = "" if batch is None else f" at batch size {batch}"
-    text = f"a step{at} needs {duration(fast)} instead of {duration(slow)} in {dtype}"
+    phrase = "" if batch is None else f" at batch size {batch}"
+    text = f"a step{phrase} needs {duration(fast)} instead of {duration(slow)} in {dtype}"
     if slow <= 0 or fast <= (1 - _LITTLE) * slow:
         return text
     parts, without = step_parts(half, machine), step_parts(off, machine)
@@ -119,8 +119,10 @@ def _kept_time(parts: StepParts) -> str:
 
 def _shares(named: dict[str, float] | dict[str, int], whole: float) -> str:
     large = sorted(named.items(), key=lambda each: -each[1])
-    said = [f"{percent(part / whole)} are {name}" for name, part in large if part >= _NAMED * whole]
-    return ", ".join(said)
+    texts = [
+        f"{percent(part / whole)} are {name}" for name, part in large if part >= _NAMED * whole
+    ]
+    return ", ".join(texts)
 
 
 _HALVES: tuple[ForcedAmp, ...] = ("bfloat16", "float16")
@@ -152,10 +154,10 @@ def present_setting(job: PlannedJob) -> AmpSetting:
     batches = job.batches(job.first, AS_WRITTEN, by_trial=True)
     now = job.configuration(job.first, batches, AS_WRITTEN)
     variable = job.first.outcome.accelerate if asks_environment(job) else None
-    found = AmpSetting(
+    setting = AmpSetting(
         job.command.present.get("amp"), AS_WRITTEN, job.first, now, batches, variable=variable
     )
-    return dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
+    return dataclasses.replace(setting, hazards=tuple(_hazards(job, setting)))
 
 
 def other_settings(
@@ -172,24 +174,24 @@ def other_settings(
         return [], failed
     # Of FSDP's mixed precision a switch of autocast changes nothing.
     tried = _tried(job, flipped, present, failed)
-    found = [each for each in tried if each.dtype != present.dtype]
-    if found and flipped.force == "on":
+    settings = [setting for setting in tried if setting.dtype != present.dtype]
+    if settings and flipped.force == "on":
         job.notes.append(
             "AMP on was simulated by torch.autocast around the model's forward calls: the "
             "command has no {amp}"
         )
-    halves = [each for each in (present, *found) if each.dtype in _HALVES]
-    seen = {each.dtype for each in halves} | {each.subject for each in failed}
+    halves = [setting for setting in (present, *settings) if setting.dtype in _HALVES]
+    visited = {half.dtype for half in halves} | {finding.subject for finding in failed}
     for dtype in _HALVES:
-        if dtype in seen or not has_rates(job.gpu) or not is_native(dtype, job.gpu):
+        if dtype in visited or not has_rates(job.gpu) or not is_native(dtype, job.gpu):
             continue
-        native = next((each for each in halves if is_native(each.dtype, job.gpu)), None)
+        native = next((half for half in halves if is_native(half.dtype, job.gpu)), None)
         if native is not None:
-            found.append(_as_of(job, native, dtype))
-        elif halves or any(each.kind == "overflow" for each in failed):
+            settings.append(_as_of(job, native, dtype))
+        elif halves or any(finding.kind == "overflow" for finding in failed):
             like = halves[0].spec if halves else flipped
-            found += _asked(job, dtype, present, like, failed)
-    return found, failed
+            settings += _asked(job, dtype, present, like, failed)
+    return settings, failed
 
 
 def chosen_setting(
@@ -226,7 +228,9 @@ def _chosen(
         choice = of_users_lines(choice, job.command, present.trace.outcome.amp.framework)
     if choice is None or choice.configuration is None:
         return choice, present
-    return choice, next(each for each in others if each.configuration is choice.configuration)
+    return choice, next(
+        setting for setting in others if setting.configuration is choice.configuration
+    )
 
 
 def of_users_lines(choice: AmpChoice, command: Command, framework: Framework = "") -> AmpChoice:
@@ -234,10 +238,13 @@ def of_users_lines(choice: AmpChoice, command: Command, framework: Framework = "
     one does; without that of an installed package, where what it would gain is a reason."""
     if not choice.by_hand:
         return choice
-    present = next((each.dtype for each in choice.candidates if each.asked == "present"), "off")
+    present = next(
+        (candidate.dtype for candidate in choice.candidates if candidate.asked == "present"), "off"
+    )
     written = precision_line(command, present, choice.by_hand_dtype, framework)
     needs_more = any(
-        each.kind == "no scaler" and each.subject == choice.by_hand_dtype for each in choice.hazards
+        hazard.kind == "no scaler" and hazard.subject == choice.by_hand_dtype
+        for hazard in choice.hazards
     )
     if written is not None and not needs_more:
         by_hand = f"{choice.by_hand_gain}: {written.place}: {written.text}"
@@ -253,9 +260,9 @@ def of_users_lines(choice: AmpChoice, command: Command, framework: Framework = "
 def _with_reasons(job: PlannedJob, choice: AmpChoice, settings: Sequence[AmpSetting]) -> AmpChoice:
     """The same choice with what AMP saves: in the chosen half precision, else in one that the GPU
     computes in."""
-    halves = [each for each in settings if each.dtype in _HALVES and not each.as_of]
+    halves = [setting for setting in settings if setting.dtype in _HALVES and not setting.as_of]
     halves.sort(key=lambda each: (each.dtype != choice.dtype, not is_native(each.dtype, job.gpu)))
-    off = next((each.trace for each in settings if each.dtype == "off"), None)
+    off = next((setting.trace for setting in settings if setting.dtype == "off"), None)
     if off is None or not halves:
         return choice
     half, dtype = recording_of(halves[0].trace), halves[0].dtype
@@ -279,10 +286,10 @@ def _asked(
     forced = dataclasses.replace(like, force=dtype)
     spec = _said(job, dtype)
     if spec is not None and job.runs.attempt(job.batch, spec).outcome.steps:
-        found = list(_tried(job, spec, present, failed))
+        settings = list(_tried(job, spec, present, failed))
     else:
-        found = list(_tried(job, forced, present, failed))
-    yield from (each for each in found if each.dtype == dtype)
+        settings = list(_tried(job, forced, present, failed))
+    yield from (setting for setting in settings if setting.dtype == dtype)
 
 
 def _said(job: PlannedJob, dtype: str) -> RunSpec | None:
@@ -301,12 +308,12 @@ def _with_value(value: str | None) -> RunSpec:
 def _as_of(job: PlannedJob, half: AmpSetting, dtype: ForcedAmp) -> AmpSetting:
     """``half`` in the other half precision."""
     spec = _said(job, dtype)
-    said = spec or dataclasses.replace(half.spec, force=dtype)
+    run_spec = spec or dataclasses.replace(half.spec, force=dtype)
     found = dataclasses.replace(
         half,
-        value=said.values.get("amp") if spec is not None else None,
-        variable=said.variables.get(ACCELERATE),
-        spec=said,
+        value=run_spec.values.get("amp") if spec is not None else None,
+        variable=run_spec.variables.get(ACCELERATE),
+        spec=run_spec,
         configuration=dataclasses.replace(half.configuration, amp=dtype),
         as_of=half.dtype,
     )
@@ -370,7 +377,7 @@ def _tried(
     else:
         by_trial = said and has_rates(job.gpu) and job.thorough
         batches = job.batches(trace, spec, by_trial=by_trial)
-    found = AmpSetting(
+    setting = AmpSetting(
         value,
         spec,
         trace,
@@ -378,7 +385,7 @@ def _tried(
         batches,
         variable=spec.variables.get(ACCELERATE),
     )
-    found = dataclasses.replace(found, hazards=tuple(_hazards(job, found)))
+    found = dataclasses.replace(setting, hazards=tuple(_hazards(job, setting)))
     if _is_unknown(batches) and not beaten:
         rate = _samples_per_s(job, spec, present.batches.recommended)
         found = dataclasses.replace(found, samples_per_s=rate)

@@ -38,18 +38,20 @@ def with_switches(command: Command, options: Sequence[ScriptOption]) -> Command:
     present: dict[str, str] = {}
     writings = {}
     for name, spelled in _SWITCHES.items():
-        found = [each for each in there if _is_named(each, spelled)]
-        if len(found) != 1 or as_switch(found[0].option.value) is None:
+        option_candidates = [candidate for candidate in there if _is_named(candidate, spelled)]
+        if len(option_candidates) != 1 or as_switch(option_candidates[0].option.value) is None:
             continue
-        writing = write_switch(command, found[0], {ON: True, OFF: False})
-        now = ON if as_switch(found[0].option.value) else OFF
+        writing = write_switch(command, option_candidates[0], {ON: True, OFF: False})
+        now = ON if as_switch(option_candidates[0].option.value) else OFF
         if writing is not None:
             writings[name], present[name] = writing, now
-    found = [each for each in there if _is_named(each, _OPTIMIZERS)]
-    if len(found) == 1 and ADAMW.fullmatch(str(found[0].option.value).rpartition(".")[2].lower()):
-        text = str(found[0].option.value)
+    option_candidates = [candidate for candidate in there if _is_named(candidate, _OPTIMIZERS)]
+    if len(option_candidates) == 1 and ADAMW.fullmatch(
+        str(option_candidates[0].option.value).rpartition(".")[2].lower()
+    ):
+        text = str(option_candidates[0].option.value)
         texts = {OFF: text, ON: PAGED}
-        writings["paged-optimizer"] = write_texts(command, found[0], texts)
+        writings["paged-optimizer"] = write_texts(command, option_candidates[0], texts)
         present["paged-optimizer"] = OFF
     if not writings:
         return command
@@ -72,5 +74,5 @@ def switched_on(command: Command, name: str) -> dict[str, str] | None:
 def _is_named(candidate: OptionCandidate, names: Sequence[str]) -> bool:
     option = candidate.option
     spelled = (*option.flags, option.name)
-    return any(re.split(r"[./]", each.lstrip("+~-"))[-1].replace("-", "_").lower() in names
-               for each in spelled)  # fmt: skip
+    return any(re.split(r"[./]", flag.lstrip("+~-"))[-1].replace("-", "_").lower() in names
+               for flag in spelled)  # fmt: skip

@@ -416,11 +416,11 @@ def ordered(items: Iterable[Remedy], seed_order: Sequence[str]) -> tuple[Remedy,
     """Best first; then what wins nothing, what failed or was not tried, what does not apply."""
 
     def key(remedy: Remedy) -> tuple[int, float, int]:
-        at = seed_order.index(remedy.name)
+        index = seed_order.index(remedy.name)
         if remedy.saved_bytes is None or remedy.cost_percent is None:
-            return (3 if remedy.status == "not applicable" else 2), 0.0, at
+            return (3 if remedy.status == "not applicable" else 2), 0.0, index
         value = remedy.saved_bytes / remedy.cost_percent
-        return (0 if value > 0 else 1), -two_digits(value), at
+        return (0 if value > 0 else 1), -two_digits(value), index
 
     return tuple(sorted(items, key=key))
 

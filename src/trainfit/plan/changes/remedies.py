@@ -145,9 +145,9 @@ class _Remedies:
         """Each trial's figures; of those that nobody asked for, while there is time."""
         items: list[Remedy] = []
         order = list(trials)
-        for at, name in enumerate(order):
+        for index, name in enumerate(order):
             if not self._is_simulated(trials[name]) or self._has_time():
-                for each in order[at : at + PARALLEL]:
+                for each in order[index : index + PARALLEL]:
                     if self._is_simulated(trials[each]):
                         self._job.runs.start(trials[each].batch, trials[each].spec)
                 items.append(self._measure(name, trials))
@@ -275,7 +275,7 @@ class _Remedies:
         worth = [r.name for r in items if (r.saved_bytes or 0) >= least and r.name in trials]
         worth = [name for name in worth if name not in ("accumulate", "fused-attention")]
         if not self._is_asked:
-            fitting = {each.name for each in items if each.fits}
+            fitting = {remedy.name for remedy in items if remedy.fits}
             worth = [name for name in worth if name in fitting and self._has_time()]
         for name in worth:
             if trials[name].allocator is None and self._is_cheap(trials[name]):
@@ -336,11 +336,11 @@ class _Remedies:
         fits alone."""
         for names in gentler(trials, fitting):
             try:
-                found = self._together([trials[name] for name in names])
+                combination = self._together([trials[name] for name in names])
             except NotSimulated:
                 return None
-            if found.fits:
-                return found
+            if combination.fits:
+                return combination
         return None
 
     def _wins(self, item: Remedy) -> bool:

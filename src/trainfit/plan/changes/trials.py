@@ -142,8 +142,8 @@ def combinations(
     least = min(named, key=lambda names: (bytes_of[names], _price(named[names])))
     tried: list[tuple[str, ...]] = []
     for names in sorted(named, key=lambda names: (_price(named[names]), bytes_of[names])):
-        most = bytes_of[tried[-1]] - 1 if tried else capacity_bytes
-        if bytes_of[names] <= most and len(tried) < _MOST_COMBINATIONS:
+        maximum = bytes_of[tried[-1]] - 1 if tried else capacity_bytes
+        if bytes_of[names] <= maximum and len(tried) < _MOST_COMBINATIONS:
             tried.append(names)
     return list(dict.fromkeys([*tried, least]))
 
@@ -248,9 +248,9 @@ def allocator_variable(command: Command) -> tuple[str, str]:
 
 def _launched(chosen: AmpSetting) -> tuple[Stream, int | None]:
     """The stream of the recommended batch size, where a law gives it; else of the current one."""
-    found = chosen.batches
-    if found.law is not None and found.recommended:
-        return found.law.at(found.recommended), found.recommended
+    batches = chosen.batches
+    if batches.law is not None and batches.recommended:
+        return batches.law.at(batches.recommended), batches.recommended
     return Stream.of(recording_of(chosen.trace)), chosen.configuration.batch_size
 
 
@@ -305,8 +305,8 @@ def told_trainer(name: str, finding: Applicability) -> tuple[str, ...]:
     if name != "checkpoint":
         return ()
     is_new = any(_CHECKPOINTING in target for target in finding.targets)
-    said = _CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE
-    return (f"in the trainer's arguments: {said}=True",)
+    checkpointing = _CHECKPOINTING if is_new else _CHECKPOINTING_BEFORE
+    return (f"in the trainer's arguments: {checkpointing}=True",)
 
 
 def computing_in(dtype: str, makeup: StepMakeup | None) -> tuple[str, ...]:
@@ -446,14 +446,14 @@ class Trials:
         finding = Applicability(kind.name, True)
         return Trial(kind, finding, spec, self._job.batch, how=instructions(kind, finding))
 
-    def _with_needs(self, kind: RemedyKind, found: Applicability) -> Trial:
+    def _with_needs(self, kind: RemedyKind, applicability: Applicability) -> Trial:
         """A trial of a remedy with what it needs in addition, where the script has none of that."""
         wanted = [(BY_NAME[name], self._findings[name]) for name in NEEDS.get(kind.name, ())]
-        all_ = [(kind, found), *(pair for pair in wanted if pair[1].applies)]
+        all_ = [(kind, applicability), *(pair for pair in wanted if pair[1].applies)]
         requests = tuple(InterventionRequest(k.name, f.targets) for k, f in all_)
         spec = self._job.sized(RunSpec(interventions=requests, title=kind.name))
         how = tuple(line for pair in all_ for line in instructions(*pair))
-        return Trial(kind, found, spec, self._job.batch, how=how)
+        return Trial(kind, applicability, spec, self._job.batch, how=how)
 
     def most_saved(self, kind: RemedyKind) -> int:
         """Bytes of allocated memory that it can save at most."""

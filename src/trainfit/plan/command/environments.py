@@ -193,7 +193,7 @@ def _project(call: _Call, option: str, *marks: str) -> Path | None:
     if call.given.get(option):
         named = Path(call.given[option]).absolute()
         return named.parent if named.is_file() else named
-    return next((f for f in _upwards() if any((f / each).is_file() for each in marks)), None)
+    return next((f for f in _upwards() if any((f / mark).is_file() for mark in marks)), None)
 
 
 def _active(call: _Call) -> str:
@@ -219,7 +219,7 @@ def _uv(call: _Call) -> Path:
     elif root is not None:
         folder = root / call.environment.get("UV_PROJECT_ENVIRONMENT", ".venv")
     else:
-        near = (each / ".venv" for each in _upwards() if (each / ".venv").is_dir())
+        near = (upward / ".venv" for upward in _upwards() if (upward / ".venv").is_dir())
         named = _active(call) or call.environment.get("CONDA_PREFIX", "")
         folder = Path(named) if named else next(near, Path(".venv").absolute())
     _check_version(call, folder)
@@ -228,15 +228,15 @@ def _uv(call: _Call) -> Path:
 
 def _uv_root(call: _Call) -> Path | None:
     """The folder of the project, or of the workspace that it is a member of."""
-    found = _project(call, "project", "pyproject.toml")
-    if found is None:
+    path = _project(call, "project", "pyproject.toml")
+    if path is None:
         return None
-    for folder in (found, *found.parents):
+    for folder in (path, *path.parents):
         workspace = _table(_document(folder / "pyproject.toml"), "tool.uv.workspace")
-        members = (each for glob in workspace.get("members", ()) for each in folder.glob(glob))
-        if workspace and (folder == found or found in members):
+        members = (file for glob in workspace.get("members", ()) for file in folder.glob(glob))
+        if workspace and (folder == path or path in members):
             return folder
-    return found
+    return path
 
 
 def _has_metadata(script: Path) -> bool:
@@ -252,11 +252,11 @@ def _check_version(call: _Call, folder: Path) -> None:
     config = folder / "pyvenv.cfg"
     if not wanted or not config.is_file():
         return
-    found = re.search(r"^version(?:_info)?\s*=\s*(\S+)", config.read_text(), re.MULTILINE)
+    match = re.search(r"^version(?:_info)?\s*=\s*(\S+)", config.read_text(), re.MULTILINE)
     named = _VERSION.fullmatch(wanted)
-    if found and named and f"{found[1]}.".startswith(f"{named['version']}."):
+    if match and named and f"{match[1]}.".startswith(f"{named['version']}."):
         return
-    has = f"Python {found[1]}" if found else "an unknown Python"
+    has = f"Python {match[1]}" if match else "an unknown Python"
     raise CommandError(
         f"uv run --python {wanted}: the environment {str(folder)!r} has {has}, and uv may replace "
         f"it; make it with `uv sync --python {wanted}`, and leave --python out"
@@ -351,14 +351,14 @@ def _conda(call: _Call) -> Path:
     if os.sep in name:
         return Path(name).expanduser().absolute()
     places = [folder / name for folder in _conda_folders(call, roots)]
-    found = next((each for each in places if (each / "bin" / "python").exists()), None)
-    if found is None:
+    place = next((each for each in places if (each / "bin" / "python").exists()), None)
+    if place is None:
         looked = ", ".join(map(str, dict.fromkeys(each.parent for each in places))) or "no folder"
         raise CommandError(
             f"{call.shown} -n {name}: no environment of this name with a Python (looked in "
             f"{looked}); give its folder, as in -p PATH"
         )
-    return found
+    return place
 
 
 def _conda_roots(call: _Call) -> Iterator[Path]:
@@ -397,10 +397,10 @@ def _conda_folders(call: _Call, roots: Sequence[Path]) -> Iterator[Path]:
 def _listed(file: Path, key: str) -> list[str]:
     """A list of words in a YAML file of conda's, which has one entry a line."""
     try:
-        found = re.search(rf"^{key}:\s*\n((?:\s*-\s*.+\n?)+)", file.read_text(), re.MULTILINE)
+        match = re.search(rf"^{key}:\s*\n((?:\s*-\s*.+\n?)+)", file.read_text(), re.MULTILINE)
     except (OSError, ValueError):
         return []
-    lines = found[1].splitlines() if found else []
+    lines = match[1].splitlines() if match else []
     return [line.strip().removeprefix("-").strip().strip("'\"") for line in lines]
 
 

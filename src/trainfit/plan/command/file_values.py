@@ -39,12 +39,12 @@ def batch_constant(command: Command, batch: int | None) -> ScriptConstant | None
     tree = file_syntax(os.path.abspath(command.name))
     if tree is None:
         return None
-    found = [
+    constants = [
         ScriptConstant(name, value.value, f"{command.name}:{value.lineno}")
         for name, value in constants_of(tree).items()
         if tunable_of(name) == "batch_size" and value.value == batch
     ]
-    return found[0] if len(found) == 1 else None
+    return constants[0] if len(constants) == 1 else None
 
 
 # ---
@@ -102,9 +102,9 @@ def precision_line(
 
     A file that has the arguments of ``framework``, but none for its precision, gets one.
     """
-    found = _only_line(command, lambda key, now: _other_precision(key, now, present, dtype))
-    if found is not None or not framework or dtype == "off":
-        return found
+    line = _only_line(command, lambda key, now: _other_precision(key, now, present, dtype))
+    if line is not None or not framework or dtype == "off":
+        return line
     call = FRAMEWORKS[framework]
     named = {file: {entry["key"] for entry in _entries(file)} for file in _of_command(command)}
     files = [file for file, keys in named.items() if keys.intersection(call.names.values())]
@@ -136,9 +136,9 @@ def _other_precision(key: str, now: str, present: str, dtype: str) -> str | None
 def _only_line(command: Command, changed: Callable[[str, str], str | None]) -> ConfigLine | None:
     """The one entry that is to be ``changed``, by its key and its value."""
     for files in _files(command):
-        found = [line for file in files for line in _lines(file, changed)]
-        if found:
-            return found[0] if len(found) == 1 else None
+        lines = [line for file in files for line in _lines(file, changed)]
+        if lines:
+            return lines[0] if len(lines) == 1 else None
     return None
 
 

@@ -162,9 +162,9 @@ def interpreter_of(
         )
     whose = _shown(name, path, f"Python {_dotted(version)}", f"torch {torch}")
     lacks = tuple(each for each in (*_LENT, *_REQUIRED) if each not in told["has"])
-    found = Interpreter(path, named, version, torch, lacks, False, f"run by {whose}")
-    _check(found, whose, "t" in told["abi"])
-    return found
+    interpreter = Interpreter(path, named, version, torch, lacks, False, f"run by {whose}")
+    _check(interpreter, whose, "t" in told["abi"])
+    return interpreter
 
 
 def find_program(named: str, environment: Mapping[str, str]) -> str | None:
@@ -248,7 +248,7 @@ def _can_be_lent(module: str, *, is_free_threaded: bool) -> bool:
     """Does ours run in any Python? Its compiled files are of the stable ABI, or there are none."""
     place = _place_of(module)
     compiled = list(place.glob("*.so")) if place is not None and place.is_dir() else []
-    stable = all(".abi3." in each.name for each in compiled)
+    stable = all(".abi3." in file.name for file in compiled)
     return place is not None and (not compiled or (stable and not is_free_threaded))
 
 

@@ -124,8 +124,8 @@ def tunable_of(option: str) -> str | None:
 def without_negation(option: str) -> str:
     """The tunable's name in that of an option that switches it off ("--no-amp"); else empty."""
     name = plain_name(option)
-    found = (name.removeprefix(start) for start in _NEGATIONS if name.startswith(start))
-    return next((each for each in found if each.replace("_", "") in _OF_NAME), "")
+    texts = (name.removeprefix(start) for start in _NEGATIONS if name.startswith(start))
+    return next((text for text in texts if text.replace("_", "") in _OF_NAME), "")
 
 
 #: ``--name=value``, ``name=value``, Hydra's ``+name=value``, a variable.
@@ -138,7 +138,9 @@ def candidates(command: Command, options: Sequence[ScriptOption]) -> list[Option
     placeholder of the user's."""
     begins = command.arguments_at
     arguments = command.words[begins:]
-    known = {flag for each in options for flag in (*each.flags, *each.off)}
+    known = {
+        flag for script_option in options for flag in (*script_option.flags, *script_option.off)
+    }
     found, taken = [], set()
     for option in options:
         place = _last(
@@ -210,15 +212,15 @@ def _has_braces(word: str) -> bool:
 
 
 def _literals(command: Command, known: set[str], taken: set[int]) -> Iterator[OptionCandidate]:
-    for at in command.assignments_at:
-        yield from _assigned(command.words[at], at)
+    for assignment in command.assignments_at:
+        yield from _assigned(command.words[assignment], assignment)
     launcher = command.launcher
     if launcher is not None:
         own = range(launcher.begins, launcher.ends)
-        for each in _in_words(command, own, set(), set()):
+        for candidate in _in_words(command, own, set(), set()):
             # What else a launcher is told is of processes.
-            if tunable_of(each.shown) == "amp":
-                yield each
+            if tunable_of(candidate.shown) == "amp":
+                yield candidate
     yield from _in_words(command, range(command.arguments_at, len(command.words)), known, taken)
 
 
@@ -273,7 +275,7 @@ def marked(words: Sequence[str]) -> tuple[str, ...]:
     options = candidates(command, ())
     writings = {}
     for name in LOADER_TUNABLES:
-        named = [each for each in options if _says(command, each, name)]
+        named = [option for option in options if _says(command, option, name)]
         if len(named) == 1 and name not in command.present:
             writings[name] = write_value(command, named[0], name, said(command, named[0]))
     return written(command, writings).words

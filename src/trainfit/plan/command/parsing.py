@@ -98,8 +98,8 @@ class Command:
         """The command's words with ``values`` (and current values otherwise)."""
         filled = {**self.present, **values}
         found: list[str] = []
-        for at, word in enumerate(self.words):
-            spelling = self.spellings.get(at)
+        for index, word in enumerate(self.words):
+            spelling = self.spellings.get(index)
             told = None if spelling is None else spelling.words.get(filled[spelling.name])
             found += (fill(word, filled),) if told is None else told
         return found
@@ -228,11 +228,11 @@ def parse_command(words: Sequence[str], *, several: bool = False, also: str = ""
     present = placeholders(words, also)
     plain = [fill(word, present) for word in words]
     prefix = read_prefix(plain)
-    at = prefix.program_at
+    program = prefix.program_at
     if prefix.runs != "program":
         found = _run_by_manager(plain, prefix)
     else:
-        found = (_python if is_python(plain[at]) else _executable)(plain, at, prefix)
+        found = (_python if is_python(plain[program]) else _executable)(plain, program, prefix)
     interpreter, flags, kind, name, at = found
     if kind == "module":
         launcher = launcher_of_module(plain, name, at, interpreter)
@@ -313,11 +313,11 @@ def _python(plain: Sequence[str], at: int, prefix: Prefix) -> _Program:
 
 def _run_by_manager(plain: Sequence[str], prefix: Prefix) -> _Program:
     """``uv run train.py``, ``uv run -m module``: the manager starts its Python."""
-    at = prefix.program_at
+    program = prefix.program_at
     kind: Literal["script", "module"] = "module" if prefix.runs == "module" else "script"
     if kind == "script":
-        _check_script(plain[at])
-    return prefix.interpreter("python", (), plain), (), kind, plain[at], at + 1
+        _check_script(plain[program])
+    return prefix.interpreter("python", (), plain), (), kind, plain[program], program + 1
 
 
 def _behind_launcher(
@@ -328,12 +328,12 @@ def _behind_launcher(
 ) -> _Program:
     """What the launcher's process runs; ``own`` is the launcher's interpreter with its flags,
     which is its process's too."""
-    at, kind = launcher.ends, launcher.launched.kind
+    ends, kind = launcher.ends, launcher.launched.kind
     if kind == "program":
-        return _executable(plain, at, prefix)
+        return _executable(plain, ends, prefix)
     if kind == "script":
-        _check_script(plain[at])
-    return (*own, kind, plain[at], at + 1)
+        _check_script(plain[ends])
+    return (*own, kind, plain[ends], ends + 1)
 
 
 def _check_script(name: str) -> None:

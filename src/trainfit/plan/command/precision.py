@@ -62,12 +62,12 @@ class AmpReading:
 
 def amp_readings(command: Command, options: Sequence[OptionCandidate]) -> list[AmpReading]:
     """All ways to read the options as a switch of mixed precision."""
-    named = [each for each in options if _names_amp(each.option)]
+    named = [option for option in options if _names_amp(option.option)]
     pairs = list(_pairs(command, named))
     if pairs:
         return pairs
     # nanoGPT's --dtype is autocast's, without a switch.
-    named = named or [each for each in options if _says_dtype(each.option)]
+    named = named or [option for option in options if _says_dtype(option.option)]
     return [reading for each in named for reading in _single(command, each, options)]
 
 
@@ -114,13 +114,13 @@ def _dtype_of(option: ScriptOption) -> str | None:
 
 def _pairs(command: Command, named: Sequence[OptionCandidate]) -> Iterator[AmpReading]:
     """Two booleans, one for each dtype (Transformers' bf16 and fp16)."""
-    booleans = [each for each in named if _is_boolean(each.option)]
+    booleans = [candidate for candidate in named if _is_boolean(candidate.option)]
     of_dtype = {
         dtype: [
             reading
-            for each in booleans
-            if _dtype_of(each.option) == dtype
-            for reading in _readings_of(each)
+            for boolean in booleans
+            if _dtype_of(boolean.option) == dtype
+            for reading in _readings_of(boolean)
         ]
         for dtype in _DTYPES[:2]
     }
@@ -164,14 +164,14 @@ def _single(
     if not _is_boolean(candidate.option):
         yield from _by_precision(command, candidate)
         return
-    dtypes = [each for each in options if _says_dtype(each.option)]
+    dtypes = [option for option in options if _says_dtype(option.option)]
     if len(dtypes) == 1 and _dtype_of(candidate.option) is None:
         found = _by_switch_and_dtype(command, candidate, dtypes[0])
         if found is not None:
             yield found
             return
-    for each in _readings_of(candidate):
-        yield from _by_switch(command, each)
+    for reading in _readings_of(candidate):
+        yield from _by_switch(command, reading)
 
 
 def _by_precision(command: Command, candidate: OptionCandidate) -> Iterator[AmpReading]:

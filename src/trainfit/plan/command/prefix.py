@@ -164,21 +164,21 @@ def words_to_start(words: Sequence[str]) -> tuple[list[str], str]:
         return found, ""
     if prefix.tasks.count != 1:  # it runs on other machines, too
         return found, ""
-    at = prefix.program_at
+    program = prefix.program_at
     if prefix.manager:
-        named = plain[at] if prefix.runs == "program" else "python"
+        named = plain[program] if prefix.runs == "program" else "python"
         return found, _of_manager(named, prefix, words) if is_python(named) else ""
-    if not is_python(found[at]):
-        path, note = prefix.program(found[at], words)
+    if not is_python(found[program]):
+        path, note = prefix.program(found[program], words)
         if note and path is not None and first_line(path):
-            found[at] = path
-        return found, note if found[at] == path else ""
+            found[program] = path
+        return found, note if found[program] == path else ""
     try:
-        interpreter = prefix.interpreter(found[at], (), words)
+        interpreter = prefix.interpreter(found[program], (), words)
     except CommandError as error:
-        return found, _unrecorded(found[at], prefix.environment(words), error)
+        return found, _unrecorded(found[program], prefix.environment(words), error)
     if interpreter.is_own and interpreter.note:
-        found[at] = interpreter.path
+        found[program] = interpreter.path
         return found, interpreter.note
     return found, ""
 
@@ -208,11 +208,11 @@ def _unrecorded(named: str, environment: Mapping[str, str], error: CommandError)
     return ""  # the recorder needs less than a plan
 
 
-def _behind_shim(name: str, found: str, environment: Mapping[str, str]) -> str:
+def _behind_shim(name: str, text: str, environment: Mapping[str, str]) -> str:
     """The file that a shim of pyenv's starts: a shell script that looks for it."""
     pyenv = find_program("pyenv", environment)
-    if pyenv is None or Path(found).parent.name != "shims":
-        return found
+    if pyenv is None or Path(text).parent.name != "shims":
+        return text
     try:
         done = subprocess.run(
             [pyenv, "which", name],
@@ -223,6 +223,6 @@ def _behind_shim(name: str, found: str, environment: Mapping[str, str]) -> str:
             env=dict(environment),
         )
     except (OSError, subprocess.TimeoutExpired):
-        return found
+        return text
     answer = done.stdout.strip()
-    return answer if not done.returncode and shutil.which(answer) else found
+    return answer if not done.returncode and shutil.which(answer) else text

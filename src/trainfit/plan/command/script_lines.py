@@ -42,7 +42,7 @@ def script_lines(
     if command.kind == "script":
         files.append(command.name)
     names = {str(Path(name).resolve()): name for name in reversed(files)}
-    sources = [each for name in names.values() if (each := _read(name)) is not None]
+    sources = [source for name in names.values() if (source := _read(name)) is not None]
     search = _Search(sources, sites)
     found = search.settings()
     line = search.batch(batch) if batch is not None else None
@@ -92,19 +92,19 @@ class _Search:
             name = _name(call.func)
             if name == _LOADER:
                 return dict(_unpacked(source, call))
-            for each in site.parameters if name == site.called else ():
-                if (tunable := tunable_of(each)) in LOADER_TUNABLES and tunable not in found:
+            for parameter in site.parameters if name == site.called else ():
+                if (tunable := tunable_of(parameter)) in LOADER_TUNABLES and tunable not in found:
                     place = f"{source.name}:{call.lineno}"
-                    found[tunable] = ScriptLine(place, f"{each}={{}}", name)
+                    found[tunable] = ScriptLine(place, f"{parameter}={{}}", name)
         return found
 
     def batch(self, batch: int) -> ScriptLine | None:
         """The line at which the batch size is written; ``None``: nowhere, or in several places."""
         wanted: set[str] = set()
         for _, source, call in self._calls():
-            found = list(self._arguments(source, call, batch, set()))
-            if found:
-                return found[0][1]
+            arguments = list(self._arguments(source, call, batch, set()))
+            if arguments:
+                return arguments[0][1]
             wanted |= _names_of(call)
         lines = [each for source in self.sources for each in self._written(source, batch, wanted)]
         asked = [line for name, line in lines if name in wanted]
@@ -134,12 +134,14 @@ class _Search:
     ) -> Iterator[tuple[str, ScriptLine]]:
         """Arguments of a call that are the number, by their names or their parameters'."""
         name = _name(call.func)
-        given = [(each.arg or "", each.value) for each in call.keywords]
+        given = [(keyword.arg or "", keyword.value) for keyword in call.keywords]
         known = {site.called: site.parameters for site in reversed(self.sites)}
-        for each, parameter in zip(call.args, {**known, **_PARAMETERS}.get(name, ()), strict=False):
-            if isinstance(each, ast.Starred):
+        for argument, parameter in zip(
+            call.args, {**known, **_PARAMETERS}.get(name, ()), strict=False
+        ):
+            if isinstance(argument, ast.Starred):
                 break
-            given.append((parameter, each))
+            given.append((parameter, argument))
         for parameter, value in given:
             if _is_it(parameter, value, batch, wanted):
                 place = f"{source.name}:{value.lineno}"
@@ -175,7 +177,7 @@ class _Search:
 
 def _unpacked(source: Source, call: ast.Call) -> Iterator[tuple[str, ScriptLine]]:
     """Settings of a DataLoader that come from a dictionary, where one place alone has each."""
-    given = {each.arg for each in call.keywords}
+    given = {keyword.arg for keyword in call.keywords}
     if None not in given:
         return
     places: dict[str, list[ScriptLine]] = {}
@@ -194,7 +196,7 @@ def _entries(source: Source) -> Iterator[tuple[str, ast.expr, str]]:
                 yield from _entries_of(node)
             case ast.Call(func=ast.Name(id="dict") | ast.Attribute(attr="update"), keywords=words):
                 yield from (
-                    (each.arg, each.value, f"{each.arg}={{}}") for each in words if each.arg
+                    (word.arg, word.value, f"{word.arg}={{}}") for word in words if word.arg
                 )
             case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(key))) as target]):
                 yield key, node.value, f"{source.text(target)} = {{}}"
@@ -208,17 +210,17 @@ def _entries_of(node: ast.Dict) -> Iterator[tuple[str, ast.expr, str]]:
 
 def _names_of(call: ast.Call) -> set[str]:
     """Names that stand for the batch size among a call's arguments."""
-    given = [each.value for each in call.keywords if _is_batch(each.arg or "")]
+    given = [keyword.value for keyword in call.keywords if _is_batch(keyword.arg or "")]
     if _name(call.func) == _LOADER and len(call.args) > 1:
         given.append(call.args[1])
-    given += [each for each in call.args if _is_batch(_name(each))]
+    given += [argument for argument in call.args if _is_batch(_name(argument))]
     return {_name(each) for each in given} - {""}
 
 
 def _defaults(node: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
     by_place = [*node.posonlyargs, *node.args]
-    at = len(by_place) - len(node.defaults)
-    names = [each.arg for each in (*by_place[at:], *node.kwonlyargs)]
+    index = len(by_place) - len(node.defaults)
+    names = [each.arg for each in (*by_place[index:], *node.kwonlyargs)]
     for name, value in zip(names, (*node.defaults, *node.kw_defaults), strict=True):
         if value is not None:
             yield name, value

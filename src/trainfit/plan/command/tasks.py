@@ -72,7 +72,7 @@ def of_slurm(given: Given) -> Tasks:
     if count and not wanted["nodes"] and wanted["ntasks-per-node"]:
         machines = -(-count // (each or count))
     machines = min(machines, count or 1)
-    said = any(given.get(each) for each in SLURM_VARIABLES)
+    said = any(given.get(variable) for variable in SLURM_VARIABLES)
     where = "" if said else f" (by {SLURM_VARIABLES['ntasks']} of this allocation)"
     variables = _slurm_variables(given, count or 1, machines)
     return Tasks("srun", count, machines, where, variables)
@@ -101,7 +101,7 @@ def _slurm_variables(given: Given, count: int, machines: int) -> dict[str, str]:
     found |= {name: given[option] for name, option in options.items() if given.get(option)}
     if _one_gpu_each(given):
         found["CUDA_VISIBLE_DEVICES"] = "0"
-    pairs = (each.partition("=") for each in given.get("export", "").split(","))
+    pairs = (part.partition("=") for part in given.get("export", "").split(","))
     return MEETING_PLACE | found | {name: value for name, equals, value in pairs if equals}
 
 
@@ -158,22 +158,22 @@ def _filled(slots: list[int], count: int) -> int:
 def _hosts(given: Given) -> dict[str, int]:
     """Slots by host, of ``-H a:4,b:4`` or of a file of hosts (``a slots=4``, ``a:4``)."""
     named = next((given[name] for name in _HOSTS if given.get(name)), "")
-    lines = [each for each in named.replace(SEPARATOR, ",").split(",") if each]
+    lines = [part for part in named.replace(SEPARATOR, ",").split(",") if part]
     if not lines and (path := next((given[name] for name in _FILES if given.get(name)), "")):
         try:
             # A device may have no end.
             lines = Path(path).read_text().splitlines() if Path(path).is_file() else []
         except (OSError, UnicodeDecodeError):
             return {}
-    found: dict[str, int] = {}
+    hosts: dict[str, int] = {}
     for line in lines:
         words = line.partition("#")[0].split()
         if not words:
             continue
         host, _, slots = words[0].partition(":")
-        said = next((each[6:] for each in words[1:] if each.startswith("slots=")), slots)
-        found[host] = found.get(host, 0) + (number(said) or 1)
-    return found
+        said = next((word[6:] for word in words[1:] if word.startswith("slots=")), slots)
+        hosts[host] = hosts.get(host, 0) + (number(said) or 1)
+    return hosts
 
 
 def _mpi_variables(given: Given, count: int, machines: int) -> dict[str, str]:

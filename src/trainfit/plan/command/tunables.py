@@ -233,16 +233,16 @@ def loader_values(present: Mapping[str, str], settings: LoaderSettings) -> dict[
 
 def present_settings(present: Mapping[str, str]) -> dict[str, int | bool | None]:
     """What the DataLoader's placeholders say now; a prefetch_factor that is unset is ``None``."""
-    found: dict[str, int | bool | None] = {}
+    settings: dict[str, int | bool | None] = {}
     for name in LOADER_TUNABLES:
         if name not in present:
             continue
         text = present[name]
         if name in LOADER_SWITCHES:
-            found[name] = _is_on(text)
+            settings[name] = _is_on(text)
         else:
-            found[name] = None if text in _UNSET else int(text)
-    return found
+            settings[name] = None if text in _UNSET else int(text)
+    return settings
 
 
 def as_switch(text: str | None) -> bool | None:

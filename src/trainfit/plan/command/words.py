@@ -183,7 +183,7 @@ def written(command: Command, writings: Mapping[str, Writing]) -> Command:
     options; or at their beginning.
     """
     words: list[tuple[str, Spelling | None]] = [
-        (word, command.spellings.get(at)) for at, word in enumerate(command.words)
+        (word, command.spellings.get(index)) for index, word in enumerate(command.words)
     ]
     ahead: list[tuple[str, Spelling | None]] = []
     behind: list[tuple[str, Spelling | None]] = []
@@ -199,7 +199,7 @@ def written(command: Command, writings: Mapping[str, Writing]) -> Command:
     return dataclasses.replace(
         command,
         words=tuple(word for word, _ in words),
-        spellings={at: each for at, (_, each) in enumerate(words) if each is not None},
+        spellings={index: each for index, (_, each) in enumerate(words) if each is not None},
     )
 
 

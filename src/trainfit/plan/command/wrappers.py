@@ -117,7 +117,7 @@ class MpiWrapper(Wrapper):
 
     def read(self, words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
         """The options in ``words`` from ``at`` on, and where they end."""
-        pairs = (each.partition("=") for each in self.valued.split())
+        pairs = (word.partition("=") for word in self.valued.split())
         numbers = {name: int(number or 1) for name, _, number in pairs}
         given: dict[str, str] = {}
         while at < len(words) and words[at].startswith("-"):
@@ -140,11 +140,11 @@ def require_tasks(tasks: Tasks, launcher: Launcher | None) -> None:
     if tasks.count in (1, None) or launcher is None:
         return
     if (machines := launcher.launched.machines) != tasks.count:
-        starter, each = tasks.starter, f"srun --nodes={tasks.count} --ntasks-per-node=1"
+        starter, text = tasks.starter, f"srun --nodes={tasks.count} --ntasks-per-node=1"
         raise CommandError(
             f"{starter}: it starts {tasks.count} tasks{tasks.where}, each a {launcher.name} for "
             f"{machines} machine{'s' if machines > 1 else ''}; start one on each machine, as in "
-            f"`{each if starter == 'srun' else f'mpirun -np {tasks.count} --map-by node'}` and "
+            f"`{text if starter == 'srun' else f'mpirun -np {tasks.count} --map-by node'}` and "
             f"{_MACHINES.get(launcher.name, '--nnodes')}={tasks.count}"
         )
 

@@ -123,8 +123,8 @@ def _with_options(
 
 def _of_samples(command: Command | None) -> tuple[Finding, ...]:
     """What the script's text says of its data set's samples."""
-    found = () if command is None else mistakes_of(command)
-    return tuple(each for each in found if each.kind == SAME_NUMBERS)
+    mistakes = () if command is None else mistakes_of(command)
+    return tuple(mistake for mistake in mistakes if mistake.kind == SAME_NUMBERS)
 
 
 def _launch(command: Command | None, result: LoaderResult) -> tuple[str, tuple[str, ...]]:
@@ -217,8 +217,8 @@ def _no_command(sandbox: SandboxRequest) -> Command:
 
 def notes_of(loaded: Loaded, command: Command | None, spec: RunSpec) -> list[str]:
     """What a reader of the result should know of how it was made."""
-    said = command.interpreter.note if command is not None else ""
-    notes = [each for each in (said, loaded.wrapper_failure) if each]
+    note = command.interpreter.note if command is not None else ""
+    notes = [each for each in (note, loaded.wrapper_failure) if each]
     trace = loaded.outcome.trace if loaded.outcome is not None else None
     if trace is not None and trace.status == "unsupported":
         notes.append(
@@ -248,27 +248,27 @@ def _failure(loaded: Loaded, command: Command | None, spec: RunSpec) -> Trainfit
     if outcome is None and loaded.protection is not None and loaded.protection.stopped:
         return ScriptError(f"{name}: {loaded.protection.stopped}", last_lines(loaded.output))
     if outcome is None:
-        said = f"{_broken_off(loaded, spec)}; {_remedy(loaded.code)}"
+        text = f"{_broken_off(loaded, spec)}; {_remedy(loaded.code)}"
         return ScriptError(
-            f"{name}: {said}", last_lines(loaded.output), own_fault_in(loaded.output)
+            f"{name}: {text}", last_lines(loaded.output), own_fault_in(loaded.output)
         )
     output = outcome.traceback or last_lines(loaded.output)
     if outcome.status == "script":
         assert outcome.trace is not None
         output = outcome.trace.traceback or last_lines(loaded.output)
-        said = f"{name}: {_script_failed(outcome.trace, output)}"
+        text = f"{name}: {_script_failed(outcome.trace, output)}"
         cause = cause_of(outcome.trace, loaded.output)
-        return ScriptError(said, unsaid(outcome.trace, output), outcome.trace.own_fault, cause)
+        return ScriptError(text, unsaid(outcome.trace, output), outcome.trace.own_fault, cause)
     if outcome.status == "loader" and not outcome.traceback:
         too_small = command and outcome.trace and without_batches(outcome.trace, command)
-        said = too_small or outcome.error
-        return ScriptError(f"{name}: {said}" if command is not None else said)
+        small = too_small or outcome.error
+        return ScriptError(f"{name}: {small}" if command is not None else small)
     cause = None if outcome.own_fault else cause_of_error(outcome.error, outcome.traceback)
     if outcome.status == "loader":
         return ScriptError(outcome.error, outcome.traceback, cause=cause)
     where = f" ({outcome.loader})" if outcome.loader else ""
-    said = f"{name}: its loader{where} could not be measured: {outcome.error}"
-    return ScriptError(said, output, outcome.own_fault, cause)
+    text = f"{name}: its loader{where} could not be measured: {outcome.error}"
+    return ScriptError(text, output, outcome.own_fault, cause)
 
 
 def _remedy(code: int | None) -> str:

@@ -153,8 +153,8 @@ def _clock(cpu: HostCpu, here: CoreHere) -> Factor | None:
     how = "measured by MD5" if here.is_measured else "reported by the system, not measured"
     low, high = cpu.hz_range or (cpu.core_hz, cpu.core_hz)
     basis = (f"this core at {ghz(here.hz)} ({how}, ±{percent(spread)})",)
-    said = Factor(cpu.core_hz, low, high, basis)
-    return said.times(Factor(1 / here.hz, (1 - spread) / here.hz, (1 + spread) / here.hz))
+    factor = Factor(cpu.core_hz, low, high, basis)
+    return factor.times(Factor(1 / here.hz, (1 - spread) / here.hz, (1 + spread) / here.hz))
 
 
 def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
@@ -166,26 +166,26 @@ def _per_clock(cpu: HostCpu, here: CoreHere) -> Factor:
         ends = (slowest / mine, fastest / mine) if mine else (slowest / fastest, fastest / slowest)
         range_ = Factor(1.0, *ends)
         named = f" ({here.kind.key})" if here.kind is not None else ""
-        said = f"the same work per clock as this core{named}: kind= narrows the range"
-        return dataclasses.replace(range_.times(spread), basis=(said,))
+        text = f"the same work per clock as this core{named}: kind= narrows the range"
+        return dataclasses.replace(range_.times(spread), basis=(text,))
     theirs = find_cpu_kind(cpu.kind)
     if mine is None:
         middle = math.sqrt(slowest * fastest)
         ratio = Factor(
             theirs.per_clock / middle, theirs.per_clock / fastest, theirs.per_clock / slowest
         )
-        said = (
+        text = (
             f"{theirs.key} compared with a core of unknown kind (between the slowest and the "
             "fastest)"
         )
-        return dataclasses.replace(ratio.times(spread), basis=(said,))
+        return dataclasses.replace(ratio.times(spread), basis=(text,))
     value = theirs.per_clock / mine
     assert here.kind is not None
-    said = (
+    text = (
         f"work per clock {theirs.key} {theirs.per_clock:.2g}, here {here.kind.key} {mine:.2g} "
         f"(Skylake 1; ±{percent(processor.SPREAD)})"
     )
-    return dataclasses.replace(Factor(value, value, value).times(spread), basis=(said,))
+    return dataclasses.replace(Factor(value, value, value).times(spread), basis=(text,))
 
 
 def _workers(result: LoaderResult, cpu: HostCpu, rate: float, speed: float) -> int:
@@ -195,9 +195,9 @@ def _workers(result: LoaderResult, cpu: HostCpu, rate: float, speed: float) -> i
     waits = max(0.0, (probe.fetch_s or 0.0) - probe.fetch_cpu_s)
     wanted = min(rate, 1 / result.step_s) if result.step_s > 0 else rate
     needed = math.ceil(wanted * (probe.fetch_cpu_s / speed + waits) - 1e-9)
-    most = round(cpu.cores + cpu.second_threads)
+    maximum = round(cpu.cores + cpu.second_threads)
     if needed > cpu.cores:  # with the second threads each worker is slower
-        needed = most
+        needed = maximum
     if cpu.ram_bytes and probe.worker_private_bytes:
-        most = min(most, int(_OF_RAM * cpu.ram_bytes / probe.worker_private_bytes))
-    return max(1, min(needed, most))
+        maximum = min(maximum, int(_OF_RAM * cpu.ram_bytes / probe.worker_private_bytes))
+    return max(1, min(needed, maximum))

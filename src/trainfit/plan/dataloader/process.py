@@ -54,10 +54,10 @@ def core_wrapper(command: Command) -> CoreWrapper:
 
     One that does not (it is not installed, or names cores of another machine) is left out.
     """
-    found = [words for words in command.wrappers() if Path(words[0]).name in _CHOOSES]
+    wrappers = [words for words in command.wrappers() if Path(words[0]).name in _CHOOSES]
     words: tuple[str, ...] = ()
     failures = []
-    for each in found:
+    for each in wrappers:
         failure = _tried((*words, *each, command.python, "-c", ""))
         if not failure:
             words += each

@@ -179,8 +179,8 @@ def within_memory(result: LoaderResult, batch: int | None) -> LoaderSettings:
     ]
     if not batch or not probe.batch_size or batch <= probe.batch_size or not room:
         return settings
-    most = min(room) * probe.batch_size / (batch * max(1, probe.batch_bytes))
-    while settings.tokens + 1 > most:
+    maximum = min(room) * probe.batch_size / (batch * max(1, probe.batch_bytes))
+    while settings.tokens + 1 > maximum:
         if settings.prefetch_factor > 1:
             less = settings.prefetch_factor - 1
             settings = dataclasses.replace(settings, prefetch_factor=less)
@@ -265,10 +265,10 @@ _ALSO_TOLD: Final = {"data_changed": "samples_changed"}
 
 def without_told(result: LoaderResult, known: Iterable[Finding]) -> LoaderResult:
     """What was found of a DataLoader without the faults that a plan tells with their lines."""
-    kinds = {each.kind for each in known}
+    kinds = {finding.kind for finding in known}
 
     def left(faults: tuple[Finding, ...]) -> tuple[Finding, ...]:
-        return tuple(each for each in faults if _ALSO_TOLD.get(each.kind) not in kinds)
+        return tuple(fault for fault in faults if _ALSO_TOLD.get(fault.kind) not in kinds)
 
     probe = dataclasses.replace(result.probe, faults=left(result.probe.faults))
     return dataclasses.replace(result, faults=left(result.faults), probe=probe)
@@ -308,34 +308,39 @@ def with_loading(
     this machine, for another processor's input (``plan.cpu``).
     """
     batch = tuned_batch(plan)
-    failure, found = "", None
+    failure, loader_result = "", None
     if not plan.can_start:
         failure = "the job does not fit; make it fit first (see above)"
     else:
         try:
-            found = tune(tuned_command(plan, command, batch))
+            loader_result = tune(tuned_command(plan, command, batch))
         except TrainfitError as error:
             failure = str(error)
         except Exception as error:  # what has been planned must not be lost to it
             failure = f"{type(error).__name__}: {error}; run `trainfit loader` to see where"
-    if found is None:
+    if loader_result is None:
         loading = DataLoading(None, batch, step_is_bound, failure=" ".join(failure.split()))
         return dataclasses.replace(plan, loading=loading)
     loading = DataLoading(
-        *(found, found.probe.batch_size or batch, step_is_bound, *bottleneck(found)),
+        *(
+            loader_result,
+            loader_result.probe.batch_size or batch,
+            step_is_bound,
+            *bottleneck(loader_result),
+        ),
     )
     if not is_another(plan.cpu):
         plan = with_reachable_option(kept_batch(dataclasses.replace(plan, loading=loading)))
-    settings = within_memory(found, launched_batch(plan))
-    if settings != found.recommended:
+    settings = within_memory(loader_result, launched_batch(plan))
+    if settings != loader_result.recommended:
         loading = dataclasses.replace(loading, launched=settings)
-    there = other_input(found, plan.cpu, here or CoreHere(None))
+    there = other_input(loader_result, plan.cpu, here or CoreHere(None))
     if there is not None:
         loading = _with_input(loading, there)
         if is_another(plan.cpu):
-            loading = dataclasses.replace(loading, launched=settings_there(found, there))
+            loading = dataclasses.replace(loading, launched=settings_there(loader_result, there))
     plan = dataclasses.replace(plan, loading=loading)
-    notes = _notes(plan, command, found)
+    notes = _notes(plan, command, loader_result)
     return dataclasses.replace(
         plan,
         notes=(*plan.notes, *notes),
@@ -495,6 +500,8 @@ def with_loader_options(
     A simulated run of one step is made where there is something to prove, forked from a process of
     ``warm`` if that is given.
     """
-    found = launched_loader(plan.loading)
-    values = launch_values(plan, options.command, found) if found is not None else {}
+    loader_result = launched_loader(plan.loading)
+    values = (
+        launch_values(plan, options.command, loader_result) if loader_result is not None else {}
+    )
     return proven_settings(options, values, gpu, time_limit_s, warm).proven_command

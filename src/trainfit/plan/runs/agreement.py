@@ -81,17 +81,17 @@ def agreement(
     if outcome.status not in ("finished", "ended"):
         words = f"rank {spec.rank} could not be compared: {what_happened(outcome)}"
         return Agreement(words, _fails(outcome, spec.rank, writes=_writes(first.outcome)))
-    found = _uneven(first.outcome, outcome, spec.rank)
-    found += _compared_end(end, batch, runs, spec.rank, machines)
+    findings = _uneven(first.outcome, outcome, spec.rank)
+    findings += _compared_end(end, batch, runs, spec.rank, machines)
     words = f"rank {spec.rank} was simulated, too, and calls the same collectives"
-    return Agreement(words, found, spec.rank, other)
+    return Agreement(words, findings, spec.rank, other)
 
 
 def _with_what_is_sent(first: Trace, batch: int | None, runs: Runs, spec: RunSpec) -> Trace:
     """The run of another rank; where that does not end well, side by side with rank 0, which may
     send it what it went wrong without: DeepSpeed compares lengths with those of rank 0."""
     other = runs.attempt(batch, spec)
-    sends = any(each.kind == "broadcast" for each in _common(first.outcome, spec.rank))
+    sends = any(meeting.kind == "broadcast" for meeting in _common(first.outcome, spec.rank))
     if not sends or other.outcome.status not in ("failed", "unsupported", "exited"):
         return other
     title = f"{spec.title}, next to rank 0"
@@ -103,7 +103,7 @@ def _compared_end(
 ) -> tuple[Finding, ...]:
     """What only some ranks do between epochs (an evaluation on rank 0) may be work for all, and
     what all do may be work for one."""
-    if end is None or not any(each.kind not in _OF_TWO for each in end[1].outcome.meetings):
+    if end is None or not any(meeting.kind not in _OF_TWO for meeting in end[1].outcome.meetings):
         return ()
     spec, trace = end
     spec = dataclasses.replace(spec, rank=rank, title=f"the end of an epoch as rank {rank}")
@@ -145,7 +145,7 @@ def _other_of(first: Trace) -> RunSpec | None:
     """The run of the rank that is compared; ``None`` where rank 0 does nothing with others."""
     met = first.outcome.meetings
     groups: set[tuple[int, ...]] = {
-        each.group for each in met if each.kind not in (*_OF_TWO, JOINS)
+        meeting.group for meeting in met if meeting.kind not in (*_OF_TWO, JOINS)
     }
     if first.ranks or not groups:
         return None
@@ -181,16 +181,16 @@ def same_gpu(first: TraceOutcome, other: TraceOutcome, rank: int) -> Meeting | N
     """The first collective that two ranks of a machine do with the memory of one and the same GPU,
     as rank ``rank`` has it; ``None``: there is none."""
     mine, theirs = _common(first, rank), _common(other, rank)
-    used = {each.gpu for each in mine} - {None}
-    return next((each for each in theirs if each.gpu in used), None)
+    used = {meeting.gpu for meeting in mine} - {None}
+    return next((their for their in theirs if their.gpu in used), None)
 
 
 def disagreement(first: TraceOutcome, other: TraceOutcome, rank: int) -> str:
     """The first thing that rank 0 and another do not do alike in a common group; empty: there is
     none among what both did."""
     both = [_common(each, rank) for each in (first, other)]
-    for group in dict.fromkeys(each.group for ours in both for each in ours):
-        mine, theirs = ([each for each in ours if each.group == group] for ours in both)
+    for group in dict.fromkeys(our.group for ours in both for our in ours):
+        mine, theirs = ([our for our in ours if our.group == group] for ours in both)
         for number, (one, two) in enumerate(zip(mine, theirs, strict=False), start=1):
             if LEAVES in (one.kind, two.kind):
                 break
@@ -214,9 +214,9 @@ def _goes_on(rank: int, meeting: Meeting, ended: int) -> str:
 
 def _common(outcome: TraceOutcome, rank: int) -> Sequence[Meeting]:
     return [
-        each
-        for each in outcome.meetings
-        if each.kind not in _OF_TWO and 0 in each.group and rank in each.group
+        meeting
+        for meeting in outcome.meetings
+        if meeting.kind not in _OF_TWO and 0 in meeting.group and rank in meeting.group
     ]
 
 
@@ -258,7 +258,7 @@ def _uneven(first: TraceOutcome, other: TraceOutcome, rank: int) -> tuple[Findin
     """Ranks whose epochs differ in their number of batches, and what comes of it. The batches that
     one lacks are made up for by ``model.join()``."""
     mine, theirs = _batches(first), _batches(other)
-    joins = any(each.kind == JOINS for each in (*first.meetings, *other.meetings))
+    joins = any(meeting.kind == JOINS for meeting in (*first.meetings, *other.meetings))
     if mine is None or theirs is None or mine == theirs or joins:
         return ()
     fewer, least, most = (0, mine, theirs) if mine < theirs else (rank, theirs, mine)

@@ -57,7 +57,7 @@ def unit_of(trace: Trace, batch: int | None) -> int:
 def joined_by(trace: Trace) -> int:
     """DataLoaders of which the model is called with a batch each, in equal shares; 1: with one's,
     or of several ones' in turn."""
-    return most_frequent([each.loaders for each in trace.outcome.feeds] or [1])
+    return most_frequent([feed.loaders for feed in trace.outcome.feeds] or [1])
 
 
 def drops_last(trace: Trace) -> bool:

@@ -121,7 +121,7 @@ def _explained(cause: Finding | None, mistakes: Sequence[Finding]) -> Finding | 
     """Why a script failed: a line of its own that is known to lead there, before what its exception
     means in general."""
     wanted = () if cause is None else _EXPLAINED_BY.get(cause.kind, ())
-    why = next((each for each in mistakes if each.kind in wanted), None)
+    why = next((mistake for mistake in mistakes if mistake.kind in wanted), None)
     return why or cause or next(iter(mistakes), None)
 
 
@@ -161,7 +161,7 @@ def with_stand_ins(
 ) -> Command:
     """The command with stand-ins for the packages that it failed for want of; raises ``error``
     where that was not why."""
-    more = [each for each in error.wants if each not in command.stand_ins]
+    more = [want for want in error.wants if want not in command.stand_ins]
     if not more:
         raise error
     progress(f"not installed here: {', '.join(more)}; once more with a stand-in")
@@ -216,8 +216,8 @@ _HANGS: Final = (
 def _cause_of_hang(
     outcome: TraceOutcome | RealRunOutcome, output: str, settings: LoaderSettings | None
 ) -> Finding | None:
-    seen = FailureContext(output=output, limit_s=outcome.seconds)
-    found = of_failure(Failure(hung=True, stacks=outcome.stacks), settings, seen)
+    context = FailureContext(output=output, limit_s=outcome.seconds)
+    found = of_failure(Failure(hung=True, stacks=outcome.stacks), settings, context)
     return found if found is not None and found.kind in _HANGS else None
 
 
@@ -311,10 +311,10 @@ def fails_beyond(trace: Trace, command: Command, at: str) -> tuple[Finding, ...]
     Of a run whose epochs are cut short nobody knows after how many steps that is, but ``at`` what
     (empty: no epoch is cut), and only causes count that an epoch's length has no part in.
     """
-    found = fails_later(trace, command)
-    if len(found) < 2 or (at and found[0].kind not in WHATEVER_THE_LENGTH):
+    findings = fails_later(trace, command)
+    if len(findings) < 2 or (at and findings[0].kind not in WHATEVER_THE_LENGTH):
         return ()
-    cause, failed = found
+    cause, failed = findings
     if at:
         title = f"{command.name}: {what_happened(trace.outcome)}, {at}"
         failed = dataclasses.replace(failed, title=title, subject=at)
@@ -371,8 +371,8 @@ def _without_step(outcome: TraceOutcome, command: Command, output: str) -> tuple
         return f"no optimizer step: {too_small}", ""
     if outcome.status == "ended" and outcome.module_calls and not outcome.gpu_operators:
         # It may have trained: a run without an optimizer ends with its first backward passes.
-        seen = f"{count(outcome.module_calls, 'module call')} in {duration(outcome.seconds)}"
-        return f"{seen}, none of them on the GPU: {_not_moved(outcome)}", ""
+        text = f"{count(outcome.module_calls, 'module call')} in {duration(outcome.seconds)}"
+        return f"{text}, none of them on the GPU: {_not_moved(outcome)}", ""
     if outcome.status == "ended":
         fix = "plan a command that trains, with enough data for one batch"
         return f"the script ended {after} without an optimizer step (seen: {_seen(outcome)})", fix

@@ -122,7 +122,7 @@ def proven_settings(
         return options
     with Tracer(command, gpu, steps=1, time_limit_s=time_limit_s, warm=warm) as tracer:
         effects = check(command, wanted, tracer)
-    return options.proven([each.name for each in effects if each.had])
+    return options.proven([effect.name for effect in effects if effect.had])
 
 
 # -- what a plan needs -------------------------------------------------------------------------
@@ -148,14 +148,14 @@ def proven(
     """
     runs.use(options.command)
     proofs = list(_proofs(options, first, batch, gpu))
-    for each in proofs:
-        runs.start(each.batch, each.spec)
+    for proof in proofs:
+        runs.start(proof.batch, proof.spec)
     refused: dict[str, str] = {}
-    for each in proofs:
-        why = _refusal(options, each, runs, observed_settings(first))
+    for proof in proofs:
+        why = _refusal(options, proof, runs, observed_settings(first))
         if why:
-            refused[each.name] = why
-            runs.drop(each.batch, each.spec)
+            refused[proof.name] = why
+            runs.drop(proof.batch, proof.spec)
     options = options.proven([each.name for each in proofs])
     if refused:
         options = options.without(refused)
@@ -182,51 +182,51 @@ def _proofs(
         yield _Proof("grad_accum", "1", batch, spec)
 
 
-def _other_batch(batch: int, most: int | None) -> int:
+def _other_batch(batch: int, limit: int | None) -> int:
     """The other batch size of the pair that a rule is derived from."""
-    for pair in pairs_of(batch, most):
+    for pair in pairs_of(batch, limit):
         return next(size for size in reversed(pair) if size != batch)
     return max(1, batch // 2) if batch > 1 else 2
 
 
 def _refusal(options: CommandOptions, proof: _Proof, runs: Runs, before: ObservedSettings) -> str:
     """Why an option is not what it seems; empty where it is."""
-    found = options.option(proof.name)
-    assert found is not None
-    said = f"with {found.shown} {proof.value}"
+    option = options.option(proof.name)
+    assert option is not None
+    text = f"with {option.shown} {proof.value}"
     try:
         trace = runs.attempt(proof.batch, proof.spec)
     except NotSimulated:
         return "no run has shown its effect"
     if not trace.outcome.steps:
-        return f"{said} {what_happened(trace.outcome)}"
+        return f"{text} {what_happened(trace.outcome)}"
     seen = observed_settings(trace)
     if proof.name == "batch_size":
-        if found.source == "rows":
-            return _rows_refusal(said, int(proof.value), seen, int(found.present), before)
-        return _batch_refusal(said, int(proof.value), seen, found.source)
+        if option.source == "rows":
+            return _rows_refusal(text, int(proof.value), seen, int(option.present), before)
+        return _batch_refusal(text, int(proof.value), seen, option.source)
     if proof.name == "amp":
         same = (seen.autocast is None) == (before.autocast is None)
-        return f"{said} {_autocast(seen)}, as before" if same else ""
+        return f"{text} {_autocast(seen)}, as before" if same else ""
     known = seen.accumulation
-    return "" if known == int(proof.value) else f"{said} a step has {known} micro-batches"
+    return "" if known == int(proof.value) else f"{text} a step has {known} micro-batches"
 
 
-def _batch_refusal(said: str, wanted: int, observed: ObservedSettings, source: BatchSource) -> str:
+def _batch_refusal(text: str, wanted: int, observed: ObservedSettings, source: BatchSource) -> str:
     shown = observed.batch(source)
     whose = {"loader": "the DataLoader's is", "loaders": "that of all ranks' DataLoaders is"}
     what = whose.get(source, "the model is called with")
-    return "" if shown == wanted else f"{said} {what} {shown}"
+    return "" if shown == wanted else f"{text} {what} {shown}"
 
 
 def _rows_refusal(
-    said: str, wanted: int, observed: ObservedSettings, present: int, before: ObservedSettings
+    text: str, wanted: int, observed: ObservedSettings, present: int, before: ObservedSettings
 ) -> str:
     """A step's rows follow in proportion, also where its calls come in pieces of a fixed size."""
     now, then = observed.call_rows or 0, before.call_rows or 0
     if now * present == then * wanted:
         return ""
-    return f"{said} a step's calls of the model have {now} rows, not {then * wanted // present}"
+    return f"{text} a step's calls of the model have {now} rows, not {then * wanted // present}"
 
 
 def accumulates(runs: Runs, batch: int, value: str, amp: str | None, *, by_framework: bool) -> str:

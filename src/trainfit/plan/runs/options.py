@@ -164,19 +164,23 @@ class CommandOptions:
 
     def without(self, refused: Mapping[str, str]) -> CommandOptions:
         """The same options without some tunables, each with the reason."""
-        found = tuple(each for each in self.found if each.name not in refused)
+        options = tuple(each for each in self.found if each.name not in refused)
         left = [
             LeftOption(each.name, each.shown, refused[each.name])
             for each in self.found
             if each.name in refused
         ]
-        return CommandOptions(self.base, with_options(self.base, found), found, (*self.left, *left))
+        return CommandOptions(
+            self.base, with_options(self.base, options), options, (*self.left, *left)
+        )
 
     def of_loader(self) -> CommandOptions:
         """The same options with those alone that set the DataLoader."""
-        found = tuple(each for each in self.found if each.name in LOADER_TUNABLES)
-        left = tuple(each for each in self.left if each.name in LOADER_TUNABLES)
-        return CommandOptions(self.base, with_options(self.base, found), found, left)
+        options = tuple(each for each in self.found if each.name in LOADER_TUNABLES)
+        left = tuple(
+            left_option for left_option in self.left if left_option.name in LOADER_TUNABLES
+        )
+        return CommandOptions(self.base, with_options(self.base, options), options, left)
 
     @property
     def proven_command(self) -> Command:
@@ -225,12 +229,15 @@ def size_option(
     """The option of ``command`` that is the whole number ``name``, by its name or an alias of it;
     raises nothing: what is left alone says why."""
     named = [
-        each
-        for each in candidates(command, options)
-        if any(_size_name(spelled) == name for spelled in (*each.option.flags, each.option.name))
+        candidate
+        for candidate in candidates(command, options)
+        if any(
+            _size_name(spelled) == name
+            for spelled in (*candidate.option.flags, candidate.option.name)
+        )
     ]
-    shown = ", ".join(each.shown for each in named)
-    whole = [each for each in named if NUMBER.fullmatch(each.option.value or "")]
+    shown = ", ".join(candidate.shown for candidate in named)
+    whole = [candidate for candidate in named if NUMBER.fullmatch(candidate.option.value or "")]
     if not named:
         return LeftOption(name, "", _NO_SUCH)
     if not whole:
@@ -254,22 +261,22 @@ def require_named(command: Command, name: str) -> None:
         files, unread = read_files(Path(command.name))
     except UnreadableError:
         return
-    foreign = set().union(*(each.foreign for each in files))
-    text = "\n".join(line for each in files for line in each.source.lines)
-    named = (each for each in command.words if each != command.name)
+    foreign = set().union(*(file.foreign for file in files))
+    text = "\n".join(line for file in files for line in file.source.lines)
+    named = (word for word in command.words if word != command.name)
     if unread or foreign - _WITHOUT_OPTIONS or "exec(" in text or any(map(os.path.isfile, named)):
         return
     spelled = {name, *(alias for alias, usual in ALIASES.items() if usual == name)}
     plain = f"{text} {' '.join(command.words)}".replace("-", "_")
-    if not any(re.search(rf"(?<!\w)_*{each}(?!\w)", plain) for each in spelled):
+    if not any(re.search(rf"(?<!\w)_*{alias}(?!\w)", plain) for alias in spelled):
         raise no_such_option(name, LeftOption(name, "", _NO_SUCH))
 
 
 def no_such_option(name: str, option: LeftOption) -> CommandError:
     """Why ``name`` cannot be solved for."""
-    at = f" ({option.shown})" if option.shown else ""
+    text = f" ({option.shown})" if option.shown else ""
     return CommandError(
-        f"--solve {name}: {option.reason}{at}; mark the value in the command, "
+        f"--solve {name}: {option.reason}{text}; mark the value in the command, "
         f"as in --{name.replace('_', '-')} {{{name}:512}}"
     )
 
@@ -284,12 +291,12 @@ def with_options(command: Command, options: Iterable[FoundOption]) -> Command:
     options = list(options)
     if not options:
         return command
-    amp = next((each for each in options if each.name == "amp"), None)
-    filled = written(command, {each.name: each.writing for each in options})
+    amp = next((option for option in options if option.name == "amp"), None)
+    filled = written(command, {option.name: option.writing for option in options})
     return dataclasses.replace(
         filled,
-        present={**command.present, **{each.name: each.present for each in options}},
-        supposed=command.supposed | {each.name for each in options},
+        present={**command.present, **{option.name: option.present for option in options}},
+        supposed=command.supposed | {option.name for option in options},
         other_amp=command.other_amp if amp is None else amp.other_amp,
         float16_amp=command.float16_amp if amp is None else amp.float16,
     )
@@ -297,11 +304,11 @@ def with_options(command: Command, options: Iterable[FoundOption]) -> Command:
 
 def _named(options: Sequence[OptionCandidate], name: str) -> list[OptionCandidate]:
     return [
-        each
-        for each in options
+        option
+        for option in options
         if any(
             tunable_of(spelled) == name
-            for spelled in (*each.option.flags, *each.option.off, each.option.name)
+            for spelled in (*option.option.flags, *option.option.off, option.option.name)
         )
     ]
 
@@ -312,10 +319,12 @@ def _sounding(
     """The options with "batch" in a name of their own (``--sub-batch-size``) that have the very
     value that was seen."""
     return [
-        each
-        for each in options
-        if any(_BATCH.search(plain_name(name)) for name in (*each.option.flags, each.option.name))
-        and _source(each.option.value, observed) not in (None, "rows")
+        option
+        for option in options
+        if any(
+            _BATCH.search(plain_name(name)) for name in (*option.option.flags, option.option.name)
+        )
+        and _source(option.option.value, observed) not in (None, "rows")
     ]
 
 
@@ -324,13 +333,13 @@ def _option(
 ) -> FoundOption | LeftOption | None:
     if not named:
         return None
-    shown = ", ".join(each.shown for each in named)
-    agreeing = [each for each in named if _agrees(name, each.option.value, observed)]
+    shown = ", ".join(candidate.shown for candidate in named)
+    agreeing = [candidate for candidate in named if _agrees(name, candidate.option.value, observed)]
     if name == "batch_size":  # what was seen itself goes before what rows are a multiple of
         plain = [each for each in agreeing if _source(each.option.value, observed) != "rows"]
         agreeing = plain or agreeing
     if not agreeing:
-        values = ", ".join(f"{each.shown} is {each.option.value}" for each in named)
+        values = ", ".join(f"{candidate.shown} is {candidate.option.value}" for candidate in named)
         return LeftOption(name, shown, f"{values}; {_what_was_seen(name, observed)}")
     chosen = _only(agreeing, lambda each: each.place is not None)
     if chosen is None:
@@ -345,7 +354,7 @@ def _only(
     """The one of them, or the only one that the command says."""
     if len(options) == 1:
         return options[0]
-    given = [each for each in options if is_given(each)]
+    given = [option for option in options if is_given(option)]
     return given[0] if len(given) == 1 else None
 
 
@@ -443,10 +452,10 @@ def _amp(
     readings = amp_readings(command, options)
     if not readings:
         return None
-    shown = ", ".join(dict.fromkeys(each.shown for each in readings))
-    agreeing = [each for each in readings if each.agrees(observed.autocast)]
+    shown = ", ".join(dict.fromkeys(reading.shown for reading in readings))
+    agreeing = [reading for reading in readings if reading.agrees(observed.autocast)]
     if not agreeing:
-        now = ", ".join(f"{each.shown} says {each.now}" for each in readings)
+        now = ", ".join(f"{reading.shown} says {reading.now}" for reading in readings)
         return LeftOption("amp", shown, f"{now}; autocast was {observed.autocast or 'off'}")
     chosen = _only_reading(agreeing)
     if chosen is None:
@@ -459,5 +468,5 @@ def _amp(
 def _only_reading(readings: Sequence[AmpReading]) -> AmpReading | None:
     if len(readings) == 1:
         return readings[0]
-    given = [each for each in readings if each.given]
+    given = [reading for reading in readings if reading.given]
     return given[0] if len(given) == 1 else None

@@ -286,7 +286,7 @@ def others_with_ram(gone: int) -> str:
     own, largest = 0, (0, "")
     with contextlib.suppress(psutil.Error):
         us = psutil.Process()
-        ours = {us.pid, *(each.pid for each in us.children(recursive=True))}
+        ours = {us.pid, *(child.pid for child in us.children(recursive=True))}
         for each in psutil.process_iter(["pid", "name", "memory_info"]):
             memory = each.info["memory_info"]
             if memory is None:

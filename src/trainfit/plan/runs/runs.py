@@ -189,19 +189,19 @@ class Runs:
             self._progress.end(number)
 
     def _title(self, batch: int | None, spec: RunSpec) -> str:
-        at = "" if batch is None else f" at batch size {batch}"
+        text = "" if batch is None else f" at batch size {batch}"
         if spec.sample is not None:
-            at += " with the largest batch" if spec.sample.largest else " with usual batches"
+            text += " with the largest batch" if spec.sample.largest else " with usual batches"
         if spec.title:
-            return f"simulating {self._command.name}{at}, {spec.title}"
+            return f"simulating {self._command.name}{text}, {spec.title}"
         if "amp" in spec.values:
-            return f"simulating {self._command.name}{at}, amp {spec.values['amp']}"
+            return f"simulating {self._command.name}{text}, amp {spec.values['amp']}"
         if ACCELERATE in spec.variables:
             precision = spec.variables[ACCELERATE]
-            return f"simulating {self._command.name}{at}, {ACCELERATE}={precision}"
+            return f"simulating {self._command.name}{text}, {ACCELERATE}={precision}"
         if spec.force is not None:
-            return f"simulating {self._command.name}{at}, AMP {spec.force}"
-        return f"simulating {self._command.name}{at}"
+            return f"simulating {self._command.name}{text}, AMP {spec.force}"
+        return f"simulating {self._command.name}{text}"
 
 
 def result_of(future: Future[Trace]) -> Trace:

@@ -23,10 +23,13 @@ MOST_RANKS: Final = 8
 def pipeline_of(outcome: TraceOutcome) -> tuple[int, ...]:
     """The ranks of the groups in which it sends to one rank, or receives from one; none: it does
     neither, or there are more than :data:`MOST_RANKS`."""
-    found = {
-        rank for each in outcome.meetings if each.kind in ("send", "receive") for rank in each.group
+    ranks = {
+        rank
+        for meeting in outcome.meetings
+        if meeting.kind in ("send", "receive")
+        for rank in meeting.group
     }
-    return tuple(sorted(found)) if len(found) <= MOST_RANKS else ()
+    return tuple(sorted(ranks)) if len(ranks) <= MOST_RANKS else ()
 
 
 class Post:

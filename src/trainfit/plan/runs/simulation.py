@@ -167,12 +167,12 @@ def _of_next_epoch(
         return ()
     shown.begin(1, f"simulating the first epochs of {command.name}, cut short")
     makeup = None if trace.recording is None else trace.recording.makeup
-    each = (makeup.loader_batches if makeup is not None else None) or 1
-    cut = LoaderCut(loader.index, _EPOCH_STEPS * each, 1, goes_on=True)
+    batches = (makeup.loader_batches if makeup is not None else None) or 1
+    cut = LoaderCut(loader.index, _EPOCH_STEPS * batches, 1, goes_on=True)
     short = dataclasses.replace(spec, cut=cut, steps=3 * _EPOCH_STEPS, time_limit_s=_EPOCHS_LIMIT_S)
-    known = {each.kind for each in of_learning(outcome.learning)}
-    found = of_later_learning(tracer.trace(short).outcome.learning)
-    return tuple(each for each in found if each.kind not in known)
+    known = {finding.kind for finding in of_learning(outcome.learning)}
+    findings = of_later_learning(tracer.trace(short).outcome.learning)
+    return tuple(finding for finding in findings if finding.kind not in known)
 
 
 def _of_full_gpu(outcome: TraceOutcome) -> Iterator[Finding]:
@@ -212,7 +212,7 @@ def _described(
         *sampling_before_step(recording, HostedGpu(gpu, FITTED)),
         *_of_full_gpu(trace.outcome),
     )
-    header["findings"] = [json.loads(as_json(each)) for each in findings]
+    header["findings"] = [json.loads(as_json(finding)) for finding in findings]
     said = trace.outcome.context.warning(), absent_kernels(trace.outcome)
     if any(said):
         header["notes"] = [*filter(None, said), *(header.get("notes") or ())]

@@ -281,15 +281,17 @@ def _of_heaviest(traces: Mapping[int, Trace]) -> Trace:
     """What the first rank says of the job, with the recording of the one that needs the most
     memory; or the first that failed, and did not only wait for one that has."""
     first, *_ = traces.values()
-    failed = [each for each in traces.values() if each.outcome.status not in ("finished", "ended")]
-    ram = sum(each.outcome.peak_ram_bytes for each in traces.values())
+    failed = [
+        trace for trace in traces.values() if trace.outcome.status not in ("finished", "ended")
+    ]
+    ram = sum(trace.outcome.peak_ram_bytes for trace in traces.values())
     if failed:
         worst = min(failed, key=lambda each: each.outcome.message.startswith(WAITS_IN_VAIN))
         return dataclasses.replace(worst, ranks=traces)
     found = {
-        rank: replay(Stream.of(each.recording)).peak_reserved
-        for rank, each in traces.items()
-        if each.recording is not None and each.recording.steps
+        rank: replay(Stream.of(trace.recording)).peak_reserved
+        for rank, trace in traces.items()
+        if trace.recording is not None and trace.recording.steps
     }
     if not found:
         return dataclasses.replace(first, ranks=traces)

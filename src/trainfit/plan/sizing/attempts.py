@@ -206,20 +206,20 @@ def _next(
     failed: set[int],
     good: Callable[[SimulatedBatch], bool],
     free: int,
-    most: int,
+    limit: int,
 ) -> int | None:
     """The next batch size to try for one of the limits; ``None`` if it is sufficiently close."""
     if not trials:
-        return min(_FURTHEST, most) if not failed else max(1, min(failed) // 2)
+        return min(_FURTHEST, limit) if not failed else max(1, min(failed) // 2)
     low, high = _bracket(trials, good)
     above = [batch for batch in (high, *failed) if batch is not None and batch > low]
     high = min(above, default=None)
-    if low >= most or (high is not None and high - low <= max(1, int(low * _NARROW))):
+    if low >= limit or (high is not None and high - low <= max(1, int(low * _NARROW))):
         return None
     guess = _secant(trials, free, low, high)
     if high is None:
         # Peaks that jump make the line too steep: no step is narrower than what ends the search.
-        return min(max(guess, low + max(1, int(low * _NARROW))), _FURTHEST * low, most)
+        return min(max(guess, low + max(1, int(low * _NARROW))), _FURTHEST * low, limit)
     # Each trial narrows the bracket by a quarter at least.
     margin = max(1, (high - low) // 4)
     return min(max(guess, low + margin), high - margin)
@@ -364,10 +364,10 @@ class Attempts:
         alike = {size: self._timed(traces[size], size, shortest) or found[size] for size in found}
         return curve_through(alike, most, unit)
 
-    def _timed(self, trace: Trace, size: int, most: int | None = None) -> StepSpeed | None:
+    def _timed(self, trace: Trace, size: int, limit: int | None = None) -> StepSpeed | None:
         full = full_steps(trace)
-        if most is not None and full != 1:
-            full = min(most, full or most)
+        if limit is not None and full != 1:
+            full = min(limit, full or limit)
         return timed(recording_of(trace), size, self._machine, full)
 
     def is_same_path(self, batch: int, present: Trace, size: int, trace: Trace) -> bool:
@@ -379,8 +379,8 @@ class Attempts:
         return not takes_other_path(batch, one, size, other)
 
     def note_other_paths(self, batch: int, paths: Mapping[int, Trace]) -> bool:
-        parts = {size: full_part(each) for size, each in paths.items()}
-        told = {s: each for s, each in parts.items() if not each.steps < 2 <= parts[batch].steps}
+        parts = {size: full_part(path) for size, path in paths.items()}
+        told = {s: part for s, part in parts.items() if not part.steps < 2 <= parts[batch].steps}
         said = other_path(batch, told)
         if said:
             self.note(said, CHANGES)
@@ -433,7 +433,7 @@ def predicted(needs: Mapping[int, int], budget: int, near: int) -> int:
         if slope <= 0:
             return 2 * max(values)
         return max(int(one + (budget - needs[one]) / slope), 1)
-    square, line, base = np.polyfit(values, [needs[each] for each in values], 2)
+    square, line, base = np.polyfit(values, [needs[value] for value in values], 2)
     found = line * line - 4 * square * (base - budget)
     if found < 0:
         return max(near, 1)
@@ -459,7 +459,7 @@ def around(needs: Mapping[int, int], budget: int) -> list[int]:
 
 def _is_line(values: Sequence[int], needs: Mapping[int, int]) -> bool:
     """Do three values lie on a line, or below one (what the allocator rounds)?"""
-    low, middle, high = (needs[each] for each in values)
+    low, middle, high = (needs[value] for value in values)
     share = (values[1] - values[0]) / (values[2] - values[0])
     on_line = low + share * (high - low)
     return middle >= on_line * (1 - 1e-3)

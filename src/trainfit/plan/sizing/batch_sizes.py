@@ -229,9 +229,19 @@ class BatchSizes:
         )
         if not curve.steps and most and by_trial:
             curve = self._timed_curve(known, batch, most, spec, timing, curve.notes)
-        found = self._recommend(bounds, curve, batch, known[batch])
-        peak = memory_model.limited(law.at(found.batch)) if found.batch else None
-        return Batches("two traces", "", largest, found.batch, peak, law, pair, found.limits, curve)
+        recommendation = self._recommend(bounds, curve, batch, known[batch])
+        peak = memory_model.limited(law.at(recommendation.batch)) if recommendation.batch else None
+        return Batches(
+            "two traces",
+            "",
+            largest,
+            recommendation.batch,
+            peak,
+            law,
+            pair,
+            recommendation.limits,
+            curve,
+        )
 
     def _by_trial(
         self, known: dict[int, Trace], batch: int, spec: RunSpec, timing: RunSpec, why: str
@@ -348,7 +358,7 @@ class BatchSizes:
         self,
         known: Mapping[int, Trace],
         batch: int,
-        most: int,
+        limit: int,
         spec: RunSpec,
         timing: RunSpec,
         notes: tuple[str, ...] = (),
@@ -362,7 +372,7 @@ class BatchSizes:
             noise_scale = None
         usable = known if timing == spec else {}
         curve = self._attempts.timed_curve(
-            usable, batch, most, timing, noise_scale, trials_left, self._grain.unit
+            usable, batch, limit, timing, noise_scale, trials_left, self._grain.unit
         )
         return dataclasses.replace(curve, notes=(*notes, *curve.notes), grain=self._grain)
 
@@ -418,9 +428,9 @@ class BatchSizes:
         trial = self._attempts.trial(batch or 0, present)
         bounds = Bounds(None, data_set_of(present, batch), drops_last=drops_last(present))
         if batch is None or not trial.fits:
-            found = Recommendation(None, BatchLimits(None, None, data_set=bounds.data_set))
+            recommendation = Recommendation(None, BatchLimits(None, None, data_set=bounds.data_set))
         else:
-            found = recommend(
+            recommendation = recommend(
                 bounds,
                 Curve(grain=self._grain),
                 batch,
@@ -428,8 +438,14 @@ class BatchSizes:
                 unfit=self._growth.unfit,
                 effective=self._effective(present, batch),
             )
-        peak = self._memory_model.limited(Stream.of(recording_of(present))) if found.batch else None
-        return Batches("one trace", why, None, found.batch, peak, limits=found.limits)
+        peak = (
+            self._memory_model.limited(Stream.of(recording_of(present)))
+            if recommendation.batch
+            else None
+        )
+        return Batches(
+            "one trace", why, None, recommendation.batch, peak, limits=recommendation.limits
+        )
 
     def _without_effect_above(self, present: Trace, batch: int, one: int, other: int) -> Batches:
         """Something else limits what is trained on: a replay or rollout buffer has its own size."""

@@ -84,8 +84,8 @@ def saturation_batch(curve: Curve, noise_scale: float | None = None) -> int | No
     for size in fast:
         if curve.grain.allows(size):
             return size
-    most, samples = curve.steps[-1].batch_size or 0 if fast else 0, curve.grain.samples
-    return min(-(-fast[0] // samples) * samples, most) if fast else None
+    maximum, samples = curve.steps[-1].batch_size or 0 if fast else 0, curve.grain.samples
+    return min(-(-fast[0] // samples) * samples, maximum) if fast else None
 
 
 def curve_of(pair: Pair, machine: HostedGpu, largest: int, unit: int = 1) -> Curve:
@@ -117,13 +117,13 @@ def curve_of(pair: Pair, machine: HostedGpu, largest: int, unit: int = 1) -> Cur
 
 def batch_sizes(largest: int, unit: int = 1) -> list[int]:
     """1, 2, 3, 4, 5, 6, 7, 8, 10, 12, … times ``unit``: four to each doubling, and the largest."""
-    most = largest // unit
-    sizes = {most}
+    maximum = largest // unit
+    sizes = {maximum}
     power = 1
-    while power <= most:
+    while power <= maximum:
         sizes |= {power + power * part // _PARTS for part in range(_PARTS)}
         power *= 2
-    return sorted(unit * size for size in sizes if size <= most)
+    return sorted(unit * size for size in sizes if size <= maximum)
 
 
 def knee(curve: Sequence[StepSpeed], noise_scale: float | None = None) -> int | None:
@@ -144,15 +144,15 @@ def _nearly_as_fast(curve: Sequence[StepSpeed], noise_scale: float | None) -> li
             rate / (1 + rate * each.seconds / noise_scale)
             for each, rate in zip(curve, rates, strict=True)
         ]
-    most = max(rates, default=0.0)
+    maximum = max(rates, default=0.0)
     timed = zip(curve, rates, strict=True)
-    return [step for step, rate in timed if rate >= KNEE * most]
+    return [step for step, rate in timed if rate >= KNEE * maximum]
 
 
 def rate_at(curve: Curve, batch: int) -> float | None:
     """Samples a second at a batch size, or what is in proportion to them; ``None`` outside the
     curve."""
-    steps = {each.batch_size or 0: each for each in curve.steps}
+    steps = {step.batch_size or 0: step for step in curve.steps}
     if not steps or not min(steps) <= batch <= max(steps):
         return None
     return _rate(steps[batch] if batch in steps else _between(steps, batch))
@@ -160,7 +160,7 @@ def rate_at(curve: Curve, batch: int) -> float | None:
 
 def with_sizes(curve: Curve, sizes: Iterable[int | None]) -> Curve:
     """``curve`` with steps at these batch sizes, too, where they lie between those it has."""
-    steps = {each.batch_size or 0: each for each in curve.steps}
+    steps = {step.batch_size or 0: step for step in curve.steps}
     inner = [size for size in sizes if size and steps and min(steps) < size < max(steps)]
     for size in inner:
         if size not in steps:
@@ -211,8 +211,8 @@ def timed(
     if not times:
         return None
     middle = statistics.median_high(each.seconds for each in times)
-    found = next(each for each in times if each.seconds == middle)
-    return speed_of(found, batch, samples_per_batch(recording, batch))
+    time = next(each for each in times if each.seconds == middle)
+    return speed_of(time, batch, samples_per_batch(recording, batch))
 
 
 def curve_through(trials: Mapping[int, StepSpeed], most: int, unit: int = 1) -> Curve:
@@ -310,8 +310,8 @@ def _promising(
         return size / seconds / (1 + samples / noise_scale if noise_scale else 1)
 
     def least(size: int) -> float:
-        at = bisect.bisect_left(sizes, size)
-        lines = [(at - 2, at - 1), (at, at + 1)]
+        index = bisect.bisect_left(sizes, size)
+        lines = [(index - 2, index - 1), (index, index + 1)]
         said = [
             _at_line(known, sizes[one], sizes[two], size)
             for one, two in lines
@@ -319,8 +319,8 @@ def _promising(
         ]
         return max([*said, 1e-9])
 
-    seen = (rate(size, _batch_s(known[size])) for size in known if size <= grid[-1])
-    highest = max(seen, default=0.0)
+    values = (rate(size, _batch_s(known[size])) for size in known if size <= grid[-1])
+    highest = max(values, default=0.0)
     best, best_rate = None, (1 + _ALIKE) * highest
     for low, high in zip([0, *tried], [*tried, grid[-1] + 1], strict=True):
         inner = grid[bisect.bisect_right(grid, low) : bisect.bisect_left(grid, high)]
@@ -361,8 +361,8 @@ def _between(trials: Mapping[int, StepSpeed], size: int) -> StepSpeed:
     known = sorted(trials)
     if len(known) == 1:
         return _mixed(trials[known[0]], trials[known[0]], 0.0, size)
-    at = min(max(bisect.bisect_left(known, size), 1), len(known) - 1)
-    low, high = known[at - 1], known[at]
+    index = min(max(bisect.bisect_left(known, size), 1), len(known) - 1)
+    low, high = known[index - 1], known[index]
     return _mixed(trials[low], trials[high], (size - low) / (high - low), size)
 
 

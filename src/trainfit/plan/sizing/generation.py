@@ -78,7 +78,7 @@ def generation(
         points = [
             contexts.longest(functools.partial(law.at, size), size) for size in _spread(sizes)
         ]
-    known = tuple(each for each in points if each is not None)
+    known = tuple(point for point in points if point is not None)
     return dataclasses.replace(found, longest=now, frontier=known)
 
 
@@ -125,7 +125,9 @@ def _in_rounds(
     found: Generation, recording: Recording, steps: tuple[int, int], machine: HostedGpu
 ) -> Generation:
     """The time of a round: each of its steps but the last is an assistant's call for one token."""
-    seconds = [step_time(Work.of_step(recording, at), machine).seconds for at in range(*steps)]
+    seconds = [
+        step_time(Work.of_step(recording, index), machine).seconds for index in range(*steps)
+    ]
     return dataclasses.replace(found, round_s=sum(seconds), proposed=len(seconds) - 1)
 
 
@@ -136,7 +138,7 @@ def decode_seconds(
 
     At each place it is the mean of a period's calls, whose sizes are padded differently.
     """
-    seen = recording.simulated or recording
+    simulated = recording.simulated or recording
     law = None
     if recording.simulated is not None:
         law = DecodeLaw.of(recording.simulated, text)
@@ -145,7 +147,7 @@ def decode_seconds(
     def seconds(call: int) -> float:
         """Seconds of a call after the prompt's, from 1."""
         if call <= text.decodes or law is None:
-            work = Work.of_step(seen, text.prefill + call)
+            work = Work.of_step(simulated, text.prefill + call)
         else:
             work = Work.of_step(law.call(call - text.decodes), 0)
         return step_time(work, machine).seconds
@@ -153,8 +155,10 @@ def decode_seconds(
     many = text.decodes + (text.calls_left if law is not None else 0)
     places = {*_places(1, last, period), *_places(last + 1, many, period)}
     nodes = sorted(places)
-    means = [float(np.mean([seconds(min(at + k, many)) for k in range(period)])) for at in nodes]
-    middle = [min(at + (period - 1) / 2, many) for at in nodes]
+    means = [
+        float(np.mean([seconds(min(node + k, many)) for k in range(period)])) for node in nodes
+    ]
+    middle = [min(node + (period - 1) / 2, many) for node in nodes]
     found = np.interp(np.arange(1, many + 1), middle, means)
     if law is not None and text.window is not None and text.prompt is not None:
         ended = Work.of_step(law.call(text.calls_left), 0)
@@ -185,8 +189,8 @@ def _places(first: int, last: int, period: int) -> list[int]:
     if last < first:
         return []
     end = max(first, last - period + 1)
-    found: list[int] = np.unique(np.linspace(first, end, _PLACES).round().astype(int)).tolist()
-    return found
+    places: list[int] = np.unique(np.linspace(first, end, _PLACES).round().astype(int)).tolist()
+    return places
 
 
 # ---
@@ -225,15 +229,15 @@ class _Contexts:
         limit = (self._text.limit or _NO_LIMIT) - self._before
         if limit < 1 or not _grows_with_text(self._law, self._text):
             return None
-        most = max(1, min(limit, _MOST_EVENTS // self._law.events_of_call))
-        calls = min(most, 1024)
+        maximum = max(1, min(limit, _MOST_EVENTS // self._law.events_of_call))
+        calls = min(maximum, 1024)
         while True:
             run = self._model.limited(stream(calls))
             if run.failed is not None:
                 return self._point(batch, self._calls_until(run, calls))
-            if calls >= most:
+            if calls >= maximum:
                 break
-            calls = min(most, 4 * calls)
+            calls = min(maximum, 4 * calls)
         if calls >= limit:
             return self._end_of_model(batch, limit)
         return self._estimate(stream, batch, limit)

@@ -159,17 +159,19 @@ def tunable_to_size(
     ``options`` are those of the script's parser. Raises :class:`CommandError` where what is asked
     for is not there.
     """
-    name = solve or next((each for each in LENGTHS if each in command.present), "")
+    name = solve or next((length for length in LENGTHS if length in command.present), "")
     if not name:
         return None
     if name in command.present:
         return SizedTunable(command, name, name)
-    found = size_option(command, options, name)
-    if isinstance(found, LeftOption):
-        raise no_such_option(name, found)
-    if int(found.present) < 1:
-        raise CommandError(f"--solve {name}: {found.shown} is {found.present}; expected 1 or more")
-    return SizedTunable(with_options(command, [found]), name, found.shown)
+    option = size_option(command, options, name)
+    if isinstance(option, LeftOption):
+        raise no_such_option(name, option)
+    if int(option.present) < 1:
+        raise CommandError(
+            f"--solve {name}: {option.shown} is {option.present}; expected 1 or more"
+        )
+    return SizedTunable(with_options(command, [option]), name, option.shown)
 
 
 def length_option(command: Command, options: Sequence[ScriptOption]) -> SizedTunable | None:
@@ -200,12 +202,12 @@ def tunable_sizes(
         found = dataclasses.replace(found, reason="the search was interrupted")
     except ScriptError as error:
         found = dataclasses.replace(found, reason=error.in_note)
-    found = search.told(found)
+    sizes = search.told(found)
     job.runs.use(job.command)
-    best = found.recommended or found.largest
+    best = sizes.recommended or sizes.largest
     if best:
-        found = dataclasses.replace(found, command=command.line(**{name: str(best)}))
-    return found
+        sizes = dataclasses.replace(sizes, command=command.line(**{name: str(best)}))
+    return sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,9 +328,9 @@ class _LengthSearch:
         if context.longest is not None and context.longest < found.value:
             self._limit(context.longest, f"the longest sequence has {context.longest:,} tokens")
 
-    def _limit(self, most: int, why: str) -> None:
-        if most >= 1 and (self._most is None or most < self._most):
-            self._most, self._why_most = most, why
+    def _limit(self, limit: int, why: str) -> None:
+        if limit >= 1 and (self._most is None or limit < self._most):
+            self._most, self._why_most = limit, why
 
     # -- the search ----------------------------------------------------------------------------
 
@@ -350,9 +352,9 @@ class _LengthSearch:
                 if value is None:
                     break
                 self.look(value)
-        fitting = [each.value for each in self._trials.values() if each.fits]
-        margin = [each.value for each in self._trials.values() if each.has_margin]
-        too_large = [each.value for each in self._trials.values() if not each.fits]
+        fitting = [trial.value for trial in self._trials.values() if trial.fits]
+        margin = [trial.value for trial in self._trials.values() if trial.has_margin]
+        too_large = [trial.value for trial in self._trials.values() if not trial.fits]
         fitting = [each for each in fitting if each < min(too_large, default=each + 1)]
         if fitting and not too_large and not self._failed and self._most is None:
             why = (
@@ -390,18 +392,18 @@ class _LengthSearch:
     ) -> int | None:
         """The value to simulate next; ``None``: the bracket is sufficiently narrow. ``told`` is
         about the largest that is good, where a text says it."""
-        bad = [value for value, each in self._trials.items() if not good(each)]
+        bad = [value for value, trial in self._trials.items() if not good(trial)]
         high = min([*bad, *self._failed], default=None)
         low = max(
-            (v for v, each in self._trials.items() if good(each) and (high is None or v < high)),
+            (v for v, trial in self._trials.items() if good(trial) and (high is None or v < high)),
             default=0,
         )
-        most = self._most
-        if most is not None and low >= most:
+        maximum = self._most
+        if maximum is not None and low >= maximum:
             return None
         if high is None and self._is_flat():
             return None
-        needs = {value: need(each) for value, each in self._trials.items()}
+        needs = {value: need(trial) for value, trial in self._trials.items()}
         furthest = _FURTHEST if self._is_length else _FURTHEST_OF_MODEL
         guess = next_value(needs, budget, low, high, self._step, furthest)
         if guess is None:
@@ -409,8 +411,8 @@ class _LengthSearch:
         guess = next(
             (value for value in self._around(told) if low < value < (high or value + 1)), guess
         )
-        if most is not None:
-            guess = min(guess, most)
+        if maximum is not None:
+            guess = min(guess, maximum)
         self._shortage = self._ram.shortage(guess)
         if self._shortage is not None:
             guess = self._ram.most(guess, self._step)
@@ -511,9 +513,9 @@ class _LengthSearch:
             law = memory_law(pair)
         except (ScriptError, NotSimulated, NotAffineError):
             return None, {}
-        most = max(max(1, int(batch * factor)) for factor in _BATCHES)
-        steps = curve_of(pair, job.machine, most).steps
-        return law, {each.batch_size or 0: each.seconds for each in steps}
+        maximum = max(max(1, int(batch * factor)) for factor in _BATCHES)
+        steps = curve_of(pair, job.machine, maximum).steps
+        return law, {step.batch_size or 0: step.seconds for step in steps}
 
     def _limits(self, points: Sequence[TunablePoint]) -> Iterator[TunableLimit]:
         """About the largest value at each batch size of the table."""

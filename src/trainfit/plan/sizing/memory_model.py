@@ -264,12 +264,12 @@ def _check_law(runs: Runs, law: AffineStream, spec: RunSpec) -> None:
     if third < 2:
         third = two + 1
     try:
-        found = recording_of(runs.trace(third, spec))
-        seen = (found.simulated or found).alloc_bytes
+        recording = recording_of(runs.trace(third, spec))
+        alloc_bytes = (recording.simulated or recording).alloc_bytes
     except ScriptError as error:
         raise NotAffineError(f"a third could not be simulated ({error.in_note})") from None
     expected, _ = law.sizes(third)
-    differs = seen[: len(expected)] != expected[: len(seen)]
+    differs = alloc_bytes[: len(expected)] != expected[: len(alloc_bytes)]
     if not differs.any():
         return
     name = law.recorded.strings[int(law.recorded.alloc_module[int(differs.argmax())])]

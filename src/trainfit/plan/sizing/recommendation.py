@@ -84,8 +84,8 @@ class EffectiveBatch:
         if makeup.effective_batch is None:
             return batch * (makeup.loader_batches or seen)
         kept = accumulation_for(self.command, makeup, self.present, batch, self.by_noise)
-        wanted = int(kept.values.get(_NAME, seen))
-        return round(makeup.effective_batch * batch / self.present * wanted / seen)
+        target = int(kept.values.get(_NAME, seen))
+        return round(makeup.effective_batch * batch / self.present * target / seen)
 
     def words(self, batch: int) -> str:
         """The job's effective batch size at ``batch``, in words."""
@@ -180,18 +180,18 @@ def accumulation_for(
         )
         return Accumulation({}, note)
     micro = samples / seen * chosen / present
-    wanted = max(1, round(samples / micro))
-    values = {_NAME: str(wanted)} if wanted != seen else {}
-    becomes, note = round(micro * wanted), ""
+    target = max(1, round(samples / micro))
+    values = {_NAME: str(target)} if target != seen else {}
+    becomes, note = round(micro * target), ""
     if values:
-        note = f"Launch has accumulation {wanted}; step times at other batch sizes are " + (
+        note = f"Launch has accumulation {target}; step times at other batch sizes are " + (
             f"with the current {seen} micro-batches" if seen > 1 else "without accumulation"
         )
     if becomes == samples:
         return Accumulation(values, note=note)
     action = (
         f"the effective batch size changes from {samples * replicas} to {becomes * replicas}: "
-        f"micro-batch {round(micro)} × accumulation {wanted} is the nearest; to keep it, choose a "
+        f"micro-batch {round(micro)} × accumulation {target} is the nearest; to keep it, choose a "
         "batch size that divides it"
     )
     return Accumulation(values, action, note)
@@ -286,11 +286,11 @@ def recommend(
     scale has no say: every micro-batch learns the same from a step, and the fastest is best.
     Nor has it where they are not known.
     """
-    most = bounds.most
-    knee = saturation_batch(curve) if most else None
-    are_known = all(each.samples_per_s is not None for each in curve.steps)
+    maximum = bounds.most
+    knee = saturation_batch(curve) if maximum else None
+    are_known = all(step.samples_per_s is not None for step in curve.steps)
     has_say = noise_scale and are_known and not (effective is not None and effective.is_kept)
-    trains = saturation_batch(curve, noise_scale) if most and has_say else None
+    trains = saturation_batch(curve, noise_scale) if maximum and has_say else None
     limits = BatchLimits(
         bounds.memory,
         knee,
@@ -302,25 +302,25 @@ def recommend(
     )
     if unfit:
         return Recommendation(None, limits)
-    if most == 0:
+    if maximum == 0:
         return Recommendation(0, limits)
     wanted = trains or knee
     best: int | None
-    if most is not None and wanted is not None:
-        best = min(most, wanted)
+    if maximum is not None and wanted is not None:
+        best = min(maximum, wanted)
         if (
             present is not None
-            and present <= most
+            and present <= maximum
             and present != best
             and trains is None
             and (reason := _no_clear_gain(curve, present, best))
         ):
             best, limits = present, dataclasses.replace(limits, reason=reason)
     else:
-        best, reason = _present(present, most, without_curve, curve.grain)
+        best, reason = _present(present, maximum, without_curve, curve.grain)
         limits = dataclasses.replace(limits, reason=reason)
     if best and effective is not None and effective.is_summed and effective.present:
-        stays = min(effective.present, most or effective.present)
+        stays = min(effective.present, maximum or effective.present)
         if best != stays:
             reason = (
                 f"keeping {stays}: the losses of a step's micro-batches are added, not averaged"
@@ -336,9 +336,9 @@ def recommend(
             best = effective.most
             reason = f"{effective.keeper} keeps {effective.words(best)}"
             limits = dataclasses.replace(limits, reason=reason)
-        elif most is not None and not effective.is_kept:
+        elif maximum is not None and not effective.is_kept:
             if limits.trains is None and not effective.may_change:
-                best, limits = _learning_kept(effective, best, most, limits, curve)
+                best, limits = _learning_kept(effective, best, maximum, limits, curve)
             best, limits = _with_steps_left(bounds, effective, best, limits, curve.grain)
         best, limits = _dividing(effective, best, bounds.memory, limits, curve.grain.unit)
         if fastest != best and not effective.infers:
@@ -351,15 +351,15 @@ def recommend(
 
 
 def _learning_kept(
-    effective: EffectiveBatch, best: int, most: int, limits: BatchLimits, curve: Curve
+    effective: EffectiveBatch, best: int, limit: int, limits: BatchLimits, curve: Curve
 ) -> tuple[int, BatchLimits]:
     """The present batch size, where ``best`` changes the samples of a step, which nobody asked for;
     where that does not fit, the nearest to it, if that is no slower."""
     present = effective.present
     if not present or best == present:
         return best, limits
-    if present > most:
-        nearest = curve.grain.rounded(most)
+    if present > limit:
+        nearest = curve.grain.rounded(limit)
         rates = rate_at(curve, nearest), rate_at(curve, best)
         is_slower = None in rates or (rates[0] or 0) < (1 - CURVE_ERROR) * (rates[1] or 0)
         return (best if nearest < best or is_slower else nearest), limits
@@ -381,14 +381,14 @@ def _dividing(
     if not effective.is_kept and not too_large:
         return best, limits
     total = present * ((makeup.accumulation if makeup is not None else None) or 1)
-    whole = (each for each in range(best, best // 2, -1) if not (total % each or each % unit))
-    found = next(whole, best)
-    if found == best or total % best == 0:
+    whole = (index for index in range(best, best // 2, -1) if not (total % index or index % unit))
+    number = next(whole, best)
+    if number == best or total % best == 0:
         return best, limits
-    reason = f"the largest that divides {effective.words(found)}"
-    if effective.samples_at(found) != effective.samples_at(present):
-        reason = f"the largest of which {total // found} make the {total} samples of a step"
-    return found, dataclasses.replace(limits, reason=reason)
+    reason = f"the largest that divides {effective.words(number)}"
+    if effective.samples_at(number) != effective.samples_at(present):
+        reason = f"the largest of which {total // number} make the {total} samples of a step"
+    return number, dataclasses.replace(limits, reason=reason)
 
 
 def _option(
@@ -426,13 +426,13 @@ def _with_steps_left(
     if not present or not samples or best <= present or limits.by_noise is not None:
         return best, limits
     least = min(LEAST_STEPS, samples / max(1, effective.samples_at(present)))
-    most = max(present, grain.rounded(int(best * samples / least / effective.samples_at(best))))
-    if most >= best:
+    maximum = max(present, grain.rounded(int(best * samples / least / effective.samples_at(best))))
+    if maximum >= best:
         return best, limits
     reason = f"leaves an epoch of {samples} samples {LEAST_STEPS} steps ({best} would be faster)"
-    if most == present:
+    if maximum == present:
         reason = f"keeping {present}: an epoch of {samples} samples has few steps as it is"
-    return most, dataclasses.replace(limits, reason=reason)
+    return maximum, dataclasses.replace(limits, reason=reason)
 
 
 def _no_clear_gain(curve: Curve, present: int, best: int) -> str:
@@ -462,11 +462,11 @@ def _no_clear_gain(curve: Curve, present: int, best: int) -> str:
 
 
 def _present(
-    present: int | None, most: int | None, why: str, grain: Grain
+    present: int | None, limit: int | None, why: str, grain: Grain
 ) -> tuple[int | None, str]:
     """The present batch size or, where that is too large, the largest that is possible."""
-    if present is None or (most is not None and present > most):
-        found = grain.rounded(most) if most is not None else None
+    if present is None or (limit is not None and present > limit):
+        found = grain.rounded(limit) if limit is not None else None
         what = "the largest that memory and the data set allow"
         return found, f"{why}: {what}" if found is not None else why
     return present, f"{why}: keeping {present}"

@@ -133,7 +133,7 @@ def launched_step(
     if recording is not None and recording.steps and has_rates(machine.gpu):
         took = step_time(Work.of_steady_step(recording), machine)
         return speed_of(took, batch, samples_per_batch(recording, batch))
-    near = next((each for each in curve.steps if each.batch_size == batch), None)
+    near = next((step for step in curve.steps if step.batch_size == batch), None)
     if near is None or not near.samples_per_s:
         return None
     share = parts / parts_of(near)
@@ -181,14 +181,14 @@ def ranks_of(recording: Recording, machine: HostedGpu, compared: str = "") -> Ra
     count = recording.ranks
     if count < 2:
         return None
-    found = transfers(Work.of_steady_step(recording), machine) if recording.steps else ()
-    sharded = any(each.kind == "reduce_scatter" for each in found)
+    times = transfers(Work.of_steady_step(recording), machine) if recording.steps else ()
+    sharded = any(transfer.kind == "reduce_scatter" for transfer in times)
     words = ", ".join(filter(None, (link_of(machine.gpu).words, network_words(machine.gpu))))
     equal = _EQUAL + (f"; {compared}" if compared else "") + (_SHARDED if sharded else "")
-    if any(each.kind == "send_receive" for each in found):
+    if any(transfer.kind == "send_receive" for transfer in times):
         equal += _STAGES
     sharing = recording.sharing
-    return Ranks(count, words, found, equal, machine.gpu.machines, sharing=sharing)
+    return Ranks(count, words, times, equal, machine.gpu.machines, sharing=sharing)
 
 
 def replicas_of(trace: Trace) -> int:
@@ -202,12 +202,12 @@ def transfers(work: Work, machine: HostedGpu) -> tuple[CollectiveTime, ...]:
     their mean."""
     rated = has_rates(machine.gpu)
     seconds = collective_seconds(work, machine.gpu) if rated else np.zeros(len(work.table))
-    found = []
+    times = []
     for kind in TRANSFERS:
         chosen = work.is_kind(kind)
         if chosen.any():
             count = max(1, round(int(chosen.sum()) / work.steps))
             nbytes = int(work.column("read")[chosen].sum()) // work.steps
             took = float(seconds[chosen].sum()) / work.steps
-            found.append(CollectiveTime(kind, count, nbytes, took))
-    return tuple(sorted(found, key=lambda each: -each.seconds))
+            times.append(CollectiveTime(kind, count, nbytes, took))
+    return tuple(sorted(times, key=lambda each: -each.seconds))

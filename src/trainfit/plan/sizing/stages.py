@@ -70,7 +70,7 @@ def pipeline_step(works: Mapping[int, Work], machine: HostedGpu) -> PipelineStep
     second = None if first is None else _run(stages)
     if first is None or second is None:
         return None
-    return PipelineStep(second - first, {rank: each.computes_s for rank, each in stages.items()})
+    return PipelineStep(second - first, {rank: stage.computes_s for rank, stage in stages.items()})
 
 
 def _run(stages: Mapping[int, _Stage]) -> float | None:
@@ -196,8 +196,8 @@ class Pipeline:
 
     @property
     def bubble_share(self) -> float | None:
-        computing = [each.computing_s for each in self.stages]
-        known = [each for each in computing if each is not None]
+        computing = [stage.computing_s for stage in self.stages]
+        known = [computing_s for computing_s in computing if computing_s is not None]
         if not self.seconds or len(known) < len(computing):
             return None
         return max(0.0, 1 - sum(known) / len(known) / self.seconds)
@@ -222,7 +222,7 @@ class Pipeline:
             return ()
         least = (stages - 1) / (parts + stages - 1)
         more = (stages - 1) / (4 * parts + stages - 1)
-        kinds = ", ".join(f"{_name(each.kind)}s" for each in self.collectives)
+        kinds = ", ".join(f"{_name(collective.kind)}s" for collective in self.collectives)
         reduced = f", and {kinds} with the other pipelines" if kinds else ""
         return (
             Finding(
@@ -233,13 +233,15 @@ class Pipeline:
                     Evidence("a step", duration(self.seconds)),
                     Evidence("micro-batches", str(parts)),
                     *(
-                        Evidence(f"all {_name(each.kind)}s of a step", duration(each.seconds))
-                        for each in self.collectives
+                        Evidence(
+                            f"all {_name(collective.kind)}s of a step", duration(collective.seconds)
+                        )
+                        for collective in self.collectives
                     ),
                     *(
-                        Evidence(f"rank {each.rank} computes", duration(each.computing_s))
-                        for each in self.stages
-                        if each.computing_s is not None
+                        Evidence(f"rank {stage.rank} computes", duration(stage.computing_s))
+                        for stage in self.stages
+                        if stage.computing_s is not None
                     ),
                 ),
                 f"a pipeline of {stages} stages fills and empties with each step: with {parts} "
@@ -258,12 +260,12 @@ class Pipeline:
         )
 
     def _uneven(self) -> tuple[Finding, ...]:
-        known = [each for each in self.stages if each.computing_s]
+        known = [stage for stage in self.stages if stage.computing_s]
         if len(known) < 2 or len(known) < len(self.stages):
             return ()
         slow = max(known, key=lambda each: each.computing_s or 0.0)
         fast = min(known, key=lambda each: each.computing_s or 0.0)
-        mean = sum(each.computing_s or 0.0 for each in known) / len(known)
+        mean = sum(stage.computing_s or 0.0 for stage in known) / len(known)
         assert slow.computing_s is not None and fast.computing_s is not None
         if slow.computing_s <= _BALANCED * mean:
             return ()
@@ -298,25 +300,25 @@ def pipeline(
 ) -> Pipeline:
     """The pipeline of the ranks that were simulated side by side; empty where there are none."""
     recordings = {
-        rank: each.recording
-        for rank, each in traces.items()
-        if each.recording is not None and each.recording.steps
+        rank: trace.recording
+        for rank, trace in traces.items()
+        if trace.recording is not None and trace.recording.steps
     }
     if len(recordings) < 2 or len(recordings) < len(traces):
         return Pipeline()
-    works = {rank: Work.of_steady_step(each) for rank, each in recordings.items()}
-    sends = [int(_sends(each).sum()) // each.steps for each in works.values()]
+    works = {rank: Work.of_steady_step(recording) for rank, recording in recordings.items()}
+    sends = [int(_sends(work).sum()) // work.steps for work in works.values()]
     if not any(sends):  # they sent to each other before the steps alone
         return Pipeline()
     step = pipeline_step(works, machine) if has_rates(machine.gpu) else None
     computing = {} if step is None else step.computing_s
     stages = tuple(
-        _stage(rank, each, memory_model, computing.get(rank), works[rank])
-        for rank, each in recordings.items()
+        _stage(rank, recording, memory_model, computing.get(rank), works[rank])
+        for rank, recording in recordings.items()
     )
     seconds = None if step is None else step.seconds
-    found = transfers(works[min(works)], machine)
-    others = tuple(each for each in found if each.kind != "send_receive")
+    times = transfers(works[min(works)], machine)
+    others = tuple(time for time in times if time.kind != "send_receive")
     return Pipeline(stages, seconds, max(1, min(sends)), others)
 
 
@@ -335,10 +337,10 @@ def _stage(
 
 def _sends(work: Work) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """A mask of the rows that are sends: they write nothing here."""
-    found: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
+    sends: np.ndarray[tuple[int], np.dtype[np.bool_]] = (
         work.is_kind("send_receive") & (work.column("depth") > 0) & (work.column("written") == 0)
     )
-    return found
+    return sends
 
 
 #: Together they do little more than one GPU would.
@@ -374,7 +376,7 @@ def gpus_of_process(
                 busy.get(outcome.gpu, 0.0) if busy else None,
             )
         )
-    replicated = any(each.kind == "broadcast" for each in transfers)
+    replicated = any(transfer.kind == "broadcast" for transfer in transfers)
     words = link_of(machine.gpu).words
     return GpusOfProcess(words, tuple(shares), transfers, replicated, ddp_s if replicated else None)
 
@@ -425,7 +427,7 @@ def of_gpus(
         return ()
     if gpus.replicated:
         return (_data_parallel(gpus, step_s, machine, batch),)
-    known = [each.busy_share for each in gpus.shares if each.busy_share is not None]
+    known = [share.busy_share for share in gpus.shares if share.busy_share is not None]
     if len(known) < len(gpus.shares) or sum(known) > _TAKE_TURNS:
         return ()
     return (
@@ -446,9 +448,9 @@ def _data_parallel(
     gpus: GpusOfProcess, step_s: float | None, machine: int, batch: int | None
 ) -> Finding:
     evidence, gain, cost = list(_evidence(gpus.shares, step_s)), None, ""
-    passing, cause = sum(each.seconds for each in gpus.transfers), DATA_PARALLEL.cause
+    passing, cause = sum(transfer.seconds for transfer in gpus.transfers), DATA_PARALLEL.cause
     if passing and step_s is not None:
-        nbytes = sum(each.nbytes for each in gpus.transfers)
+        nbytes = sum(transfer.nbytes for transfer in gpus.transfers)
         words = f"{size(nbytes)} in {duration(passing)}"
         evidence.append(Evidence("between the GPUs in each step", words))
         cause += f". In a step of {duration(step_s)}, {words} pass between them"
@@ -475,10 +477,10 @@ def _data_parallel(
 
 def _title(shares: Sequence[GpuShare]) -> str:
     first, rest = shares[0], shares[1:]
-    most = max(each.device_bytes for each in rest)
-    words = f"DataParallel: GPU 0 holds {size(first.device_bytes)}, the others {size(most)}"
-    busy = [each.busy_share for each in shares]
-    known = [each for each in busy if each is not None]
+    maximum = max(share.device_bytes for share in rest)
+    words = f"DataParallel: GPU 0 holds {size(first.device_bytes)}, the others {size(maximum)}"
+    busy = [share.busy_share for share in shares]
+    known = [share for share in busy if share is not None]
     if len(known) < len(busy) or known[0] - max(known[1:]) < _ALIKE * known[0]:
         return words
     return f"{words}; it computes {percent(known[0])} of the time, they {percent(max(known[1:]))}"
@@ -486,9 +488,9 @@ def _title(shares: Sequence[GpuShare]) -> str:
 
 def _evidence(shares: Sequence[GpuShare], step_s: float | None) -> tuple[Evidence, ...]:
     busy = [
-        Evidence(f"GPU {each.gpu} computes", percent(each.busy_share))
-        for each in shares
-        if each.busy_share is not None
+        Evidence(f"GPU {share.gpu} computes", percent(share.busy_share))
+        for share in shares
+        if share.busy_share is not None
     ]
     return (*busy, *([] if step_s is None else [Evidence("a step", duration(step_s))]))
 
@@ -511,7 +513,8 @@ def strays(
     if other is None or not own:
         return ()
     held_on = {
-        each.gpu: each for each in of_each_gpu(Stream.of(other), settings=memory_model.settings)
+        replay.gpu: replay
+        for replay in of_each_gpu(Stream.of(other), settings=memory_model.settings)
     }
     stray, mine = held_on.get(own), held_on.get(0)
     if stray is None or mine is None or not stray.peak_allocated or not mine.peak_allocated:

@@ -143,11 +143,11 @@ def run_cell(
         return CellEnd(None, _failure(process.returncode, said))
 
 
-def _failure(code: int, said: Path) -> str:
+def _failure(code: int, path: Path) -> str:
     """What was wrong, in one line: what the verb said, or how its process ended."""
-    text = said.read_text(encoding="utf-8", errors="replace")
-    found = _ERROR.findall(text)
-    return printable(found[-1]) if found else ending(code)
+    text = path.read_text(encoding="utf-8", errors="replace")
+    matches = _ERROR.findall(text)
+    return printable(matches[-1]) if matches else ending(code)
 
 
 # ---
@@ -190,7 +190,7 @@ def _files(command: Command, job: CellJob) -> Iterator[Path]:
     if command.kind == "module":
         place = Path(*command.name.split("."))
         parts = (place.with_suffix(".py"), place / "__main__.py")
-        script = next((each for each in parts if each.is_file()), script)
+        script = next((part for part in parts if part.is_file()), script)
     yield from (each.resolve() for each in (script, *named) if each.is_file())
     try:
         files, _ = read_files(script)
@@ -213,10 +213,13 @@ def _packages(interpreter: Interpreter) -> list[str]:
     if interpreter.is_own:
         # Not those that a library has put on the path since.
         folders = [*site.getsitepackages(), site.getusersitepackages()]
-        found = [f"{each.name}-{each.version}" for each in metadata.distributions(path=folders)]
+        found = [
+            f"{distribution.name}-{distribution.version}"
+            for distribution in metadata.distributions(path=folders)
+        ]
     else:
         folder = Path(interpreter.path).parent.parent
-        found = [each.name for each in folder.glob("lib/python*/site-packages/*.dist-info")]
+        found = [file.name for file in folder.glob("lib/python*/site-packages/*.dist-info")]
     version = ".".join(map(str, interpreter.version))
     return [interpreter.path, version, interpreter.torch, *sorted(found)]
 
@@ -346,8 +349,8 @@ def _ray(address: str) -> Any:
 def _require_open(address: str) -> None:
     """Raise OSError where nothing answers at ``address`` (``host:port``, ``ray://host:port``):
     Ray 2.60 asks again for a quarter of an hour, and longer."""
-    if found := re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+?)\]?:(\d+)", address):
-        socket.create_connection((found[1], int(found[2])), _OPEN_S).close()
+    if match := re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+?)\]?:(\d+)", address):
+        socket.create_connection((match[1], int(match[2])), _OPEN_S).close()
 
 
 def _end_of(ray: Any, reference: Any) -> CellEnd:
@@ -355,6 +358,6 @@ def _end_of(ray: Any, reference: Any) -> CellEnd:
         end: CellEnd = ray.get(reference)
     except Exception as error:  # a lost worker, or what a node lacks
         words = [line for line in str(error).splitlines() if line.strip()]
-        said = words[-1].strip()[:200] if words else "no reason was given"
-        return CellEnd(None, f"Ray could not run it ({type(error).__name__}: {said})")
+        text = words[-1].strip()[:200] if words else "no reason was given"
+        return CellEnd(None, f"Ray could not run it ({type(error).__name__}: {text})")
     return end

@@ -146,13 +146,13 @@ class _GridReader:
             raise self.error("[options] expects a table, such as steps = 3")
         names = {key: key.replace("_", "-") for key in table}
         self.known(names.values(), OPTIONS[verb], f"option of {verb}")
-        found = []
+        texts = []
         for key, value in table.items():
             if value is True:
-                found.append(f"--{names[key]}")
+                texts.append(f"--{names[key]}")
             elif value is not False:
-                found.append(f"--{names[key]}={self._text(value, f'options.{key}')}")
-        return tuple(found)
+                texts.append(f"--{names[key]}={self._text(value, f'options.{key}')}")
+        return tuple(texts)
 
     def machines(self, document: Mapping[str, Any]) -> Iterator[tuple[str, GpuSpec]]:
         """Each GPU with each count, and what it is."""
@@ -258,11 +258,11 @@ def _with_value(words: Sequence[str], name: str, value: object) -> tuple[list[st
     """
     usual, written = ALIASES.get(name, name), list[str]()
 
-    def filled(found: re.Match[str]) -> str:
-        here = found["name"]
+    def filled(match: re.Match[str]) -> str:
+        here = match["name"]
         if here is None or ALIASES.get(here, here) != usual:
-            return found[0]
-        text = _spelled(value, found["value"])
+            return match[0]
+        text = _spelled(value, match["value"])
         written.append(text)
         return f"{{{here}:{text}}}" if usual in (*TUNABLES, *LENGTHS) else text
 

@@ -103,12 +103,12 @@ def _modules(result: NoiseResult) -> Table | None:
         ("Module", "Parameters", "Noise scale", "Of the noise"),
         [
             (
-                each.name or "(itself)",
-                f"{each.parameters:,}",
-                each.noise.text if each.noise is not None else "-",
-                percent(each.trace_share),
+                module.name or "(itself)",
+                f"{module.parameters:,}",
+                module.noise.text if module.noise is not None else "-",
+                percent(module.trace_share),
             )
-            for each in ordered
+            for module in ordered
         ],
         "Noise scale by module, in samples",
         (1, 2, 3),
@@ -117,16 +117,16 @@ def _modules(result: NoiseResult) -> Table | None:
 
 
 def _history(result: NoiseResult) -> Chart | None:
-    moments = [each for each in result.history if each.noise.value is not None]
+    moments = [moment for moment in result.history if moment.noise.value is not None]
     if len(moments) < 3:
         return None
     rows = [
         {
-            "step": each.step,
-            "noise": each.noise.value,
-            "tip": tip(f"step {each.step}", ("noise scale", each.noise.text)),
+            "step": moment.step,
+            "noise": moment.noise.value,
+            "tip": tip(f"step {moment.step}", ("noise scale", moment.noise.text)),
         }
-        for each in moments
+        for moment in moments
     ]
     says = f"The noise scale at {len(moments)} moments of the training."
     spec = chart(
@@ -141,7 +141,7 @@ def _history(result: NoiseResult) -> Chart | None:
     )
     table = figures(
         ("Step", "Noise scale"),
-        [(str(each.step), each.noise.text) for each in moments],
+        [(str(moment.step), moment.noise.text) for moment in moments],
         "Noise scale over the training",
         (0, 1),
     )
@@ -161,8 +161,8 @@ def trade_subject(result: BatchExplanation) -> Subject:
         detail=1,
     )
     claims = facts(
-        *((each.topic, f"{each.text} [{'; '.join(_sources([each]))}]", 5 + at)
-          for at, each in enumerate(result.claims)),
+        *((claim.topic, f"{claim.text} [{'; '.join(_sources([claim]))}]", 5 + index)
+          for index, claim in enumerate(result.claims)),
         lines=6,
         noun="claim",
     )  # fmt: skip
@@ -184,7 +184,7 @@ def trade_subject(result: BatchExplanation) -> Subject:
 
 def _sources(claims: Sequence[Claim]) -> dict[str, str]:
     """Authors and year of each, with the whole."""
-    return {source.work: source.reference for each in claims for source in each.sources}
+    return {source.work: source.reference for claim in claims for source in claim.sources}
 
 
 def _critical(interval: Interval) -> str:
@@ -334,18 +334,18 @@ def _goodput(result: BatchExplanation) -> Chart | None:
         return None
     rows = [
         {
-            "batch": each.step.batch_size,
-            "goodput": each.per_s,
-            "low": each.low,
-            "high": each.high,
+            "batch": point.step.batch_size,
+            "goodput": point.per_s,
+            "low": point.low,
+            "high": point.high,
             "tip": tip(
-                f"batch size {each.step.batch_size}",
-                ("goodput", f"{rate(each.per_s)} samples/s"),
-                ("throughput", f"{rate(each.step.throughput)} samples/s"),
-                ("efficiency", percent(each.efficiency)),
+                f"batch size {point.step.batch_size}",
+                ("goodput", f"{rate(point.per_s)} samples/s"),
+                ("throughput", f"{rate(point.step.throughput)} samples/s"),
+                ("efficiency", percent(point.efficiency)),
             ),
         }
-        for each in points
+        for point in points
     ]
     best = curve.best_point
     says = f"Goodput is best at batch size {best.step.batch_size}: {rate(best.per_s)} samples/s."
@@ -360,13 +360,13 @@ def _goodput(result: BatchExplanation) -> Chart | None:
         ("Batch size", "Micro-batch × accumulation × GPUs", "Goodput", "Throughput", "Efficiency"),
         [
             (
-                str(each.step.batch_size),
-                _split(each.step),
-                rate(each.per_s),
-                rate(each.step.throughput),
-                percent(each.efficiency),
+                str(point.step.batch_size),
+                _split(point.step),
+                rate(point.per_s),
+                rate(point.step.throughput),
+                percent(point.efficiency),
             )
-            for each in points
+            for point in points
         ],
         "Goodput by batch size",
         (0, 2, 3, 4),

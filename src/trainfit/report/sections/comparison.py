@@ -84,9 +84,9 @@ def _compared(result: Comparison, title: str) -> list[Section]:
     measures = table_of(
         ("Measure", "A", "B", "Effect"),
         [
-            (name_of(each), value_text(each, each.before), value_text(each, each.after),
-             _effect(each))
-            for each in notable(result.changes)
+            (name_of(change), value_text(change, change.before), value_text(change, change.after),
+             _effect(change))
+            for change in notable(result.changes)
         ],
         f"A: {before} steady steps, B: {after}",
         (1, 2),
@@ -95,8 +95,12 @@ def _compared(result: Comparison, title: str) -> list[Section]:
     differs = table_of(
         ("Differs", "A", "B"),
         [
-            (f"{each.group}: {each.what}", each.before or "(none)", each.after or "(none)")
-            for each in result.differences
+            (
+                f"{difference.group}: {difference.what}",
+                difference.before or "(none)",
+                difference.after or "(none)",
+            )
+            for difference in result.differences
         ],
         "Set-up of the two runs",
         detail=12,
@@ -115,7 +119,7 @@ def _effect(change: Change) -> str:
 def notable(changes: tuple[Change, ...]) -> list[Change]:
     """The changes without phases that are no part of a step worth a line, before or after."""
     whole = changes[0].before if changes else None
-    return [each for each in changes if _matters(each, whole)]
+    return [change for change in changes if _matters(change, whole)]
 
 
 def effect_text(change: Change) -> str:
@@ -135,8 +139,8 @@ def answer_text(result: Comparison) -> str:
     if change is None or result.verdict == "cannot tell":
         return f"Cannot tell: it needs {result.needs}"
     if result.verdict == "no difference":
-        found = f"; detectable from {percent(change.detectable or 0, decimals=1)} on"
-        return f"No difference of the {change.what} found: {effect_text(change)}{found}"
+        text = f"; detectable from {percent(change.detectable or 0, decimals=1)} on"
+        return f"No difference of the {change.what} found: {effect_text(change)}{text}"
     return f"B is {result.verdict}: {change.what} {effect_text(change)}"
 
 
@@ -164,18 +168,20 @@ def _effects(result: Comparison) -> Chart | None:
     """Effects with their 95% intervals."""
     rows: list[dict[str, Any]] = []
     shown: list[Change] = []
-    for each in notable(result.changes):
-        if each.effect is None or each.interval is None:
+    for change in notable(result.changes):
+        if change.effect is None or change.interval is None:
             continue
-        shown.append(each)
+        shown.append(change)
         rows.append(
             {
-                "what": name_of(each),
-                "effect": 100 * each.effect,
-                "low": 100 * each.interval[0],
-                "high": 100 * each.interval[1],
-                "verdict": each.verdict or "no difference",
-                "tip": tip(name_of(each), ("effect", effect_text(each)), ("verdict", each.verdict)),
+                "what": name_of(change),
+                "effect": 100 * change.effect,
+                "low": 100 * change.interval[0],
+                "high": 100 * change.interval[1],
+                "verdict": change.verdict or "no difference",
+                "tip": tip(
+                    name_of(change), ("effect", effect_text(change)), ("verdict", change.verdict)
+                ),
             }
         )
     if not rows:
@@ -229,8 +235,8 @@ def verified_text(result: AdviceVerification) -> str:
     if result.verdict == "worse":
         return f"Worse: {settings} is slower, {numbers}; keep the command as it is"
     least = percent(_detectable(result), decimals=1)
-    found = "No gain found by" if _detectable(result) <= _COARSE else "Not decided:"
-    return f"{found} {settings}: {numbers}; detectable from {least} on"
+    text = "No gain found by" if _detectable(result) <= _COARSE else "Not decided:"
+    return f"{text} {settings}: {numbers}; detectable from {least} on"
 
 
 def _detectable(result: AdviceVerification) -> float:

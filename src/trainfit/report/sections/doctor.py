@@ -96,7 +96,7 @@ def _check_sections(checks: Sequence[Check]) -> list[list[Section]]:
     return [
         # One block each: a screen has all titles, then the first fix of each, then the others.
         section("Bad checks", *(_bad(check, number) for number, check in enumerate(bad))),
-        section("Unknown checks", *(_unknown(check, at) for at, check in enumerate(unknown))),
+        section("Unknown checks", *(_unknown(check, index) for index, check in enumerate(unknown))),
         section("Good checks", _good(good)),
     ]
 
@@ -117,8 +117,8 @@ def _bad(check: Check, number: int) -> Items:
             *evidence,
         ),
         tuple(
-            Snippet(fix.action, "Fix", min(10 + number + 40 * at, _LAST), fix.undo, fix.cost)
-            for at, fix in enumerate(check.fixes)
+            Snippet(fix.action, "Fix", min(10 + number + 40 * index, _LAST), fix.undo, fix.cost)
+            for index, fix in enumerate(check.fixes)
         ),
         min(number, 9),
         _LINES,
@@ -157,8 +157,8 @@ def _good(checks: Sequence[Check]) -> Facts | None:
     for check in checks:
         alike.setdefault((check.name, check.title), []).append(check.subject)
     rows = [
-        Row(name, f"{_together(gpus)}{title}", 21 if name == "gpu" else min(30 + at, _LAST))
-        for at, ((name, title), gpus) in enumerate(alike.items())
+        Row(name, f"{_together(gpus)}{title}", 21 if name == "gpu" else min(30 + index, _LAST))
+        for index, ((name, title), gpus) in enumerate(alike.items())
     ]
     return Facts(tuple(rows), noun="good check") if rows else None
 
@@ -191,7 +191,7 @@ def _counts(report: ScriptReport) -> str:
     read = count(len(report.files), "file")
     if not report.findings:
         return f"nothing found; {read} read"
-    files = {each.at.file for each in report.findings}
+    files = {finding.at.file for finding in report.findings}
     where = f" in {count(len(files), 'file')}" if len(files) > 1 else ""
     return f"{count(len(report.findings), 'finding')}{where}; {read} read"
 
@@ -200,12 +200,15 @@ def _habits(report: ScriptReport) -> list[Block | None]:
     """Blocks that name, by file in the order in which they were read and by line, what stands there
     and what to write."""
     order = {name: number for number, name in enumerate(report.files)}
-    found = sorted(
+    findings = sorted(
         report.findings,
         key=lambda f: (order.get(f.at.file, len(order)), f.at.file, f.at.line, f.at.column),
     )
     unread = [Item(each, "warn", "not read", detail=20) for each in report.unread]
-    return [items([_habit(each) for each in found], "finding"), items(unread, "file not read")]
+    return [
+        items([_habit(finding) for finding in findings], "finding"),
+        items(unread, "file not read"),
+    ]
 
 
 def _habit(finding: Finding) -> Item:

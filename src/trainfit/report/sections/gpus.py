@@ -84,7 +84,7 @@ def catalogue_subject(result: GpusResult) -> Subject:
         Headline("GPUs", "plain", text),
         (
             *section("", *named),
-            *section("Figures", table, *(Text(each, detail=5) for each in _choices(gpus))),
+            *section("Figures", table, *(Text(choice, detail=5) for choice in _choices(gpus))),
             *section("What they are", facts(*_LEGEND, detail=WHOLE if many else 20)),
         ),
     )
@@ -189,7 +189,7 @@ def comparison_subject(result: GpuComparison) -> Subject:
     best = _best(result)
     fitting = sum(each.runs for each in result.gpus)
     fits = f"The job fits {fitting or 'none'} of {count(len(result.gpus), 'GPU')}"
-    at = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
+    text = f"at batch size {result.batch_size}" if result.batch_size else "as it is"
     whole = "an epoch" if result.is_one_epoch else "the whole run"
     run = f"; {result.samples} samples in {whole}" if result.samples else ""
     return Subject(
@@ -198,7 +198,7 @@ def comparison_subject(result: GpuComparison) -> Subject:
             tone="good" if result.fits else "bad",
             text=best[0] if best else fits,
             limit="; ".join(best[1:]),
-            subject=f"{result.job}, {at}{run}",
+            subject=f"{result.job}, {text}{run}",
             tiles=_tiles(result, fits),
         ),
         (

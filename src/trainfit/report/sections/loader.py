@@ -151,9 +151,9 @@ def _commands(result: LoaderResult) -> Iterator[Snippet]:
 
 
 def _notes(result: LoaderResult) -> Iterator[Note]:
-    for each in result.doubts:
-        text = f"{each.title}: {each.cause}" if each.cause else each.title
-        yield Note("note", text, severity="changes the figures" if each.is_critical
+    for doubt in result.doubts:
+        text = f"{doubt.title}: {doubt.cause}" if doubt.cause else doubt.title
+        yield Note("note", text, severity="changes the figures" if doubt.is_critical
                    else "may change the figures")  # fmt: skip
     yield from plain((*result.notes, *protection_notes(result.protection)))
 
@@ -207,8 +207,8 @@ def _gain(result: LoaderResult) -> str:
     if abs(after / before - 1) < 0.005:  # what is gained is not within an epoch
         words = settings_words(result.recommended)
         return f"{words} ({rate(after)} batches/s within an epoch, as now, {how})"
-    said = f"{rate(before)} → {rate(after)} batches/s, {times(after / before)}"
-    return f"{said} ({how})" + (" for each rank" if result.ranks > 1 else "")
+    text = f"{rate(before)} → {rate(after)} batches/s, {times(after / before)}"
+    return f"{text} ({how})" + (" for each rank" if result.ranks > 1 else "")
 
 
 def _now(result: LoaderResult) -> str:
@@ -225,9 +225,9 @@ def step_words(result: LoaderResult) -> str:
         if result.step_is_bound:
             text += "; --step-time gives the real one"
         return text
-    said = f" ({source})" if source and source != AS_FAST else ""
+    phrase = f" ({source})" if source and source != AS_FAST else ""
     return (
-        f"assumed as 0{said}, which overstates the gain of workers: give it, as in "
+        f"assumed as 0{phrase}, which overstates the gain of workers: give it, as in "
         "--step-time 40ms, or --gpu NAME to predict it"
     )
 
@@ -373,16 +373,16 @@ def _tiles(result: LoaderResult) -> tuple[Tile, ...]:
 
 def _workers(result: LoaderResult) -> Chart | None:
     """The predicted curve, measured points, and what the GPU uses."""
-    chosen = [each for each in by_workers(result) if not each.infeasible]
+    chosen = [worker for worker in by_workers(result) if not worker.infeasible]
     runs = [run for run in result.confirmed if run.measured_batches_per_s is not None]
     if len(chosen) < 2:
         return None
     curve = [
         row
-        for each in chosen
+        for worker in chosen
         for row in (
-            _point(each, "with the GPU", each.batches_per_s),
-            _point(each, "DataLoader alone", each.alone_batches_per_s),
+            _point(worker, "with the GPU", worker.batches_per_s),
+            _point(worker, "DataLoader alone", worker.alone_batches_per_s),
         )
         if row["rate"] is not None
     ]
@@ -550,14 +550,14 @@ def _variables(result: LoaderResult, *, everywhere: bool) -> Items | None:
     """What to set; without ``everywhere`` in the script alone, not before the command."""
     found = [
         Item(
-            each.line,
+            variable.line,
             "warn",
-            each.where,
-            (("why", each.reason), ("evidence", each.evidence),
-             ("gain", times(each.gain) if each.gain is not None else "")),
+            variable.where,
+            (("why", variable.reason), ("evidence", variable.evidence),
+             ("gain", times(variable.gain) if variable.gain is not None else "")),
         )
-        for each in result.variables
-        if everywhere or each.where != "environment"
+        for variable in result.variables
+        if everywhere or variable.where != "environment"
     ]  # fmt: skip
     if everywhere and result.cores is not None:
         rows = (("why", result.cores.reason), ("evidence", result.cores.evidence))
@@ -568,15 +568,15 @@ def _variables(result: LoaderResult, *, everywhere: bool) -> Items | None:
 def _advice(result: LoaderResult) -> Items | None:
     found = [
         Item(
-            each.title,
+            finding.title,
             "plain",
-            f"{times(each.fix.gain)} (predicted)"
-            if each.fix.gain is not None
-            else f"{percent(each.share)} of the time",
-            rows(("how", each.fix.action, 30), ("evidence", each.cause)),
+            f"{times(finding.fix.gain)} (predicted)"
+            if finding.fix.gain is not None
+            else f"{percent(finding.share)} of the time",
+            rows(("how", finding.fix.action, 30), ("evidence", finding.cause)),
             detail=30,
         )
-        for each in most_helpful_first(result.advice)
+        for finding in most_helpful_first(result.advice)
     ]
     return items(found, "change")
 
@@ -584,16 +584,16 @@ def _advice(result: LoaderResult) -> Items | None:
 def _faults(result: LoaderResult) -> Items | None:
     found = [
         Item(
-            each.title + (f" (with {settings_words(each.loader)})" if each.loader else ""),
+            fault.title + (f" (with {settings_words(fault.loader)})" if fault.loader else ""),
             "bad",
-            each.kind,
+            fault.kind,
             rows(
-                ("line", str(each.place or ""), 1),
-                ("fix", each.fix.action, 1),
-                ("evidence", each.cause),
+                ("line", str(fault.place or ""), 1),
+                ("fix", fault.fix.action, 1),
+                ("evidence", fault.cause),
             ),
             detail=2,
         )
-        for each in all_faults(result)
+        for fault in all_faults(result)
     ]
     return items(found, "fault")

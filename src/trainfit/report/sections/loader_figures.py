@@ -78,14 +78,14 @@ def without_others_words(result: LoaderResult) -> str:
         return ""
     if steady(result.without_others) == steady(result.recommended):
         return ""  # they are the recommended ones, whose row has their rate
-    said = [
+    texts = [
         f"{settings_words(settings)} {rate(candidate.batches_per_s)}"
         for settings in dict.fromkeys((result.without_others, result.present))
         if (candidate := result.candidate(settings)) is not None
     ]
     return (
         "without them (predicted from the CPU time of batches, not confirmed by a run): "
-        f"{settings_words(result.without_others)} ({'; '.join(said)} batches/s predicted)"
+        f"{settings_words(result.without_others)} ({'; '.join(texts)} batches/s predicted)"
     )
 
 
@@ -171,14 +171,14 @@ def _settings_row(result: LoaderResult, name: str, settings: LoaderSettings) -> 
 def _remarks(result: LoaderResult, settings: LoaderSettings) -> list[str]:
     """What the columns do not say of settings."""
     run, failed = _measured(result, settings), _run_of(result, settings)
-    said = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
+    remarks = [f"started by {settings.start_method}"] if _start_matters(result, settings) else []
     if run is None and failed is not None and failed.is_disturbed:
-        said.append("measured while other processes were busy: not used")
+        remarks.append("measured while other processes were busy: not used")
     if settings.worker_threads != 1:
-        said.append(f"{settings.worker_threads} threads a worker")
+        remarks.append(f"{settings.worker_threads} threads a worker")
     if settings.library_threads is not None:
-        said.append(library_words(settings.library_threads))
-    return said
+        remarks.append(library_words(settings.library_threads))
+    return remarks
 
 
 def _waiting(result: LoaderResult, candidate: Candidate | None, run: Confirmed | None) -> str:
@@ -224,10 +224,10 @@ def workers_table(result: LoaderResult) -> Table:
     chosen = by_workers(result)
     return figures(
         ("Workers", "Settings", "Predicted", "Measured", "GPU waits", "Cores", "RAM", "Remark"),
-        [_workers_row(result, each) for each in chosen],
+        [_workers_row(result, candidate) for candidate in chosen],
         "Batches per second by number of workers, each with the settings that suit it best",
         (0, 2, 3, 4, 5, 6),
-        [n for n, each in enumerate(chosen) if each.settings == result.recommended],
+        [n for n, candidate in enumerate(chosen) if candidate.settings == result.recommended],
     )
 
 
@@ -275,11 +275,11 @@ def _saving(result: LoaderResult, more: Candidate, run: Confirmed | None) -> str
     measured = run.save_s if run is not None else None
     if not alone or more.save_s is None:
         return ""
-    said = (
+    text = (
         f"saving {size(SAVE_BYTES)} of a checkpoint {more.save_s / alone:.1f} times as long as "
         "without workers"
     )
-    return said if measured is None else f"{said} (measured {measured / alone:.1f})"
+    return text if measured is None else f"{text} (measured {measured / alone:.1f})"
 
 
 def _too_many_words(result: LoaderResult, more: Candidate, base: Candidate | None) -> str:
@@ -481,10 +481,10 @@ def _other_cpu(loading: DataLoading, plan: PlanResult) -> list[tuple[str, str]]:
 
 def input_text(loading: DataLoading) -> str:
     """The highest rate on the other processor, and which part is the limit there."""
-    most = loading.input_at_most
-    assert most is not None
-    low, high = loading.input_range or (most, most)
-    text = f"at most {rate(most)} batches/s"
+    maximum = loading.input_at_most
+    assert maximum is not None
+    low, high = loading.input_range or (maximum, maximum)
+    text = f"at most {rate(maximum)} batches/s"
     if low < high:
         text += f" ({rate(low)} to {rate(high)})"
     if loading.input_workers is not None:
@@ -510,12 +510,12 @@ def _limit_there(loading: DataLoading, low: float, high: float) -> str:
     found = loading.result
     if found is None or found.step_s <= 0:
         return ""
-    wanted = 1 / found.step_s
-    if high < wanted:
+    target = 1 / found.step_s
+    if high < target:
         most = "up to " if loading.step_is_bound else ""
-        by = times(wanted / (loading.input_at_most or high))
+        by = times(target / (loading.input_at_most or high))
         return f"; the DataLoader is the limit there by {most}{by}"
-    if low >= wanted:
+    if low >= target:
         return "; the GPU is the limit there"
     return "; either part may be the limit there"
 
@@ -591,8 +591,8 @@ def wrong_data_text(result: PlanResult) -> str:
     """What makes workers read other data than they are asked for, and its fix."""
     found = result.loading.result if result.loading is not None else None
     faults = found.faults if found is not None else ()
-    wrong = next((each for each in faults if each.kind in _WRONG_DATA), None)
+    wrong = next((fault for fault in faults if fault.kind in _WRONG_DATA), None)
     if wrong is None:
         return ""
-    at = f" ({wrong.place})" if wrong.place is not None else ""
-    return f"{wrong.title}{at}; fix: {wrong.fix.action}"
+    text = f" ({wrong.place})" if wrong.place is not None else ""
+    return f"{wrong.title}{text}; fix: {wrong.fix.action}"

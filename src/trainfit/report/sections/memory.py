@@ -301,11 +301,11 @@ def _largest_one(allocation: Allocation | None, total: int) -> str:
     """The largest allocation at the peak, where it is a good part of it."""
     if allocation is None or allocation.nbytes < max(_LARGE_ONE * total, _LEAST_LARGE):
         return ""
-    at = f" at {allocation.line}" if allocation.line is not None else ""
+    text = f" at {allocation.line}" if allocation.line is not None else ""
     module = f" in {allocation.module}" if allocation.module else ""
     return (
         f"{size(allocation.nbytes)} ({share(allocation.nbytes, total)}) in one piece: "
-        f"{kind_title(allocation.kind)} by {allocation.operator}{module}{at}"
+        f"{kind_title(allocation.kind)} by {allocation.operator}{module}{text}"
     )
 
 
@@ -326,7 +326,7 @@ def _of_what(summary: RecordingSummary) -> str:
 def _ends_early(findings: Iterable[Finding]) -> str:
     """A clause that says that the recorded run did not go on, in the words that end a headline;
     else empty."""
-    when = next((each.subject for each in findings if each.kind == FAILS_LATER), "")
+    when = next((finding.subject for finding in findings if finding.kind == FAILS_LATER), "")
     return f", but the run ends {when}" if when else ""
 
 
@@ -561,7 +561,7 @@ def _fragmentation(report: MemoryReport) -> list[Facts | Table | Text | None]:
         ),
         table_of(
             ("Allocator setting", "Reserved", "Change", "At this GPU"),
-            [_setting_row(each, settings[0]) for each in settings],
+            [_setting_row(setting, settings[0]) for setting in settings],
             "Allocator settings, each simulated",
             (1, 2),
         ),

@@ -265,14 +265,17 @@ def over_step(memory: StepMemory) -> Chart:
     places = [moment.event / max(1, memory.events - 1) * 100 for moment in memory.moments]
     rows = stacked(
         [
-            (at, {kind_title(kind): nbytes / unit for kind, nbytes in moment.by_kind_bytes.items()})
-            for at, moment in zip(places, memory.moments, strict=True)
+            (
+                place,
+                {kind_title(kind): nbytes / unit for kind, nbytes in moment.by_kind_bytes.items()},
+            )
+            for place, moment in zip(places, memory.moments, strict=True)
         ],
         titles,
     )
     wide = [
-        {"at": at, "tip": _moment_tip(moment)}
-        for at, moment in zip(places, memory.moments, strict=True)
+        {"at": place, "tip": _moment_tip(moment)}
+        for place, moment in zip(places, memory.moments, strict=True)
     ]
     peak = memory.moments[memory.peak]
     mark = {
@@ -379,10 +382,10 @@ def _peak_layers(mark: Mapping[str, Any]) -> list[Spec]:
 
 def _owner_rows(owners: Sequence[Owner]) -> list[tuple[str, str]]:
     rows = [
-        (f"{each.module or '(no module)'} · {kind_title(each.kind)}", size(each.nbytes))
-        for each in owners[:_HOVER]
+        (f"{owner.module or '(no module)'} · {kind_title(owner.kind)}", size(owner.nbytes))
+        for owner in owners[:_HOVER]
     ]
-    left = sum(each.nbytes for each in owners[_HOVER:])
+    left = sum(owner.nbytes for owner in owners[_HOVER:])
     return rows + ([(f"{len(owners) - _HOVER} others", size(left))] if left else [])
 
 
@@ -393,14 +396,14 @@ def owners(memory: StepMemory) -> Table | None:
         ("Owner at the peak", "Kind", "Memory", "Share", "Largest by", "Line"),
         [
             (
-                each.module or "(no module)",
-                kind_title(each.kind),
-                size(each.nbytes),
-                percent(each.nbytes / total),
-                each.operator,
-                short_place(each.line) if each.line else "-",
+                owner.module or "(no module)",
+                kind_title(owner.kind),
+                size(owner.nbytes),
+                percent(owner.nbytes / total),
+                owner.operator,
+                short_place(owner.line) if owner.line else "-",
             )
-            for each in shown
+            for owner in shown
         ],
         f"The {len(shown)} largest of {len(memory.owners)} owners of the peak",
         (2, 3),
@@ -427,7 +430,7 @@ def by_batch(result: PlanResult, detail: JobDetail) -> Chart | None:
     points = detail.batches
     if len(points) < 2:
         return None
-    top = max(each.device_bytes for each in points)
+    top = max(point.device_bytes for point in points)
     limits = {
         name: nbytes
         for name, nbytes in detail.gpu_bytes.items()
@@ -450,13 +453,13 @@ def by_batch(result: PlanResult, detail: JobDetail) -> Chart | None:
         ("Batch size", "Allocated", "Reserved", "Device", "Fits on"),
         [
             (
-                str(each.batch_size),
-                size(each.allocated_bytes),
-                size(each.reserved_bytes),
-                size(each.device_bytes),
-                ", ".join(n for n, b in detail.gpu_bytes.items() if each.device_bytes <= b) or "-",
+                str(point.batch_size),
+                size(point.allocated_bytes),
+                size(point.reserved_bytes),
+                size(point.device_bytes),
+                ", ".join(n for n, b in detail.gpu_bytes.items() if point.device_bytes <= b) or "-",
             )
-            for each in points
+            for point in points
         ],
         "Memory by batch size, with PyTorch's allocator simulated at each (no GPU limit)",
         (0, 1, 2, 3),
@@ -477,7 +480,7 @@ def memory_growth(report: MemoryReport) -> list[Facts | Table | Text | Snippet |
         return [Text(text, detail=9)]
     if law is None:
         words, *commands = _missing(report)
-        return [Text(words, detail=9), *(Snippet(each, detail=9) for each in commands)]
+        return [Text(words, detail=9), *(Snippet(command, detail=9) for command in commands)]
     low, high = law.batches
     if law.law == "none":
         return [Text(f"no linear model from batch sizes {low} and {high}: {law.reason}", detail=9)]

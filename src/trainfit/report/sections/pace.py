@@ -159,7 +159,7 @@ def _notes(result: PaceResult) -> Iterator[Note]:
 def _each_warning(warnings: Sequence[str]) -> Items | None:
     """All, where the notes have several as one."""
     alike = len(merged(warnings)) < len(warnings)
-    return items([Item(each) for each in warnings]) if alike else None
+    return items([Item(warning) for warning in warnings]) if alike else None
 
 
 # -- times -------------------------------------------------------------------------------------
@@ -247,19 +247,19 @@ def _attribution(attribution: Attribution | None) -> list[Section]:
     low, high = duration(max(0.0, excess.low)), duration(excess.high)
     causes = [
         Item(
-            CAUSES[each.cause],
+            CAUSES[finding.cause],
             "warn",
-            f"{percent(max(0.0, min(1.0, each.share.value)))} of it",
-            rows(*(("evidence", text) for text in each.evidence)),
+            f"{percent(max(0.0, min(1.0, finding.share.value)))} of it",
+            rows(*(("evidence", text) for text in finding.evidence)),
             detail=2,
         )
-        for each in attribution.findings
+        for finding in attribution.findings
     ]
     said = facts(
         ("cannot tell", attribution.cannot_tell, 3),
         *(("to learn more", words, WHOLE) for words in attribution.would_tell),
-        *(("not tried", f"{ARMS[each.arm]}: {each.why_not}", WHOLE)
-          for each in attribution.arms if each.why_not),
+        *(("not tried", f"{ARMS[arm.arm]}: {arm.why_not}", WHOLE)
+          for arm in attribution.arms if arm.why_not),
         lines=4,
     )  # fmt: skip
     more = f"at {attribution.hz:g} Hz a call needs {duration(excess.value)} more ({low} to {high})"
@@ -270,14 +270,14 @@ def _attribution(attribution: Attribution | None) -> list[Section]:
 
 def _arms(attribution: Attribution) -> Chart | None:
     """What each way of spending the wait gives back of the excess."""
-    shown = [each for each in attribution.arms if each.recovered is not None]
+    shown = [effect for effect in attribution.arms if effect.recovered is not None]
     rows = []
-    for each in shown:
-        share = each.recovered
+    for arm in shown:
+        share = arm.recovered
         assert share is not None
-        said = tip(ARMS[each.arm], ("of the excess", percent(share.value)),
-                   ("a call", duration(each.wall_s)))  # fmt: skip
-        rows.append({"arm": ARMS[each.arm], "share": 100 * share.value, "low": 100 * share.low,
+        said = tip(ARMS[arm.arm], ("of the excess", percent(share.value)),
+                   ("a call", duration(arm.wall_s)))  # fmt: skip
+        rows.append({"arm": ARMS[arm.arm], "share": 100 * share.value, "low": 100 * share.low,
                      "high": 100 * share.high, "tip": said})  # fmt: skip
     if not rows:
         return None
@@ -306,9 +306,9 @@ def _arms(attribution: Attribution) -> Chart | None:
     table = figures(
         ("Between calls", "A call", "CPU", "GPU", "Core speed", "Recovers"),
         [
-            (ARMS[each.arm], *map(duration, (each.wall_s, each.cpu_s, each.device_s)),
-             percent(each.speed), _interval(each.recovered) if each.recovered else "-")
-            for each in attribution.arms if not each.why_not
+            (ARMS[effect.arm], *map(duration, (effect.wall_s, effect.cpu_s, effect.device_s)),
+             percent(effect.speed), _interval(effect.recovered) if effect.recovered else "-")
+            for effect in attribution.arms if not effect.why_not
         ],
         "What each way of spending the wait recovers of the excess",
         (1, 2, 3, 4, 5),
@@ -423,8 +423,8 @@ def _compared(result: PaceResult) -> str:
     if not result.rates:
         if result.unheld:
             return ""
-        wanted = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
-        return "Nothing was measured: give --duration " + (f"{wanted:g}" if wanted else "more")
+        target = max((each.wanted_s or 0.0 for each in result.unmeasured), default=0.0)
+        return "Nothing was measured: give --duration " + (f"{target:g}" if target else "more")
     slower = [row for row in result.rates if row.is_slower]
     if result.back_to_back is None:
         return ""
@@ -499,7 +499,7 @@ def _collecting(row: RateSummary) -> str:
 
 def _next_to(result: PaceResult) -> str:
     """What makes calls late at any rate: programs that had the cores meanwhile."""
-    others = next((each for each in result.warnings if each.startswith(OTHERS)), "")
+    others = next((warning for warning in result.warnings if warning.startswith(OTHERS)), "")
     return f"; {others}" if others else ""
 
 
@@ -516,15 +516,15 @@ def _not_slower(result: PaceResult) -> str:
         uncompared = f"{_rate_names(alone)}: too few calls to compare with back to back"
     if not compared:
         return uncompared
-    most = max(ratio.high - 1 for ratio in compared)
-    if most <= _NOTHING:
+    maximum = max(ratio.high - 1 for ratio in compared)
+    if maximum <= _NOTHING:
         text = AS_FAST
-    elif most > _ANYTHING:
+    elif maximum > _ANYTHING:
         text = f"Cannot tell whether calls are slower: {_varied(result)}"
     else:
         text = (
             "No call is measurably slower than back to back; with so few or so varied calls up "
-            f"to {percent(most)} more is possible"
+            f"to {percent(maximum)} more is possible"
         )
     return f"{text}; {uncompared}" if uncompared else text
 
@@ -561,10 +561,10 @@ _DURATION: Final = re.compile(r"--duration (\d+) gives")
 
 def merged(warnings: Sequence[str]) -> list[str]:
     """One for each kind, the most important first: of the machine, then of the calls."""
-    of_machine = [each for each in warnings if not any(kind in each for kind, _ in _KINDS)]
+    of_machine = [warning for warning in warnings if not any(kind in warning for kind, _ in _KINDS)]
     found = sorted(of_machine, key=lambda each: each.startswith("the first call"))
     for kind, several in _KINDS:
-        alike = [each for each in warnings if kind in each]
+        alike = [warning for warning in warnings if kind in warning]
         if len(alike) > 1:
             names = ", ".join(each.partition(":")[0] for each in alike)
             needed = [int(match[1]) for each in alike if (match := _DURATION.search(each))]

@@ -141,11 +141,11 @@ def _sketch(result: PaceResult) -> Sketch:
         if not named:
             return []
         least = min(min(walls) for _, walls in named)
-        most = max(_quantile(walls, 0.99) for _, walls in named)
-        lines = [f"  Over time ({duration(least)} to {duration(most)})"]
+        maximum = max(_quantile(walls, 0.99) for _, walls in named)
+        lines = [f"  Over time ({duration(least)} to {duration(maximum)})"]
         for name, walls in named:
             medians = [_quantile(walls[a:b], 0.5) for a, b in parts(len(walls), _CELLS)]
-            lines.append(f"    {name:<14}{blocks(medians, least, most)}")
+            lines.append(f"    {name:<14}{blocks(medians, least, maximum)}")
         return [*lines, *_histogram(result, columns)]
 
     return drawn

@@ -180,7 +180,7 @@ def _evaluation_label(result: PlanResult) -> str:
 
 def _evaluation(result: PlanResult) -> str:
     """What the evaluation needs, where that is more than training does."""
-    told = []
+    texts = []
     pairs = (
         (result.epoch_end, result.now.memory),
         (result.recommended_epoch_end, result.recommended),
@@ -190,8 +190,8 @@ def _evaluation(result: PlanResult) -> str:
             continue
         if training is not None and not end.needs_more_than(training.device_bytes):
             continue
-        at = f"batch size {end.batch_size}: " if end.batch_size else ""
-        text = f"{at}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
+        phrase = f"batch size {end.batch_size}: " if end.batch_size else ""
+        text = f"{phrase}allocated {size(end.allocated_bytes)}, device {size(end.device_bytes)}"
         if end.batch_bytes and end.batches:
             kept = "" if end.kept_at is None else f", kept at {short_place(end.kept_at)}"
             text += f" ({size(end.batch_bytes)} more with each of {end.batches} batches{kept})"
@@ -199,8 +199,8 @@ def _evaluation(result: PlanResult) -> str:
             text += f", from {short_place(end.later)} on"
         if end.final is not None:
             text += f", {short_place(end.final)}"
-        told.append(text)
-    return "; ".join(told)
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def _fixes(result: PlanResult) -> Items | None:
@@ -477,7 +477,9 @@ def _precision(result: PlanResult) -> list[Table | Facts | None]:
             ],
             numeric=(1, 2, 3, 4),
         ),
-        facts(*(("" if at else "chosen", text) for at, text in enumerate(filter(None, reasons)))),
+        facts(
+            *(("" if index else "chosen", text) for index, text in enumerate(filter(None, reasons)))
+        ),
     ]
 
 

@@ -75,26 +75,28 @@ def answer(result: PlanResult) -> str:
 def _fits(result: PlanResult) -> str:
     now, chosen = result.now, result.chosen
     need, there = size(now.memory.device_bytes), size(result.gpu_memory_bytes)
-    at = ""
+    text = ""
     if now.batch_size and (now.batch_size != chosen.recommended_batch or chosen is not now):
-        at = f" at batch size {now.batch_size}"
+        text = f" at batch size {now.batch_size}"
     if chosen is not now:
-        at += f" with AMP {now.amp}"
+        text += f" with AMP {now.amp}"
     if now.rank:
-        at += f" (rank {now.rank}, which needs more than rank 0)"
-    at += eager_text(result.coverage)
+        text += f" (rank {now.rank}, which needs more than rank 0)"
+    text += eager_text(result.coverage)
     end = result.epoch_end
     # How many epochs there are until then tells more than what the last one needs.
     grows_until = end is not None and end.later and _subject(result, EPOCH_GROWTH)
     if now.fits and end is not None and end.fits is False and not grows_until:
         need = size(end.device_bytes or 0)
         verb = "need" if end.is_plural else "needs"
-        return f"Does not fit: the {end.title} {verb} {need} of {there}{at}{_without_graph(end)}."
+        return f"Does not fit: the {end.title} {verb} {need} of {there}{text}{_without_graph(end)}."
     if now.fits and (until := full_after(result)) is not None:
-        return f"Fits at first: {need} of {there}{at}, but memory grows: full after about {until}."
+        return (
+            f"Fits at first: {need} of {there}{text}, but memory grows: full after about {until}."
+        )
     if now.fits and (until := _subject(result, EPOCH_GROWTH)):
         grows = f"memory grows with each epoch: full after {until}"
-        return f"Fits at first: {need} of {there}{at}, but {grows}."
+        return f"Fits at first: {need} of {there}{text}, but {grows}."
     if now.fits and (growth := until_bound(result)) > (ALIKE - 1) * now.memory.device_bytes:
         most = size(now.memory.device_bytes + growth)
         is_freed = result.pattern is not None and result.pattern.freed_every
@@ -102,9 +104,9 @@ def _fits(result: PlanResult) -> str:
         there += f" at first, {most} {when}"
     later = _subject(result, FAILS_LATER) or _subject(result, SCHEDULE_ENDS)
     if now.fits and later:
-        return f"Fits: {need} of {there}{at}, but the script fails {later}."
+        return f"Fits: {need} of {there}{text}, but the script fails {later}."
     if now.fits and (last := _last_batch(result)):
-        return f"Fits: {need} of {there}{at}, but {last}."
+        return f"Fits: {need} of {there}{text}, but {last}."
     if now.fits and end is not None and end.needs_more_than(now.memory.device_bytes):
         there += f" (the {end.title}; training {need})"
         need = size(end.device_bytes or 0)
@@ -114,9 +116,9 @@ def _fits(result: PlanResult) -> str:
             f"{beyond_text(now.memory, result.gpu_memory_bytes)}"
             f"{spoilt_text(result.findings)}{_not_looked_at(result)}"
         )
-        return f"Fits: {need} of {there}{at}{more}."
+        return f"Fits: {need} of {there}{text}{more}."
     only = " (no simulated size fits)" if now.largest_batch == 0 else ""
-    return f"Does not fit: needs {need} of {there}{at}{largest_text(result.shapes)}{only}."
+    return f"Does not fit: needs {need} of {there}{text}{largest_text(result.shapes)}{only}."
 
 
 def _without_graph(end: EpochEnd) -> str:
@@ -151,22 +153,22 @@ def ends_early(result: PlanResult) -> bool:
 
 def _subject(result: PlanResult, kind: str) -> str:
     """The subject of the finding of a kind; empty where there is none."""
-    return next((each.subject for each in result.findings if each.kind == kind), "")
+    return next((finding.subject for finding in result.findings if finding.kind == kind), "")
 
 
 def _failing_batches(result: PlanResult) -> list[str]:
     """Batch sizes with which an epoch's last batch fails."""
-    return [each.subject for each in result.findings if each.kind == LAST_BATCH]
+    return [finding.subject for finding in result.findings if finding.kind == LAST_BATCH]
 
 
 def _last_batch(result: PlanResult) -> str:
     """A clause that says that an epoch's last batch fails, at the present batch size or the
     recommended one; else empty."""
-    found = _failing_batches(result)
-    if not found:
+    batches = _failing_batches(result)
+    if not batches:
         return ""
-    here = str(result.now.batch_size) in found
-    return "the last batch of an epoch fails" + ("" if here else f" at batch size {found[0]}")
+    here = str(result.now.batch_size) in batches
+    return "the last batch of an epoch fails" + ("" if here else f" at batch size {batches[0]}")
 
 
 def _not_looked_at(result: PlanResult) -> str:
@@ -178,8 +180,8 @@ def _not_looked_at(result: PlanResult) -> str:
             continue
         if end.evaluation == "none":
             return f"; {end.reason}"
-        at = f" at batch size {end.batch_size}" if end is not result.epoch_end else ""
-        return f"; evaluation not simulated{at}: {end.reason}"
+        text = f" at batch size {end.batch_size}" if end is not result.epoch_end else ""
+        return f"; evaluation not simulated{text}: {end.reason}"
     return ""
 
 
@@ -372,7 +374,7 @@ def _amp(result: PlanResult) -> str:
 def _is_barred(choice: AmpChoice | None) -> bool:
     """Did the script fail in a half precision that was tried, and stays as it is?"""
     hazards = choice.hazards if choice is not None and choice.configuration is None else ()
-    return any(each.is_critical and each.kind in ("fails", "overflow") for each in hazards)
+    return any(hazard.is_critical and hazard.kind in ("fails", "overflow") for hazard in hazards)
 
 
 def _faster_amp(result: PlanResult, other: Configuration) -> str:
@@ -490,8 +492,8 @@ def _gradients(result: PlanResult) -> str:
 
 
 def _cpu(result: PlanResult) -> str:
-    found = result.versus_cpu
-    return verdict(found, result.speed) if found is not None else ""
+    cpu = result.versus_cpu
+    return verdict(cpu, result.speed) if cpu is not None else ""
 
 
 def _coverage(result: PlanResult) -> str:
@@ -567,9 +569,9 @@ def fix_lines(result: PlanResult) -> list[str]:
         other, lines = None, [evaluation_line(result)]
         end = result.epoch_end
         if end is not None and end.without_graph_bytes is not None:
-            at = f" at batch size {now.batch_size}" if now.batch_size else ""
+            text = f" at batch size {now.batch_size}" if now.batch_size else ""
             need = size(end.without_graph_bytes)
-            first.insert(0, f"the evaluation under torch.no_grad(): {need}{at}")
+            first.insert(0, f"the evaluation under torch.no_grad(): {need}{text}")
     if other is not None and other.fits:
         first.append(f"AMP {other.amp}: {size(other.memory.device_bytes)}")
     elif other is not None and other.largest_batch and not now.largest_batch:

@@ -44,7 +44,7 @@ def gpus_facts(result: PlanResult) -> Facts | None:
     gpus = result.gpus
     if gpus is None:
         return None
-    computing = [each for each in gpus.shares if each.busy_share is not None]
+    computing = [share for share in gpus.shares if share.busy_share is not None]
     return facts_of(
         ("memory", ", ".join(f"GPU {e.gpu} {size(e.device_bytes)}" for e in gpus.shares), 1),
         (
@@ -60,16 +60,16 @@ def gpus_facts(result: PlanResult) -> Facts | None:
 
 
 def _held(ranks: Ranks) -> str:
-    return ", ".join(f"rank {each.rank} {size(each.device_bytes)}" for each in ranks.stages)
+    return ", ".join(f"rank {stage.rank} {size(stage.device_bytes)}" for stage in ranks.stages)
 
 
 def _computed(ranks: Ranks, step: StepSpeed | None) -> str:
-    known = [each for each in ranks.stages if each.computing_s is not None]
+    known = [stage for stage in ranks.stages if stage.computing_s is not None]
     if step is None or not known or ranks.bubble_share is None:
         return ""
     each = ", ".join(f"rank {stage.rank} {duration(stage.computing_s or 0.0)}" for stage in known)
-    waited = [found for found in ranks.collectives if found.kind != "send_receive"]
-    took = f" (collectives need {duration(sum(found.seconds for found in waited))})"
+    waited = [collective for collective in ranks.collectives if collective.kind != "send_receive"]
+    took = f" (collectives need {duration(sum(collective.seconds for collective in waited))})"
     reduced = "communication" + (took if waited else "")
     return (
         f"{each} of {duration(step.seconds)} a step: they wait "

@@ -355,9 +355,9 @@ def _programs(profile: Profile) -> Table | None:
     """A table of what was measured for each class, as multiples of the model's times: `plan` takes
     the median."""
     factors: dict[str, list[float]] = {}
-    for each in profile.rates.programs:
-        if each.modelled_s and not profile.is_rehearsal:
-            factors.setdefault(each.group, []).append(each.seconds.value / each.modelled_s)
+    for program in profile.rates.programs:
+        if program.modelled_s and not profile.is_rehearsal:
+            factors.setdefault(program.group, []).append(program.seconds.value / program.modelled_s)
     rows = [
         (
             name,
@@ -387,13 +387,22 @@ def _amount(value: float, unit: str) -> str:
 def _workspaces(convolutions: tuple[ConvolutionWorkspace, ...]) -> Table | None:
     """Measured and modelled bytes, where either is not 0."""
     rows = []
-    for each in convolutions:
-        if not each.measured_bytes and not each.modelled_bytes:
+    for convolution in convolutions:
+        if not convolution.measured_bytes and not convolution.modelled_bytes:
             continue
-        samples, inputs, outputs, height, width, kernel = each.shape
-        layout = "channels_last" if each.channels_last else "contiguous"
+        samples, inputs, outputs, height, width, kernel = convolution.shape
+        layout = "channels_last" if convolution.channels_last else "contiguous"
         where = f"{samples}x{inputs}x{height}x{width} to {outputs}, {kernel}x{kernel}"
-        model = "?" if each.modelled_bytes is None else size(each.modelled_bytes)
-        rows.append((where, each.dtype, layout, each.direction, size(each.measured_bytes), model))
+        model = "?" if convolution.modelled_bytes is None else size(convolution.modelled_bytes)
+        rows.append(
+            (
+                where,
+                convolution.dtype,
+                layout,
+                convolution.direction,
+                size(convolution.measured_bytes),
+                model,
+            )
+        )
     head = ("Shape", "Type", "Layout", "Pass", "Measured", "Modelled")
     return table_of(head, rows, numeric=(4, 5))

@@ -353,11 +353,14 @@ def _columns(timeline: UtilisationTimeline, total_s: float, room: int) -> tuple[
     shares, window = timeline.busy_shares, timeline.window_s
     each = -(-len(shares) // room)
     heights = []
-    for at in range(0, len(shares), each):
+    for index in range(0, len(shares), each):
         lengths = [
-            min(window, total_s - (at + i) * window) for i in range(len(shares[at : at + each]))
+            min(window, total_s - (index + i) * window)
+            for i in range(len(shares[index : index + each]))
         ]
-        busy = sum(s * max(0.0, n) for s, n in zip(shares[at : at + each], lengths, strict=True))
+        busy = sum(
+            s * max(0.0, n) for s, n in zip(shares[index : index + each], lengths, strict=True)
+        )
         heights.append(busy / sum(lengths) if sum(lengths) > 0 else 0.0)
     wide = max(1, min(_WIDEST, room // len(heights)))
     return [height for height in heights for _ in range(wide)], each * window / wide
@@ -381,12 +384,12 @@ def _axis(columns: int, column_s: float, room: int) -> list[str]:
     drawn, labels = ["─"] * columns, ""
     ticks = int(columns * column_s / every + 1e-9)
     for number in range(ticks + 1):
-        at = round(number * every / column_s)
+        index = round(number * every / column_s)
         label = f"{number * every:g} s"
-        if at < columns:
-            drawn[at] = "┬"
-            if at + len(label) <= room:
-                labels = labels.ljust(at) + label
+        if index < columns:
+            drawn[index] = "┬"
+            if index + len(label) <= room:
+                labels = labels.ljust(index) + label
     margin = _MARGIN.format("0%")
     return [f"{margin}└{''.join(drawn)}", f"{_MARGIN.format('')} {labels}".rstrip()]
 
@@ -404,8 +407,8 @@ def _marks(dips: Sequence[Dip], columns: int, column_s: float) -> str:
         letter = CAUSES[dip.cause][0]
         first, last = int(dip.start_s / column_s), int(dip.end_s / column_s - 1e-9)
         if letter != " ":
-            for at in range(first, min(max(first, last), columns - 1) + 1):
-                marks[at] = letter
+            for number in range(first, min(max(first, last), columns - 1) + 1):
+                marks[number] = letter
     return "".join(marks).rstrip()
 
 
@@ -441,16 +444,16 @@ def _idle(result: Rehearsal) -> Table | None:
 def cause_words(result: Rehearsal, cause: Cause) -> str:
     """Details of a cause, and what changes it."""
     dips = [dip for dip in result.dips if dip.cause == cause]
-    seen = ""
+    text = ""
     if dips and cause in ("start_up", "epoch", "slow_batch"):
         largest = max(dips, key=lambda dip: dip.idle_s)
-        at = f"at {duration(largest.start_s)}: " if cause != "start_up" else ""
+        phrase = f"at {duration(largest.start_s)}: " if cause != "start_up" else ""
         times = f"{len(dips)} times, the longest " if len(dips) > 1 else ""
-        seen = f"{times}{at}{largest.what}" if largest.what else times + at.rstrip(": ")
+        text = f"{times}{phrase}{largest.what}" if largest.what else times + phrase.rstrip(": ")
     meaning = _meaning(result.settings, cause)
     if cause == "transfer" and _is_much(result, cause) and not result.settings.pin_memory:
         meaning += "; --pin-memory tests whether a separate thread transfers them sooner"
-    return "; ".join(part for part in (seen, meaning) if part)
+    return "; ".join(part for part in (text, meaning) if part)
 
 
 def _is_much(result: Rehearsal, cause: Cause) -> bool:

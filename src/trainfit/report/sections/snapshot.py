@@ -142,7 +142,7 @@ def _allocator(report: SnapshotReport) -> Facts | None:
 def _settings(report: SnapshotReport) -> Table | None:
     return table(
         ("Allocator setting, replayed", "Reserved", "At this GPU"),
-        [_setting(each) for each in report.settings],
+        [_setting(setting) for setting in report.settings],
         "The same requests under other settings of the allocator",
         (1,),
     )

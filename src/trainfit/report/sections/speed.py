@@ -125,8 +125,8 @@ def _run(run: RunRate, on: str = "") -> str:
     least, most = ("at least ", "at most ") if run.is_bound else ("", "")
     samples = f", {most}{rate(run.samples_per_s)} samples/s" if run.samples_per_s else ""
     samples += on if samples else ""
-    at = f" at batch size {run.batch_size}" if run.batch_size else ""
-    return f"{least}{duration(run.step_s)} a step{samples}{at}{limit_text(run)}"
+    text = f" at batch size {run.batch_size}" if run.batch_size else ""
+    return f"{least}{duration(run.step_s)} a step{samples}{text}{limit_text(run)}"
 
 
 def _graphs(speed: Speed) -> str:
@@ -214,14 +214,14 @@ def _operators(work: StepWork) -> Chart:
     shown = work.operators[:_BARS]
     rows: list[dict[str, Any]] = [
         {
-            "name": f"{_name(each)} {each.dtype}",
-            "ms": each.gpu_s * 1e3,
-            "limit": _LIMITS[each.limit][0],
-            "tip": tip(_name(each), *_operator_rows(each, work)),
+            "name": f"{_name(operator)} {operator.dtype}",
+            "ms": operator.gpu_s * 1e3,
+            "limit": _LIMITS[operator.limit][0],
+            "tip": tip(_name(operator), *_operator_rows(operator, work)),
         }
-        for each in shown
+        for operator in shown
     ]
-    left = sum(each.gpu_s for each in work.operators[_BARS:])
+    left = sum(operator.gpu_s for operator in work.operators[_BARS:])
     limits = [_LIMITS[each] for each in _LIMITS if any(o.limit == each for o in shown)]
     first = work.operators[0]
     says = (
@@ -234,16 +234,16 @@ def _operators(work: StepWork) -> Chart:
         ("Operator", "Dtype", "GPU time", "Share", "Kernels", "FLOPs", "Moved", "Limit"),
         [
             (
-                _name(each),
-                each.dtype,
-                duration(each.gpu_s),
-                percent(each.gpu_s / work.gpu_s),
-                str(each.kernels),
-                with_prefix(each.flops, "FLOP") if each.flops else "-",
-                size(each.moved_bytes),
-                _LIMITS[each.limit][0],
+                _name(operator),
+                operator.dtype,
+                duration(operator.gpu_s),
+                percent(operator.gpu_s / work.gpu_s),
+                str(operator.kernels),
+                with_prefix(operator.flops, "FLOP") if operator.flops else "-",
+                size(operator.moved_bytes),
+                _LIMITS[operator.limit][0],
             )
-            for each in work.operators[:_ROWS]
+            for operator in work.operators[:_ROWS]
         ],
         "Operators by GPU time",
         (2, 3, 4, 5, 6),
@@ -272,27 +272,27 @@ def _operator_rows(operator: OperatorTime, work: StepWork) -> list[tuple[str, st
 def _roofline(work: StepWork) -> Chart | None:
     """Operators with FLOPs: what they reach, against what the GPU could do at their intensity."""
     shown = [
-        each
-        for each in work.operators
-        if each.flops and each.moved_bytes and each.gpu_s >= _LEAST * work.gpu_s
+        operator
+        for operator in work.operators
+        if operator.flops and operator.moved_bytes and operator.gpu_s >= _LEAST * work.gpu_s
     ]
     if not shown or not work.peak_flops_per_s:
         return None
     points: list[dict[str, Any]] = [
         {
-            "intensity": each.flops / each.moved_bytes,
-            "rate": each.flops / each.gpu_s / 1e12,
-            "share": each.gpu_s / work.gpu_s,
-            "dtype": each.dtype,
+            "intensity": operator.flops / operator.moved_bytes,
+            "rate": operator.flops / operator.gpu_s / 1e12,
+            "share": operator.gpu_s / work.gpu_s,
+            "dtype": operator.dtype,
             "tip": tip(
-                _name(each),
-                ("intensity", f"{rate(each.flops / each.moved_bytes)} FLOP/B"),
-                *_operator_rows(each, work),
+                _name(operator),
+                ("intensity", f"{rate(operator.flops / operator.moved_bytes)} FLOP/B"),
+                *_operator_rows(operator, work),
             ),
         }
-        for each in shown
+        for operator in shown
     ]
-    found = [each.flops / each.moved_bytes for each in shown]
+    found = [operator.flops / operator.moved_bytes for operator in shown]
     ends = min(1.0, *found) / 2, max(1000.0, *found) * 2
     dtypes = [name for name in work.peak_flops_per_s if any(o.dtype == name for o in shown)]
     bandwidth = work.bandwidth_bytes_per_s
@@ -303,7 +303,7 @@ def _roofline(work: StepWork) -> Chart | None:
         for name, peak in work.peak_flops_per_s.items() if name in dtypes
         for at in (ends[0], peak / bandwidth, ends[1])
     ]  # fmt: skip
-    share = sum(each.gpu_s for each in shown) / work.gpu_s
+    share = sum(operator.gpu_s for operator in shown) / work.gpu_s
     best = max(shown, key=lambda each: each.flops / each.gpu_s)
     says = (
         f"{len(shown)} operators with FLOPs use {percent(share)} of the GPU time; the fastest "
@@ -315,14 +315,14 @@ def _roofline(work: StepWork) -> Chart | None:
         ("Operator", "Dtype", "FLOP/B", "Reached", "Of the peak", "Share of time"),
         [
             (
-                _name(each),
-                each.dtype,
-                rate(each.flops / each.moved_bytes),
-                with_prefix(each.flops / each.gpu_s, "FLOP/s"),
-                percent(each.flops / each.gpu_s / work.peak_flops_per_s[each.dtype]),
-                percent(each.gpu_s / work.gpu_s),
+                _name(operator),
+                operator.dtype,
+                rate(operator.flops / operator.moved_bytes),
+                with_prefix(operator.flops / operator.gpu_s, "FLOP/s"),
+                percent(operator.flops / operator.gpu_s / work.peak_flops_per_s[operator.dtype]),
+                percent(operator.gpu_s / work.gpu_s),
             )
-            for each in shown
+            for operator in shown
         ],
         "Arithmetic intensity and predicted rate of operators",
         (2, 3, 4, 5),

@@ -253,7 +253,7 @@ def _table(result: SweepResult) -> Table | None:
     best = {result.cheapest, result.fastest, result.best_per_unit}
     return table_of(
         [name for name, _ in columns],
-        [[cell for _, make in columns for cell in (make(each),)] for each in cells],
+        [[cell for _, make in columns for cell in (make(sweep_cell),)] for sweep_cell in cells],
         "The best first (predicted; *: on the Pareto front of time, cost and memory)",
         range(texts, len(columns) - 1),
         [place for place in range(len(cells)) if place in best],

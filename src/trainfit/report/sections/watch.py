@@ -134,7 +134,9 @@ def watch_subject(result: WatchResult) -> Subject:
     sections = (
         *section(
             "Findings in the watched run",
-            items([_item(each, at) for at, each in enumerate(result.findings)], "finding"),
+            items(
+                [_item(finding, index) for index, finding in enumerate(result.findings)], "finding"
+            ),
             Text(nothing, "good", 0) if nothing else None,
         ),
         *section("The watched run", _facts(result)),
@@ -217,7 +219,7 @@ def _at_peak(ledger: MemoryLedger) -> str:
 
 
 def _tiles(result: WatchResult) -> tuple[Tile, ...]:
-    waits = next((each.share for each in result.phases if each.name == "input"), None)
+    waits = next((phase.share for phase in result.phases if phase.name == "input"), None)
     tiles = []
     if result.step_s is not None:
         spread = result.step_interval_s
@@ -266,22 +268,22 @@ def _item(finding: Finding, place: int) -> Item:
 
 
 def _phases(result: WatchResult) -> Chart | None:
-    shown = [each for each in result.phases if each.host_s > 0]
+    shown = [phase for phase in result.phases if phase.host_s > 0]
     if not shown:
         return None
     rows = [
         {
-            "phase": PHASES[each.name],
-            "ms": each.host_s * 1e3,
+            "phase": PHASES[phase.name],
+            "ms": phase.host_s * 1e3,
             "step": "a step",
             "tip": tip(
-                PHASES[each.name],
-                ("host", duration(each.host_s)),
-                ("share", percent(each.share)),
-                ("GPU", duration(each.gpu_s) if each.gpu_s is not None else ""),
+                PHASES[phase.name],
+                ("host", duration(phase.host_s)),
+                ("share", percent(phase.share)),
+                ("GPU", duration(phase.gpu_s) if phase.gpu_s is not None else ""),
             ),
         }
-        for each in shown
+        for phase in shown
     ]
     most = max(shown, key=lambda each: each.share)
     says = f"Of a step's time {percent(most.share)} is {PHASES[most.name]}."
@@ -294,7 +296,7 @@ def _phases(result: WatchResult) -> Chart | None:
         (1, 2, 3),
     )
     drawn = sorted(
-        (each for each in shown if each.share >= _LEAST_SHARE), key=lambda each: -each.share
+        (phase for phase in shown if phase.share >= _LEAST_SHARE), key=lambda each: -each.share
     )[:_BARS]
     sketch = bars(
         [

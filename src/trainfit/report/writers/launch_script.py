@@ -62,7 +62,7 @@ def _sbatch(result: PlanResult) -> Iterator[str]:
         f"Planned for {result.gpu}: your cluster may want its own name of it, as in gpu:a100:1."
     )
     yield "#SBATCH --gres=gpu:1"
-    settings, seen = _launched(result), _candidate(result)
+    settings, candidate = _launched(result), _candidate(result)
     if settings is None:
         yield from _comment(
             "Not known: --cpus-per-task, as the DataLoader was not measured (its workers and one)."
@@ -71,15 +71,15 @@ def _sbatch(result: PlanResult) -> Iterator[str]:
         yield from _comment(f"{count(settings.num_workers, 'worker')} and the main process.")
         yield f"#SBATCH --cpus-per-task={settings.num_workers + 1}"
     workers = ""
-    if seen is not None and seen.ram_bytes:
-        workers = f"; the DataLoader's workers need {size(seen.ram_bytes)} of it"
+    if candidate is not None and candidate.ram_bytes:
+        workers = f"; the DataLoader's workers need {size(candidate.ram_bytes)} of it"
     yield from _comment(f"Not known: --mem, the main process's memory was not measured{workers}.")
     epoch = ""
     if result.speed is not None and result.speed.epoch_s is not None:
         now = result.now.batch_size
-        at = f" at batch size {now}" if now else ""
+        text = f" at batch size {now}" if now else ""
         epoch = (
-            f"; an epoch{at} needs at least {duration(result.speed.epoch_s)} "
+            f"; an epoch{text} needs at least {duration(result.speed.epoch_s)} "
             "(predicted, if the DataLoader keeps up)"
         )
     yield from _comment(f"Not known: --time, as the number of epochs is the script's{epoch}.")
@@ -110,7 +110,7 @@ def _docker(result: PlanResult) -> Iterator[str]:
     yield ': "${IMAGE:?set it to the name of an image}"'
     yield ""
     options = ["--rm", "--gpus 1", *_shared_memory(result), '-v "$PWD":"$PWD" -w "$PWD"']
-    options += [f"-e {each}" for each in variables]
+    options += [f"-e {variable}" for variable in variables]
     lines = ["docker run", *options, '"$IMAGE"']
     yield " \\\n  ".join(printable(line) for line in lines) + " \\"
     yield command_lines(" ".join(words), 2, _WIDTH)
@@ -125,13 +125,13 @@ _FORMS: Final[Mapping[LaunchForm, Callable[[PlanResult], Iterator[str]]]] = {
 
 def _shared_memory(result: PlanResult) -> list[str]:
     """Workers hand batches on through /dev/shm, of which a container has 64 MiB."""
-    settings, seen = _launched(result), _candidate(result)
+    settings, candidate = _launched(result), _candidate(result)
     if settings is not None and settings.num_workers == 0:
         return []
-    if seen is None or seen.shm_bytes is None:
+    if candidate is None or candidate.shm_bytes is None:
         return ["--ipc host"]
     # Twice as much: other jobs and larger batches come.
-    return [f"--shm-size {math.ceil(max(2 * seen.shm_bytes, _DOCKER_SHM) / (1 << 20))}m"]
+    return [f"--shm-size {math.ceil(max(2 * candidate.shm_bytes, _DOCKER_SHM) / (1 << 20))}m"]
 
 
 def _head(result: PlanResult) -> Iterator[str]:
@@ -154,10 +154,10 @@ def _head(result: PlanResult) -> Iterator[str]:
 
 def _memory_note(result: PlanResult) -> str:
     """Which memory of /dev/shm the workers need, as containers of any kind have little."""
-    seen = _candidate(result)
-    if seen is None or not seen.shm_bytes or seen.shm_bytes < _DOCKER_SHM // 2:
+    candidate = _candidate(result)
+    if candidate is None or not candidate.shm_bytes or candidate.shm_bytes < _DOCKER_SHM // 2:
         return ""
-    return f"Batches in flight need {seen.shm_bytes / GIB:.2f} GiB of /dev/shm."
+    return f"Batches in flight need {candidate.shm_bytes / GIB:.2f} GiB of /dev/shm."
 
 
 def _comment(text: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ def sarif_text(report: ScriptReport) -> str:
     Files below the working directory are named from there, which is the root of a repository where
     it is scanned.
     """
-    rules = sorted({each.kind for each in report.findings})
+    rules = sorted({finding.kind for finding in report.findings})
     invocation: dict[str, Any] = {"executionSuccessful": True}
     if report.unread:
         invocation["toolExecutionNotifications"] = [
@@ -32,12 +32,12 @@ def sarif_text(report: ScriptReport) -> str:
             "driver": {
                 "name": "trainfit",
                 "semanticVersion": __version__,
-                "rules": [_rule(each) for each in rules],
+                "rules": [_rule(rule) for rule in rules],
             }
         },
         "columnKind": "unicodeCodePoints",
         "invocations": [invocation],
-        "results": [_result(each, rules.index(each.kind)) for each in report.findings],
+        "results": [_result(finding, rules.index(finding.kind)) for finding in report.findings],
     }
     document = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
     return json.dumps(document, indent=2, ensure_ascii=False)

@@ -97,8 +97,8 @@ def screen(subject: Subject) -> list[Line]:
     """
     titles = _titles(subject)
     pieces = list(_pieces(subject, whole=False))
-    most = LINES if columns() >= _COLUMNS else LINES * _COLUMNS // columns()
-    kept = _within([piece for piece in pieces if piece.rank < WHOLE], titles, most - 1)
+    maximum = LINES if columns() >= _COLUMNS else LINES * _COLUMNS // columns()
+    kept = _within([piece for piece in pieces if piece.rank < WHOLE], titles, maximum - 1)
     hidden = [piece for piece in pieces if piece not in kept and not piece.is_blank]
     lines = _rendered(kept, titles)
     if not hidden:
@@ -137,13 +137,13 @@ def _rendered(pieces: Sequence[Piece], titles: Sequence[str]) -> list[Line]:
     return lines
 
 
-def _within(pieces: Sequence[Piece], titles: Sequence[str], most: int) -> list[Piece]:
+def _within(pieces: Sequence[Piece], titles: Sequence[str], limit: int) -> list[Piece]:
     """The pieces without the most dispensable ones, the last first; then texts are cut."""
     kept = list(pieces)
-    while len(_rendered(kept, titles)) > most:
+    while len(_rendered(kept, titles)) > limit:
         rank = max(piece.rank for piece in kept)
         if rank:
-            del kept[max(at for at, piece in enumerate(kept) if piece.rank == rank)]
+            del kept[max(index for index, piece in enumerate(kept) if piece.rank == rank)]
             continue
         longest = max(range(len(kept)), key=lambda at: len(kept[at].lines))
         lines = kept[longest].lines
@@ -228,9 +228,9 @@ class _Form:
             yield Piece(self.lines(head.limit, "  ", "  ", most=3), 0, 1)
         # A launch line that is the command as it was given names it.
         named = not self.whole and any(
-            head.subject.startswith(each.text)
-            or (each.label == "Run" and each.text.startswith(head.subject))
-            for each in head.commands
+            head.subject.startswith(snippet.text)
+            or (snippet.label == "Run" and snippet.text.startswith(head.subject))
+            for snippet in head.commands
         )
         if head.subject and not named:
             yield Piece(self.lines(head.subject, "  ", "    ", "quiet"), 0, 47)
@@ -313,7 +313,7 @@ class _Form:
     def rows(self, block: Table, group: int, rank: int, indent: str) -> Iterator[Piece]:
         """Pieces of a table's rows; on a screen each gives way by itself, the last one first."""
         cells = [[printable(cell) for cell in row] for row in block.rows]
-        kinds = "".join(_kind(block, cells, at) for at in range(len(block.columns)))
+        kinds = "".join(_kind(block, cells, index) for index in range(len(block.columns)))
         if self.whole:
             lines = table(cells, kinds, block.columns, indent=indent)
             yield Piece(tuple(map(Line, lines)), group, rank)
@@ -359,7 +359,7 @@ class _Form:
         yield item.detail, title
         every = [Row(*row) for row in item.rows if row[1]]
         rows = [row for row in every if self.whole or row.detail < WHOLE]
-        commands = [each for each in item.commands if self.whole or each.detail < WHOLE]
+        commands = [snippet for snippet in item.commands if self.whole or snippet.detail < WHOLE]
         fixes = [each for command in commands for each in command.rows]
         width = _label_width([*rows, *fixes])
         for command in commands:

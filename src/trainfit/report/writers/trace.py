@@ -107,8 +107,15 @@ def step_trace(timeline: StepTimeline, script: str) -> str:
     for name, start_s, end_s in _groups(operators, lambda each: each.phase):
         trace.slice(_CPU, "phases", name, start_s, end_s)
     _modules(trace, operators)
-    for each in operators:
-        trace.slice(_CPU, "operators", each.name, each.start_s, each.end_s, module=each.module)
+    for operator in operators:
+        trace.slice(
+            _CPU,
+            "operators",
+            operator.name,
+            operator.start_s,
+            operator.end_s,
+            module=operator.module,
+        )
     device = f"{timeline.gpu} (predicted)"
     for kernel in timeline.kernels:
         by = operators[kernel.operator]
@@ -210,8 +217,8 @@ def _rank(trace: TraceEvents, rank: RankRecord, findings: Iterable[Finding]) -> 
                 process, f"finding: {finding.kind}", finding.title, start_s, end_s,
                 cause=finding.cause, action=finding.fix.action,
             )  # fmt: skip
-    for each in rank.fetches:
-        _fetch(trace, process, each, ended)
+    for fetch in rank.fetches:
+        _fetch(trace, process, fetch, ended)
     for event in rank.events:
         trace.instant(process, "events", event.kind, event.time_s, text=event.text)
 
@@ -270,7 +277,7 @@ def _counters(
     for row in rows:
         time_s = float(row["time_s"])
         for name, columns in of.items():
-            values = {each: float(row[each]) for each in columns if _is_known(row[each])}
+            values = {column: float(row[column]) for column in columns if _is_known(row[column])}
             if values and math.isfinite(time_s):
                 trace.counter(process, name, time_s, values)
 

@@ -43,13 +43,13 @@ class Note:
 
 def assumption_notes(assumptions: Mapping[str, int]) -> list[Note]:
     """What a simulation assumed, with how often each was; the line goes out of the text."""
-    found = []
+    notes = []
     for text, times in assumptions.items():
         placed = _PLACE.match(text)
         lines = (placed["line"],) if placed is not None else ()
         plain = placed["text"] if placed is not None else text
-        found.append(Note("assumption", plain, times, lines, "may change the figures"))
-    return found
+        notes.append(Note("assumption", plain, times, lines, "may change the figures"))
+    return notes
 
 
 def complete(

@@ -107,11 +107,11 @@ def _hints(kind: type, arguments: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
-def _require(good: bool, value: Any, place: str, wanted: str = "a number") -> None:
+def _require(good: bool, value: Any, place: str, text: str = "a number") -> None:
     if not good:
         shown = repr(value)
         shown = shown if len(shown) <= 40 else shown[:40] + "…"
-        raise DecodingError(f"{place} is {shown}, not {wanted}")
+        raise DecodingError(f"{place} is {shown}, not {text}")
 
 
 # ---

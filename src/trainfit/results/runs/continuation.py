@@ -185,11 +185,11 @@ class DecodeLaw:
 
     def kept(self, calls: int, most: int = _MOST_EVENTS) -> list[Mask]:
         """Allocations of a call that is not whole which are replayed, by the place in a period."""
-        events = sum(len(each.events) for each in self._templates) * calls // self.period
+        events = sum(len(template.events) for template in self._templates) * calls // self.period
         if events <= most:
-            return [np.ones(each.count, dtype=bool) for each in self._templates]
+            return [np.ones(template.count, dtype=bool) for template in self._templates]
         periods = calls // self.period + 1
-        return [each.stays | (each.sizes(periods) > _SMALL) for each in self._templates]
+        return [template.stays | (template.sizes(periods) > _SMALL) for template in self._templates]
 
     def to(self, calls: int, kept: list[Mask] | None = None, leap: int = 0) -> Recording:
         """The recording, continued by ``calls``; ``kept`` is that of another batch size.
@@ -206,8 +206,9 @@ class DecodeLaw:
     def grows(self) -> bool:
         """Does any call leave more behind than the one before?"""
         return any(
-            bool((each.sizes(1) - each.sizes(0))[each.stays].any()) or self._leaves_more()
-            for each in self._templates
+            bool((template.sizes(1) - template.sizes(0))[template.stays].any())
+            or self._leaves_more()
+            for template in self._templates
         )
 
     @property
@@ -216,34 +217,36 @@ class DecodeLaw:
         columns = [("alloc_bytes", self._seen.allocs)]
         columns += [(f"kernel_{name}", self._seen.kernels) for name in KERNEL_SIZES]
         return any(
-            bool((each.at(name, starts, 1) - each.at(name, starts, 0)).any())
-            for each in self._templates
+            bool((template.at(name, starts, 1) - template.at(name, starts, 0)).any())
+            for template in self._templates
             for name, starts in columns
         )
 
     def _leaves_more(self) -> bool:
         """Are there more allocations after a period than are freed in one?"""
-        codes = np.concatenate([each.events[:, 0] for each in self._templates])
+        codes = np.concatenate([template.events[:, 0] for template in self._templates])
         return int((codes == MALLOC).sum()) > int((codes == FREE).sum())
 
     @property
     def events_of_call(self) -> int:
         """Events of a call in a replay that leaves small ones out, on average."""
-        return max(1, sum(2 * int(each.stays.sum()) for each in self._templates) // self.period)
+        return max(
+            1, sum(2 * int(template.stays.sum()) for template in self._templates) // self.period
+        )
 
     def call_of(self, allocation: int, calls: int) -> int:
         """Which call that follows made this allocation of a recording that goes on for ``calls``,
         shortened (0 and less: one that was simulated)."""
         masks = self.kept(calls, _FEW_EVENTS)
-        found = _Continuation(self._recording, self._seen, self._templates, masks, calls)
-        return found.call_of(allocation)
+        continuation = _Continuation(self._recording, self._seen, self._templates, masks, calls)
+        return continuation.call_of(allocation)
 
     def call(self, number: int) -> Recording:
         """The operators and kernels of one call that follows, from 1, as a recording's only step;
         its allocations are not those."""
-        stays = [each.stays for each in self._templates]
-        found = _Continuation(self._recording, self._seen, self._templates, stays, number)
-        return found.last_alone()
+        stays = [template.stays for template in self._templates]
+        continuation = _Continuation(self._recording, self._seen, self._templates, stays, number)
+        return continuation.last_alone()
 
 
 class _Continuation:
@@ -270,7 +273,7 @@ class _Continuation:
         self._is_whole = (call <= 0) | (call == (calls + 1) // 2) | (call == calls)
         counts = np.where(
             self._is_whole,
-            np.array([each.count for each in templates])[self._place],
+            np.array([template.count for template in templates])[self._place],
             np.array([int(mask.sum()) for mask in kept])[self._place],
         )
         if simulated.count:

@@ -103,7 +103,7 @@ class SimulatedDecodes:
                 self.workspaces[each] : self.workspaces[each + 1]
             ],
         ]
-        if not all(np.array_equal(each, events[0]) for each in events[1:]):
+        if not all(np.array_equal(event, events[0]) for event in events[1:]):
             return False
         for column in fixed:
             first, *others = map(column, steps)
@@ -124,7 +124,7 @@ class SimulatedDecodes:
     def _is_linear(self, column: IntArray, starts: list[int], steps: list[int]) -> bool:
         rows = [self.of(column, starts, step) for step in steps]
         growths = [now - before for now, before in itertools.pairwise(rows)]
-        return all(np.array_equal(growths[0], each) for each in growths[1:])
+        return all(np.array_equal(growths[0], growth) for growth in growths[1:])
 
     def _on_device(self, step: int) -> bool:
         """Do its allocations all belong to its own operators?"""
@@ -163,8 +163,8 @@ class DecodeTemplate:
     @property
     def _is_reordered(self) -> Mask:
         seen = self._seen
-        found: Mask = seen.of(seen.recording.kernel_kind, seen.kernels, self.step) == _REORDERED
-        return found
+        mask: Mask = seen.of(seen.recording.kernel_kind, seen.kernels, self.step) == _REORDERED
+        return mask
 
     def _passed(self, periods: int | IntArray) -> IntArray:
         """Bytes that pass the L2 cache: of those that are moved the share that it was in the calls
@@ -192,8 +192,8 @@ class DecodeTemplate:
         of_alloc = name.startswith("alloc")
         ops = seen.recording.alloc_op if of_alloc else seen.recording.kernel_op
         starts = seen.allocs if of_alloc else seen.kernels
-        found: Mask = seen.in_window[seen.of(ops, starts, self.step)]
-        return found
+        mask: Mask = seen.in_window[seen.of(ops, starts, self.step)]
+        return mask
 
     def sizes(self, periods: int | IntArray) -> IntArray:
         """Bytes of its allocations so many periods later."""
@@ -208,5 +208,5 @@ class DecodeTemplate:
         of_model = inside[modules]  # -1, or an empty path: outside of every module
         kinds = self._seen.of(recording.alloc_kind, self._seen.allocs, self.step)
         grows = self.sizes(1) > self.sizes(0)
-        found: Mask = self.stays & grows & of_model & np.isin(kinds, _UNMARKED)
-        return found
+        mask: Mask = self.stays & grows & of_model & np.isin(kinds, _UNMARKED)
+        return mask

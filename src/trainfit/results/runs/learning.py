@@ -270,9 +270,9 @@ class LearningFacts:
         cannot be told."""
         if self.micro_batches < 2:
             return None
-        if any(abs(each / self.micro_batches - 1) < 1e-3 for each in self.loss_divisors):
+        if any(abs(divisor / self.micro_batches - 1) < 1e-3 for divisor in self.loss_divisors):
             return True
-        is_plain = all(abs(each - 1) < 1e-3 for each in self.loss_divisors)
+        is_plain = all(abs(divisor - 1) < 1e-3 for divisor in self.loss_divisors)
         return False if self.loss_is_known and is_plain else None
 
 

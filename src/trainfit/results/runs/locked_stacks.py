@@ -24,8 +24,12 @@ def locked_path(stem: Path, pid: int) -> Path:
 def stacks_of_locked(text: str) -> str:
     """Stacks of all threads in what was written, the main one first, and without the recorder's;
     empty: nothing was written, or no thread runs Python: the process is at its end."""
-    threads = [each.rstrip() for each in _THREAD.split(text)]
-    own = [each for each in threads if each.startswith("Thread") and not _OUR_THREAD.search(each)]
+    threads = [part.rstrip() for part in _THREAD.split(text)]
+    own = [
+        thread
+        for thread in threads
+        if thread.startswith("Thread") and not _OUR_THREAD.search(thread)
+    ]
     own = [each for each in own if not each.endswith(_NO_FRAME)]
     own.sort(key=lambda each: each.endswith(" in _bootstrap"))  # as all of threading do
     return "\n\n".join(own)

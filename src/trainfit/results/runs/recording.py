@@ -315,21 +315,21 @@ class Recording(Displayed):
     def in_evaluation(self) -> npt.NDArray[np.bool_]:
         """Which operators are of an evaluation among the steps, with the copies of inputs before
         it, and without those of the training's before its next call."""
-        found = np.zeros(len(self.op_name), dtype=bool)
+        zeros = np.zeros(len(self.op_name), dtype=bool)
         is_input = self.op_phase == PHASES.index("input")
         for first, last in self.header.get("evaluations") or ():
-            last = min(last, len(found))
-            while 0 < first < len(found) and is_input[first - 1]:
+            last = min(last, len(zeros))
+            while 0 < first < len(zeros) and is_input[first - 1]:
                 first -= 1
             while last > first and is_input[last - 1]:
                 last -= 1
-            found[first:last] = True
-        return found
+            zeros[first:last] = True
+        return zeros
 
     def repeated(self) -> list[RepeatedCall]:
         """Calls that stand for further ones, of those that are in it whole."""
         calls = [RepeatedCall(*each) for each in self.header.get("repeated") or ()]
-        return [each for each in calls if each.after <= len(self.op_name)]
+        return [call for call in calls if call.after <= len(self.op_name)]
 
     def evaluated_steps(self) -> frozenset[int]:
         """Steps (from 0) with an evaluation among their operators."""
@@ -542,8 +542,10 @@ def step_around(events: IntArray, event: int) -> tuple[int, int]:
     """The first event of the step that ``event`` is in, and its end; ``len(events)`` where it does
     not end."""
     ends = step_ends(events)
-    at = int(np.searchsorted(ends, event))
-    return int(ends[at - 1]) + 1 if at else 0, int(ends[at]) if at < len(ends) else len(events)
+    index = int(np.searchsorted(ends, event))
+    return int(ends[index - 1]) + 1 if index else 0, int(ends[index]) if index < len(ends) else len(
+        events
+    )
 
 
 def _check_events(events: IntArray, allocs: int) -> None:

@@ -156,12 +156,14 @@ class StepCycle:
         """A module with these ``parameters`` is called."""
         if self._owners is None:
             self._owners = {
-                id(each): key
+                id(parameter): key
                 for key, known in self._unseen.items()
-                for each in _parameters(known())
+                for parameter in _parameters(known())
             }
         owners = self._owners
-        self._called.update(owners[id(each)] for each in parameters if id(each) in owners)
+        self._called.update(
+            owners[id(parameter)] for parameter in parameters if id(parameter) in owners
+        )
 
     def enter(self, optimizer: Any, frame: FrameType) -> None:
         """A ``step`` begins, in ``frame``."""
@@ -218,7 +220,7 @@ class StepCycle:
             return False
         if id(optimizer) in self._called or id(optimizer) in self._from_before:
             return False
-        if any(each.grad is not None for each in _parameters(optimizer)):
+        if any(parameter.grad is not None for parameter in _parameters(optimizer)):
             return False
         self._resumed += 1
         return True
@@ -299,8 +301,8 @@ class StepCycle:
         """A step is over, the next one begins."""
         used = self._used
         if len(used) > 1:
-            most = max(each.times for each in used.values())
-            self._patience = max(self._patience, 2 * min(most, _LONGEST_PERIOD))
+            maximum = max(each.times for each in used.values())
+            self._patience = max(self._patience, 2 * min(maximum, _LONGEST_PERIOD))
             self._waiting = dict(used)
         for each in used.values():
             each.times = 0
@@ -366,7 +368,7 @@ class StepCycle:
                 key in self._called
                 or (
                     key not in self._from_before
-                    and any(each.grad is not None for each in parameters)
+                    and any(parameter.grad is not None for parameter in parameters)
                 )
             ):
                 del self._unseen[key]
@@ -384,7 +386,7 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 def _elements(optimizer: Any) -> int:
     try:
-        return sum(int(each.numel()) for each in _parameters(optimizer))
+        return sum(int(parameter.numel()) for parameter in _parameters(optimizer))
     except (TypeError, ValueError, RuntimeError):  # of a parameter that has no shape yet
         return 0
 

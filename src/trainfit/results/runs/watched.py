@@ -449,11 +449,11 @@ class RunRecord:
     def gpu_numbers(self) -> dict[str, int]:
         """Numbers that samples of GPUs have (column ``gpu``), by UUID: what the sampler tells, or
         else places among the ranks' GPUs."""
-        found = gpu_places(rank.header for rank in self.ranks)
+        numbers = gpu_places(rank.header for rank in self.ranks)
         for event in self.sampler_events:
             if event.kind == "gpu" and "gpu" in event.values:
-                found[plain_uuid(event.text.partition(" ")[0])] = int(event.values["gpu"])
-        return found
+                numbers[plain_uuid(event.text.partition(" ")[0])] = int(event.values["gpu"])
+        return numbers
 
     @property
     def machines(self) -> tuple[RunRecord, ...]:
@@ -509,8 +509,8 @@ def load_machines(folders: Sequence[Path]) -> RunRecord:
 def _load_rank(path: Path) -> RankRecord:
     stem = path.with_suffix("")
     fetches = [
-        tables.read_table(each, tables.FETCHES)
-        for each in sorted(path.parent.glob(f"{stem.name}.fetches.*.bin"))
+        tables.read_table(file, tables.FETCHES)
+        for file in sorted(path.parent.glob(f"{stem.name}.fetches.*.bin"))
     ]
     made = np.concatenate([np.zeros(0, tables.FETCHES), *fetches])
     header = RunHeader.load(path)
@@ -535,10 +535,10 @@ def _crash(stem: Path, header: RunHeader) -> tuple[Event, ...]:
     runs."""
     path = died_path(stem, header.pid)
     try:
-        text, at = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+        text, mtime = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
     except OSError:
         return ()
-    return (Event(at - header.started_unix, "crash", text=text),) if text else ()
+    return (Event(mtime - header.started_unix, "crash", text=text),) if text else ()
 
 
 def locked_of(stem: Path, header: RunHeader, steps: Table) -> tuple[Event, ...]:
@@ -546,14 +546,14 @@ def locked_of(stem: Path, header: RunHeader, steps: Table) -> tuple[Event, ...]:
     :mod:`faulthandler` wrote it; there is none in most runs."""
     path = locked_path(stem, header.pid)
     try:
-        text, at = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
+        text, mtime = path.read_text(encoding="utf-8", errors="replace"), path.stat().st_mtime
     except OSError:
         return ()
     if not (stacks := stacks_of_locked(text)):
         return ()
-    told = f"pid {header.pid}\n\n{stacks}"
+    phrase = f"pid {header.pid}\n\n{stacks}"
     step = int(steps["step"].max(initial=-1)) + 1
-    return (Event(at - header.started_unix, "standstill", step, text=told),)
+    return (Event(mtime - header.started_unix, "standstill", step, text=phrase),)
 
 
 def load_events(path: Path) -> tuple[Event, ...]:
@@ -562,12 +562,12 @@ def load_events(path: Path) -> tuple[Event, ...]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return ()
-    found = []
+    events = []
     for number, line in enumerate(lines):
         try:
-            found.append(decode(Event, json.loads(line)))
+            events.append(decode(Event, json.loads(line)))
         except (ValueError, DecodingError) as error:
             if number < len(lines) - 1:
                 reason = f"line {number + 1} is damaged ({error})"
                 raise ResultFileError(path, reason, _REMAKE) from error
-    return tuple(found)
+    return tuple(events)

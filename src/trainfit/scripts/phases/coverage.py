@@ -151,7 +151,7 @@ class CoverageWatch:
         if not self._trained or (self._is_within if not trains else not self._is_within):
             return
         try:
-            is_own = any(id(each) in self._trained for each in module.parameters())
+            is_own = any(id(parameter) in self._trained for parameter in module.parameters())
             if not is_own and (trains or not self._is_copy(module)):
                 return
         except Exception:  # a module of the user's, whatever it raises
@@ -189,7 +189,7 @@ class CoverageWatch:
             self._first_other = *other, self._called_at
             return False
         try:
-            is_own = any(id(each) in self._trained for each in module.parameters())
+            is_own = any(id(parameter) in self._trained for parameter in module.parameters())
         except Exception:  # a module of the user's, whatever it raises
             return False
         if first[1] == other[1] or not is_own:
@@ -206,7 +206,7 @@ class CoverageWatch:
 
     def _is_copy(self, module: torch.nn.Module) -> bool:
         """Has it the parameters of what is trained, as averaged weights have (EMA)?"""
-        own = Counter(tuple(each.shape) for each in module.parameters())
+        own = Counter(tuple(parameter.shape) for parameter in module.parameters())
         least = _COPIED * _numel(own)
         return any(shapes <= own and _numel(shapes) >= least for shapes in self._shapes.values())
 
@@ -252,7 +252,7 @@ class CoverageWatch:
 
     def evaluations(self) -> list[list[int]]:
         """Operators of each evaluation so far, the first and the one after the last."""
-        found = [list(each) for each in self._spans]
+        found = [list(span) for span in self._spans]
         if self._is_within:
             found[-1][1] = self._operators()
         return found
@@ -348,7 +348,7 @@ class CoverageWatch:
             with contextlib.suppress(Exception):
                 params = optimizer.param_groups[-1]["params"]
                 trained.update(map(id, params))
-                shapes[id(optimizer)].update(tuple(each.shape) for each in params)
+                shapes[id(optimizer)].update(tuple(parameter.shape) for parameter in params)
 
         patches.set(torch.optim.Optimizer, "add_param_group", add_param_group)
 

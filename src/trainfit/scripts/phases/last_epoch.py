@@ -219,7 +219,7 @@ class LightningTrainer:
             ]
             if hasattr(owner, "_swa_epoch_start"):
                 epochs = [owner.swa_start]  # which counts from 0
-            yield from (each for each in epochs if type(each) is int and now < each < last)
+            yield from (epoch for epoch in epochs if type(epoch) is int and now < epoch < last)
 
     def trained(self, batches: int) -> int:
         """The number of an epoch's batches, of ``batches`` in all."""

@@ -63,7 +63,7 @@ def _loop_to_leave(frame: FrameType | None) -> _Left | None:
                 continue
             if not _makes_iterator(node):
                 loop = loops[node.lineno]
-                lines = frozenset(each.lineno for each in node.body if isinstance(each, _PLAIN))
+                lines = frozenset(plain.lineno for plain in node.body if isinstance(plain, _PLAIN))
                 return _Left(frame, loop, lines) if _can_leave(frame, loop) else None
         if loops:
             return None
@@ -75,8 +75,8 @@ def _is_expected(tree: ast.Module, line: int) -> bool:
     """Does the script handle the end at this line, by ``except`` or the default of ``next``?"""
     for node in ast.walk(tree):
         if isinstance(node, ast.Try) and node.body[0].lineno <= line <= _end(node.body[-1]):
-            kinds = [each for handler in node.handlers for each in _kinds(handler)]
-            if any(each in _EXPECTED for each in kinds):
+            kinds = [kind for handler in node.handlers for kind in _kinds(handler)]
+            if any(kind in _EXPECTED for kind in kinds):
                 return True
         if isinstance(node, ast.Call) and called(node) == "next" and len(node.args) > 1:
             is_there = node.lineno <= line <= (node.end_lineno or node.lineno)
@@ -88,7 +88,7 @@ def _is_expected(tree: ast.Module, line: int) -> bool:
 def _kinds(handler: ast.ExceptHandler) -> list[str]:
     if handler.type is None:
         return ["BaseException"]
-    return [ast.unparse(each).rpartition(".")[2] for each in _each(handler.type)]
+    return [ast.unparse(node).rpartition(".")[2] for node in _each(handler.type)]
 
 
 def _each(node: ast.expr) -> list[ast.expr]:
@@ -101,8 +101,8 @@ def _end(node: ast.stmt) -> int:
 
 def _makes_iterator(node: ast.AST) -> bool:
     """Is an iterator made in the loop? Then it is a loop over epochs."""
-    inside = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
-    return any(called(each) in ("iter", "__iter__") for each in inside)
+    inside = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return any(called(call) in ("iter", "__iter__") for call in inside)
 
 
 def _can_leave(frame: FrameType, loop: Loop) -> bool:

@@ -58,7 +58,7 @@ _DRAWS: Final = ("plot_", "draw_", "print_", "log_")
 def _list(make: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> list[Any]:
     """A list of what ``make`` gives for ranges and lists alone: a DataLoader would give its
     batches."""
-    if not all(isinstance(each, _AGAIN) for each in args):
+    if not all(isinstance(argument, _AGAIN) for argument in args):
         raise TypeError
     return list(make(*args, **kwargs))
 
@@ -217,7 +217,7 @@ def loops_around(frame: FrameType) -> list[Loop]:
     """The loops around the frame's line, the outermost first."""
     line, scope = frame.f_lineno, _scope(frame)
     return (
-        [] if scope is None else [each for each in scope.loops if each.first <= line <= each.last]
+        [] if scope is None else [loop for loop in scope.loops if loop.first <= line <= loop.last]
     )
 
 
@@ -266,7 +266,9 @@ class _Scope:
 
 def _scope(frame: FrameType) -> _Scope | None:
     line = frame.f_lineno
-    within = [each for each in _scopes(frame.f_code.co_filename) if each.first <= line <= each.last]
+    within = [
+        scope for scope in _scopes(frame.f_code.co_filename) if scope.first <= line <= scope.last
+    ]
     return max(within, key=lambda each: each.first, default=None)
 
 
@@ -285,12 +287,12 @@ def _scopes(filename: str) -> tuple[_Scope, ...]:
     if tree is None:
         return ()
     last = max((each.end_lineno or 0 for each in tree.body), default=0)
-    found = [_Scope(1, last, tree.body, tuple(_within(tree.body, filename)))]
+    scopes = [_Scope(1, last, tree.body, tuple(_within(tree.body, filename)))]
     for node in ast.walk(tree):
         if isinstance(node, _SCOPES):
             loops = tuple(_within(node.body, filename))
-            found.append(_Scope(node.lineno, node.end_lineno or 0, node.body, loops))
-    return tuple(found)
+            scopes.append(_Scope(node.lineno, node.end_lineno or 0, node.body, loops))
+    return tuple(scopes)
 
 
 def _within(body: Sequence[ast.stmt], filename: str, after: tuple[int, ...] = ()) -> Iterator[Loop]:
@@ -320,7 +322,7 @@ def _jumps(body: Sequence[ast.stmt], place: int) -> tuple[int, ...]:
     line = body[place].lineno
     if not isinstance(body[place], ast.With | ast.AsyncWith):
         return (line,)
-    plain = [each.lineno for each in body if isinstance(each, _SIMPLE) and _is_one_line(each)]
+    plain = [node.lineno for node in body if isinstance(node, _SIMPLE) and _is_one_line(node)]
     first = min(plain, key=lambda each: abs(each - line), default=None)
     return () if first is None else (first, line)
 
@@ -380,7 +382,7 @@ def _taking(target: ast.expr, filename: str) -> CodeType:
 
 
 def _first_use(body: Iterable[ast.AST], names: frozenset[str], *, from_zero: bool) -> int | None:
-    return next(filter(None, (_use(each, names, from_zero=from_zero) for each in body)), None)
+    return next(filter(None, (_use(node, names, from_zero=from_zero) for node in body)), None)
 
 
 def _use(node: ast.AST, names: frozenset[str], *, from_zero: bool) -> int | None:
@@ -429,7 +431,7 @@ def _holds_at_first(test: ast.expr, names: frozenset[str]) -> bool:
     """Is it true of 0 (``epoch % 10 == 0``, or that or another)? Then the first round did it."""
     match test:
         case ast.BoolOp(op=ast.Or(), values=values):
-            return any(_holds_at_first(each, names) for each in values)
+            return any(_holds_at_first(value, names) for value in values)
         case ast.Compare(left=rest, ops=[ast.Eq()], comparators=[ast.Constant(value=0)]):
             pass
         case ast.UnaryOp(op=ast.Not(), operand=rest):
@@ -448,7 +450,7 @@ def _called_alike(loop: ast.For) -> frozenset[str]:
     names = {each.id for each in ast.walk(loop.target) if isinstance(each, ast.Name)}
     for node in (each for top in loop.body for each in ast.walk(top)):
         if isinstance(node, ast.Assign) and _is_number(node.value, names):
-            names |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
     return frozenset(names)
 
 
@@ -458,8 +460,8 @@ def _is_noted(node: ast.AST, names: frozenset[str]) -> bool:
     if not isinstance(node, ast.Assign):
         return False
     parts = _parts(node.value)
-    kept = [each for each in parts if _is_number(each, names)]
-    others = [each for each in parts if each not in kept]
+    kept = [part for part in parts if _is_number(part, names)]
+    others = [part for part in parts if part not in kept]
     return bool(kept) and _first_use(others, names, from_zero=False) is None
 
 
@@ -494,9 +496,9 @@ def _without_bar(over: ast.expr) -> ast.expr:
 def _code(over: ast.expr, filename: str) -> CodeType:
     """Gives what it is, where that is plain; otherwise ``None``."""
     over = _without_bar(over)
-    calls = [each.func for each in ast.walk(over) if isinstance(each, ast.Call)]
+    calls = [call.func for call in ast.walk(over) if isinstance(call, ast.Call)]
     plain = all(isinstance(each, _PLAIN) for each in ast.walk(over))
-    if not plain or any(getattr(each, "id", "") not in _CALLED for each in calls):
+    if not plain or any(getattr(call, "id", "") not in _CALLED for call in calls):
         over = ast.Constant(None)
     return compile(ast.fix_missing_locations(ast.Expression(over)), filename, "eval")
 
@@ -544,7 +546,7 @@ def _of_source(node: ast.expr, names: Mapping[str, Any]) -> _Sized | None:
             return None
         if name in _FIRST:
             return _of_source(node.args[0], names)
-        return _chosen([_of_source(each, names) for each in node.args], name in _LONGEST)
+        return _chosen([_of_source(argument, names) for argument in node.args], name in _LONGEST)
     if not isinstance(node, ast.Name | ast.Attribute):
         return None
     parts = ast.unparse(node).split(".")
@@ -571,6 +573,6 @@ def _of_object(value: Any, depth: int = _DEPTH) -> _Sized | None:
 
 
 def _chosen(parts: Iterable[_Sized | None], longest: bool) -> _Sized | None:
-    known = [each for each in parts if each is not None]
+    known = [part for part in parts if part is not None]
     choose = max if longest else min
     return choose(known, key=lambda each: each[0]) if known else None

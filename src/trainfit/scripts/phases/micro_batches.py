@@ -156,7 +156,7 @@ def _form_of_batch(given: Any) -> _Form | None:
         if isinstance(each, Mapping):
             left += [(f"{name}.{key}", value) for key, value in each.items()]
         elif isinstance(each, tuple | list):
-            left += [(f"{name}.{at}", value) for at, value in enumerate(each)]
+            left += [(f"{name}.{index}", value) for index, value in enumerate(each)]
         else:
             found[name] = each
     return _form(found) if found else None

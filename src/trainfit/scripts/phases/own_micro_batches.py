@@ -88,8 +88,8 @@ class OwnMicroBatches:
         self._now, self._before = _MicroBatch(), _MicroBatch()
 
     def _restore(self) -> None:
-        for each in self._left:
-            each.remove()
+        for step in self._left:
+            step.remove()
         self._left.clear()
         self._patches.restore()
 
@@ -105,7 +105,7 @@ class OwnMicroBatches:
         if self._depth > 1 or self._in_backward or self._is_off:
             return
         self._began = _RunMark.of(self._simulation)
-        if self._left and any(each.grad is None for each in self._before.changed):
+        if self._left and any(parameter.grad is None for parameter in self._before.changed):
             self._begin()  # the script has updated the parameters itself
         if self._now.in_use is None:
             self._now.in_use = self._simulation.allocator.requested_bytes
@@ -129,7 +129,9 @@ class OwnMicroBatches:
         form = _form(given)
         if not parameters or form is None:
             return  # a loss, say, which is made every time
-        trains = torch.is_grad_enabled() and any(each.requires_grad for each in parameters)
+        trains = torch.is_grad_enabled() and any(
+            parameter.requires_grad for parameter in parameters
+        )
         if len(self._now.calls) >= _CALLS or (trains and self._now.trained is not None):
             self._give_up()
             return
@@ -169,7 +171,9 @@ class OwnMicroBatches:
         for memory in self._memories:
             memory.finish()
             # Whoever looks whether a pass has added to a gradient sees that one did.
-            increment_version([each.grad for each in self._before.changed if each.grad is not None])
+            increment_version(
+                [parameter.grad for parameter in self._before.changed if parameter.grad is not None]
+            )
         self._memories.clear()
         now, self._now = self._now, _MicroBatch()
         if self._left or self._is_off:
@@ -297,7 +301,11 @@ class _MicroBatch:
         """The versions of the gradients that are there of the model that trains."""
         module = None if self.trained is None else self.trained.module()
         parameters = () if module is None else module.parameters()
-        return {each: version(each.grad) for each in parameters if each.grad is not None}
+        return {
+            parameter: version(parameter.grad)
+            for parameter in parameters
+            if parameter.grad is not None
+        }
 
     def begins_like(self, other: _MicroBatch) -> bool:
         if self.in_use is None or other.in_use is None:
@@ -335,10 +343,10 @@ class _MicroBatch:
             return False
         results, span = trained.result.nodes, trained.span
         for root in outputs:
-            found = nodes_of(root.grad_fn, results.__contains__)
-            self._reached.update(map(node_number, results.intersection(found or ())))
-            inner = (node for node in found or () if node not in results)
-            if found is None or any(
+            nodes = nodes_of(root.grad_fn, results.__contains__)
+            self._reached.update(map(node_number, results.intersection(nodes or ())))
+            inner = (node for node in nodes or () if node not in results)
+            if nodes is None or any(
                 span.first.node <= node_number(node) < span.after.node for node in inner
             ):
                 return False
@@ -374,16 +382,18 @@ class _Result:
             outline = copy.deepcopy(found, dict(tensors))
         except Exception:  # of any library's object
             return None
-        known = {id(each): each for each in tensors.values()}
+        known = {id(tensor): tensor for tensor in tensors.values()}
         return cls(simulation, outline, known, frozenset(nodes))
 
     def made(self, span: _Span, memory: _RepeatedMemory) -> Any:
         """The like of it, with new tensors, and memory as in ``span``."""
         known = dict(self._tensors)
-        outlines = [each for each in known.values() if isinstance(each, _Outline)]
-        learned = [each for each in outlines if each.has_gradient]
+        outlines = [outline for outline in known.values() if isinstance(outline, _Outline)]
+        learned = [outline for outline in outlines if outline.has_gradient]
         memory.called(span, outlines)
-        known |= {id(each): memory.take(each) for each in outlines if not each.has_gradient}
+        known |= {
+            id(outline): memory.take(outline) for outline in outlines if not outline.has_gradient
+        }
         if learned:
             anchor = constructors.zeros((), requires_grad=True)
             results = apply_function(_LearnedResults, anchor, memory, *learned)
@@ -411,9 +421,9 @@ class _RepeatedMemory:
     def called(self, span: _Span, outlines: list[_Outline]) -> None:
         """Allocate and free as in ``span``; the tensors of ``outlines`` in their places."""
         places = {
-            each.number: functools.partial(self._make, each)
-            for each in reversed(outlines)
-            if each.number is not None
+            outline.number: functools.partial(self._make, outline)
+            for outline in reversed(outlines)
+            if outline.number is not None
         }
         self._repeat(span.events, FORWARD, places)
 
@@ -443,7 +453,11 @@ class _RepeatedMemory:
         mine = {*self._held, *(number for code, number in self._back.events if code == MALLOC)}
         events = self._back.events
         until = next(
-            (at for at, (code, number) in enumerate(events) if code == FREE and number not in mine),
+            (
+                index
+                for index, (code, number) in enumerate(events)
+                if code == FREE and number not in mine
+            ),
             len(events),
         )
         self._repeat(events[:until], BACKWARD)
@@ -466,7 +480,7 @@ class _LearnedResults(torch.autograd.Function):
     def forward(ctx: Any, _: Any, memory: _RepeatedMemory, *outlines: _Outline) -> Any:
         ctx.set_materialize_grads(False)
         ctx.memory = memory
-        return tuple(memory.take(each) for each in outlines)
+        return tuple(memory.take(outline) for outline in outlines)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -484,7 +498,7 @@ class _LeftOutOfStep(StandInCall):
         answer: Callable[[_MadeCall], Any],
     ) -> None:
         self._calls, self._answer = calls, answer
-        self._trained = any(each.requires_grad for each in module.parameters())
+        self._trained = any(parameter.requires_grad for parameter in module.parameters())
         super().__init__(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -499,17 +513,17 @@ class _LeftOutOfStep(StandInCall):
 
 def _form(given: Any) -> _Form | None:
     """The form of what a call is given; ``None``: there is a gradient, or a model, in it."""
-    found: list[tuple[str, Any]] = []
+    form: list[tuple[str, Any]] = []
     for path, each in walk(given, ""):
         if isinstance(each, torch.Tensor):
             if each.requires_grad:
                 return None
-            found.append((path, (tuple(each.shape), each.dtype)))
+            form.append((path, (tuple(each.shape), each.dtype)))
         elif isinstance(each, torch.nn.Module):
             return None
         elif isinstance(each, bool | str):
-            found.append((path, each))
-    return tuple(found)
+            form.append((path, each))
+    return tuple(form)
 
 
 def _has_processes() -> bool:

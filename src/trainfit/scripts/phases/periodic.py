@@ -222,15 +222,15 @@ class _WrittenOut(ast.NodeTransformer):
         for node in tree.body:
             match node:
                 case ast.FunctionDef(body=[*_, ast.Return(value=ast.expr() as value)]):
-                    said = node.body[:-1]  # a docstring
-                    if all(isinstance(each, ast.Expr) for each in said) and _tests_remainder(value):
-                        names = [each.arg for each in node.args.args]
+                    body = node.body[:-1]  # a docstring
+                    if all(isinstance(each, ast.Expr) for each in body) and _tests_remainder(value):
+                        names = [argument.arg for argument in node.args.args]
                         self._functions[node.name] = names, ast.unparse(value)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         names, value = self._functions.get(getattr(node.func, "id", ""), ([], ""))
         given = dict(zip(names, node.args, strict=False))
-        given |= {each.arg: each.value for each in node.keywords if each.arg in names}
+        given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg in names}
         if not value or len(given) < len(names):  # a default: the function's own namespace has it
             return self.generic_visit(node)
         inner = ast.parse(value, mode="eval").body

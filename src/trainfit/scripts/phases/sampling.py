@@ -138,7 +138,7 @@ class SampledLoop:
         for turns in range(1, _TURNS + 1):
             last = self._calls[-_ALIKE * turns :]
             pairs = zip(last[turns:], last[:-turns], strict=True)
-            is_whole = len(last) == _ALIKE * turns and any(each.is_new for each in last)
+            is_whole = len(last) == _ALIKE * turns and any(call.is_new for call in last)
             if is_whole and all(a.is_like(b) for a, b in pairs):
                 self._leave_out(last[-turns:], found if turns == 1 else None)
                 return
@@ -146,8 +146,8 @@ class SampledLoop:
     def _sources(self, given: tuple[Any, ...]) -> tuple[bool, bool]:
         """Is a call given more of the host's than a number, and something that no call before was
         given: in an inference, of what the device made?"""
-        tensors = [each for each in given if isinstance(each, torch.Tensor)]
-        numbers = {self._simulation.allocation_of(each): each for each in tensors}
+        tensors = [tensor for tensor in given if isinstance(tensor, torch.Tensor)]
+        numbers = {self._simulation.allocation_of(tensor): tensor for tensor in tensors}
         new = numbers.keys() - self._numbers
         self._numbers |= {number for number in new if number is not None}
         fed = [n for n in new if n is None or self._simulation.is_copied(n)]
@@ -163,7 +163,7 @@ class SampledLoop:
             if module is not None:
                 self._left.append(_LeftOut(module, call.given, self._asked, found))
         self._simulation.engine.assume(
-            f"the calls of {', '.join(type(each.module).__name__ for each in self._left)} that "
+            f"the calls of {', '.join(type(out.module).__name__ for out in self._left)} that "
             f"follow {_ALIKE} like them, in a loop without batches, need the same memory"
         )
 
@@ -179,8 +179,8 @@ class SampledLoop:
         return True
 
     def _restore(self) -> None:
-        for each in self._left:
-            each.remove()
+        for out in self._left:
+            out.remove()
         self._left.clear()
         self._patches.restore()
 

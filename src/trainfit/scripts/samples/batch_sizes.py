@@ -117,10 +117,10 @@ def samples_in(batch: Any, likely: int | None = None) -> int | None:
     graphs = getattr(batch, "num_graphs", None)  # graphs of a batch share their tensors
     if type(graphs) is int:
         return graphs
-    found = list(itertools.islice(_lengths(batch, 0), _PARTS))
-    if not found:
+    lengths = list(itertools.islice(_lengths(batch, 0), _PARTS))
+    if not lengths:
         return None
-    return likely if likely in found else collections.Counter(found).most_common(1)[0][0]
+    return likely if likely in lengths else collections.Counter(lengths).most_common(1)[0][0]
 
 
 def _lengths(part: Any, depth: int) -> Iterator[int]:
@@ -154,9 +154,9 @@ def _are_samples(parts: list[Any] | tuple[Any, ...]) -> bool:
     Fields of one batch have the same first dimension; of several images of one size nothing but
     their being many, and of several dimensions, tells that they are no fields.
     """
-    if all(isinstance(each, Mapping) for each in parts):
+    if all(isinstance(part, Mapping) for part in parts):
         return True
-    shapes = [tuple(getattr(each, "shape", ())) for each in parts]
+    shapes = [tuple(getattr(part, "shape", ())) for part in parts]
     if not all(shapes) or len(shapes) < 2:
         return False
     if len({shape[0] for shape in shapes}) > 1:

@@ -60,7 +60,7 @@ class ContextWatch:
                 positions = positions_of(module.__dict__.get("config"))
                 if positions is not None:
                     embeddings = (e for e in module.modules() if isinstance(e, torch.nn.Embedding))
-                    self._of.update((id(each), positions) for each in embeddings)
+                    self._of.update((id(embedding), positions) for embedding in embeddings)
 
     def _note(self, embedding: torch.nn.Embedding, given: Any) -> None:
         ids = given[0] if given else None

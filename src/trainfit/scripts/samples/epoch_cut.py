@@ -142,10 +142,10 @@ class EpochCut:
         others = {at: whole for at, whole in self._whole.items() if not self._made[at].trains}
         if not others:
             return found
-        at = max(others, key=lambda index: others[index])
-        of_batch = self._sizes.get(at)
+        position = max(others, key=lambda index: others[index])
+        of_batch = self._sizes.get(position)
         return dataclasses.replace(
-            found, evaluation_batches=others[at], evaluation_batch_size=of_batch
+            found, evaluation_batches=others[position], evaluation_batch_size=of_batch
         )
 
     @contextlib.contextmanager

@@ -47,11 +47,11 @@ def shapes_of(sample: Any) -> Shapes:
 
     A list's items are one part, too, of as many elements as they have together.
     """
-    found: Shapes = {}
+    shapes: Shapes = {}
     for path, shape in itertools.islice(_parts(sample, "", DEPTH), _PARTS):
-        before = found.get(path)
-        found[path] = shape if before is None else (math.prod(before) + math.prod(shape),)
-    return found
+        before = shapes.get(path)
+        shapes[path] = shape if before is None else (math.prod(before) + math.prod(shape),)
+    return shapes
 
 
 def _parts(value: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -111,9 +111,9 @@ class SampleSizes:
         varying = [
             path
             for path in dict.fromkeys(itertools.chain.from_iterable(shapes))
-            if any(each.get(path) != first.get(path) for each in shapes)
+            if any(shape.get(path) != first.get(path) for shape in shapes)
         ]
-        rows = [[math.prod(each.get(path, (0,))) for path in varying] for each in shapes]
+        rows = [[math.prod(shape.get(path, (0,))) for path in varying] for shape in shapes]
         found = cls(keys, tuple(varying), np.array(rows, dtype=np.int64).reshape(len(keys), -1))
         if not varying:
             return found
@@ -125,16 +125,16 @@ class SampleSizes:
         columns += [
             np.array(dimension)
             for path in self.parts
-            for dimension in _dimensions([each.get(path, ()) for each in shapes])
+            for dimension in _dimensions([shape.get(path, ()) for shape in shapes])
         ]
         columns.sort(key=lambda column: -column.max() / max(float(np.median(column)), 1.0))
         found = [int(self.relative.argmax()), *(int(column.argmax()) for column in columns)]
         # One that is the largest in something already stands for those that are as large there.
         kept: list[int] = []
         for at, column in zip(found, [self.relative, *columns], strict=True):
-            if not kept or column[at] > max(column[each] for each in kept):
+            if not kept or column[at] > max(column[number] for number in kept):
                 kept.append(at)
-        return iter([self.keys[at] for at in kept[:_LARGEST]])
+        return iter([self.keys[number] for number in kept[:_LARGEST]])
 
     @property
     def relative(self) -> np.ndarray:
@@ -228,7 +228,7 @@ def scan_samples(loader: DataLoader[Any], seconds: float) -> SampleScan:
                 error = raised
                 continue
             found.append(int(key))
-            if len(found) == _ENOUGH and all(each == shapes[0] for each in shapes):
+            if len(found) == _ENOUGH and all(shape == shapes[0] for shape in shapes):
                 is_stacked = _stacks(loader, _sample(loader, found[0]))
                 if is_stacked:
                     break
@@ -263,7 +263,7 @@ def _of_sizes(
     loader: DataLoader[Any], scan: SampleScan, sizes: SampleSizes, batches: list[list[int]]
 ) -> SampleScan:
     """The samples that stand for all, where they differ in size."""
-    row = {key: at for at, key in enumerate(sizes.keys)}
+    row = {key: index for index, key in enumerate(sizes.keys)}
     typical, longest = sizes.typical, row[sizes.largest[0]]
     scan = dataclasses.replace(
         scan,
@@ -323,8 +323,8 @@ def _with_dense(
     few: list[int] = []
     while True:
         mean = float(relative[left].mean())
-        at = min(int(np.searchsorted(relative[ascending], mean - 1e-9)), len(ascending) - 1)
-        fill = int(ascending[at])
+        index = min(int(np.searchsorted(relative[ascending], mean - 1e-9)), len(ascending) - 1)
+        fill = int(ascending[index])
         # No sample may be of the average size, where all but a few are small.
         if relative[fill] <= _NEAR * mean or len(few) == _FEW or len(left) < 2:
             break

@@ -57,7 +57,7 @@ def _writes_files() -> bool:
         descriptors = [int(name) for name in os.listdir("/dev/fd")]
     except (OSError, ValueError):
         return True  # who knows
-    return any(each > 2 and _writes_file(each) for each in descriptors)
+    return any(descriptor > 2 and _writes_file(descriptor) for descriptor in descriptors)
 
 
 def _writes_file(descriptor: int) -> bool:
@@ -155,4 +155,4 @@ def _children() -> list[int]:
         return [int(each) for each in found]
     import psutil  # reads of every process whose child it is
 
-    return [each.pid for each in psutil.Process().children()]
+    return [child.pid for child in psutil.Process().children()]

@@ -301,9 +301,9 @@ def _protect(
             assert attempt.layer is not None
             entered = overlay.enter(attempt.layer, folder, where, earlier)
             told = {
-                "covers": [[each.path, each.upper] for each in entered.covers],
+                "covers": [[cover.path, cover.upper] for cover in entered.covers],
                 "earlier": [
-                    [each.path, upper] for each in entered.covers for upper in each.earlier[::-1]
+                    [cover.path, upper] for cover in entered.covers for upper in cover.earlier[::-1]
                 ],
                 "read_only": list(entered.read_only),
             }

@@ -72,7 +72,7 @@ class Layer:
 
     def locks(self) -> set[tuple[int, int]]:
         """Device and number of the files that are open for its locks."""
-        return {(each.st_dev, each.st_ino) for each in map(os.fstat, self._locks)}
+        return {(fstat.st_dev, fstat.st_ino) for fstat in map(os.fstat, self._locks)}
 
     def drop(self) -> None:
         for folder in self.folders:
@@ -85,12 +85,12 @@ class Layer:
         """Why the script has to end: it wrote too much, or a disk is about to be full. Empty
         if nothing is wrong. ``uppers`` are the folders with what was written."""
         free = {folder: _free_bytes(folder) for folder in self.folders}
-        most = max(self._free_at_start[folder] - now for folder, now in free.items())
+        maximum = max(self._free_at_start[folder] - now for folder, now in free.items())
         began = time.monotonic()
         # It may lie on two disks. What others remove meanwhile hides what was written: at times
         # it is measured in any case.
-        if 2 * most >= self.limit_bytes or began >= self._measure_at:
-            written = sum(allocated_bytes(each) for each in uppers)
+        if 2 * maximum >= self.limit_bytes or began >= self._measure_at:
+            written = sum(allocated_bytes(upper) for upper in uppers)
             ended = time.monotonic()
             self._measure_at = ended + _REST * (ended - began)
             if written >= self.limit_bytes:
@@ -154,8 +154,8 @@ def _memory_bytes() -> int:
 
 
 def _free_bytes(folder: Path) -> int:
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    statvfs = os.statvfs(folder)
+    return statvfs.f_bavail * statvfs.f_frsize
 
 
 @dataclasses.dataclass(frozen=True)

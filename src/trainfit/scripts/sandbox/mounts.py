@@ -65,7 +65,7 @@ def places(mounts: Sequence[Mount], layers: Sequence[str], *, locked: bool) -> M
         if not whole:
             bare.append(mount.point)
     if locked:
-        covered += [each for each in _own_folders() if _lies_in_one(each, covered)]
+        covered += [folder for folder in _own_folders() if _lies_in_one(folder, covered)]
     covered = sorted(dict.fromkeys(covered), key=lambda path: (path.count("/"), path))
     above = [path for path in kept if any(_in(path, each) for each in covered)]
     return MountPlan(tuple(covered), tuple(above), tuple(bare))
@@ -79,8 +79,8 @@ def open_sockets(covered: Sequence[str]) -> list[str]:
         return []
     named = (line.split(maxsplit=7)[-1] for line in lines if line.count(" ") >= 7)
     paths = dict.fromkeys(each for each in named if each.startswith("/"))
-    inside = (each for each in paths if any(_in(each, folder) for folder in covered))
-    return [each for each in inside if os.access(each, os.W_OK)][:_MOST_ENTRIES]
+    inside = (path for path in paths if any(_in(path, folder) for folder in covered))
+    return [path for path in inside if os.access(path, os.W_OK)][:_MOST_ENTRIES]
 
 
 def foreign_files(folder: str, uid: int, gid: int) -> str:
@@ -149,7 +149,7 @@ def _own_folders() -> list[str]:
     """The folders in which a user's scripts write, as real paths."""
     named = [os.getcwd(), str(Path.home()), "/tmp", "/var/tmp", os.environ.get("TMPDIR", "/tmp")]
     paths = [os.path.realpath(each) for each in named]
-    return [each for each in dict.fromkeys(paths) if each != "/" and os.path.isdir(each)]
+    return [path for path in dict.fromkeys(paths) if path != "/" and os.path.isdir(path)]
 
 
 def _lies_in_one(path: str, folders: Sequence[str]) -> bool:

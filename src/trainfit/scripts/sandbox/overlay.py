@@ -236,15 +236,15 @@ def _overlay(
 ) -> tuple[str, int] | None:
     """Mount one over ``lowers``, the upmost first; the path of its upper folder in the pristine
     namespace, and the folder's descriptor. ``None`` where no base can serve."""
-    stack = ":".join(f"/proc/self/fd/{each}" for each in lowers)
+    stack = ":".join(f"/proc/self/fd/{lower}" for lower in lowers)
     # What the mount covers is shown to readers of the mount table (hardware/machine/storage.py).
     root = normal(f"{mount.root}/{relative(path, mount.point)}")
     source = f"trainfit {mount.device} {mount.filesystem} {mount.source} {root}"
     for base in bases:
         if not base.serves(path):
             continue
-        at = f"/proc/self/fd/{base.descriptor}/{number}"
-        upper, work = _folders(at, lowers[0])
+        text = f"/proc/self/fd/{base.descriptor}/{number}"
+        upper, work = _folders(text, lowers[0])
         options = f"lowerdir={stack},upperdir=/proc/self/fd/{upper}"
         options += f",workdir=/proc/self/fd/{work}"
         try:

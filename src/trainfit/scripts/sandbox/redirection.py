@@ -71,7 +71,9 @@ def _allow(libc: Any, ruleset: int, folder: str, rights: int) -> None:
 
 
 def _call(libc: Any, number: int, *args: Any) -> int:
-    words = [ctypes.c_long(each) if isinstance(each, int) else each for each in args]
+    words = [
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in args
+    ]
     libc.syscall.restype = ctypes.c_long
     result: int = libc.syscall(ctypes.c_long(number), *words)
     if result < 0:

@@ -191,7 +191,7 @@ class LayeredView:
 
     def _hides(self, removed: str, path: str) -> bool:
         """Was the original, or a folder that it is in, removed in this layer?"""
-        return any(self._lstat(removed + each + REMOVED) is not None for each in _upwards(path))
+        return any(self._lstat(removed + upward + REMOVED) is not None for upward in _upwards(path))
 
     def _hidden_names(self, removed: str, path: str) -> set[str]:
         try:

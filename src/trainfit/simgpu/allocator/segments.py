@@ -235,20 +235,20 @@ class DeviceSegments(Counters):
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
-        wanted = max(rounded, limit)
-        index = bisect_left(pool.free, (wanted,))
+        target = max(rounded, limit)
+        index = bisect_left(pool.free, (target,))
         if index < len(pool.free) and _is_segment(pool.free[index][2]):
             self._release_block(pool.free[index][2])
             return True
         # No single block is large enough: several, from the largest down.
         released = 0
         for size, _, block in reversed(pool.free[:index]):
-            if released >= wanted or size < limit:
+            if released >= target or size < limit:
                 break
             if _is_segment(block):
                 released += size
                 self._release_block(block)
-        return released >= wanted
+        return released >= target
 
     def _collect_garbage(self) -> None:
         """``garbage_collect_cached_blocks``: cudaFree the blocks that wait the longest.

@@ -204,7 +204,7 @@ class AllocatorSettings:
             entries.append(("max_non_split_rounding_mb", mib))
         if self.rounds_to_divisions:
             divisions = self.roundup_power2_divisions
-            by_class = ",".join(f"{1 << each}:{number}" for each, number in enumerate(divisions))
+            by_class = ",".join(f"{1 << index}:{number}" for index, number in enumerate(divisions))
             same = len(set(divisions)) == 1
             entries.append(("roundup_power2_divisions", divisions[0] if same else f"[{by_class}]"))
         if self.garbage_collection_threshold:

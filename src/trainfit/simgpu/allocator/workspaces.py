@@ -306,19 +306,19 @@ def _split_reduction(
     lanes, rows = (inputs, outputs) if within else (outputs, inputs)
     if not within or inputs >= _LONG:
         lanes //= vector
-    most = _REDUCING_THREADS // (1 if within else vector)
-    lanes, rows = (min(1 << max(each, 1).bit_length() - 1, most) for each in (lanes, rows))
-    height = min(rows, most // min(lanes, 32))
-    width = min(lanes, most // height)
+    maximum = _REDUCING_THREADS // (1 if within else vector)
+    lanes, rows = (min(1 << max(each, 1).bit_length() - 1, maximum) for each in (lanes, rows))
+    height = min(rows, maximum // min(lanes, 32))
+    width = min(lanes, maximum // height)
     step = width if within else 1
     if ceil_div(inputs, step) < min(height * 16, _MOST_VALUES):
         return 0, 1, 0
     values = ceil_div(inputs, step * height)
     blocks = outputs if within else ceil_div(outputs // vector, width)
-    wanted = processors * (threads // (width * height))
-    if values < _MOST_VALUES or blocks > wanted:
+    target = processors * (threads // (width * height))
+    if values < _MOST_VALUES or blocks > target:
         return blocks, 1, 0
-    split = min(ceil_div(wanted, blocks), ceil_div(values, _FEWEST_VALUES))
+    split = min(ceil_div(target, blocks), ceil_div(values, _FEWEST_VALUES))
     kept = 1 if within else width * vector
     return blocks, max(split, ceil_div(values, _MOST_VALUES)), kept
 

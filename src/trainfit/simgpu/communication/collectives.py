@@ -83,11 +83,11 @@ class Communication:
     ) -> tuple[int, int] | None:
         engine, ranks = self._engine, group.size()
         nbytes = bytes_of(tensors)
-        on_device = any(isinstance(each, DeviceTensor) for each in tensors)
+        on_device = any(isinstance(tensor, DeviceTensor) for tensor in tensors)
         if ranks == 1 or not nbytes or not on_device:  # by gloo, it costs the GPU nothing
             return None
         engine.use_library("nccl")
-        first = next(each for each in tensors if isinstance(each, DeviceTensor))
+        first = next(tensor for tensor in tensors if isinstance(tensor, DeviceTensor))
         dtype, machines = dtype_of(plain(first)), self._machines_of(group)
         written = nbytes if peer is not None and peer[0] == "receive" else 0
         depth = 0 if peer is None else 1 + peer[1]
@@ -158,14 +158,14 @@ class Communication:
 def ranks_of(group: Any) -> list[int]:
     """The ranks of a group, by their numbers in the job."""
     try:
-        found: list[int] = torch.distributed.get_process_group_ranks(group)
+        ranks: list[int] = torch.distributed.get_process_group_ranks(group)
     except (KeyError, ValueError):  # one that PyTorch keeps no list of
         return list(range(group.size()))
-    return found
+    return ranks
 
 
 def bytes_of(tensors: Sequence[Any]) -> int:
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 _classes: list[type] = []
@@ -351,7 +351,9 @@ class _CollectiveCall:
         from trainfit.torch_private import distributed as private
 
         self.engine, self.args = engine, args
-        self.named = dict(zip((each.name for each in schema(func).arguments), args, strict=False))
+        self.named = dict(
+            zip((argument.name for argument in schema(func).arguments), args, strict=False)
+        )
         self.group = private.group_of(self.named["process_group"])
         self.ranks: int = self.group.size()
         self.operation = private.reduction_name(self.named.get("reduce_op"))

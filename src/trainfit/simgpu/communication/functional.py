@@ -39,7 +39,7 @@ class _FunctionalCall:
     def __init__(self, engine: Engine, func: Any, args: tuple[Any, ...], kwargs: Any) -> None:
         from trainfit.torch_private import distributed as private
 
-        names = (each.name for each in schema(func).arguments)
+        names = (argument.name for argument in schema(func).arguments)
         self.named: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
         self.engine = engine
         self.group = private.group_named(self.named["group_name"])
@@ -134,7 +134,7 @@ def _register(name: str, overload: str, rule: _Functional) -> None:
         call, communication = _FunctionalCall(engine, func, args, kwargs), Communication.current
         assert communication is not None
         require_backend(call.group, call.inputs[0])
-        sources = [each.contiguous() for each in call.inputs]
+        sources = [tensor.contiguous() for tensor in call.inputs]
         if in_place:
             made = call.inputs
         elif "out" in call.named:

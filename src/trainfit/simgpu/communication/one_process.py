@@ -76,7 +76,7 @@ class OneProcess:
 
     def _gather(self, tensors: Any, dim: int, destination: int | None = None) -> torch.Tensor:
         size = list(tensors[0].shape)
-        size[dim] = sum(each.size(dim) for each in tensors)
+        size[dim] = sum(tensor.size(dim) for tensor in tensors)
         host = destination == _HOST
         device = CPU if host else GPUS[gpu_number(destination)]
         target = torch.empty(size, dtype=tensors[0].dtype, device=device)
@@ -84,7 +84,7 @@ class OneProcess:
 
     @staticmethod
     def _gather_out(tensors: Any, out: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        parts = out.split([each.size(dim) for each in tensors], dim)
+        parts = out.split([tensor.size(dim) for tensor in tensors], dim)
         for part, source in zip(parts, tensors, strict=True):
             part.copy_(source, non_blocking=True)
         return out
@@ -93,7 +93,7 @@ class OneProcess:
 
     def _broadcast(self, tensor: Any, devices: Sequence[int]) -> list[torch.Tensor]:
         first = tensor if tensor.is_cuda else tensor.to(GPUS[devices[0]], non_blocking=True)
-        others = [torch.empty_like(first, device=GPUS[each]) for each in devices[1:]]
+        others = [torch.empty_like(first, device=GPUS[device]) for device in devices[1:]]
         return [first, *self._broadcast_out(first, others)]
 
     def _broadcast_out(self, tensor: Any, out: Sequence[Any]) -> Sequence[Any]:
@@ -137,12 +137,12 @@ class OneProcess:
         comms: Any = None,
     ) -> None:
         self._together("all_reduce", inputs[0], inputs)
-        for each in outputs:
-            self._engine.values.forget(plain(each)._life)
+        for output in outputs:
+            self._engine.values.forget(plain(output)._life)
 
     def _together(self, kind: str, whole: Any, tensors: Sequence[Any]) -> None:
         """A collective of ``whole``'s bytes among the GPUs of ``tensors``, begun on its own."""
-        gpus = list(dict.fromkeys(gpu_of(each) for each in tensors if _on_device(each)))
+        gpus = list(dict.fromkeys(gpu_of(tensor) for tensor in tensors if _on_device(tensor)))
         nbytes = whole.numel() * whole.element_size()
         if len(gpus) < 2 or not nbytes:
             return

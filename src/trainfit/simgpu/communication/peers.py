@@ -50,7 +50,7 @@ _OF_BATCH_SYSTEMS: Final = (*(rank for rank, _ in TASKS), "FLUX_TASK_RANK")
 def gpu_in(group: Any, tensors: Sequence[Any]) -> int | None:
     """The number of the machine's GPU that NCCL finds ``tensors`` on in a collective of ``group``;
     ``None``: it has no part in it, or the number may be another GPU's in another rank."""
-    gpu = next((gpu_of(each) for each in tensors if isinstance(each, DeviceTensor)), None)
+    gpu = next((gpu_of(tensor) for tensor in tensors if isinstance(tensor, DeviceTensor)), None)
     if gpu is None or not _by_nccl(group):
         return None
     hidden = any("," not in os.environ.get(name, ",") for name in _HIDES)
@@ -185,6 +185,6 @@ class Peers:
         if not came.stat().st_size:
             return None
         with no_dispatch():
-            found: Any = torch.load(came, weights_only=True)
-        assert isinstance(found, torch.Tensor)
-        return found
+            tensor: Any = torch.load(came, weights_only=True)
+        assert isinstance(tensor, torch.Tensor)
+        return tensor

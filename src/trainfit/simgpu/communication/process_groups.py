@@ -53,8 +53,8 @@ from trainfit.torch_private.operators import local_part, no_dispatch
 @launched_by("all_gather_copy_in", "split_with_sizes_copy", "chunk_cat")
 def _copies(call: Arguments, result: Any, flops: int) -> list[Kernel]:
     written = call["out"] if "out" in call else call["all_gather_output"]
-    targets = {id(each) for each in tensors_in(written)}
-    sources = [each for each in tensors_in(list(call.values())) if id(each) not in targets]
+    targets = {id(tensor) for tensor in tensors_in(written)}
+    sources = [tensor for tensor in tensors_in(list(call.values())) if id(tensor) not in targets]
     moved = bytes_of(sources)
     return [Kernel("pointwise", dtype_of(sources[0]), 0, moved, moved)] if sources else []
 

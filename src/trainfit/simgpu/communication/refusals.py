@@ -27,11 +27,11 @@ def refuse(name: str, group: Any, named: Mapping[str, Any], args: Sequence[Any])
         require_backend(group, first)
     if (check := _CHECKS.get(name)) is not None:
         check(group.size(), named, args)
-    for each in _ROOTS:
-        if not 0 <= int(named.get(each, 0)) < group.size():
-            what, most = name.strip("_"), group.size() - 1
+    for root in _ROOTS:
+        if not 0 <= int(named.get(root, 0)) < group.size():
+            what, maximum = name.strip("_"), group.size() - 1
             raise RuntimeError(
-                f"{what}: invalid root {named[each]} (root should be in the 0..{most} range)"
+                f"{what}: invalid root {named[root]} (root should be in the 0..{maximum} range)"
             )
 
 

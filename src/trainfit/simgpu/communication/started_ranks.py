@@ -150,7 +150,7 @@ def _is_given_gpu(process: Any) -> bool:
 
 def _is_on_gpu(value: Any) -> bool:
     if isinstance(value, torch.nn.Module):
-        return any(each.is_cuda for each in value.parameters())
+        return any(parameter.is_cuda for parameter in value.parameters())
     if isinstance(value, torch.Tensor):
         return bool(value.is_cuda)
     return isinstance(value, torch.device) and value.type == "cuda"

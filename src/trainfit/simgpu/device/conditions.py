@@ -399,7 +399,7 @@ def _is_to_differ(test: ast.AST, asked: ast.expr, wanted: bool) -> bool:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return _is_to_differ(operand, asked, not wanted)
         case ast.BoolOp(values=values):
-            return any(_is_to_differ(each, asked, wanted) for each in values)
+            return any(_is_to_differ(value, asked, wanted) for value in values)
         case ast.Compare(ops=[ast.Eq() | ast.In()]):
             return not wanted and any(each is asked for each in ast.walk(test))
         case ast.Compare(ops=[ast.NotEq() | ast.NotIn()]):
@@ -435,7 +435,7 @@ def _plain(node: ast.AST, asked: ast.expr, frame: FrameType, points: list[float]
             constants: list[ast.expr] = [ast.Constant(each) for each in several]
             return ast.Tuple(constants, ast.Load()) if is_list else constants[0]
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS:
-            plain = [_plain(each, asked, frame, points) for each in args]
+            plain = [_plain(argument, asked, frame, points) for argument in args]
             return ast.Call(ast.Name(name, ast.Load()), plain, [])
         case (
             ast.BinOp() | ast.UnaryOp() | ast.BoolOp() | ast.Compare() | ast.Tuple() | ast.List()

@@ -108,8 +108,8 @@ class DeviceMemory:
         self.on_wait: Callable[[int | None], None] = lambda _: None
         #: Is told of the seconds that a storage's death took here, which may be at any bytecode.
         self.on_death: Callable[[float], None] = lambda _: None
-        for each in allocators:
-            each.defers_events = True
+        for caching_allocator in allocators:
+            caching_allocator.defers_events = True
         #: Streams that take part in the capture of a CUDA graph, and its private pool.
         self.capturing: set[int] = set()
         self._private = 0

@@ -86,10 +86,12 @@ def call(engine: Engine, func: Callable[..., Any], args: Any, kwargs: Any) -> An
             raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{found}'")
         if func is torch.sparse_coo_tensor and device in GPUS and len(args) > 1:
             del kwargs["device"]  # it is where the values are
-            args = (*(torch.as_tensor(each, device=device) for each in args[:2]), *args[2:])
+            args = (*(torch.as_tensor(argument, device=device) for argument in args[:2]), *args[2:])
         if func in _COMPRESSED and device in GPUS:
             del kwargs["device"]  # likewise; the engine says that there is no such layout
-            args = tuple(torch.as_tensor(each, device=device) for each in args[:3]) + args[3:]
+            args = (
+                tuple(torch.as_tensor(argument, device=device) for argument in args[:3]) + args[3:]
+            )
         if isinstance(device, torch.device) and device.type == "meta":
             return on_meta(engine, func, args, kwargs)
     if pinned:
@@ -137,11 +139,11 @@ def _from_data(engine: Engine, func: Any, args: tuple[Any, ...], kwargs: dict[st
     try:
         made = func(*args[:at], data, **kwargs)
     except RuntimeError:  # a build with CUDA looks for a driver, another has no such function
-        read = [each for each in private.leaves_of(data) if isinstance(each, DeviceTensor)]
+        read = [leaf for leaf in private.leaves_of(data) if isinstance(leaf, DeviceTensor)]
         if not read:
             raise
         # Numbers of the device among the data are read one by one.
-        known = all(engine.values.read(plain(each)) is not None for each in read)
+        known = all(engine.values.read(plain(leaf)) is not None for leaf in read)
         data = private.map_leaves(DeviceTensor, _read, data)
         made = func(*args[:at], data, **kwargs)
     if on_device:
@@ -160,14 +162,14 @@ def _index_of(index: Any, device: torch.device) -> Any:
     if type(index) is tuple:
         return tuple(_numbers(each, device) for each in index)
     # A list of anything else may stand for a tuple.
-    plain_numbers = type(index) is list and all(isinstance(each, int) for each in index)
+    plain_numbers = type(index) is list and all(isinstance(number, int) for number in index)
     return _numbers(index, device) if plain_numbers or type(index) in _ROWS else index
 
 
 def _numbers(index: Any, device: torch.device) -> Any:
     if type(index) is not list and type(index) is not tuple and type(index) not in _ROWS:
         return index
-    if any(isinstance(each, DeviceTensor) for each in private.leaves_of(index)):
+    if any(isinstance(leaf, DeviceTensor) for leaf in private.leaves_of(index)):
         return index
     dtype = torch.int64 if not len(index) else None
     return constructors.tensor(index, dtype=dtype, device=device)
@@ -212,7 +214,7 @@ class _LegacyType(type):
 
 def _legacy(base: Callable[..., Any], dtype: torch.dtype, args: tuple[Any, ...]) -> torch.Tensor:
     """What a legacy constructor makes on the device: of sizes, or of data as ``base`` takes it."""
-    if all(isinstance(each, int | torch.Size) for each in args):
+    if all(isinstance(argument, int | torch.Size) for argument in args):
         sizes = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
         return constructors.empty(sizes, dtype=dtype, device=complete("cuda"))
     if isinstance(args[0], DeviceTensor):

@@ -112,20 +112,20 @@ class Placing:
 
         Raises :class:`DeviceMismatch` for operands of different GPUs.
         """
-        found = list(dict.fromkeys(_gpus((args, tuple(kwargs.values())))))
+        numbers = list(dict.fromkeys(_gpus((args, tuple(kwargs.values())))))
         device = args[1] if func is _TO_DEVICE and len(args) > 1 else kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
             gpu = current if device.index is None else device.index
-            return OperatorGpus(gpu, next((each for each in found if each != gpu), None))
-        if found:
-            self._latest = found[0]
-            if len(found) == 1:
-                return OperatorGpus(found[0])
+            return OperatorGpus(gpu, next((number for number in numbers if number != gpu), None))
+        if numbers:
+            self._latest = numbers[0]
+            if len(numbers) == 1:
+                return OperatorGpus(numbers[0])
             if func in _COPIES:
-                return OperatorGpus(found[0], found[1])
+                return OperatorGpus(numbers[0], numbers[1])
             if func not in MIXED_DEVICE and not func.name().startswith(_OF_LISTS):
-                raise DeviceMismatch(GPUS[found[1]], func, found[0])
-            return OperatorGpus(found[0])
+                raise DeviceMismatch(GPUS[numbers[1]], func, numbers[0])
+            return OperatorGpus(numbers[0])
         # Autograd makes a formula's tensors on the GPU of the gradients that it goes through.
         if graph_task_id() != -1:
             return OperatorGpus(self._latest)
@@ -473,9 +473,9 @@ class Engine(Hooks):
         """An ``out=`` tensor that its operator resized: adopt the new geometry."""
         for value in kwargs.values():
             if type(value) is SimulatedTensor and value._meta.shape != value.shape:
-                wanted = value._meta.shape
+                shape = value._meta.shape
                 value._meta = view_of(value)
-                self.change_geometry(aten.resize_.default, (value, list(wanted)), {})
+                self.change_geometry(aten.resize_.default, (value, list(shape)), {})
 
     def move(self, tensor: DeviceTensor, device: torch.device) -> torch.Tensor:
         """A copy on another GPU or on the host, whose gradient goes back."""

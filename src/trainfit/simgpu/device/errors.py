@@ -44,13 +44,13 @@ _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 def visible_gpus(count: int) -> int:
     """How many of a machine's GPUs a process sees: all where no variable hides any."""
-    named = [each for each in os.environ.get(_VISIBLE, "").split(",") if each.strip()]
+    named = [part for part in os.environ.get(_VISIBLE, "").split(",") if part.strip()]
     return count if not named or named == ["-1"] else min(count, len(named))
 
 
 def no_such_gpu(gpu: str, count: int, index: int) -> str:
     """What to do where a script names a GPU that the machine does not have, or hides."""
-    visible = [each for each in os.environ.get(_VISIBLE, "").split(",") if each.strip()]
+    visible = [part for part in os.environ.get(_VISIBLE, "").split(",") if part.strip()]
     if visible and visible != ["-1"] and index >= len(visible):
         last = len(visible) - 1
         left = "one GPU, which is cuda:0" if not last else f"{last + 1} GPUs, cuda:0 to cuda:{last}"
@@ -126,12 +126,12 @@ def out_of_memory(
         "(https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
     )
     if func is not None:
-        given = [each for each in args if isinstance(each, torch.Tensor)]
+        given = [argument for argument in args if isinstance(argument, torch.Tensor)]
         request = FailedRequest(
             str(func).removeprefix("aten.").partition(".")[0].strip("_"),
             error.requested_bytes,
-            tuple("×".join(map(str, each.shape)) or "scalar" for each in given),
-            sum(each.untyped_storage().nbytes() for each in given),
+            tuple("×".join(map(str, argument.shape)) or "scalar" for argument in given),
+            sum(argument.untyped_storage().nbytes() for argument in given),
         )
         setattr(raised, REQUEST, request)
     return raised

@@ -84,14 +84,14 @@ def meta_arguments(value: Any) -> Any:
 
 def meta_keywords(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keywords likewise; whatever has a device is on "meta"."""
-    found = {}
+    keywords = {}
     for name, value in kwargs.items():
         if name == "device" and value is not None:
             value = META
         elif name == "pin_memory" or isinstance(value, Generator):
             value = None
-        found[name] = meta_arguments(value)
-    return found
+        keywords[name] = meta_arguments(value)
+    return keywords
 
 
 def without_subclasses(value: Any, given: dict[int, Any]) -> Any:
@@ -232,10 +232,10 @@ def _of_one_dtype(words: str, *places: int) -> Callable[[Any, Any], None]:
     {given}, as CUDA's kernels (data_ptr) or TensorIterator name them."""
 
     def check(args: Any, _: Any) -> None:
-        tensors = [args[at] for at in places if at < len(args) and args[at] is not None]
-        for each in tensors[1:]:
-            if each.dtype is not tensors[0].dtype:
-                names = {"wanted": _name_of(tensors[0]), "given": _name_of(each)}
+        tensors = [args[place] for place in places if place < len(args) and args[place] is not None]
+        for tensor in tensors[1:]:
+            if tensor.dtype is not tensors[0].dtype:
+                names = {"wanted": _name_of(tensors[0]), "given": _name_of(tensor)}
                 raise RuntimeError(words.format(**names))
 
     return check
@@ -334,7 +334,7 @@ for _arithmetic in ("add_", "sub_", "mul_", "div_"):
 
 def indexed_on_host(indices: Any) -> RuntimeError:
     """A host tensor was indexed with tensors of the device."""
-    assert any(type(each) is SimulatedTensor for each in indices)
+    assert any(type(index) is SimulatedTensor for index in indices)
     return RuntimeError(
         "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
     )

@@ -70,7 +70,7 @@ def held_by_autograd_alone() -> tuple[int, int]:
         ) -> Any:
             if func is aten.add.Tensor:
                 seen.append((use_count(args[0]), storage_uses(args[0]._meta)))
-            plain = [each._meta if type(each) is cls else each for each in args]
+            plain = [argument._meta if type(argument) is cls else argument for argument in args]
             with no_dispatch():
                 return watched(func(*plain, **(kwargs or {})))
 

@@ -112,8 +112,8 @@ def _reader(load_file: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load_file)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         tensors = load_file(*args, **kwargs)
-        for each in tensors.values():
-            note_read(each)
+        for tensor in tensors.values():
+            note_read(tensor)
         return tensors
 
     return wrapper
@@ -123,7 +123,7 @@ def _serializer(serialize_file: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(serialize_file)
     def wrapper(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            is_held = any(each.data_ptr in _held for each in tensors.values())
+            is_held = any(tensor.data_ptr in _held for tensor in tensors.values())
         except AttributeError:  # versions before 0.8 are given the bytes
             is_held = False
         if not is_held:
@@ -140,19 +140,19 @@ def _write(
     the type, shape and place of each tensor, and their bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
-    for name, each in tensors.items():
-        start, end = end, end + each.data_len
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.data_len
         header[name] = {
-            "dtype": each.dtype, "shape": list(each.shape), "data_offsets": [start, end]
+            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [start, end]
         }  # fmt: skip
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with open(filename, "wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
-        for name, each in tensors.items():
-            if each.data_ptr not in _held:
+        for name, tensor in tensors.items():
+            if tensor.data_ptr not in _held:
                 file.seek(8 + len(text) + header[name]["data_offsets"][0])
-                file.write(ctypes.string_at(each.data_ptr, each.data_len))
+                file.write(ctypes.string_at(tensor.data_ptr, tensor.data_len))
         file.truncate(8 + len(text) + end)
 
 
@@ -252,8 +252,8 @@ class HostFills:
             if func in (aten.copy_.default, *_FILLS):
                 del self._waiting[_address(first)]
                 return func(*args, **kwargs)
-        for each in read:
-            self.draw(each)
+        for leaf in read:
+            self.draw(leaf)
         return func(*args, **kwargs)
 
     def _may_wait(self, tensor: Any, kwargs: Any) -> bool:

@@ -166,11 +166,11 @@ class FunctionMode(TorchFunctionMode):
 
     def _placed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What C++ makes for the function by itself is on the GPU of its arguments."""
-        found = set(_gpus_in((args, *(kwargs or {}).values())))
+        numbers = set(_gpus_in((args, *(kwargs or {}).values())))
         running = self._engine.placing.call
         outer = running.gpu
-        if found:
-            running.gpu = found.pop() if len(found) == 1 else None
+        if numbers:
+            running.gpu = numbers.pop() if len(numbers) == 1 else None
         try:
             return self._call(func, args, kwargs)
         finally:
@@ -278,10 +278,12 @@ def _on_one_gpu(target: Any, *rest: Any) -> tuple[Any, ...]:
     if not isinstance(target, DeviceTensor):
         return target, *rest
     return target, *(
-        each.to(target.device)
-        if isinstance(each, DeviceTensor) and each.requires_grad and gpu_of(each) != gpu_of(target)
-        else each
-        for each in rest
+        tensor.to(target.device)
+        if isinstance(tensor, DeviceTensor)
+        and tensor.requires_grad
+        and gpu_of(tensor) != gpu_of(target)
+        else tensor
+        for tensor in rest
     )
 
 
@@ -333,7 +335,10 @@ class Modes:
         def backward_with_mode(*args: Any, **kwargs: Any) -> Any:
             # PyTorch disables the mode on the way here, yet hooks, custom functions and what
             # checkpointing calls again are Python that names the device.
-            is_active = any(isinstance(each, FunctionMode) for each in private.function_modes())
+            is_active = any(
+                isinstance(function_mode, FunctionMode)
+                for function_mode in private.function_modes()
+            )
             try:
                 with contextlib.nullcontext() if is_active else FunctionMode(engine):
                     return run_backward(*args, **kwargs)

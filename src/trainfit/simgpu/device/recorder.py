@@ -141,10 +141,10 @@ class RecordingBuilder:
         """An allocation by the latest operator, for the same as ``number``; returns its number."""
         made = self.malloc(*self.requested(number), self._alloc_line[number])
         self._alike[made] = number
-        at = bisect.bisect_left(self._workspace_alloc, number)
-        if at < len(self._workspace_alloc) and self._workspace_alloc[at] == number:
-            first, after = self._workspace_start[at : at + 2]
-            model, arguments = self._workspace_model[at], self._workspace_args[first:after]
+        index = bisect.bisect_left(self._workspace_alloc, number)
+        if index < len(self._workspace_alloc) and self._workspace_alloc[index] == number:
+            first, after = self._workspace_start[index : index + 2]
+            model, arguments = self._workspace_model[index], self._workspace_args[first:after]
             self.workspace(made, model, tuple(arguments))
         return made
 

@@ -107,9 +107,9 @@ def judge(uses: Sequence[StepUse], parts: Iterable[Sequence[int]] = ()) -> Cours
     """
     if len(uses) < LEAST_STEPS:
         return CourseFinding("unknown")
-    found = _settled(uses, _same_work, 2) or _settled(uses, _same_outline, _ALIKE, longest=1)
-    if found is not None:
-        return found
+    finding = _settled(uses, _same_work, 2) or _settled(uses, _same_outline, _ALIKE, longest=1)
+    if finding is not None:
+        return finding
     growth = _growth([use.end_bytes for use in uses[1:]]) or sum(map(_growth, parts))
     if growth:
         return CourseFinding("growing", growth_bytes=growth)
@@ -126,8 +126,8 @@ def _settled(
         while start > 1 and _repeats(uses, start - 1, period, same):
             start -= 1
         repeated = len(uses) - period - start
-        wanted = max(2 * period, least if start == 1 else _ALIKE)
-        if repeated and repeated + period >= wanted:
+        target = max(2 * period, least if start == 1 else _ALIKE)
+        if repeated and repeated + period >= target:
             return CourseFinding("settled", first=start + 1, period=period)
     return None
 
@@ -190,12 +190,12 @@ def steady_step(
     """
     every = range(1, len(operators)) or range(len(operators))
     steps = [step for step in every if step in among] or list(every)
-    seen = dict(enumerate(micro_batches))
-    usual = [step for step in steps if step in seen and seen[step] == accumulation]
+    visited = dict(enumerate(micro_batches))
+    usual = [step for step in steps if step in visited and visited[step] == accumulation]
     found = usual or steps
     counted = Counter(operators[step] for step in found)
-    most = max(counted.values())
-    shape = min(number for number, times in counted.items() if times == most)
+    maximum = max(counted.values())
+    shape = min(number for number, times in counted.items() if times == maximum)
     alike = sorted((step for step in found if operators[step] == shape), key=lambda s: work[s])
     median = work[alike[(len(alike) - 1) // 2]]
     return max(step for step in alike if work[step] == median)

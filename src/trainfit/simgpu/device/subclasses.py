@@ -152,7 +152,7 @@ _OF_WRAPPERS = (
 
 def _make_wrapper(patches: PatchSet) -> Callable[..., torch.Tensor]:
     """``Tensor._make_wrapper_subclass``, with C++ told "meta" where the device is CUDA's."""
-    original, seen = private.MAKE_WRAPPER.now, set[type]()
+    original, kinds = private.MAKE_WRAPPER.now, set[type]()
 
     def make(kind: type, *sizes: Any, **options: Any) -> torch.Tensor:
         options |= dict(zip(_OF_WRAPPERS, sizes[1:], strict=False))
@@ -160,8 +160,8 @@ def _make_wrapper(patches: PatchSet) -> Callable[..., torch.Tensor]:
         device = options.get("device")
         if device is None or torch.device(device).type != "cuda":
             return original(kind, *sizes, **options)  # type: ignore[no-any-return]
-        if kind not in seen:
-            seen.add(kind)
+        if kind not in kinds:
+            kinds.add(kind)
             for name in _SEEN:
                 if getattr(kind, name) is getattr(torch.Tensor, name):
                     patches.set(kind, name, property(_of_wrapper(name)))

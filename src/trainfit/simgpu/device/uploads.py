@@ -175,7 +175,7 @@ def _is_made(node: ast.expr) -> bool:
         owner = node.func.value
         if isinstance(owner, ast.Name) and owner.id == "torch":
             return node.func.attr in _MAKES and not any(
-                each.arg == "device" for each in node.keywords
+                keyword.arg == "device" for keyword in node.keywords
             )
         node = owner
     return False
@@ -208,6 +208,8 @@ def _given_at(tree: ast.Module, line: int) -> set[str]:
             found |= {each.id for each in ast.walk(node.target) if isinstance(each, ast.Name)}
             continue
         arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        names = [each.arg for each in (*arguments, node.args.vararg, node.args.kwarg) if each]
+        names = [
+            argument.arg for argument in (*arguments, node.args.vararg, node.args.kwarg) if argument
+        ]
         found |= {name for name in names if name != "self"}
     return found

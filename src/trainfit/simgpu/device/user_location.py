@@ -92,7 +92,7 @@ def files_of_user() -> tuple[str, ...]:
     """The user's files that are imported by now: their real paths."""
     named = {space.get("__file__") for _, space in loaded_modules()}
     files = (each for each in named if isinstance(each, str) and os.path.isabs(each))
-    return tuple(sorted({os.path.realpath(each) for each in files if not is_library(each)}))
+    return tuple(sorted({os.path.realpath(file) for file in files if not is_library(file)}))
 
 
 def place_of_user() -> tuple[str, int] | None:
@@ -129,24 +129,24 @@ def caller_of(frame: FrameType | None) -> FrameType | None:
 
 def calls_of_user(frame: FrameType | None, most: int = 12) -> list[tuple[FrameType, FrameType]]:
     """The user's frames from ``frame`` outwards, each with the frame that it called."""
-    found: list[tuple[FrameType, FrameType]] = []
-    while frame is not None and frame.f_back is not None and len(found) < most:
+    calls: list[tuple[FrameType, FrameType]] = []
+    while frame is not None and frame.f_back is not None and len(calls) < most:
         outer = frame.f_back
         if not is_library(outer.f_code.co_filename):
-            found.append((outer, frame))
+            calls.append((outer, frame))
         frame = outer
-    return found
+    return calls
 
 
 def line_of_user(trace: TracebackType | None) -> str | None:
     """The innermost file and line of the user's, of the frames an exception passed through."""
-    found = None
+    text = None
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
         if not is_library(filename):
-            found = f"{filename}:{trace.tb_lineno}"
+            text = f"{filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return text
 
 
 #: PyTorch's Python around a call of one function of its own.

@@ -262,7 +262,9 @@ class Values:
             self._compare_with_infinity(func, args, out)
         if func in _ELEMENTS_OF:
             given = args[0] if func is aten.cat.default else args[:1]
-            bounds = [each._life.below for each in given if type(each) is SimulatedTensor]
+            bounds = [
+                argument._life.below for argument in given if type(argument) is SimulatedTensor
+            ]
             if len(bounds) == len(given) and None not in bounds:
                 out._life.below = max(bounds, default=None)
         if out._life.value is None and not out._spec.dtype.is_floating_point:
@@ -313,10 +315,11 @@ class Values:
     def _compare_with_infinity(self, func: Any, args: Any, out: SimulatedTensor) -> None:
         """Compare one number with infinity; of several some may be masked."""
         contents = [
-            self._content(each) if type(each) is SimulatedTensor else each for each in args[:2]
+            self._content(argument) if type(argument) is SimulatedTensor else argument
+            for argument in args[:2]
         ]
         with no_dispatch():
-            numbers = [None if each is None else float(each) for each in contents]
+            numbers = [None if content is None else float(content) for content in contents]
             for number, is_first in zip(numbers, (True, False), strict=True):
                 if number is not None and math.isinf(number):
                     answer = _IS_BELOW[func] is ((number > 0) is not is_first)
@@ -377,9 +380,9 @@ class Values:
             places = args[_WRITES_AT[func]].numel()
         elif func in _WRITES_BY_INDEX:
             indices = args[1]
-            if any(each is not None and each.dtype in MASKS for each in indices):
+            if any(index is not None and index.dtype in MASKS for index in indices):
                 return None
-            shapes = [each.shape for each in indices if each is not None]
+            shapes = [index.shape for index in indices if index is not None]
             rows = [n for n, each in zip_longest(args[0].shape, indices) if each is None]
             places = math.prod((*torch.broadcast_shapes(*shapes), *rows))
         elif func in _FILLS_AT:

@@ -86,8 +86,8 @@ class Checkpointing(Intervention):
         own = [
             f"{before}{method}"
             for model in scene.models
-            for each, method in _own_ways(model, self._called)
-            if (before := _prefix(scene.path_of(each)))
+            for module, method in _own_ways(model, self._called)
+            if (before := _prefix(scene.path_of(module)))
         ]
         groups = [g for model in scene.models for g in repeated_blocks(model, self._called)]
         blocks = [block for group in groups for block in group]

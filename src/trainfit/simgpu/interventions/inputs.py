@@ -131,7 +131,7 @@ class FewerCameras(Intervention):
         found = images(batch)
         if len(found) > 1:
             self._cameras.update((key, _sides(image)) for key, image in found.items())
-        self._frames.update((key, each.shape[1]) for key, each in frames(batch).items())
+        self._frames.update((key, tensor.shape[1]) for key, tensor in frames(batch).items())
         return batch
 
     def finding(self) -> Applicability:

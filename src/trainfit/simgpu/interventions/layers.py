@@ -100,8 +100,8 @@ class GlobalPooling(Intervention):
         children_of(parent)[name] = pooled
         if type(parent) is torch.nn.Sequential:
             later = list(children_of(parent))[list(children_of(parent)).index(name) + 1 :]
-            for each in later:
-                children_of(parent)[each] = torch.nn.Identity()
+            for child in later:
+                children_of(parent)[child] = torch.nn.Identity()
         self.changed += 1
         return _exchanged(given, gone, list(pooled.parameters()))
 
@@ -143,10 +143,10 @@ def _exchanged(given: list[Any], gone: set[int], new: list[Any]) -> list[Any]:
 
     def exchange(params: list[Any]) -> list[Any]:
         kept: list[Any] = []
-        for each in params:
-            is_named = isinstance(each, tuple)
-            if id(each[1] if is_named else each) not in gone:
-                kept.append(each)
+        for parameter in params:
+            is_named = isinstance(parameter, tuple)
+            if id(parameter[1] if is_named else parameter) not in gone:
+                kept.append(parameter)
                 continue
             kept += [(f"pooled{i}", p) for i, p in enumerate(left)] if is_named else left
             left.clear()

@@ -235,7 +235,7 @@ class EightBit(ReplaceOptimizer):
         # Its name for AdamW's; those of others differ between versions of Transformers.
         optim = self.optim if kinds == "AdamW8bit" else ""
         targets = told_trainers(self.scene, optim, f"bitsandbytes.optim.{kinds}", "")
-        targets = tuple(f"{each} (pip install bitsandbytes)" for each in targets)
+        targets = tuple(f"{target} (pip install bitsandbytes)" for target in targets)
         return Applicability(self.name, True, "", targets, lines_of(self.scene), kinds)
 
     def version_of(self, optimizer: Any) -> str | None:
@@ -284,13 +284,13 @@ class Paged(EightBit):
     def finding(self) -> Applicability:
         if _library() is None:
             return self.no("bitsandbytes is not installed here: pip install bitsandbytes")
-        found = super().finding()
-        if not found.applies:
-            return found
-        detail = f"there, bitsandbytes.optim.{found.detail}(…) with the same arguments"
-        places = found.places
-        if told := told_trainers(self.scene, self.optim, "", ""):
-            (detail,), places = told, tuple(filter(None, self.trainers))
+        applicability = super().finding()
+        if not applicability.applies:
+            return applicability
+        detail = f"there, bitsandbytes.optim.{applicability.detail}(…) with the same arguments"
+        places = applicability.places
+        if trainers := told_trainers(self.scene, self.optim, "", ""):
+            (detail,), places = trainers, tuple(filter(None, self.trainers))
         detail = f"{detail} (pip install bitsandbytes)"
         return Applicability(self.name, True, places=places, detail=detail)
 

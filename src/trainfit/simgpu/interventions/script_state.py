@@ -94,7 +94,7 @@ class OperatorWatch:
         if not self._steps:
             return None
         totals = [sum(step.values()) for step in self._steps]
-        work = self._steps[steady_step([each["operators"] for each in self._steps], totals)]
+        work = self._steps[steady_step([step["operators"] for step in self._steps], totals)]
         flops = {name: n for name, n in work.items() if "/" in name}
         return Compute(
             flops=sum(flops.values()),
@@ -275,7 +275,11 @@ class Scene:
                 given = change(given)
             construct(optimizer, given, defaults)
             made = MadeOptimizer(optimizer, place, scene._trainer)
-            scene.optimizers[:] = [each for each in scene.optimizers if not made.replaces(each)]
+            scene.optimizers[:] = [
+                made_optimizer
+                for made_optimizer in scene.optimizers
+                if not made.replaces(made_optimizer)
+            ]
             scene.optimizers.append(made)
             for callback in scene.on_optimizer:
                 callback(made)
@@ -364,25 +368,26 @@ def on_configurations(scene: Scene, trainers: Iterable[str], look: Callable[[Any
 def _groups(params: Any) -> list[Any]:
     """What an optimizer is given, with iterators read out: they can be read only once."""
     return [
-        {**each, "params": list(each["params"])}
-        if isinstance(each, dict) and not isinstance(each.get("params"), torch.Tensor | None)
-        else each
-        for each in params
+        {**parameter, "params": list(parameter["params"])}
+        if isinstance(parameter, dict)
+        and not isinstance(parameter.get("params"), torch.Tensor | None)
+        else parameter
+        for parameter in params
     ]
 
 
 def parameters_in(given: Iterable[Any]) -> list[torch.Tensor]:
     """The tensors in an optimizer's argument: plain, named, or in groups."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for each in given:
         if isinstance(each, dict):
             inner = each.get("params", ())
-            found += parameters_in([inner] if isinstance(inner, torch.Tensor) else inner)
+            tensors += parameters_in([inner] if isinstance(inner, torch.Tensor) else inner)
         elif isinstance(each, tuple):
-            found += parameters_in(each[1:])
+            tensors += parameters_in(each[1:])
         elif isinstance(each, torch.Tensor):
-            found.append(each)
-    return found
+            tensors.append(each)
+    return tensors
 
 
 def models_of(parameters: Iterable[torch.Tensor]) -> list[torch.nn.Module]:

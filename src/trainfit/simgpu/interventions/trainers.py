@@ -178,8 +178,8 @@ class FourBits(_OfTrainer):
         self._on_loading(scene, self._quantized)
 
     def finding(self) -> Applicability:
-        found = super().finding()
-        return dataclasses.replace(found, targets=found.places)
+        applicability = super().finding()
+        return dataclasses.replace(applicability, targets=applicability.places)
 
     def _refusal(self, model: Any, args: Any) -> str:
         for package in ("bitsandbytes", "peft"):
@@ -194,7 +194,7 @@ class FourBits(_OfTrainer):
         adapters."""
         if self._places or self._refusal(model, None):
             return
-        if any(hasattr(each, "peft_config") for each in model.modules()):
+        if any(hasattr(module, "peft_config") for module in model.modules()):
             self._look(None, model, None)
         else:
             self._why = "the trained model has no adapters, and weights of 4 bits are not trained"
@@ -207,7 +207,7 @@ class FourBits(_OfTrainer):
         return f"there, quantization_config=BitsAndBytesConfig({values})  # from transformers"
 
     def _place(self, model: Any) -> str | None:
-        return next((at for each in model.modules() if (at := self._loaded.get(each))), None)
+        return next((at for module in model.modules() if (at := self._loaded.get(module))), None)
 
     def _on_loading(self, scene: Scene, make: Callable[[Any], Any]) -> None:
         def seen(module: ModuleType) -> None:
@@ -286,9 +286,9 @@ class ChunkedLoss(_OfTrainer):
     def _patch(self, model: torch.nn.Module) -> None:
         if self.changed:
             return
-        for each in _with_heads(model):
-            if not _no_liger(self.scene, each):
-                _liger_models(self.scene)[_model_type(each)](model=each)
+        for module in _with_heads(model):
+            if not _no_liger(self.scene, module):
+                _liger_models(self.scene)[_model_type(module)](model=module)
                 self.changed += 1
 
     def _refusal(self, model: Any, args: Any) -> str:
@@ -318,7 +318,7 @@ def _has_liger() -> bool:
 def _with_heads(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The language models in it that make logits: those of Transformers have an ``lm_head``."""
     named = {"lm_head", "model"}
-    return [each for each in model.modules() if named <= set(dict(each.named_children()))]
+    return [module for module in model.modules() if named <= set(dict(module.named_children()))]
 
 
 def _model_type(model: Any) -> str:
@@ -456,7 +456,7 @@ class ReferenceLogProbs(_OfConfiguration):
 def _rows(inputs: Any) -> int | None:
     """The rows of a batch; ``None`` where it has no tensors by name."""
     values = inputs.values() if hasattr(inputs, "values") else ()
-    return next((each.shape[0] for each in values if isinstance(each, torch.Tensor)), None)
+    return next((value.shape[0] for value in values if isinstance(value, torch.Tensor)), None)
 
 
 class _Halved(_OfConfiguration):

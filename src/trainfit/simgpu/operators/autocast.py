@@ -121,7 +121,7 @@ class Autocast:
         """``op`` of cast arguments: the last is cast first, for such is the order in which GCC
         computes a call's arguments."""
         named = {name: self._cast(kwargs[name], dtype) for name in reversed(kwargs)}
-        return op(*[self._cast(each, dtype) for each in reversed(args)][::-1], **named)
+        return op(*[self._cast(argument, dtype) for argument in reversed(args)][::-1], **named)
 
     # -- casts ---------------------------------------------------------------------------
 

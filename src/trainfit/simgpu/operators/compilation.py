@@ -279,14 +279,18 @@ def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if not torch.is_autocast_enabled("cuda"):
         return tensors
     dtype = torch.get_autocast_dtype("cuda")
-    return tuple(each.to(dtype) for each in tensors)
+    return tuple(tensor.to(dtype) for tensor in tensors)
 
 
 def _learned(score_mod: Any) -> list[torch.Tensor]:
     """Tensors in the score function's closure that gradients go to."""
     cells = getattr(score_mod, "__closure__", None) or ()
     found = [cell.cell_contents for cell in cells]
-    return [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
+    return [
+        contents
+        for contents in found
+        if isinstance(contents, torch.Tensor) and contents.requires_grad
+    ]
 
 
 class _Fused(torch.autograd.Function):

@@ -304,9 +304,9 @@ def ctc_loss(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     for name, each in (("input", inputs), ("target", lengths)):  # as LossCTC.cpp does
         if log_probs.dim() == 3 and len(each) != batch:
             raise RuntimeError(f"{name}_lengths must be of size batch_size")
-    if isinstance(inputs, list | tuple) and (most := max(inputs, default=0)) > steps:
+    if isinstance(inputs, list | tuple) and (maximum := max(inputs, default=0)) > steps:
         raise RuntimeError(
-            f"Expected input_lengths to have value at most {steps}, but got value {most} (while "
+            f"Expected input_lengths to have value at most {steps}, but got value {maximum} (while "
             "checking arguments for ctc_loss_gpu)"
         )
     loss = new_result(engine, func, (batch,), log_probs.dtype)

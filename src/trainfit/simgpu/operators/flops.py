@@ -39,8 +39,12 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result
 def by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """An operator's arguments by their names in its schema, with the defaults of the others."""
     declared = schema(func).arguments
-    named = {each.name: each.default_value for each in declared if each.has_default_value()}
-    named |= {each.name: value for each, value in zip(declared, args, strict=False)}
+    named = {
+        argument.name: argument.default_value
+        for argument in declared
+        if argument.has_default_value()
+    }
+    named |= {argument.name: value for argument, value in zip(declared, args, strict=False)}
     return {**named, **kwargs}
 
 

@@ -124,8 +124,8 @@ def _plausible(engine: Engine, source: SimulatedTensor) -> torch.Tensor:
     """CPU data for a tensor without content: what it tells the host, else ones, or zeros for
     integers (valid indices)."""
     meta, fill = source._meta, source._life.fill
-    if (told := engine.values.told(source)) is not None:
-        return told
+    if (tensor := engine.values.told(source)) is not None:
+        return tensor
     with no_dispatch():
         host = torch.empty_like(meta, device="cpu")
         if fill is not None:
@@ -183,7 +183,7 @@ def _is_float_mask(source: torch.Tensor) -> bool:
     with no_dispatch():
         # Pictures are told apart by their beginning.
         parts = source.reshape(-1)[:_BEGINNING], source
-        return all(bool(((each == 0) | (each == 1) | each.isneginf()).all()) for each in parts)
+        return all(bool(((part == 0) | (part == 1) | part.isneginf()).all()) for part in parts)
 
 
 def _one_number(source: torch.Tensor) -> int | None:
@@ -321,7 +321,7 @@ def split(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles(aten.equal.default)
 def equal(engine: Engine, func: Any, args: Any, kwargs: Any) -> bool:
-    contents = [engine.values.read(each) for each in args]
+    contents = [engine.values.read(argument) for argument in args]
     if all(content is not None for content in contents):
         with no_dispatch():
             return torch.equal(*contents)  # type: ignore[arg-type]
@@ -433,13 +433,15 @@ def random_integers(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     result = engine.generic(engine.info(func), args, kwargs)
     if type(result) is SimulatedTensor:
         # What is kept with a tensor does not hold it: it goes when the script lets it go.
-        most, dtype = by_name(func, args, kwargs)["high"] - 1, result.dtype
+        maximum, dtype = by_name(func, args, kwargs)["high"] - 1, result.dtype
         if result.numel() == 1 and not dtype.is_floating_point:
             engine.values.write(
-                result, constructors.full(result.shape, int(most), dtype=dtype, device=CPU)
+                result, constructors.full(result.shape, int(maximum), dtype=dtype, device=CPU)
             )
         else:
-            engine.values.tell(result, lambda: constructors.full((), most, dtype=dtype, device=CPU))
+            engine.values.tell(
+                result, lambda: constructors.full((), maximum, dtype=dtype, device=CPU)
+            )
     return result
 
 

@@ -131,7 +131,7 @@ def stored_bytes(spec: Spec) -> int:
 
 def bytes_of(tensors: Iterable[Any]) -> int:
     """Bytes of simulated tensors, each counted once."""
-    once = {id(each): each for each in tensors if type(each) is SimulatedTensor}
+    once = {id(tensor): tensor for tensor in tensors if type(tensor) is SimulatedTensor}
     return sum(stored_bytes(each._spec) for each in once.values())
 
 

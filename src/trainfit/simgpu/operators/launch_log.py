@@ -110,12 +110,12 @@ class KernelLog:
     def together(self, kernel: Kernel, root: int, gpus: Sequence[int]) -> None:
         """A collective of several GPUs of the process, on their current streams."""
         on = self._engine.memory.stream_of(root)
-        others = [self._engine.memory.stream_of(each) for each in gpus if each != root]
-        for each in others:
-            self.stream_waits(on, self.event(each), each)
+        others = [self._engine.memory.stream_of(number) for number in gpus if number != root]
+        for stream in others:
+            self.stream_waits(on, self.event(stream), stream)
         self._write(_rows([kernel]), on)
-        for each in others:
-            self.stream_waits(each, self.event(on), on)
+        for stream in others:
+            self.stream_waits(stream, self.event(on), on)
 
     def kernel(self, kernel: Kernel, stream: int | None = None) -> None:
         """A kernel that no operator of PyTorch's launches, on the current stream or another."""
@@ -187,11 +187,11 @@ def _named(operators: Mapping[str, Counter[int]]) -> str:
 def _rows(kernels: list[Kernel]) -> list[KernelRow]:
     return [
         (
-            *(_KIND[each.kind], _DTYPE[each.dtype], each.flops, each.read_bytes),
-            *(each.written_bytes, each.rows, each.columns, each.depth),
-            *(each.batches, each.launches),
+            *(_KIND[kernel.kind], _DTYPE[kernel.dtype], kernel.flops, kernel.read_bytes),
+            *(kernel.written_bytes, kernel.rows, kernel.columns, kernel.depth),
+            *(kernel.batches, kernel.launches),
         )
-        for each in kernels
+        for kernel in kernels
     ]
 
 

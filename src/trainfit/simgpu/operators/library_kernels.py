@@ -104,15 +104,15 @@ def _convolution_backward(call: Arguments, result: Any, flops: int) -> list[Kern
     of_input, of_weight, of_bias = call["output_mask"]
     passes = max(1, of_input + of_weight)  # each of as many FLOPs
     shape = _Convolution(call, call["grad_output"], flops // passes)
-    found: list[Kernel] = []
+    kernels: list[Kernel] = []
     if of_input:
-        found += [*shape.layouts(), shape.input_gradient()]
+        kernels += [*shape.layouts(), shape.input_gradient()]
     if of_weight:
-        found += [*shape.layouts(summed=True), shape.weight_gradient()]
+        kernels += [*shape.layouts(summed=True), shape.weight_gradient()]
     if of_bias:
         read = bytes_of([shape.result])
-        found.append(Kernel("reduction", dtype_of(shape.result), 0, read, 4 * shape.outputs))
-    return found
+        kernels.append(Kernel("reduction", dtype_of(shape.result), 0, read, 4 * shape.outputs))
+    return kernels
 
 
 class _Convolution:

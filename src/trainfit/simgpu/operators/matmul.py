@@ -127,7 +127,7 @@ def product_and_sum(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """``addmm`` goes to cuBLASLt where the summand is a bias (addmm_out_cuda_impl)."""
     _handle(engine)
     _, left, right = args[:3]
-    if _goes_to_lt(*(each._spec for each in args[:3])):
+    if _goes_to_lt(*(argument._spec for argument in args[:3])):
         _lt_handle(engine)
     if not (left._spec.suits_blas and right._spec.suits_blas):
         _copies(engine, (left, right))

@@ -102,13 +102,16 @@ def by_operands(
     """One kernel that reads its arguments and writes its results, each once."""
     name = short_name(func)
     given, made = tensors_in((args, tuple(kwargs.values()))), tensors_in(result)
-    written = {id(each) for each in made}
+    written = {id(tensor) for tensor in made}
     changed = _changed(func, args, kwargs)
     blind = name.startswith(("_foreach_zero_", "_foreach_copy_")) or name in _BLIND
-    reads = [each for each in given if not (blind and id(each) in changed)]
+    reads = [tensor for tensor in given if not (blind and id(tensor) in changed)]
     if name.endswith("_like"):
         reads = []  # they ask for the shape alone
-    writes = [*made, *(each for each in given if id(each) in changed and id(each) not in written)]
+    writes = [
+        *made,
+        *(tensor for tensor in given if id(tensor) in changed and id(tensor) not in written),
+    ]
     kind = _kind(func, name, given, made)
     read_bytes, written_bytes = bytes_of(reads), bytes_of(writes)
     if kind == "indexing":
@@ -126,8 +129,8 @@ def by_operands(
     single = singly([*given, *made]) if kind.startswith("pointwise") else 0
     apart = kind == "pointwise_reordered"
     passed = passed_bytes(made or given, [*given, *made]) if apart else 0
-    if kind == "concatenation" and not all(each._spec.contiguous for each in given):
-        single = sum(each._spec.numel for each in made)
+    if kind == "concatenation" and not all(tensor._spec.contiguous for tensor in given):
+        single = sum(tensor._spec.numel for tensor in made)
     return Kernel(
         *(kind, dtype, flops, read_bytes, written_bytes, single, passed),
         batches=tensors,
@@ -190,7 +193,7 @@ _MOST_TENSORS: Final = (110, 64, 48, 36, 30)
 
 def _listed(args: Sequence[Any]) -> tuple[int, int]:
     """How many tensors an operator over lists of tensors has, and how many kernels."""
-    lists = [tensors_in(each) for each in args if isinstance(each, list | tuple)]
+    lists = [tensors_in(argument) for argument in args if isinstance(argument, list | tuple)]
     lists = [each for each in lists if each]
     if not lists:
         return 1, 1
@@ -226,12 +229,12 @@ def singly(operands: Sequence[Any], *, casts: bool = False) -> int:
     in a copy (``casts``), which has kernels for two (gpu_kernel_impl in ATen/native/cuda/Loops.cuh
     and CUDALoops.cuh).
     """
-    specs = {each._spec for each in operands}
-    most = max((spec.numel for spec in specs), default=0)
+    specs = {operand._spec for operand in operands}
+    maximum = max((spec.numel for spec in specs), default=0)
     orders = {(spec.size, spec.stride) for spec in specs}
     dtypes = {spec.dtype for spec in specs if spec.dtype is not torch.bool}
     alike = len(orders) == 1 and (casts or len(dtypes) < 2)
-    return 0 if alike and all(_dense(spec) for spec in specs) else most
+    return 0 if alike and all(_dense(spec) for spec in specs) else maximum
 
 
 def _dense(spec: Any) -> bool:
@@ -258,7 +261,7 @@ def passed_bytes(results: Sequence[Any], operands: Sequence[Any]) -> int:
     elements = max(1, _BLOCK_BYTES // made.dtype.itemsize)
     inward = sorted(range(len(made.size)), key=lambda dim: (made.stride[dim], made.size[dim]))
     found = 0
-    for spec in (each._spec for each in operands):
+    for spec in (operand._spec for operand in operands):
         if spec.numel != made.numel or len(spec.size) != len(made.size):
             continue
         left, pieces = elements, 1
@@ -280,9 +283,9 @@ def _untold(given: Sequence[Any], made: Sequence[Any]) -> str:
 
 def _same_order(tensors: Sequence[Any]) -> bool:
     """Do the large ones have the same innermost dimension, so that all is read in order?"""
-    most = max((each._spec.numel for each in tensors), default=0)
-    inner = {innermost(each._spec) for each in tensors if each._spec.numel == most}
-    return len({each for each in inner if each is not None}) < 2
+    maximum = max((tensor._spec.numel for tensor in tensors), default=0)
+    inner = {innermost(tensor._spec) for tensor in tensors if tensor._spec.numel == maximum}
+    return len({number for number in inner if number is not None}) < 2
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
@@ -297,7 +300,7 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set
         value = (
             kwargs.get(argument.name) if argument.kwarg_only or place >= len(args) else args[place]
         )
-        found |= {id(each) for each in tensors_in(value)}
+        found |= {id(tensor) for tensor in tensors_in(value)}
     return found
 
 
@@ -408,10 +411,10 @@ def _by_channel(kernels: list[Kernel], call: Arguments) -> list[Kernel]:
     channels = spec.size[1] if len(spec.size) > 1 else 1
     of_channel = spec.numel // max(1, channels)
     return [
-        dataclasses.replace(each, rows=of_channel)
-        if each.kind in ("batch_norm", "batch_norm_gradient")
-        else each
-        for each in kernels
+        dataclasses.replace(kernel, rows=of_channel)
+        if kernel.kind in ("batch_norm", "batch_norm_gradient")
+        else kernel
+        for kernel in kernels
     ]
 
 

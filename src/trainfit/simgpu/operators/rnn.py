@@ -124,11 +124,11 @@ def _cudnn(
 def _check_devices(source: torch.Tensor, states: Any, params: Any) -> None:
     """check_attributes of RNN.cpp"""
     for name, tensors in (("hidden", states), ("parameter", params)):
-        for each in tensors:
-            if each.device != source.device:
+        for tensor in tensors:
+            if tensor.device != source.device:
                 raise RuntimeError(
                     f"Input and {name} tensors are not at the same device, found input tensor at "
-                    f"{source.device} and {name} tensor at {each.device}"
+                    f"{source.device} and {name} tensor at {tensor.device}"
                 )
 
 
@@ -137,15 +137,15 @@ def _flat_buffer(params: Any, mode: int) -> torch.Tensor | None:
     first = params[0]
     if type(first) is not SimulatedTensor:
         return None
-    at = first._spec.offset
-    for each in params:
-        spec = each._spec
-        if each._life is not first._life or spec.offset != at or spec.dtype != first.dtype:
+    offset = first._spec.offset
+    for parameter in params:
+        spec = parameter._spec
+        if parameter._life is not first._life or spec.offset != offset or spec.dtype != first.dtype:
             return None
-        at += spec.numel
+        offset += spec.numel
     with no_dispatch():
         flat = constructors.empty(0, dtype=first.dtype, device=META)
-        flat.set_(first._meta.untyped_storage(), first._spec.offset, (at,), (1,))
+        flat.set_(first._meta.untyped_storage(), first._spec.offset, (offset,), (1,))
     return wrap(flat, spec_of(flat), first._life)
 
 
@@ -263,7 +263,7 @@ def _workspace(
 def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     source, weights, _, flat, hx, cx = args[:6]
     grads, mode, hidden = args[7:10], args[10], args[11]
-    batch_first, bidirectional, batch_sizes, wanted = args[14], args[17], args[18], args[21]
+    batch_first, bidirectional, batch_sizes, argument = args[14], args[17], args[18], args[21]
     engine.record(engine.info(func))
     if all(grad is None for grad in grads):
         return None, None, None, [None] * len(weights)
@@ -283,7 +283,7 @@ def cudnn_rnn_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
         dcx = engine.empty(tuple(cx.shape), cx.dtype) if cx is not None else None
         engine.workspace(workspace)
     dw: list[Any] = []
-    if wanted[3]:
+    if argument[3]:
         with engine.holding(*(("contiguous_copy", (nbytes,)) for nbytes in copies[:1])):
             dw = _weight_gradients(engine, weights, flat)
             engine.workspace(workspace)

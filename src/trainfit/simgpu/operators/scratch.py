@@ -24,7 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 def sort(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     """args as aten::sort or aten::sort.stable (which has a flag before the dimension)."""
     spec = args[0]._spec
-    given = [each for each in args[1:] if type(each) is int]
+    given = [argument for argument in args[1:] if type(argument) is int]
     dim = given[0] if given else -1
     length = spec.size[dim] if spec.size else 1
     itemsize = spec.dtype.itemsize
@@ -56,16 +56,16 @@ def index_put(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     target, indices, values = args[:3]
     accumulate = len(args) > 3 and args[3]
     masks = [
-        ("index_tensors", (each._spec.numel * each.dim(),))
-        for each in indices
-        if type(each) is SimulatedTensor and each.dtype in (torch.bool, torch.uint8)
+        ("index_tensors", (index._spec.numel * index.dim(),))
+        for index in indices
+        if type(index) is SimulatedTensor and index.dtype in (torch.bool, torch.uint8)
     ]
     if masks:
         if values._spec.numel == 1 and not accumulate:
             return  # masked_fill
         engine.workspace(*masks)
     if accumulate or torch.are_deterministic_algorithms_enabled():
-        count = max((each.numel() for each in indices if each is not None), default=0)
+        count = max((index.numel() for index in indices if index is not None), default=0)
         engine.workspace(("index_put", (count,)), *_contiguous((values, target)))
 
 
@@ -87,7 +87,7 @@ def multinomial(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 def foreach_norm(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
     tensors = args[0]
     itemsize = max(tensors[0].dtype.itemsize, 4)
-    longest = max(each.numel() for each in tensors)
+    longest = max(tensor.numel() for tensor in tensors)
     engine.workspace(("foreach_norm", (len(tensors), longest, itemsize)))
 
 
@@ -219,7 +219,7 @@ def efficient_forward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
 
 @allocates(private.scaled_dot_product_efficient_attention_backward.default)
 def efficient_backward(engine: Engine, args: tuple[Any, ...], out: Any) -> None:
-    query, key, value = (each._spec for each in args[1:4])
+    query, key, value = (argument._spec for argument in args[1:4])
     batch, heads, queries, head_size = query.size
     capability = engine.gpu.capability
     widest = 128 if capability in _WIDE or capability[0] in (9, 10) else 64

@@ -305,7 +305,7 @@ def _addmm(engine: Engine, args: Any, kwargs: Any) -> torch.Tensor:
 def _transpose(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
     """sparse_transpose_: of a copy, whose rows of indices change places."""
     sparse = args[0]
-    one, other = (each % sparse.dim() for each in (args[1:] or (0, 1)))
+    one, other = (argument % sparse.dim() for argument in (args[1:] or (0, 1)))
     if max(one, other) >= sparse.parts[0].shape[0]:
         raise UnsupportedOperatorError(
             "aten.transpose", user_frame(), "sparse", "only that of its sparse dimensions is"
@@ -339,7 +339,7 @@ def _by_values(func: Any) -> _Kernel:
     def kernel(engine: Engine, args: Any, kwargs: Any) -> SparseTensor:
         sparse, *rest = args
         if not isinstance(sparse, SparseTensor) or any(
-            isinstance(each, torch.Tensor) and each.dim() for each in rest
+            isinstance(tensor, torch.Tensor) and tensor.dim() for tensor in rest
         ):
             raise UnsupportedOperatorError(
                 str(func), user_frame(), "sparse", "it is not simulated for a sparse operand"

@@ -168,10 +168,10 @@ def _with_positives(select: Callable[..., Any]) -> Callable[..., Any]:
         result = select(self, *args, **kwargs)
         with contextlib.suppress(AttributeError, TypeError, ValueError):  # another sampler
             sampler = self.fg_bg_sampler
-            most = int(sampler.batch_size_per_image * sampler.positive_fraction)
+            maximum = int(sampler.batch_size_per_image * sampler.positive_fraction)
             for labels in result[2]:
                 if type(labels) is SimulatedTensor and labels._life.value is None:
-                    labels._life.nonzeros = min(most, labels.numel())
+                    labels._life.nonzeros = min(maximum, labels.numel())
         return result
 
     return select_training_samples
@@ -242,7 +242,9 @@ class _Geometry:
     ) -> None:
         """``addmm_`` of every group and turn, on parts of these tensors' storages."""
         shapes = ((rows, columns), (rows, depth), (depth, columns))
-        parts = [_part(each, *shape) for each, shape in zip((into, *operands), shapes, strict=True)]
+        parts = [
+            _part(operand, *shape) for operand, shape in zip((into, *operands), shapes, strict=True)
+        ]
         for _ in range(self.turns * self.groups):
             engine.run(aten.addmm_.default, tuple(parts), {})
 
@@ -264,15 +266,17 @@ def _deformed(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any:
     """deform_conv2d_forward_kernel"""
     call = by_name(func, args, kwargs)
     held = {name: _dense(engine, call[name]) for name in _TENSORS if name in call}
-    found = _Geometry(call)
-    shape = (found.batch, found.rows * found.groups, *call["offset"].shape[2:])
+    geometry = _Geometry(call)
+    shape = (geometry.batch, geometry.rows * geometry.groups, *call["offset"].shape[2:])
     engine.record(engine.info(func))
-    out = engine.empty(shape, found.dtype)
-    if not found.batch:
+    out = engine.empty(shape, geometry.dtype)
+    if not geometry.batch:
         return out
-    buffer = engine.empty(shape, found.dtype)
-    columns = found.columns_of(engine)
-    found.multiply(engine, buffer, found.rows, found.depth, found.columns, held["weight"], columns)
+    buffer = engine.empty(shape, geometry.dtype)
+    columns = geometry.columns_of(engine)
+    geometry.multiply(
+        engine, buffer, geometry.rows, geometry.depth, geometry.columns, held["weight"], columns
+    )
     bias = engine.run(aten.view.default, (held["bias"], [1, -1, 1, 1]), {})
     result = engine.run(aten.add.Tensor, (out, bias), {})
     del buffer, columns
@@ -283,23 +287,31 @@ def _deformed_backward(engine: Engine, func: Any, args: Any, kwargs: Any) -> Any
     """deform_conv2d_backward_kernel: gradients of the inputs first, then of the weight."""
     call = by_name(func, args, kwargs)
     held = {name: _dense(engine, call[name]) for name in ("grad", *_TENSORS)}
-    found = _Geometry(call)
+    geometry = _Geometry(call)
     engine.record(engine.info(func))
     grads = {
-        name: engine.empty(tuple(call[name].shape), found.dtype)
+        name: engine.empty(tuple(call[name].shape), geometry.dtype)
         for name in ("input", "offset", "mask")
     }
-    columns = found.columns_of(engine)
-    found.multiply(
-        engine, columns, found.depth, found.rows, found.columns, held["weight"], held["grad"]
+    columns = geometry.columns_of(engine)
+    geometry.multiply(
+        engine,
+        columns,
+        geometry.depth,
+        geometry.rows,
+        geometry.columns,
+        held["weight"],
+        held["grad"],
     )
     del columns
-    weight = engine.empty(tuple(call["weight"].shape), found.dtype)
+    weight = engine.empty(tuple(call["weight"].shape), geometry.dtype)
     # Of several images at once the gradient is copied into another order.
-    together = found.images > 1 or found.groups > 1
-    order = engine.empty(tuple(call["grad"].shape), found.dtype) if together else held["grad"]
-    columns = found.columns_of(engine)
-    found.multiply(engine, weight, found.rows, found.columns, found.depth, order, columns)
+    together = geometry.images > 1 or geometry.groups > 1
+    order = engine.empty(tuple(call["grad"].shape), geometry.dtype) if together else held["grad"]
+    columns = geometry.columns_of(engine)
+    geometry.multiply(
+        engine, weight, geometry.rows, geometry.columns, geometry.depth, order, columns
+    )
     del columns, order
     value = engine.run(aten.sum.dim_IntList, (held["grad"], [0, 2, 3]), {})
     ones = engine.run(aten.ones_like.default, (held["bias"],), {})
@@ -315,15 +327,15 @@ def _column_kernels(passes: int) -> Callable[[Arguments, Any, int], list[Kernel]
     a turn."""
 
     def rule(call: Arguments, result: Any, flops: int) -> list[Kernel]:
-        found = _Geometry(call)
-        if not found.batch:
+        geometry = _Geometry(call)
+        if not geometry.batch:
             return []
-        size = found.dtype.itemsize
-        columns = found.depth * found.groups * found.columns * found.turns * size
+        size = geometry.dtype.itemsize
+        columns = geometry.depth * geometry.groups * geometry.columns * geometry.turns * size
         read = bytes_of([call["input"], call["offset"], call["mask"]])
         dtype = dtype_of(call["input"])
-        made = Kernel("resampling", dtype, 0, read, columns, launches=found.turns)
-        added = Kernel("resampling", dtype, 0, read + columns, read, launches=2 * found.turns)
+        made = Kernel("resampling", dtype, 0, read, columns, launches=geometry.turns)
+        added = Kernel("resampling", dtype, 0, read + columns, read, launches=2 * geometry.turns)
         filled = Kernel("fill", dtype, 0, 0, columns + 2 * bytes_of(tensors_in(result)), launches=3)
         return [filled, made, *([added] if passes > 1 else [])]
 

@@ -85,7 +85,7 @@ class _Reader:
                 if node.value is None:
                     continue
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                for name in (name for each in targets for name in names_in(each)):
+                for name in (name for target in targets for name in names_in(target)):
                     known = self._points.get(name, frozenset())
                     points = known | self._pointed(node.value)
                     changed = changed or points != known
@@ -133,7 +133,7 @@ class _Reader:
             own = self._pointed(call.func.value)
             if own:
                 return own
-        named = [each.value for each in call.keywords if each.arg == "pointer"]
+        named = [keyword.value for keyword in call.keywords if keyword.arg == "pointer"]
         first = [*call.args[:1], *named][:1]
         return self._pointed(first[0]) if first else frozenset()
 
@@ -147,7 +147,7 @@ def _name(call: ast.Call) -> str:
 
 
 def _arguments(call: ast.Call) -> list[ast.expr]:
-    return [*call.args, *(each.value for each in call.keywords)]
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 #: Kernels that are named in the note.
@@ -207,8 +207,8 @@ class TritonKernels:
         tensors = {name: list(_tensors(value)) for name, value in arguments.items()}
         _check_devices(tensors)
         simulated = {
-            name: [each for each in found if type(each) is SimulatedTensor]
-            for name, found in tensors.items()
+            name: [each for each in tensor if type(each) is SimulatedTensor]
+            for name, tensor in tensors.items()
         }
         if not any(simulated.values()):
             return  # shapes are inferred with meta tensors
@@ -227,7 +227,7 @@ class TritonKernels:
         phase = engine.phase()
         string = engine.recorder.string(f"triton.{name}")
         engine.recorder.op(string, phase, engine.modules.current(phase == BACKWARD))
-        every = [each for found in tensors.values() for each in found]
+        every = [tensor for found in tensors.values() for tensor in found]
         touched = reads = every
         writes: list[SimulatedTensor] = []
         if access is not None and access.reads | access.writes:
@@ -291,15 +291,17 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _check_devices(tensors: Mapping[str, Sequence[torch.Tensor]]) -> None:
-    for place, found in enumerate(tensors.values()):
-        if any(each.device.type == "cpu" for each in found):
+    for place, tensor in enumerate(tensors.values()):
+        if any(each.device.type == "cpu" for each in tensor):
             raise ValueError(
                 f"Pointer argument (at {place}) cannot be accessed from Triton (cpu tensor?)"
             )
 
 
 def _bytes(tensors: Sequence[SimulatedTensor]) -> int:
-    return sum(stored_bytes(each._spec) for each in {id(each): each for each in tensors}.values())
+    return sum(
+        stored_bytes(each._spec) for each in {id(tensor): tensor for tensor in tensors}.values()
+    )
 
 
 class _Compiled:
@@ -376,14 +378,14 @@ class _Driver:
 
     def _properties(self, device: Any = 0) -> dict[str, int]:
         """Clocks in kHz, memory in bytes."""
-        found: Any = torch.cuda.get_device_properties(device)
+        properties: Any = torch.cuda.get_device_properties(device)
         bandwidth = self._engine.gpu.bandwidth_bytes_per_s
         return {
-            "max_shared_mem": found.shared_memory_per_block_optin,
-            "max_num_regs": found.regs_per_multiprocessor,
-            "multiprocessor_count": found.multi_processor_count,
-            "warpSize": found.warp_size,
-            "sm_clock_rate": found.clock_rate,
+            "max_shared_mem": properties.shared_memory_per_block_optin,
+            "max_num_regs": properties.regs_per_multiprocessor,
+            "multiprocessor_count": properties.multi_processor_count,
+            "warpSize": properties.warp_size,
+            "sm_clock_rate": properties.clock_rate,
             "mem_clock_rate": int(bandwidth * 8 / (2 * _BUS_BITS * 1e3)),
             "mem_bus_width": _BUS_BITS,
         }

@@ -136,9 +136,11 @@ class AbsentPackages(importlib.metadata.DistributionFinder):
         """What ``importlib.metadata`` tells of them."""
         wanted = None if context is None or context.name is None else _plain(context.name)
         for name in self._chosen:
-            found = _Distribution(name, self._known[name])
-            if wanted in (None, _plain(found.known.distribution)) and not _is_installed(name):
-                yield found
+            distribution = _Distribution(name, self._known[name])
+            if wanted in (None, _plain(distribution.known.distribution)) and not _is_installed(
+                name
+            ):
+                yield distribution
 
 
 class _AbsentLoader(importlib.abc.Loader):

@@ -97,8 +97,8 @@ def _is_fused(source: Any, columns: int, depth: int, blocksize: int) -> bool:
     ask = getattr(library, "_gemm_4bit_use_custom_fn", None)
     if ask is None:
         return rows <= _FUSED_ROWS
-    most = float(getattr(library, "_gemm_4bit_custom_max_m", math.inf))
-    return rows <= most and bool(ask(source.device.index, source.dtype, rows, columns, depth))
+    maximum = float(getattr(library, "_gemm_4bit_custom_max_m", math.inf))
+    return rows <= maximum and bool(ask(source.device.index, source.dtype, rows, columns, depth))
 
 
 def _scales(call: Mapping[str, Any]) -> Any:

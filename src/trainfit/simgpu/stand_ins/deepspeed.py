@@ -58,6 +58,6 @@ _SOURCES: Final = "deepspeed"
 def extension_of(name: str, sources: Sequence[str], assume: Callable[[str], None]) -> Any:
     """What stands in for an extension of DeepSpeed's; ``None`` for all others."""
     made = EXTENSIONS.get(name)
-    if made is None or not any(_SOURCES in each for each in sources):
+    if made is None or not any(_SOURCES in source for source in sources):
         return None
     return made(assume)

@@ -155,7 +155,7 @@ def attend(
 def _check(q: Any, k: Any, v: Any) -> None:
     """What ``mha_fwd`` (csrc/flash_attn/flash_api.cpp) refuses."""
     gpu = current_engine().gpu
-    if not all(isinstance(each, DeviceTensor) for each in (q, k, v)):
+    if not all(isinstance(tensor, DeviceTensor) for tensor in (q, k, v)):
         raise NotImplementedError("flash_attn has kernels for CUDA tensors only: move q, k and v")
     if gpu.capability < _AMPERE:
         raise RuntimeError("FlashAttention only supports Ampere GPUs or newer.")

@@ -73,8 +73,10 @@ class BlockDiagonalMask(AttentionBias):
     @classmethod
     def from_tensor_list(cls, tensors: Sequence[Any]) -> tuple[Any, Any]:
         """The mask of tensors (batch, length, …), and them one after the other."""
-        lengths = [each.shape[1] for each in tensors for _ in range(each.shape[0])]
-        return cls(lengths, lengths), torch.cat([each.flatten(0, 1)[None] for each in tensors], 1)
+        lengths = [tensor.shape[1] for tensor in tensors for _ in range(tensor.shape[0])]
+        return cls(lengths, lengths), torch.cat(
+            [tensor.flatten(0, 1)[None] for tensor in tensors], 1
+        )
 
     def split(self, tensor: Any) -> list[Any]:
         """Back to a tensor each."""

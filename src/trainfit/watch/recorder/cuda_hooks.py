@@ -194,7 +194,7 @@ def _non_blocking(args: tuple[Any, ...], kwargs: dict[str, Any], last: int) -> b
     """Is it told not to wait? The flag is positional after the device (and a dtype)."""
     if "non_blocking" in kwargs:
         return bool(kwargs["non_blocking"])
-    return any(each is True for each in args[1 : last + 1])
+    return any(argument is True for argument in args[1 : last + 1])
 
 
 # ---
@@ -276,8 +276,8 @@ class CommunicationLooks:
 
     def of_model(self, module: torch.nn.Module) -> None:
         """The model that is trained."""
-        found = (each for each in module.modules() if isinstance(each, DistributedDataParallel))
-        if (ddp := next(found, None)) is not None:
+        modules = (each for each in module.modules() if isinstance(each, DistributedDataParallel))
+        if (ddp := next(modules, None)) is not None:
             self._ddp = weakref.ref(ddp)
 
     def after(self, step: int) -> None:

@@ -83,13 +83,13 @@ class FirstLook:
 
 def compared(workers: Sequence[FirstBatches]) -> WorkerCopies:
     """What the workers have in common that each should have for itself."""
-    handles = {path: kind for each in workers for path, kind in each.handles.items()}
+    handles = {path: kind for worker in workers for path, kind in worker.handles.items()}
     return WorkerCopies(
         handles,
         *_alike_generators(workers),
         _alike_batches(workers),
-        len({each.worker for each in workers if each.is_empty}),
-        len({each.worker for each in workers}),
+        len({worker.worker for worker in workers if worker.is_empty}),
+        len({worker.worker for worker in workers}),
     )
 
 
@@ -99,9 +99,9 @@ def _alike_generators(
     """Paths of those that began alike in different workers, and of others that did in workers of
     one number, one after the other: in each epoch."""
     began: dict[tuple[str, str], list[int]] = collections.defaultdict(list)
-    for each in workers:
-        for path, state in each.generators.items():
-            began[path, state].append(each.worker)
+    for worker in workers:
+        for path, state in worker.generators.items():
+            began[path, state].append(worker.worker)
     by_workers = {path for (path, _), numbers in began.items() if len(set(numbers)) > 1}
     by_epochs = {path for (path, _), numbers in began.items() if len(set(numbers)) < len(numbers)}
     return tuple(sorted(by_workers)), tuple(sorted(by_epochs - by_workers))
@@ -110,11 +110,11 @@ def _alike_generators(
 def _alike_batches(workers: Iterable[FirstBatches]) -> bool:
     """Have two workers begun with the same batches, which differ from one another?"""
     seen: dict[str, int] = {}
-    for each in workers:
-        if len(set(each.batches)) < 2:
+    for worker in workers:
+        if len(set(worker.batches)) < 2:
             continue
-        both = hashlib.blake2b("".join(each.batches[:2]).encode()).hexdigest()
-        if seen.setdefault(both, each.worker) != each.worker:
+        both = hashlib.blake2b("".join(worker.batches[:2]).encode()).hexdigest()
+        if seen.setdefault(both, worker.worker) != worker.worker:
             return True
     return False
 
@@ -138,26 +138,26 @@ class WorkerCode:
 
 def told_by_workers(stem: Path) -> list[WorkerCode]:
     """What the workers of a rank have left so far."""
-    found = []
+    code = []
     for path in stem.parent.glob(f"{stem.name}.code.*"):
         with contextlib.suppress(OSError, ValueError, DecodingError):
-            found.append(decode(WorkerCode, json.loads(path.read_text(encoding="utf-8"))))
-    return found
+            code.append(decode(WorkerCode, json.loads(path.read_text(encoding="utf-8"))))
+    return code
 
 
 def growing(parts: Iterable[WorkerCode]) -> tuple[GrowingVariable, ...]:
     """The growing variables of all workers, the largest of each name."""
     found: dict[str, GrowingVariable] = {}
-    for each in (each for part in parts for each in part.growing):
-        known = found.get(each.name)
-        if known is None or each.last_size > known.last_size:
-            found[each.name] = each
+    for variable in (growing_variable for part in parts for growing_variable in part.growing):
+        known = found.get(variable.name)
+        if known is None or variable.last_size > known.last_size:
+            found[variable.name] = variable
     return tuple(found.values())
 
 
 def threads_set_at(parts: Iterable[WorkerCode]) -> str:
     """The line that set PyTorch's threads in a worker."""
-    return next((each.threads_at for each in parts if each.threads_at), "")
+    return next((part.threads_at for part in parts if part.threads_at), "")
 
 
 def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
@@ -170,7 +170,7 @@ def slowest(parts: Iterable[WorkerCode]) -> dict[str, float]:
 
 def bad_samples(parts: Iterable[WorkerCode]) -> dict[str, float]:
     """Samples of all workers that are not finite, with when each was made first."""
-    found: dict[str, float] = {}
+    samples: dict[str, float] = {}
     for name, at in (each for part in parts for each in part.bad_samples.items()):
-        found[name] = min(at, found.get(name, at))
-    return found
+        samples[name] = min(at, samples.get(name, at))
+    return samples

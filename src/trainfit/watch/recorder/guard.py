@@ -80,7 +80,9 @@ def _of_module(module: nn.Module, args: tuple[Any, ...], result: Any) -> float:
     if isinstance(module, nn.MultiheadAttention):
         return _of_multihead(module, args)
     if isinstance(module, nn.RNNBase):
-        weights = sum(each.numel() for name, each in module.named_parameters() if "weight" in name)
+        weights = sum(
+            parameter.numel() for name, parameter in module.named_parameters() if "weight" in name
+        )
         steps = args[0].data.shape[0] if not isinstance(args[0], torch.Tensor) else _rows(args[0])
         return 2.0 * float(weights) * steps * _passes(args[0], next(module.parameters()))
     weight = getattr(module, "weight", None)

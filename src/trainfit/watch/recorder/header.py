@@ -63,8 +63,8 @@ def _cpu() -> str:
             first = file.read(2048)
     except OSError:
         return ""
-    found = re.search(r"^model name\s*:\s*(.+)$", first, re.MULTILINE)
-    return "" if found is None else found[1].strip()
+    match = re.search(r"^model name\s*:\s*(.+)$", first, re.MULTILINE)
+    return "" if match is None else match[1].strip()
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -103,8 +103,8 @@ def of_model(module: torch.nn.Module) -> dict[str, Any]:
     GPUs."""
     parameters = list(module.parameters())
     elements: dict[torch.dtype, int] = {}
-    for each in parameters:
-        elements[each.dtype] = elements.get(each.dtype, 0) + each.numel()
+    for parameter in parameters:
+        elements[parameter.dtype] = elements.get(parameter.dtype, 0) + parameter.numel()
     most = max(elements, key=lambda dtype: elements[dtype], default=None)
     return {
         "parameters": sum(elements.values()),

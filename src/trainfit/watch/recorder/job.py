@@ -85,10 +85,10 @@ class CalledModels:
         weights (EMA), those that are averaged."""
         found = self._elements.get(module)
         if found is None:
-            parameters = [each for each in module.parameters() if each.requires_grad]
+            parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
             if any(map(is_lazy, parameters)):
                 return 0  # this call makes them (nn.LazyLinear)
-            found = sum(each.numel() for each in parameters)
+            found = sum(parameter.numel() for parameter in parameters)
             if not found and len(self._usual) >= _LEAST_REMEMBERED and not module.training:
                 found = self._averaged(module)
             self._elements[module] = found
@@ -99,9 +99,9 @@ class CalledModels:
     def _averaged(self, module: torch.nn.Module) -> int:
         """Elements of a model that has the shapes of one that is trained. A teacher has them, too,
         and was called in the first steps."""
-        own = [each.shape for each in module.parameters()]
+        own = [parameter.shape for parameter in module.parameters()]
         for known, found in self._elements.items():
-            if found and own == [each.shape for each in known.parameters()]:
+            if found and own == [parameter.shape for parameter in known.parameters()]:
                 return found
         return 0
 

@@ -76,10 +76,10 @@ class WatchedNoiseScale:
         for module in () if model is None or self._handle is None else model.modules():
             hooks = forward_hooks_of(module)
             ours = {n for each in hooks for n, hook in each.items() if type(hook) is LocalHook}
-            for each in hooks if ours else ():
-                taken.append((each, {**each}))
+            for forward_hook in hooks if ours else ():
+                taken.append((forward_hook, {**forward_hook}))
                 for number in ours:
-                    each.pop(number, None)
+                    forward_hook.pop(number, None)
         try:
             yield
         finally:

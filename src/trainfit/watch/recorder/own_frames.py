@@ -39,11 +39,11 @@ def without_ours(error: BaseException) -> TracebackType | None:
 
 
 def _links(trace: TracebackType | None) -> list[TracebackType]:
-    found = []
+    traces = []
     while trace is not None:
-        found.append(trace)
+        traces.append(trace)
         trace = trace.tb_next
-    return found
+    return traces
 
 
 def _kept(links: list[TracebackType]) -> list[TracebackType]:

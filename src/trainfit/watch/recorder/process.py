@@ -246,9 +246,9 @@ def _note_children(recorder: Recorder) -> None:
     is still to be read."""
     import multiprocessing
 
-    for each in multiprocessing.active_children():
-        if not each.daemon:
-            recorder.event("awaits", text=each.name, values={"pid": float(each.pid or 0)})
+    for child in multiprocessing.active_children():
+        if not child.daemon:
+            recorder.event("awaits", text=child.name, values={"pid": float(child.pid or 0)})
     if _awaits_queue():
         recorder.event("awaits_queue")
 

@@ -337,12 +337,12 @@ class RankFiles:
 
     def _worker_threads(self) -> Mapping[str, int]:
         """The most of each library that a worker has told of."""
-        found: dict[str, int] = {}
+        threads: dict[str, int] = {}
         for path in self.stem.parent.glob(f"{self.stem.name}.worker-threads.*"):
             for line in path.read_text(encoding="utf-8").splitlines():
                 name, _, number = line.rpartition(" ")
-                found[name] = max(found.get(name, 0), int(number))
-        return found
+                threads[name] = max(threads.get(name, 0), int(number))
+        return threads
 
 
 def _create(path: Path, text: str) -> bool:

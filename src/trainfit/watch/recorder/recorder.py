@@ -75,7 +75,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return any(each in text for each in _WORDS)
+    return any(word in text for word in _WORDS)
 
 
 #: Errors of the recorder's own after which it takes itself out.
@@ -527,7 +527,7 @@ class Recorder:
             command=self.place.command,
             started_unix=self.place.started_unix,
             started_monotonic=self.place.started_monotonic,
-            loaders=tuple(each.describe() for each in list(self._loaders)),
+            loaders=tuple(loader.describe() for loader in list(self._loaders)),
             worker_threads=worker_threads,
             ending=ending,
             exit_code=code,
@@ -564,13 +564,15 @@ class Recorder:
             found["hook_code"] = self._looks.hooks.summary()
             found["pass_code"] = self._looks.passes.summary()
         if self._files is not None:
-            told = first_batches.told_by_workers(self._files.stem)
-            looks += [each.looks for each in told]
-            found["worker_growing"] = first_batches.growing(told)
-            found["worker_threads_at"] = first_batches.threads_set_at(told)
-            found["slow_samples"] = first_batches.slowest(told)
-            found["bad_samples"] = first_batches.bad_samples(told)
-            found["copies"] = compared([each.first for each in told if each.first is not None])
+            code = first_batches.told_by_workers(self._files.stem)
+            looks += [worker_code.looks for worker_code in code]
+            found["worker_growing"] = first_batches.growing(code)
+            found["worker_threads_at"] = first_batches.threads_set_at(code)
+            found["slow_samples"] = first_batches.slowest(code)
+            found["bad_samples"] = first_batches.bad_samples(code)
+            found["copies"] = compared(
+                [worker_code.first for worker_code in code if worker_code.first is not None]
+            )
         found["fetch_code"] = merged(looks)
         return found
 

@@ -22,7 +22,7 @@ _MOST_WAITING: Final = 256
 _PATIENCE_S: Final = 1.0
 _PATIENCE_STEPS: Final = 3.0
 
-_COLUMNS: Final = {name: at for at, name in enumerate(tables.STEPS.names or ())}
+_COLUMNS: Final = {name: index for index, name in enumerate(tables.STEPS.names or ())}
 _END, _STEP_S, _FLAGS = _COLUMNS["end_s"], _COLUMNS["step_s"], _COLUMNS["flags"]
 _LOSS, _SCALE, _NORM = (_COLUMNS[name] for name in ("loss", "loss_scale", "gradient_norm"))
 

@@ -203,10 +203,10 @@ class StepRecorder(CurrentStep):
             self._stepping.append(ph.NOT_ENTERED)
             return
         self._note_training()
-        found = getattr(optimizer, "found_inf", None)  # GradScaler's, for fused optimizers
-        if isinstance(found, torch.Tensor):
+        inf = getattr(optimizer, "found_inf", None)  # GradScaler's, for fused optimizers
+        if isinstance(inf, torch.Tensor):
             self.look()  # the GPU tells later, by a step in detail
-            self._skipped |= bool(self.number("found_inf", found))
+            self._skipped |= bool(self.number("found_inf", inf))
         self._stepping.append(self.enter(ph.OPTIMIZER))
 
     def leave_optimizer(self, optimizer: Any) -> None:

@@ -255,8 +255,14 @@ def _numbers(owner: Any) -> list[tuple[Any, Any]]:
     None on a GPU, which would be waited for."""
     is_model = isinstance(owner, torch.nn.Module)
     every = list(owner.parameters()) if is_model else tensors_of(owner)
-    trained = [each for each in every if each.grad is not None and each.device.type == "cpu"]
-    return [(each, each.detach().reshape(-1)[:_NUMBERS].clone()) for each in trained[:8]]
+    trained = [
+        parameter
+        for parameter in every
+        if parameter.grad is not None and parameter.device.type == "cpu"
+    ]
+    return [
+        (parameter, parameter.detach().reshape(-1)[:_NUMBERS].clone()) for parameter in trained[:8]
+    ]
 
 
 #: Programs that are told of: their line is mostly one.
@@ -381,14 +387,14 @@ def _clip(host: Host, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _autocast(host: Host, enter: Callable[..., Any]) -> Callable[..., Any]:
-    seen: set[torch.dtype] = set()
+    dtypes: set[torch.dtype] = set()
 
     @in_place_of(enter)
     def __enter__(self: Any) -> Any:
-        if autocast_is_on(self) and self.fast_dtype not in seen:
+        if autocast_is_on(self) and self.fast_dtype not in dtypes:
             with careful(host, "autocast"):
                 if host.live:
-                    seen.add(self.fast_dtype)
+                    dtypes.add(self.fast_dtype)
                     host.learn(autocast=dtype_name(self.fast_dtype))
         return enter(self)
 
@@ -442,8 +448,8 @@ def _saving(
     def seen(module: ModuleType) -> None:
         with careful(host, module.__name__):
             if host.live:
-                for each in functions:
-                    _hook(host, patches, module, each)
+                for function in functions:
+                    _hook(host, patches, module, function)
 
     return seen
 

@@ -146,9 +146,9 @@ class CostShares:
         place = code, lasti
         if place not in self._callees:
             called_in(code, lasti)  # what reads the source is not asked with a frame in hand
-            if (found := called_now(thread, code, lasti)) is None:
+            if (callee := called_now(thread, code, lasti)) is None:
                 return NOTHING
-            self._callees[place] = found
+            self._callees[place] = callee
         return self._callees[place]
 
     def shares(self) -> tuple[float, ...]:
@@ -266,7 +266,7 @@ def deaths(stem: Path) -> Iterator[str]:
 def hanging_by_pid(stem: Path) -> dict[int, str]:
     """The stacks that workers of a rank hang in, by their PIDs."""
     paths = sorted(stem.parent.glob(f"{stem.name}.stack.*"))
-    found = {int(each.suffix[1:]): each for each in paths if each.suffix[1:].isdecimal()}
+    found = {int(file.suffix[1:]): file for file in paths if file.suffix[1:].isdecimal()}
     texts = {}
     for pid, path in found.items():
         with contextlib.suppress(OSError):
@@ -373,7 +373,7 @@ class FetchCode:
         self._told, self._told_bad = int(1.5 * looks), len(self.bad.found)
         self._told_growth = self._grows
         with contextlib.suppress(OSError):
-            found = WorkerCode(
+            code = WorkerCode(
                 self._counts.summary(),
                 dict(self._slow),
                 self._first,
@@ -382,7 +382,7 @@ class FetchCode:
                 dict(self.bad.found),
             )
             temporary = self._code.with_name(f"new.{self._code.name}")
-            temporary.write_text(as_json(found), encoding="utf-8")
+            temporary.write_text(as_json(code), encoding="utf-8")
             os.replace(temporary, self._code)
 
 

@@ -53,7 +53,7 @@ def _is_for_threads(line: CodeLine) -> bool:
 
 def has_own_threads(looks: StackLooks) -> bool:
     """Do the data set's own threads (a pool) make the samples that batches are of?"""
-    waits = sum(each.count for each in looks.lines if _is_for_threads(each))
+    waits = sum(line.count for line in looks.lines if _is_for_threads(line))
     return looks.looks >= LEAST_LOOKS and waits >= _LOCKED * looks.looks
 
 
@@ -110,8 +110,8 @@ class CostlyLine:
         """What it was found in most often: of the functions that it calls, each with all that these
         call."""
         counts: Counter[tuple[str, str]] = Counter()
-        for each in self.calls:
-            counts[each.place, each.calls] += each.count if each.calls or each.inner else 0
+        for call in self.calls:
+            counts[call.place, call.calls] += call.count if call.calls or call.inner else 0
         return max(self.calls, key=lambda each: (counts[each.place, each.calls], each.count))
 
     @property
@@ -139,9 +139,9 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
     found, depth = None, 0
     while within:
         counts: Counter[Place] = Counter()
-        for each in within:
-            if (place := _at(each, depth)) is not None:
-                counts[place] += each.count
+        for line in within:
+            if (place := _at(line, depth)) is not None:
+                counts[place] += line.count
         if not counts:
             break
         place, count = counts.most_common(1)[0]
@@ -153,7 +153,7 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
             break
         is_enough = found is None or count >= least or found.count < least
         if found is None or (is_enough and count >= _MOSTLY * found.count):
-            within = [each for each in within if _at(each, depth) == place]
+            within = [code_line for code_line in within if _at(code_line, depth) == place]
             found = CostlyLine(place, count, tuple(within), (place.line, place.line))
             depth += 1
             continue
@@ -170,22 +170,22 @@ def costliest(looks: StackLooks, least: float = 0.0) -> CostlyLine | None:
 
 def _calls_own(lines: Sequence[CodeLine], place: Place, depth: int) -> int:
     """Looks at a line, so far inwards, that found the thread in a function that it calls."""
-    found = (each for each in lines if _at(each, depth) == place)
-    return sum(each.count for each in found if len(_chain(each)) > depth + 1)
+    code_lines = (line for line in lines if _at(line, depth) == place)
+    return sum(line.count for line in code_lines if len(_chain(line)) > depth + 1)
 
 
 def _of_lines(counts: Mapping[Place, int], within: Sequence[CodeLine], depth: int) -> CostlyLine:
     """Several lines of one file as one place; ``counts`` are looks at each."""
     most = max(counts, key=lambda each: counts[each])
     lines = min(each.line for each in counts), max(each.line for each in counts)
-    calls = tuple(each for each in within if _at(each, depth) in counts)
+    calls = tuple(line for line in within if _at(line, depth) in counts)
     return CostlyLine(most, sum(counts.values()), calls, lines)
 
 
 def _of_step(looks: StackLooks) -> frozenset[Place]:
     """Lines of the training loop that were found in the step itself."""
-    found = (_at(each, 0) for each in looks.lines if each.place and _is_of_model(each))
-    return frozenset(each for each in found if each is not None)
+    places = (_at(line, 0) for line in looks.lines if line.place and _is_of_model(line))
+    return frozenset(place for place in places if place is not None)
 
 
 def _functions(lines: Sequence[CodeLine], depth: int) -> dict[Place, str]:
@@ -195,12 +195,12 @@ def _functions(lines: Sequence[CodeLine], depth: int) -> dict[Place, str]:
     are: their lines are those of the function that they stand in.
     """
     found: dict[Place | None, str] = {}
-    for each in lines:
-        inner = _COMPREHENSIONS.search(each.function)
+    for line in lines:
+        inner = _COMPREHENSIONS.search(line.function)
         frames = 0 if inner is None else len(_COMPREHENSION.findall(inner[0]))
-        if len(_chain(each)) == depth + 1 + frames:
-            name = _COMPREHENSIONS.sub("", each.function)
-            found[_at(each, depth)] = name or ("<module>" if frames else "")
+        if len(_chain(line)) == depth + 1 + frames:
+            name = _COMPREHENSIONS.sub("", line.function)
+            found[_at(line, depth)] = name or ("<module>" if frames else "")
     return {place: name for place, name in found.items() if place is not None and name}
 
 
@@ -238,9 +238,9 @@ def _from_several(looks: StackLooks, found: CostlyLine | None) -> CostlyLine | N
     """A line that is reached from more than one line of the training loop, where it has most."""
     counts: Counter[Place] = Counter()
     lines = [e for e in looks.lines if e.place and e.callers and not _is_of_model(e)]
-    for each in lines:
-        if (place := Place.parse(each.place)) is not None:
-            counts[place] += each.count
+    for line in lines:
+        if (place := Place.parse(line.place)) is not None:
+            counts[place] += line.count
     if found is None or not counts:
         return found
     place, count = counts.most_common(1)[0]

@@ -167,7 +167,7 @@ class CoreWaits:
             every_s /= training
         makers = np.unique(fetches["pid"])
         # Batches are given in turns: the slowest worker sets the pace.
-        slowest = max(float(np.mean(self.fetch_s[fetches["pid"] == each])) for each in makers)
+        slowest = max(float(np.mean(self.fetch_s[fetches["pid"] == maker])) for maker in makers)
         cpu_s = self._cpu_s(_TRAINING) / per_step + float(np.mean(fetches["cpu_s"]))
         on_cores = max(1, checks.local_ranks(self.rank)) * cpu_s / usable
         least = max(every_s, slowest / len(makers), on_cores)

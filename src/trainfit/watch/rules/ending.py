@@ -55,9 +55,9 @@ def _find_why_it_ended(run: RunView) -> Iterator[Finding | Unknown]:
             yield dataclasses.replace(found, evidence=at, rank=rank.rank, last_step=step)
             return
     for rank in run.ranks:
-        found = _killed(rank, is_alone=len(run.ranks) == 1)
-        if found is not None:
-            yield dataclasses.replace(found, rank=rank.rank)
+        finding = _killed(rank, is_alone=len(run.ranks) == 1)
+        if finding is not None:
+            yield dataclasses.replace(finding, rank=rank.rank)
             return
     # Of several ranks, most exceptions follow from another one's end: `standing` tells them apart.
     own = _own_error(run) if len(run.ranks) == 1 else None
@@ -77,8 +77,8 @@ def _when(event: Event) -> Evidence:
 
 def _line_of_worker(rank: RankView, kind: str) -> Place | None:
     """The line that a worker ended or hung at, by its last stack."""
-    told = [each.text for each in rank.record.events if each.kind == kind]
-    frame = next((stack.where for text in told for stack in parse_stacks(text)), None)
+    texts = [event.text for event in rank.record.events if event.kind == kind]
+    frame = next((stack.where for text in texts for stack in parse_stacks(text)), None)
     return None if frame is None else frame.place
 
 
@@ -123,26 +123,26 @@ def unexplained(run: RunView) -> str:
         return ""
     rank, event = own
     raised = parse(*exception_in(event.text), event.text)
-    at = f" at {raised.culprit}" if raised.culprit is not None else ""
+    text = f" at {raised.culprit}" if raised.culprit is not None else ""
     said = short(exception_text(raised.type, raised.message), 160)
-    return f"the run ended by {said}{at} (rank {rank.header.rank})"
+    return f"the run ended by {said}{text} (rank {rank.header.rank})"
 
 
 def _exceptions(run: RunView) -> list[tuple[RankView, Event]]:
     """What ended ranks, the first first."""
-    found = [
+    exceptions = [
         (rank, event)
         for rank in run.ranks
         for event in rank.record.events
         if event.kind == "exception" and rank.header.ending != "finished"
     ]
-    return sorted(found, key=lambda each: each[1].time_s)
+    return sorted(exceptions, key=lambda each: each[1].time_s)
 
 
 def _killed(rank: RankView, *, is_alone: bool) -> Finding | None:
     """A crash in native code, or the kernel for want of memory; other signals are somebody's."""
     header, code = rank.header, rank.header.exit_code
-    crash = next((each for each in rank.record.events if each.kind == "crash"), None)
+    crash = next((event for event in rank.record.events if event.kind == "crash"), None)
     number = 0 if code is None else -code if code < 0 else code - 128
     if code is None and crash is not None and header.ending != "finished":
         number = _signal_said(crash.text)
@@ -164,17 +164,17 @@ def _signal_said(text: str) -> int:
     return next((int(number) for name, number in _SAID.items() if said.endswith(name)), 0)
 
 
-def _at_stack(found: Finding, text: str) -> Finding:
+def _at_stack(finding: Finding, text: str) -> Finding:
     """The finding with the line that a process crashed at, where its stack tells one."""
     stack = next(iter(parse_stacks(text)), None)
     frame = None if stack is None else stack.where
     if stack is None or frame is None or frame.place is None:
-        return found
+        return finding
     inner = stack.frames[0]
     within = f", in {inner.function}()" if not inner.is_user else ""
     called = f" `{frame.code}`" if frame.code else ""
     return dataclasses.replace(
-        found,
+        finding,
         place=frame.place,
         cause=f"The crash is in what this line calls{called}{within}: Python itself has no "
         "error to raise there",
@@ -184,7 +184,7 @@ def _at_stack(found: Finding, text: str) -> Finding:
 
 def _oom_note(header: RunHeader) -> str:
     """What the header says of the kernel's OOM killer; empty: nothing."""
-    return next((each for each in header.notes if OOM_KILLED in each), "")
+    return next((note for note in header.notes if OOM_KILLED in note), "")
 
 
 ENDING: Final = Rule(KINDS, _find_why_it_ended)

@@ -281,10 +281,10 @@ class Fetching:
     def most_useful(self) -> int:
         """Workers beyond which more are a burden, whatever they wait for."""
         ranks = max(1, checks.local_ranks(self.rank))
-        most = max(_MOST_WAITING, int(_WAITING_PER_CORE * (self.usable or 1.0) / ranks))
+        maximum = max(_MOST_WAITING, int(_WAITING_PER_CORE * (self.usable or 1.0) / ranks))
         if self.loader is not None and self.loader.batches:
-            most = min(most, self.loader.batches)  # of one epoch
-        return max(1, most)
+            maximum = min(maximum, self.loader.batches)  # of one epoch
+        return max(1, maximum)
 
     def _shared_cores(self) -> float:
         """Cores that workers which mostly wait get of those that other programs fill: their share
@@ -371,8 +371,8 @@ class Fetching:
         if usual is None or len(first) < thresholds.LEAST_EVENTS:
             return None
         seconds = float(np.median(first))
-        most = max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)
-        return seconds if seconds > most else None
+        maximum = max(thresholds.UNEVEN_FETCHES * usual, usual + _NOTICED_S)
+        return seconds if seconds > maximum else None
 
     @functools.cached_property
     def slow_batch_s(self) -> float | None:
@@ -432,14 +432,14 @@ class Fetching:
             return None
         if not line.is_several and (known := habit_of_samples(line.names, line.most.over)):
             return known
-        found: Counter[Habit | None] = Counter()
-        for each in line.calls:
-            found[habit_of_samples(each.names, each.over)] += each.count
+        counts: Counter[Habit | None] = Counter()
+        for call in line.calls:
+            counts[habit_of_samples(call.names, call.over)] += call.count
         if not line.is_several:
             # A library that is called there is in another function at each look.
-            del found[None]
+            del counts[None]
         least = (_MOSTLY_SLOW if line.is_several else _PART_OF_LINE) * line.count
-        habit, looks = next(iter(found.most_common(1)), (None, 0))
+        habit, looks = next(iter(counts.most_common(1)), (None, 0))
         return habit if looks >= least else None
 
     @functools.cached_property
@@ -544,8 +544,8 @@ class Fetching:
         """The line and the share of the time of PyTorch's own sampler, of which no line is the
         script's."""
         looks = self.rank.header.sampler_code
-        lines = [each for each in looks.lines if not each.place]
-        share = sum(each.count for each in lines) / max(1, looks.looks)
+        lines = [line for line in looks.lines if not line.place]
+        share = sum(line.count for line in lines) / max(1, looks.looks)
         return max(lines, key=lambda each: each.count, default=None), share
 
     @functools.cached_property

@@ -240,7 +240,7 @@ def _find_low_utilization(run: RunView) -> Iterator[Finding | Unknown]:
     idle = checks.idle_share(view)
     if idle is None or 1 - idle < thresholds.GPU_BOUND:
         return  # something else is the limit, and has rules of its own
-    if any(isinstance(each, Finding) for each in find_uneven_ranks(run)):
+    if any(isinstance(rank, Finding) for rank in find_uneven_ranks(run)):
         return  # the time that ranks wait for one another says nothing of their batches
     used, active = mfu(view), median(view.gpu["sm_active"])
     if used is None and active is None:
@@ -316,15 +316,15 @@ def _uses(view: RankView) -> list[_GpuUse]:
     first, last = view.window
     every = view.run.gpus
     rows = every[(every["time_s"] >= first) & (every["time_s"] <= last)]
-    found = []
+    uses = []
     for number in np.unique(rows["gpu"]):
         of_gpu = rows[rows["gpu"] == number]
         held, used = median(of_gpu["ours_bytes"]), known(of_gpu["utilization"])
         enough = len(used) >= thresholds.LEAST_SAMPLES
         if held:
             mean = float(np.mean(used)) if enough else None
-            found.append(_GpuUse(int(number), mean, held))
-    return found
+            uses.append(_GpuUse(int(number), mean, held))
+    return uses
 
 
 def _find_data_parallel(run: RunView) -> Iterator[Finding | Unknown]:
@@ -346,11 +346,11 @@ def _first_and_others(uses: Sequence[_GpuUse]) -> Iterator[Evidence]:
     if len(uses) < 2:
         return
     first, others = uses[0], uses[1:]
-    held = [each.held_bytes for each in others if each.held_bytes is not None]
+    held = [use.held_bytes for use in others if use.held_bytes is not None]
     if first.held_bytes is not None and held:
         yield Evidence(f"memory of GPU {first.number}", first.held_bytes / GIB, "GiB")
         yield Evidence("memory of the others, most", max(held) / GIB, "GiB")
-    used = [each.utilization for each in others if each.utilization is not None]
+    used = [use.utilization for use in others if use.utilization is not None]
     if first.utilization is not None and used:
         yield Evidence(f"utilization of GPU {first.number}", first.utilization)
         yield Evidence("utilization of the others, mean", float(np.mean(used)))
@@ -446,8 +446,8 @@ _MORE: Final = 1.1
 
 
 def _median_samples(ranks: Sequence[RankView]) -> float | None:
-    found = [each for view in ranks if (each := samples_per_step(view)) is not None]
-    return float(np.median(found)) if found else None
+    values = [each for view in ranks if (each := samples_per_step(view)) is not None]
+    return float(np.median(values)) if values else None
 
 
 # ---

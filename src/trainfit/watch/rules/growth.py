@@ -57,17 +57,23 @@ MOSTLY: Final = 0.5
 
 def kept_tensors(view: RankView) -> GrowingVariable | None:
     """The variable that keeps the tensors of past steps; ``None``: none was seen."""
-    found = view.header.growing
-    return next((each for each in found if each.holds and each.kind != "tensor"), None)
+    variables = view.header.growing
+    return next(
+        (variable for variable in variables if variable.holds and variable.kind != "tensor"), None
+    )
 
 
 def _kept_by(view: RankView, role: int) -> GrowingVariable | None:
     """What keeps the RAM of the training process (0), or of a worker (1)."""
-    if role == 0 and (found := kept_tensors(view)) is not None:
-        return found
+    if role == 0 and (variable := kept_tensors(view)) is not None:
+        return variable
     every = view.header.growing if role == 0 else view.header.worker_growing
     kinds = (_CACHE, FIGURES)
-    caches = [each for each in every if each.kind in kinds or (role and each.holds)]
+    caches = [
+        growing_variable
+        for growing_variable in every
+        if growing_variable.kind in kinds or (role and growing_variable.holds)
+    ]
     return max(caches, key=lambda each: each.last_size, default=None)
 
 
@@ -75,8 +81,10 @@ def _explains(view: RankView, role: int, per_step: float) -> GrowingVariable | N
     """The variable whose new entries come to most of these bytes a step, of the training process
     (0) or of a worker (1)."""
     every = view.header.growing if role == 0 else view.header.worker_growing
-    found = max(every, key=lambda each: each.bytes_per_step, default=None)
-    return found if found is not None and found.bytes_per_step >= MOSTLY * per_step else None
+    variable = max(every, key=lambda each: each.bytes_per_step, default=None)
+    return (
+        variable if variable is not None and variable.bytes_per_step >= MOSTLY * per_step else None
+    )
 
 
 #: A function's results that ``functools.lru_cache`` keeps.
@@ -147,7 +155,7 @@ def _find_ram_growth(run: RunView) -> Iterator[Finding | Unknown]:
     if not len(view.steps):
         return
     main = list(_of_processes(view, 0, "the training process", view.main_process))
-    if not any(isinstance(each, Finding) for each in main):
+    if not any(isinstance(finding, Finding) for finding in main):
         main = list(_kept_graphs(view)) or list(_open_figures(view)) or main
     yield from main
     if not any(True for _ in _find_processes(run)):  # the RAM of ever more of them is no cache
@@ -194,9 +202,9 @@ _MOST_FIGURES: Final = 20
 
 def _open_figures(view: RankView) -> Iterator[Finding]:
     """The finding on figures that are still small."""
-    for each in view.header.growing:
-        if each.kind == FIGURES and each.last_size > _MOST_FIGURES:
-            yield _kept(each)
+    for variable in view.header.growing:
+        if variable.kind == FIGURES and variable.last_size > _MOST_FIGURES:
+            yield _kept(variable)
 
 
 def _of_processes(view: RankView, role: int, who: str, table: Table) -> Iterator[Finding | Unknown]:
@@ -338,15 +346,15 @@ def _kinds(view: RankView, role: int) -> dict[str, float]:
     times, group = np.unique(table["time_s"], return_inverse=True)
     if len(times) < 2:
         return {}
-    found = {}
+    kinds = {}
     for name, column in (
         ("private (tensors, Python objects)", "anonymous_bytes"),
         ("shared with workers (their batches)", "shared_bytes"),
         ("files", "file_bytes"),
     ):
         held = np.bincount(group, np.maximum(0, table[column]), len(times))
-        found[name] = float(held[-1] - held[0]) / float(times[-1] - times[0])
-    return found
+        kinds[name] = float(held[-1] - held[0]) / float(times[-1] - times[0])
+    return kinds
 
 
 def goes_on(
@@ -463,17 +471,17 @@ def _files_grow_by(view: RankView, folder: int) -> float:
     """Bytes a second by which files of one name grow, whatever else comes and goes on the file
     system; 0: there are few, or they were told of once, or not for long."""
     first, last = view.window
-    told = [each for each in _all_new_files(view, folder) if first <= each.time_s <= last]
-    told = [each for each in told if each.text == told[-1].text]
-    if len(told) < 2 or told[-1].values["bytes"] < _LEAST_OF_FILES:
+    files = [file for file in _all_new_files(view, folder) if first <= file.time_s <= last]
+    events = [file for file in files if file.text == files[-1].text]
+    if len(events) < 2 or events[-1].values["bytes"] < _LEAST_OF_FILES:
         return 0.0
-    grown = told[-1].values["bytes"] - told[0].values["bytes"]
-    rate = grown / max(1.0, told[-1].time_s - told[0].time_s)
-    if told[-1].values["files"] < _FILES or rate <= 0:
+    grown = events[-1].values["bytes"] - events[0].values["bytes"]
+    rate = grown / max(1.0, events[-1].time_s - events[0].time_s)
+    if events[-1].values["files"] < _FILES or rate <= 0:
         return 0.0
     # It is told again where they are half as large again.
-    due_s = 0.5 * told[-1].values["bytes"] / rate
-    return rate if last - told[-1].time_s <= _LATE * due_s else 0.0
+    due_s = 0.5 * events[-1].values["bytes"] / rate
+    return rate if last - events[-1].time_s <= _LATE * due_s else 0.0
 
 
 def _shares(view: RankView) -> float:
@@ -483,7 +491,7 @@ def _shares(view: RankView) -> float:
 
 def _writes_at(view: RankView) -> Place | None:
     """The line of the script that was found writing most often; ``None``: none was."""
-    lines = [each for each in view.header.other_code.lines if each.waits_for == "disk"]
+    lines = [line for line in view.header.other_code.lines if line.waits_for == "disk"]
     most = max(lines, key=lambda each: each.count, default=None)
     return None if most is None else Place.parse(most.place)
 
@@ -554,8 +562,8 @@ _SHARED: Final = 0.1
 def _started_at(view: RankView, alive: Table) -> Place | None:
     """The line that started most of these processes; ``None``: it was not seen."""
     pids = {float(each) for each in alive["pid"]}
-    told = [each for each in view.record.events if each.kind in ("child", "program")]
-    lines = Counter(each.text for each in told if each.values["pid"] in pids)
+    events = [event for event in view.record.events if event.kind in ("child", "program")]
+    lines = Counter(event.text for event in events if event.values["pid"] in pids)
     line, number = next(iter(lines.most_common(1)), ("", 0))
     return Place.parse(line) if number >= _MORE_PROCESSES else None
 

@@ -359,13 +359,17 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
     ]
     if switches is not None:
         evidence.append(Evidence("involuntary context switches", switches, "1/s"))
-    at = header.worker_threads_at if in_workers else str(checks.thread_place(rank) or "")
-    if (in_workers or at) and "torch" in many:  # pools smaller than that of a call do not matter
+    worker_threads = (
+        header.worker_threads_at if in_workers else str(checks.thread_place(rank) or "")
+    )
+    if (
+        in_workers or worker_threads
+    ) and "torch" in many:  # pools smaller than that of a call do not matter
         many = {name: count for name, count in many.items() if count >= many["torch"]}
     raised = in_workers and many.get("torch", 0) == max(many.values())
-    fix = _fix(many, value, in_workers, at)
+    fix = _fix(many, value, in_workers, worker_threads)
     if raised:
-        action = _raised(many["torch"], at)
+        action = _raised(many["torch"], worker_threads)
         if fix.settings:
             action += f"; {fix.action}"
         fix = dataclasses.replace(fix, action=action)
@@ -383,9 +387,9 @@ def _find_thread_oversubscription(view: RunView) -> Iterator[Finding | Unknown]:
         (fix,),
         "certain" if switches is not None else "likely",
         share,
-        _where_threads_compute(header, at if raised else "")
+        _where_threads_compute(header, worker_threads if raised else "")
         if in_workers
-        else Place.parse(at)
+        else Place.parse(worker_threads)
         if "torch" in many
         else None,
     )

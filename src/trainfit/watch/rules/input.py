@@ -71,8 +71,8 @@ def _find_input_bound(view: RunView) -> Iterator[Finding | Unknown]:
     cause, fix, confidence = _why(fetching)
     if fetching.others_press and _HAND_OFF not in cause:
         # More than all of its batches cost no loader loses: that is the want of a core.
-        most = _made_s(fetching) * len(rank.steps) / rank.seconds
-        if (share := min(share, most)) < thresholds.NOTICEABLE:
+        maximum = _made_s(fetching) * len(rank.steps) / rank.seconds
+        if (share := min(share, maximum)) < thresholds.NOTICEABLE:
             return
     # Where no setting of the DataLoader helps, what a batch's time goes to is to be changed.
     is_late = (fetching.queued_while_waiting or 0) >= 1 and not fetching.outweighs
@@ -111,8 +111,8 @@ def _lost_cache(fetching: Fetching) -> GrowingVariable | None:
     loader = fetching.loader
     if loader is None or not loader.num_workers or loader.persistent_workers:
         return None
-    found = (e for e in fetching.rank.header.worker_growing if e.kind in _KEPT_IN)
-    kept = [each for each in found if each.item_bytes or each.kind == "cache"]
+    variables = (e for e in fetching.rank.header.worker_growing if e.kind in _KEPT_IN)
+    kept = [variable for variable in variables if variable.item_bytes or variable.kind == "cache"]
     # The same is reached from the script's modules by another name.
     return min(kept, key=lambda each: not each.name.startswith("self."), default=None)
 
@@ -293,9 +293,9 @@ def _uneven_shards(left: int, share: float) -> _Why:
 
 def _locked(fetching: Fetching) -> _Why:
     _, share, line = fetching.waits_for
-    at = f" at {line.place}" if line is not None and line.place else ""
+    text = f" at {line.place}" if line is not None and line.place else ""
     return (
-        f"Workers wait for a lock{at} for {checks.in_percent(share)} of the time that a batch "
+        f"Workers wait for a lock{text} for {checks.in_percent(share)} of the time that a batch "
         "needs: they make samples one after the other",
         Fix(
             f"more {USELESS}: open the file or the connection in each worker (at its first sample, "
@@ -373,11 +373,11 @@ def _crowded(rank: RankView, usable: float) -> bool:
 
 def _saturated(fetching: Fetching, usable: float) -> _Why:
     part, _ = fetching.part
-    wanted, demand = "", fetching.cores_needed
+    text, demand = "", fetching.cores_needed
     if demand and demand > usable:
-        wanted = f": the batches need {demand:.1f} cores, {usable:g} are usable"
+        text = f": the batches need {demand:.1f} cores, {usable:g} are usable"
     return _without_cores(
-        fetching, f"All cores are busy{f' ({_named(part)})' if part else ''}{wanted}"
+        fetching, f"All cores are busy{f' ({_named(part)})' if part else ''}{text}"
     )
 
 
@@ -420,11 +420,11 @@ def _threads_of_main(fetching: Fetching) -> int:
 
 def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Why:
     part, _ = fetching.part
-    most = fetching.most_workers
+    maximum = fetching.most_workers
     cause = f"Too few workers: {workers} of {needed} needed"
     if part:
         cause += f" (most of a batch's time: {_named(part)})"
-    value = needed if most is None else min(needed, most)
+    value = needed if maximum is None else min(needed, maximum)
     if value <= workers:
         return _without_cores(fetching, f"{cause}, and no core is idle")
     action = f"set num_workers={value}"
@@ -434,7 +434,7 @@ def _more_workers(fetching: Fetching, needed: int, workers: int) -> _Why:
         action += f"; if the disk is the limit, {_less_work(fetching)}"
     elif fetching.waits_for[0] == "sleep":
         action += f"; or {_less_work(fetching)}"
-    sure: Confidence = "possible" if part == "disk" or most is None else "likely"
+    sure: Confidence = "possible" if part == "disk" or maximum is None else "likely"
     return (cause, Fix(action, settings={"num_workers": str(value)}), sure)
 
 

@@ -214,8 +214,10 @@ _COMPUTED: Final = ("tensor", "array", "sum", GRAPH)
 def _that_grows(view: RankView) -> GrowingVariable | None:
     """The variable that a step computes with: a tensor first."""
     order = _COMPUTED
-    found = [each for each in view.header.growing if each.kind in order or each.holds]
-    found = found or list(view.header.growing)
+    variables = [
+        variable for variable in view.header.growing if variable.kind in order or variable.holds
+    ]
+    found = variables or list(view.header.growing)
     return min(
         found,
         key=lambda each: order.index(each.kind) if each.kind in order else len(order),
@@ -236,9 +238,9 @@ def _inputs_grow(
     times as long; ``None``: they do not, or it is not known."""
     # By steps: those that are looked at become rarer as a run goes on.
     part = (numbers[-1] - numbers[0]) / 4
-    told = view.header.input_sizes
-    early = [size for step, size in told if numbers[0] <= step <= numbers[0] + part]
-    late = [size for step, size in told if numbers[-1] - part <= step <= numbers[-1]]
+    sizes = view.header.input_sizes
+    early = [size for step, size in sizes if numbers[0] <= step <= numbers[0] + part]
+    late = [size for step, size in sizes if numbers[-1] - part <= step <= numbers[-1]]
     if not early or not late:
         return None
     first, last = int(np.median(early)), int(np.median(late))

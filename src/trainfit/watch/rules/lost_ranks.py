@@ -34,13 +34,13 @@ _GONE_S: Final = 5.0
 
 def _find_dead_rank(run: RunView) -> Iterator[Finding | Unknown]:
     headers = [view.header for view in run.ranks]
-    if headers[0].world_size < 2 or all(each.ending == "finished" for each in headers):
+    if headers[0].world_size < 2 or all(header.ending == "finished" for header in headers):
         return
     if any(True for _ in ending.ENDING.look(run)):
         return
-    found = _raised_first(run) or _gone_first(run)
-    if found is not None:
-        yield found
+    finding = _raised_first(run) or _gone_first(run)
+    if finding is not None:
+        yield finding
 
 
 def _raised_first(run: RunView) -> Finding | None:
@@ -77,7 +77,7 @@ def _gone_first(run: RunView) -> Finding | None:
     view = min(gone, key=end_of)
     step = int(view.record.steps["step"].max(initial=-1)) + 1
     code = view.header.exit_code
-    crashed = next((each for each in view.record.events if each.kind == "crash"), None)
+    crashed = next((event for event in view.record.events if event.kind == "crash"), None)
     how = exit_words(code) if code else "without an exception"
     if crashed is not None and not code:
         how = f"by a crash in native code ({_crash_of(crashed)})"
@@ -122,12 +122,12 @@ def _is_of_gloo(run: RunView, crashed: Event) -> bool:
     gloo/common/logging.h throws in its thread, where nobody catches it)."""
     if _crash_of(crashed) != "Aborted" or "  File " in crashed.text:
         return False
-    return any("gloo" in raised_by(each) for each in _raised(run))
+    return any("gloo" in raised_by(event) for event in _raised(run))
 
 
 def _raised(run: RunView) -> Iterator[Event]:
     for view in run.ranks:
-        yield from (each for each in view.record.events if each.kind == "exception")
+        yield from (event for event in view.record.events if event.kind == "exception")
 
 
 def _where_others_were(run: RunView) -> Place | None:
@@ -141,8 +141,8 @@ def _where_others_were(run: RunView) -> Place | None:
 
 def _crash_of(event: Event) -> str:
     """ "Aborted" of "Fatal Python error: Aborted"."""
-    found = re.match(r"Fatal Python error: (.+)", event.text)
-    return "a signal" if found is None else found[1]
+    match = re.match(r"Fatal Python error: (.+)", event.text)
+    return "a signal" if match is None else match[1]
 
 
 def _is_gone(view: RankView) -> bool:
@@ -157,14 +157,14 @@ def _is_gone(view: RankView) -> bool:
 
 
 def _has_exception(record: RankRecord) -> bool:
-    return any(each.kind == "exception" for each in record.events)
+    return any(event.kind == "exception" for event in record.events)
 
 
 def _find_missing_rank(run: RunView) -> Iterator[Finding | Unknown]:
     headers = [view.header for view in run.ranks]
-    missing = sorted(set(range(headers[0].world_size)) - {each.rank for each in headers})
+    missing = sorted(set(range(headers[0].world_size)) - {header.rank for header in headers})
     still = any(still_of(view) is not None for view in run.ranks)
-    if not missing or not (still or any(each.ending == "failed" for each in headers)):
+    if not missing or not (still or any(header.ending == "failed" for header in headers)):
         return
     names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
     yield Finding(

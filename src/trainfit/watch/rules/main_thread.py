@@ -39,7 +39,7 @@ class MainThread:
         """The share of the time in forward, backward and optimizer: on a GPU, the launching of
         kernels."""
         found = [self.phases[name] for name in ("forward", "backward", "optimizer")]
-        return None if found[0] is None else sum(each or 0.0 for each in found)
+        return None if found[0] is None else sum(phase or 0.0 for phase in found)
 
     @functools.cached_property
     def other(self) -> float | None:
@@ -48,7 +48,7 @@ class MainThread:
             return None
         meets_s = (self.rank.header.communication.called_s or 0.0) * len(self.rank.steps)
         meets = min(1.0, meets_s / self.rank.seconds) if self.rank.seconds else 0.0
-        return max(0.0, 1 - meets - sum(each or 0.0 for each in self.phases.values()))
+        return max(0.0, 1 - meets - sum(phase or 0.0 for phase in self.phases.values()))
 
     @functools.cached_property
     def sync(self) -> float:
@@ -332,7 +332,7 @@ def _waits(rank: RankView) -> NDArray[np.float64]:
         # The main thread waits for the other threads of PyTorch, or for its turn on a core: it
         # computes.
         names = ("forward_s", "optimizer_s", *(() if backward else ("backward_s",)))
-        named += np.sum([np.nan_to_num(checks.column(rank, each)) for each in names], axis=0)
+        named += np.sum([np.nan_to_num(checks.column(rank, name)) for name in names], axis=0)
     waits = np.nan_to_num(np.maximum(0.0, step_s - cpu_s - named))
     return waits if _would_get_more(rank, cpu_s, step_s - named) else np.zeros(len(waits))
 
@@ -484,16 +484,16 @@ def _unpinned_share(rank: RankView) -> float | None:
 def _of_copies(rank: RankView, seconds: checks.Seconds) -> tuple[Evidence, ...]:
     """Seconds and bytes of a step, and the rate."""
     spent = float(np.nanmean(seconds))
-    found = [Evidence("copies to the GPU", spent, "s/step")]
+    evidence = [Evidence("copies to the GPU", spent, "s/step")]
     copied = known(rank.steps["copied_bytes"])
     if len(copied):
-        found.append(Evidence("copied", float(np.mean(copied)), "bytes/step"))
+        evidence.append(Evidence("copied", float(np.mean(copied)), "bytes/step"))
         if spent > 0:
-            found.append(Evidence("rate", float(np.mean(copied)) / spent, "bytes/s"))
+            evidence.append(Evidence("rate", float(np.mean(copied)) / spent, "bytes/s"))
     unpinned = _unpinned_share(rank)
     if unpinned is not None:
-        found.append(Evidence("from pageable memory", unpinned, "of the bytes"))
-    return tuple(found)
+        evidence.append(Evidence("from pageable memory", unpinned, "of the bytes"))
+    return tuple(evidence)
 
 
 # ---

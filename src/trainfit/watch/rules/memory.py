@@ -103,14 +103,14 @@ def _judged(view: RankView) -> Finding | Unknown | None:
     reserved = known(view.record.steps["reserved_bytes"])
     if not total or not (len(used) or len(reserved)):
         return Unknown("memory_near_limit", "the GPU's memory was not read", "NVML")
-    most = max(float(used.max()) if len(used) else 0.0, float(reserved.max(initial=0.0)))
-    left = 1 - most / total
+    maximum = max(float(used.max()) if len(used) else 0.0, float(reserved.max(initial=0.0)))
+    left = 1 - maximum / total
     tries = _retries(view)
     if left >= thresholds.NEAR_LIMIT and not tries:
         return None
     level: Severity = "critical" if tries or left < thresholds.AT_LIMIT else "warning"
     evidence = [
-        Evidence("used at the peak", most / GIB, "GiB"),
+        Evidence("used at the peak", maximum / GIB, "GiB"),
         Evidence("of the GPU", total / GIB, "GiB"),
     ]
     evidence += [Evidence("allocations that had to free the cache first", tries)] if tries else []
@@ -243,7 +243,7 @@ def _short_of_ram(view: RankView, left: float, ram: int) -> Finding:
     """The finding on a machine with ``left`` bytes of ``ram`` free, by the run or by other
     programs."""
     held = host_memory(view)
-    own = sum(each.private_bytes + each.shared_bytes for each in held)
+    own = sum(memory.private_bytes + memory.shared_bytes for memory in held)
     evidence = (Evidence("least available", left / GIB, "GiB"), Evidence("of", ram / GIB, "GiB"))
     settings, by_others = loader_settings(view.header), ""
     action = fixes.memory(settings)
@@ -288,13 +288,13 @@ def _find_retries(run: RunView) -> Iterator[Finding]:
     goes on losing some. A few tries before the training are a search for a batch size."""
     for view in run.ranks:
         events = view.record.events
-        full = [each for each in events if each.kind == "out_of_memory"]
+        full = [event for event in events if event.kind == "out_of_memory"]
         if not full or _ends_by(view, full[-1]):
             continue
-        at = next((e.text for e in reversed(events) if e.kind == "out_of_memory_at"), "")
+        text = next((e.text for e in reversed(events) if e.kind == "out_of_memory_at"), "")
         done = int(view.record.steps["step"].max(initial=-1)) + 1
-        tries = sum(each.step == full[-1].step for each in full)
-        lost = {each.step for each in full}
+        tries = sum(event.step == full[-1].step for event in full)
+        lost = {event.step for event in full}
         is_stuck = tries >= _TRIES and full[-1].step >= done
         if is_stuck:
             title = f"Memory runs out in each try of step {full[-1].step}: {tries} so far"
@@ -324,7 +324,7 @@ def _find_retries(run: RunView) -> Iterator[Finding]:
                 ),
             ),
             "certain",
-            place=Place.parse(at),
+            place=Place.parse(text),
             rank=view.rank,
             last_step=full[-1].step,
         )
@@ -332,8 +332,8 @@ def _find_retries(run: RunView) -> Iterator[Finding]:
 
 def _ends_by(view: RankView, full: Event) -> bool:
     """Did this error end the process? It is told by what ended it, then."""
-    ends = [each for each in view.record.events if each.kind == "exception"]
-    return any(full.text.strip()[:200] in each.text for each in ends)
+    ends = [event for event in view.record.events if event.kind == "exception"]
+    return any(full.text.strip()[:200] in event.text for event in ends)
 
 
 RETRIES: Final = Rule(("memory_retried",), _find_retries)
@@ -359,20 +359,20 @@ def _find_copies(run: RunView) -> Iterator[Finding | Unknown]:
     if rss > (1 - MOSTLY) * copied:
         return  # it is new memory, which ram_growth looks at
     main = view.memory[view.memory["role"] == 0]
-    most = workers * (median(main["anonymous_bytes"]) or copied)
+    maximum = workers * (median(main["anonymous_bytes"]) or copied)
     available = known(view.machine["ram_available_bytes"])
     worst: Severity = "info"
     if len(available):
         # What is copied already is no part of what is left, as copies in the end are of all.
-        left, rest = float(available[-1]), max(0.0, most - workers * copied)
-        is_scarce = most >= _SCARCE * (left + workers * copied)
+        left, rest = float(available[-1]), max(0.0, maximum - workers * copied)
+        is_scarce = maximum >= _SCARCE * (left + workers * copied)
         worst = "critical" if rest > left else "warning" if is_scarce else "info"
     evidence = [
         Evidence("its own memory of a worker grew by", copied, "bytes"),
         Evidence("its RSS, which counts shared pages, too, by", max(0.0, rss), "bytes"),
         Evidence("workers", float(workers)),
         Evidence("in", seconds, "s"),
-        Evidence("all workers' copies at most", most, "bytes"),
+        Evidence("all workers' copies at most", maximum, "bytes"),
     ]
     yield Finding(
         "copy_on_write",

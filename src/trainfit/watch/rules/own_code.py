@@ -50,24 +50,24 @@ def share_of_line(rank: RankView, line: CostlyLine) -> float:
 def _added_to(rank: RankView, line: CostlyLine) -> str:
     """The tensor or array that these lines make again with more in it; empty: none is known."""
     first, last = line.lines
-    for each in rank.header.growing:
-        place = Place.parse(each.place)
-        if place is None or each.kind not in ("tensor", "array", "DataFrame"):
+    for variable in rank.header.growing:
+        place = Place.parse(variable.place)
+        if place is None or variable.kind not in ("tensor", "array", "DataFrame"):
             continue
         if place.file == line.place.file and first <= place.line <= last:
-            return each.name
+            return variable.name
     return ""
 
 
 def _gone_over(rank: RankView, line: CostlyLine) -> str:
     """The variable that becomes longer with each step and is computed over here; empty: none is
     known."""
-    for each in rank.header.growing:
-        if each.kind in _COMPUTED and re.search(
-            rf"(?<![\w.]){re.escape(each.name)}(?![\w(])(?:\[\])?(?:\.{_OF_ALL}\b|$)",
+    for variable in rank.header.growing:
+        if variable.kind in _COMPUTED and re.search(
+            rf"(?<![\w.]){re.escape(variable.name)}(?![\w(])(?:\[\])?(?:\.{_OF_ALL}\b|$)",
             _operand(line),
         ):
-            return each.name
+            return variable.name
     return ""
 
 
@@ -110,29 +110,29 @@ def _is_bare(line: CodeLine) -> bool:
 
 def _done_at(line: CostlyLine, *, has_loader: bool) -> tuple[Habit, str]:
     """What is done there, and what it calls; of several lines, what half of the looks found."""
-    most = line.most
+    maximum = line.most
 
     def habit(one: CodeLine) -> Habit:
         bare = bool(one.callers) and _is_bare(one)
         return habit_of(one.names, one.waits_for, has_loader=has_loader, over=one.over, bare=bare)
 
     # A line that calls a function stands for many of that one's, like several next to each other.
-    if not line.is_several and (most.place == str(line.place) or len(line.calls) == 1):
-        return habit(most), _named(most)
-    found: Counter[Habit] = Counter()
+    if not line.is_several and (maximum.place == str(line.place) or len(line.calls) == 1):
+        return habit(maximum), _named(maximum)
+    counts: Counter[Habit] = Counter()
     called: Counter[str] = Counter()
-    for each in line.calls:
-        found[habit(each)] += each.count
-        called[_named(each)] += each.count
-    (same, looks), (name, of_name) = found.most_common(1)[0], called.most_common(1)[0]
+    for call in line.calls:
+        counts[habit(call)] += call.count
+        called[_named(call)] += call.count
+    (same, looks), (name, of_name) = counts.most_common(1)[0], called.most_common(1)[0]
     whole = _SAME * line.count
     # One thing that is known, next to several that are not.
     known = max(
-        (each for each in found if each.what != ALONE.what), key=lambda e: found[e], default=None
+        (each for each in counts if each.what != ALONE.what), key=lambda e: counts[e], default=None
     )
-    if known is not None and found[known] >= _NEARLY * line.count:
+    if known is not None and counts[known] >= _NEARLY * line.count:
         same, looks, whole = known, line.count, _NEARLY * line.count
-    if found[BATCHES] >= _OF_BATCHES * line.count:
+    if counts[BATCHES] >= _OF_BATCHES * line.count:
         same, looks = BATCHES, line.count
     return (
         same if looks >= whole else habit_of((), "", has_loader=has_loader),
@@ -213,7 +213,9 @@ def _figures_kept(rank: RankView, line: CostlyLine) -> str | None:
     are kept."""
     if not any(map(_DRAWS.search, line.names)):
         return None
-    return next((each.place for each in rank.header.growing if each.kind == FIGURES), None)
+    return next(
+        (variable.place for variable in rank.header.growing if variable.kind == FIGURES), None
+    )
 
 
 def _is_held(rank: RankView, at: CostlyLine) -> bool:
@@ -227,7 +229,7 @@ _FOR_ALL: Final = re.compile(r"_foreach_(?:lerp|mul|add)_?$")
 
 
 def _inner(line: CostlyLine) -> Iterator[str]:
-    return (each.inner for each in line.calls if each.calls.endswith("update_parameters"))
+    return (call.inner for call in line.calls if call.calls.endswith("update_parameters"))
 
 
 #: Operators on what a call gives, one after the other: of a loss that a line of the loop computes
@@ -240,12 +242,12 @@ _OF_A_RESULT: Final = re.compile(
 
 def _is_of_loss(line: CostlyLine) -> bool:
     """Do most looks find such operators at the line, one of the training loop?"""
-    found = sum(
-        each.count
-        for each in line.calls
-        if each.calls == each.inner and _OF_A_RESULT.fullmatch(each.calls) and not each.callers
+    total = sum(
+        call.count
+        for call in line.calls
+        if call.calls == call.inner and _OF_A_RESULT.fullmatch(call.calls) and not call.callers
     )
-    return found > _SAME * line.count
+    return total > _SAME * line.count
 
 
 #: How scripts call what reinforcement learning learns from.
@@ -257,7 +259,7 @@ _ENVIRONMENT: Final = re.compile(
 def _steps_an_environment(rank: RankView) -> bool:
     """Does the training itself play what it learns from?"""
     lines = rank.header.other_code.lines
-    return any(_ENVIRONMENT.search(name) is not None for each in lines for name in each.names)
+    return any(_ENVIRONMENT.search(name) is not None for line in lines for name in line.names)
 
 
 #: Cores that threads have together, from which they compute what the training waits for; and from
@@ -374,7 +376,7 @@ _BLOCKS: Final = re.compile(
 def _at_work(looks: StackLooks) -> StackLooks:
     """The looks without the lines at which a thread waits: who holds the interpreter's lock
     computes."""
-    lines = tuple(each for each in looks.lines if not _waits(each))
+    lines = tuple(line for line in looks.lines if not _waits(line))
     return dataclasses.replace(looks, lines=lines)
 
 
@@ -391,8 +393,8 @@ def _off_core(rank: RankView) -> float:
     if launches is None or main.cpu is None or waits is None or checks.has_gpu(rank):
         return 0.0
     lines = rank.header.other_code.lines
-    every = sum(each.count for each in lines)
-    own = sum(each.count for each in lines if not _waits(each)) / every if every else 0.0
+    every = sum(line.count for line in lines)
+    own = sum(line.count for line in lines if not _waits(line)) / every if every else 0.0
     return max(0.0, launches + own * (main.other or 0.0) - main.cpu - waits)
 
 
@@ -413,15 +415,15 @@ def _find_pauses(view: RunView) -> Iterator[Finding | Unknown]:
     if checks.are_few(rank):
         return
     first, last = rank.window
-    told = [e for e in rank.record.events if e.kind == COLLECTIONS and first < e.time_s <= last]
-    seconds = sum(each.seconds or 0.0 for each in told)
+    events = [e for e in rank.record.events if e.kind == COLLECTIONS and first < e.time_s <= last]
+    seconds = sum(event.seconds or 0.0 for event in events)
     share = min(1.0, seconds / rank.seconds) if rank.seconds else 0.0
     if checks.has_gpu(rank):
         share = min(share, MainThread(rank).unexplained_idle or 0.0)
     if share < thresholds.NOTICEABLE or _asks_for_it(rank):
         return
-    pauses = round(sum(each.values.get("pauses", 0.0) for each in told))
-    longest = max(each.values.get("longest_s", 0.0) for each in told)
+    pauses = round(sum(event.values.get("pauses", 0.0) for event in events))
+    longest = max(event.values.get("longest_s", 0.0) for event in events)
     yield Finding(
         PAUSES_KIND,
         severity(share),

@@ -77,7 +77,7 @@ def _straggler(ranks: list[RankView]) -> Iterator[Finding | Unknown]:
             for each, *times in zip(steps, called, backward, strict=True)
         ]
     )
-    step_s = max(float(np.nanmedian(each["step_s"])) for each in steps)
+    step_s = max(float(np.nanmedian(step["step_s"])) for step in steps)
     own, mean = work.sum(axis=1), work.mean(axis=2)
     slowest = int(own.mean(axis=1).argmax())
     others = np.delete(np.arange(len(ranks)), slowest)
@@ -150,13 +150,13 @@ def _computing_backward(ranks: list[RankView]) -> list[float]:
     """
     times = [view.header.communication.gradients for view in ranks]
     computed, exposed = [], []
-    for view, found in zip(ranks, times, strict=True):
+    for view, time in zip(ranks, times, strict=True):
         column = "gpu_backward_s" if checks.has_gpu(view) else "backward_s"
         usual = median(view.steps[column])
-        if found is None or usual is None or found.by != (times[0] or found).by:
+        if time is None or usual is None or time.by != (times[0] or time).by:
             return [0.0] * len(ranks)
-        computed.append(min(found.backward_s, usual))
-        exposed.append(found.exposed_s)
+        computed.append(min(time.backward_s, usual))
+        exposed.append(time.exposed_s)
     longest = int(np.argmax(computed))
     is_waited_for = exposed[longest] <= min(exposed)
     return computed if is_waited_for else [0.0] * len(ranks)
@@ -165,7 +165,7 @@ def _computing_backward(ranks: list[RankView]) -> list[float]:
 def _more_on_core(ranks: list[RankView], slowest: int) -> float:
     """The factor by which the slowest is on a core more than the others: who computes more waits
     more often for a core that other programs use, too."""
-    usual = float(np.median([_on_core(each) for n, each in enumerate(ranks) if n != slowest]))
+    usual = float(np.median([_on_core(rank) for n, rank in enumerate(ranks) if n != slowest]))
     return max(1.0, _on_core(ranks[slowest]) / usual) if usual > 0 else 1.0
 
 
@@ -259,7 +259,7 @@ def _in_collectives(ranks: list[RankView], slowest: int) -> Iterator[Evidence]:
     """How long the slow one and the others are in collectives, where both were measured."""
     ours = exposed_s(ranks[slowest])
     known = (exposed_s(view) for place, view in enumerate(ranks) if place != slowest)
-    theirs = [each for each in known if each is not None]
+    theirs = [value for value in known if value is not None]
     if ours is not None and theirs:
         yield Evidence("in collectives", ours, "s/step")
         yield Evidence("the others in collectives, median", float(np.median(theirs)), "s/step")
@@ -267,7 +267,7 @@ def _in_collectives(ranks: list[RankView], slowest: int) -> Iterator[Evidence]:
 
 def _common(view: RankView, ranks: list[RankView]) -> Table:
     """The rank's steady steps that all ranks have."""
-    shared = functools.reduce(np.intersect1d, [each.steps["step"] for each in ranks])
+    shared = functools.reduce(np.intersect1d, [rank.steps["step"] for rank in ranks])
     _, places = np.unique(view.steps["step"], return_index=True)
     steps: Table = view.steps[places]
     steps = steps[np.isin(steps["step"], shared)]
@@ -348,7 +348,7 @@ def _find_exposed_communication(run: RunView) -> Iterator[Finding | Unknown]:
     # What DDP sends goes through threads of its own, each of which needs one.
     communication, line = view.header.communication, costliest(view.header.collective_code)
     of_calls = line is not None and (communication.called_s or 0.0) >= _MOST * least
-    held_up = max(_held_up(each, all_threads=not of_calls) for each in ranks)
+    held_up = max(_held_up(rank, all_threads=not of_calls) for rank in ranks)
     share = min(1.0, least / step_s - held_up)
     if share < thresholds.WARNING_SHARE:
         reason = f"other programs keep the ranks from their cores {held_up:.0%} of the time"

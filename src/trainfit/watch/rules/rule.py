@@ -71,7 +71,7 @@ def look(rule: Rule, view: RunView) -> Iterator[Finding | Unknown]:
 
 def _together(findings: Sequence[Finding], ranks: int) -> Finding:
     worst = min(findings, key=worst_first)
-    if len(findings) == ranks and min(each.share or 0.0 for each in findings) >= _ALIKE * (
+    if len(findings) == ranks and min(finding.share or 0.0 for finding in findings) >= _ALIKE * (
         worst.share or 0.0
     ):
         return dataclasses.replace(worst, rank=None)

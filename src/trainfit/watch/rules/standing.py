@@ -52,13 +52,13 @@ class _Still:
 
     @property
     def main(self) -> ThreadStack | None:
-        return next((each for each in self.threads if each.role != "worker"), None)
+        return next((thread for thread in self.threads if thread.role != "worker"), None)
 
     @property
     def locked_out(self) -> ThreadStack | None:
         """The thread of the script that waits for a lock, too, where the main thread does: each may
         have what the other wants."""
-        own = [each for each in self.threads if each.role != "worker"]
+        own = [thread for thread in self.threads if thread.role != "worker"]
         if not own or not _waits_for_lock(own[0]):
             return None
         return next((e for e in own[1:] if e.role == "other" and _waits_for_lock(e)), None)
@@ -67,10 +67,12 @@ class _Still:
     def unfed_by(self) -> ThreadStack | None:
         """The thread of the script that waits for something else where the main thread waits for a
         queue: it may be the one that fills it."""
-        own = [each for each in self.threads if each.role != "worker"]
+        own = [thread for thread in self.threads if thread.role != "worker"]
         if not own or own[0].where is None or not _GETS.search(own[0].where.code):
             return None
-        others = (each for each in own[1:] if each.role == "other" and each.where is not None)
+        others = (
+            thread for thread in own[1:] if thread.role == "other" and thread.where is not None
+        )
         return next((e for e in others if e.where and _BLOCKED.search(e.where.code)), None)
 
     @property
@@ -79,7 +81,7 @@ class _Still:
         at a line of the script."""
         if not _is_over(self.event):
             return None
-        kept = next((each for each in self.threads[1:] if each.role == "other"), None)
+        kept = next((thread for thread in self.threads[1:] if thread.role == "other"), None)
         return kept if kept is not None and kept.where is not None else None
 
     @property
@@ -103,13 +105,13 @@ def _waits_for_lock(thread: ThreadStack) -> bool:
 
 def still_of(view: RankView) -> _Still | None:
     """What was told of the last pause, where no step came after it."""
-    told = [each for each in view.record.events if each.kind == "standstill"]
-    if not told or (view.header.ending == "finished" and not _is_over(told[-1])):
+    events = [event for event in view.record.events if event.kind == "standstill"]
+    if not events or (view.header.ending == "finished" and not _is_over(events[-1])):
         return None
     last = float(view.record.steps["end_s"][-1]) if len(view.record.steps) else 0.0
-    if told[-1].time_s < last or told[-1].step < int(view.record.steps["step"].max(initial=-1)):
+    if events[-1].time_s < last or events[-1].step < int(view.record.steps["step"].max(initial=-1)):
         return None
-    found = _Still(view, told[-1], max(told[-1].seconds or 0.0, end_of(view) - last))
+    found = _Still(view, events[-1], max(events[-1].seconds or 0.0, end_of(view) - last))
     is_short = found.seconds < NOTICEABLE * end_of(view)
     return None if view.header.ending == "finished" and is_short else found
 
@@ -130,7 +132,7 @@ def _is_over(event: Event) -> bool:
 
 def end_of(view: RankView) -> float:
     """The last moment of which something is known of a rank's process."""
-    times = [each.time_s for each in view.record.events]
+    times = [event.time_s for event in view.record.events]
     rows = view.run.processes
     seen = rows["time_s"][rows["pid"] == view.header.pid]
     return max([*times, *known(seen)], default=0.0)
@@ -170,8 +172,8 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
     if others and not apart:
         names = ", ".join(str(each.view.header.rank) for each in others)
         evidence.append(Evidence("ranks that wait for it", names))
-    seen = [kept] if kept is not None else [e for each in apart or [first] for e in _busy(each)]
-    evidence += [Evidence("stack", _stack(each)) for each in seen]
+    stacks = [kept] if kept is not None else [e for each in apart or [first] for e in _busy(each)]
+    evidence += [Evidence("stack", _stack(stack)) for stack in stacks]
     evidence += [Evidence("stack of the other", _stack(other))] if other is not None else []
     # A profiler keeps the interpreter's lock while it ends, so that mostly no stack is seen.
     profiled = of_kind("profiler_on", first.view.header.learning.misuses)
@@ -195,10 +197,10 @@ def _find_standstill(run: RunView) -> Iterator[Finding | Unknown]:
 
 def _stopped(run: RunView, still: _Still) -> tuple[str, int] | None:
     """The process of the job that was seen stopped when a rank stood still, and its PID."""
-    seen = still.event.values.get("stopped")
-    if seen is None:
+    value = still.event.values.get("stopped")
+    if value is None:
         return None
-    pid, rows = int(seen), run.run.processes
+    pid, rows = int(value), run.run.processes
     rank = next((e.header.rank for e in run.ranks if e.header.pid == pid), None)
     if rank is not None:
         return f"rank {rank}", pid
@@ -222,7 +224,7 @@ def _of_stopped(still: _Still, stopped: tuple[str, int]) -> tuple[str, str, Fix]
 
 def _is_in_profiler(still: _Still) -> bool:
     frames = () if still.main is None else still.main.frames
-    return any(part in each.path for each in frames for part in _OF_PROFILER)
+    return any(part in frame.path for frame in frames for part in _OF_PROFILER)
 
 
 _OF_PROFILER: Final = ("torch/profiler/", "torch/autograd/profiler")
@@ -269,14 +271,14 @@ def _apart(run: RunView, found: Sequence[_Still]) -> list[_Still]:
 
 def _of_calls(apart: Sequence[_Still]) -> tuple[str, str, Fix, Place | None]:
     """The title, cause, fix and place of ranks that wait for each other in different calls."""
-    told = []
+    texts = []
     for each in apart[:2]:
         _, where, function = _where(each)
-        told.append(f"rank {each.view.header.rank} at {where} in {function}")
+        texts.append(f"rank {each.view.header.rank} at {where} in {function}")
     first = apart[0]
     title = f"No step for {duration(first.seconds)}: the ranks wait for each other in different "
     return (
-        f"{title}calls, {' and '.join(told)}",
+        f"{title}calls, {' and '.join(texts)}",
         "Each call waits until all ranks make it: they have to make the same ones in one order",
         Fix(SAME_CALLS),
         _where(first)[1],
@@ -286,12 +288,12 @@ def _of_calls(apart: Sequence[_Still]) -> tuple[str, str, Fix, Place | None]:
 def _of_pause(still: _Still) -> tuple[str, str, Fix, Place | None]:
     """What is said of a training that stands still: title, cause, fix, and the line."""
     who, where, function = _where(still)
-    at = f"at {where} in {function}" if where is not None else f"in {function}"
-    title = f"No step for {duration(still.seconds)}: {who} is {at}"
+    text = f"at {where} in {function}" if where is not None else f"in {function}"
+    title = f"No step for {duration(still.seconds)}: {who} is {text}"
     other = still.locked_out or still.unfed_by
     if other is not None and other.where is not None:
-        at = f"{short_file(other.where.path)}:{other.where.line}"
-        title += f", and another thread waits at {at} `{short(other.where.code, 60)}`"
+        text = f"{short_file(other.where.path)}:{other.where.line}"
+        title += f", and another thread waits at {text} `{short(other.where.code, 60)}`"
     died = _died_before(still)
     title += f", and a thread ended by {died.raised}" if died is not None else ""
     hang = _hang(still)
@@ -323,9 +325,9 @@ _END_PROCESS: Final = (
 
 def _of_queue(view: RankView) -> Finding | None:
     """The finding on a script that is over, and whose process waits until its queues are read."""
-    told = next((each for each in view.record.events if each.kind == "awaits_queue"), None)
-    seconds = 0.0 if told is None else end_of(view) - told.time_s
-    if told is None or seconds < max(_WAITS_S, NOTICEABLE * end_of(view)):
+    event = next((each for each in view.record.events if each.kind == "awaits_queue"), None)
+    seconds = 0.0 if event is None else end_of(view) - event.time_s
+    if event is None or seconds < max(_WAITS_S, NOTICEABLE * end_of(view)):
         return None
     return Finding(
         "standstill",
@@ -342,14 +344,14 @@ def _of_queue(view: RankView) -> Finding | None:
         ),
         "likely",
         rank=view.rank,
-        last_step=told.step,
+        last_step=event.step,
     )
 
 
 def _of_children(view: RankView) -> Finding | None:
     """The finding on a script that is over, and whose process waits for others that it has
     started."""
-    awaited = [each for each in view.record.events if each.kind == "awaits"]
+    awaited = [event for event in view.record.events if event.kind == "awaits"]
     if not awaited:
         return _of_queue(view)
     seconds = end_of(view) - awaited[-1].time_s
@@ -358,13 +360,13 @@ def _of_children(view: RankView) -> Finding | None:
     first = awaited[0]
     started = {e.values["pid"]: e.text for e in view.record.events if e.kind == "child"}
     place = Place.parse(started.get(first.values["pid"]))
-    at = f", which {place} started" if place is not None else ""
+    text = f", which {place} started" if place is not None else ""
     others = f" and {count(len(awaited) - 1, 'other')}" if len(awaited) > 1 else ""
     return Finding(
         "standstill",
         "warning" if view.header.ending == "finished" else "critical",
         f"The script is over, and its process did not end for {duration(seconds)}: it waits for "
-        f"the process {first.text}{at}{others}",
+        f"the process {first.text}{text}{others}",
         (Evidence("PID", f"{first.values['pid']:.0f}"),),
         "Python ends when all processes of multiprocessing have that are no daemons",
         (Fix(_END_PROCESS),),
@@ -392,18 +394,18 @@ def _died_before(still: _Still) -> _Died | None:
     own code: it may wait for what that should have made."""
     if still.waits_for_ranks or (still.main is not None and still.main.role == "iterating"):
         return None
-    told = [each for each in still.view.record.events if each.kind == "thread_died"]
-    if not told:
+    events = [event for event in still.view.record.events if event.kind == "thread_died"]
+    if not events:
         return None
-    culprit = parse(*exception_in(told[-1].text), told[-1].text).culprit
+    culprit = parse(*exception_in(events[-1].text), events[-1].text).culprit
     place = None if culprit is None else Place(short_file(culprit.path), culprit.line)
-    at = "" if place is None else f" at {place}"
-    return _Died(f"{short(raised_by(told[-1]), 80)}{at}", place)
+    text = "" if place is None else f" at {place}"
+    return _Died(f"{short(raised_by(events[-1]), 80)}{text}", place)
 
 
 def _busy(still: _Still) -> list[ThreadStack]:
     """The threads that something else waits for: workers in a batch, else the main thread."""
-    workers = [each for each in still.threads if each.role == "worker" and not each.is_idle]
+    workers = [thread for thread in still.threads if thread.role == "worker" and not thread.is_idle]
     iterating = still.main is not None and still.main.role == "iterating"
     if workers and iterating:
         return workers
@@ -435,13 +437,13 @@ def _hang(still: _Still) -> Hang | None:
     if settings is None or main is None or main.role != "iterating":
         return None
     longest = float(known(still.view.record.fetches["fetch_s"]).max(initial=0.0)) or None
-    seen = FailureContext(
+    context = FailureContext(
         silent_s=still.seconds,
         longest_s=longest,
         idle=bool(still.event.values.get("workers_idle")),
         threads=still.view.header.worker_threads.get("torch"),
     )
-    return explain(still.event.text, settings, seen)
+    return explain(still.event.text, settings, context)
 
 
 def _cause_and_fix(still: _Still) -> tuple[str, Fix]:
@@ -567,7 +569,7 @@ _WAITS: Final = (
 
 def _find_dead_worker(run: RunView) -> Iterator[Finding | Unknown]:
     for view in run.ranks:
-        died = [each for each in view.record.events if each.kind == "worker_died"]
+        died = [event for event in view.record.events if event.kind == "worker_died"]
         if not died or any(True for _ in ending.ENDING.look(run)):
             continue
         last = int(view.record.steps["step"].max(initial=-1))

@@ -78,9 +78,9 @@ def late_start_s(rank: RankView) -> float | None:
     run; of one that was interrupted before that, all of them. ``None``: there is no late start."""
     steps = rank.record.steps
     if not len(steps):
-        told = [each.time_s for each in rank.record.events if each.kind == "exception"]
-        cut = rank.header.ending == "interrupted" and told and told[-1] >= LATE_S
-        return told[-1] if cut else None
+        time_ses = [event.time_s for event in rank.record.events if event.kind == "exception"]
+        cut = rank.header.ending == "interrupted" and time_ses and time_ses[-1] >= LATE_S
+        return time_ses[-1] if cut else None
     first, end = float(steps["end_s"][0]), float(steps["end_s"][-1])
     return first if first >= max(LATE_S, LATE_SHARE * end) else None
 
@@ -102,7 +102,7 @@ def _find_late_start(run: RunView) -> Iterator[Finding | Unknown]:
             f"all; {fix}"
         )
     name = line.most.calls
-    looks = sum(each.count for each in line.calls if each.calls == name)
+    looks = sum(call.count for call in line.calls if call.calls == name)
     is_it = name and not name.endswith(">") and looks >= _MOSTLY * line.count
     called = f" (`{name}`)" if is_it else ""
     trains = len(rank.record.steps) > 0
@@ -149,8 +149,8 @@ _COLLECTED: Final = 1 / 3
 
 def _collected_s(rank: RankView) -> float:
     """Seconds of its pauses before the first step."""
-    told = (e for e in rank.record.events if e.kind == COLLECTIONS and e.step <= 0)
-    return sum(each.seconds or 0.0 for each in told)
+    events = (e for e in rank.record.events if e.kind == COLLECTIONS and e.step <= 0)
+    return sum(event.seconds or 0.0 for event in events)
 
 
 def _done(line: CostlyLine) -> tuple[str, str]:
@@ -192,6 +192,6 @@ _STEP_PARTS: Final = (
 def failed_part(files: Sequence[str]) -> str:
     """A clause on where a run failed whose first step was not over, by the files of its traceback,
     outermost first: "before the first step was over, in the forward pass"."""
-    parts = (said for each in files for path, said in _STEP_PARTS if path in each)
+    parts = (said for file in files for path, said in _STEP_PARTS if path in file)
     last = next(reversed(list(parts)), "in the script's own code")
     return f"before the first step was over, {last}"

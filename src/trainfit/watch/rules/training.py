@@ -42,8 +42,8 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
         bad = steps[(steps["flags"] & LOSS_NOT_FINITE) != 0]
         if not len(bad):
             continue
-        seen = view.header.learning.not_finite or _bad_sample(view, float(bad["end_s"][0]))
-        why = not_finite(seen)
+        misuse = view.header.learning.not_finite or _bad_sample(view, float(bad["end_s"][0]))
+        why = not_finite(misuse)
         half = view.header.autocast == "float16" or view.header.precision == "float16"
         yield Finding(
             "loss_not_finite",
@@ -75,7 +75,9 @@ def _loss(run: RunView) -> Iterator[Finding | Unknown]:
                 ),
             ),
             "certain",
-            place=Place.parse((seen.place if seen is not None else None) or view.header.loss_at),
+            place=Place.parse(
+                (misuse.place if misuse is not None else None) or view.header.loss_at
+            ),
             rank=view.rank,
             first_step=int(bad["step"][0]),
             last_step=int(bad["step"][-1]),
@@ -92,13 +94,13 @@ _PREFETCHED: Final = 2
 def _bad_sample(view: RankView, since_s: float) -> Misuse | None:
     """The first sample that workers saw a number in which is not finite; ``None``: none, or some
     long before the loss was not (missing labels that the script leaves out)."""
-    seen, loader = view.header.bad_samples, checks.training_loader(view.header)
-    if not seen or loader is None:
+    samples, loader = view.header.bad_samples, checks.training_loader(view.header)
+    if not samples or loader is None:
         return None
     ahead = (loader.prefetch_factor or _PREFETCHED) * max(1, loader.num_workers) + 1
     slack = _USED_S + ahead * (median(view.record.steps["step_s"]) or 0.0)
-    name = min(seen, key=lambda each: seen[each])
-    return None if seen[name] < since_s - slack else Misuse("sample_not_finite", (name,))
+    name = min(samples, key=lambda each: samples[each])
+    return None if samples[name] < since_s - slack else Misuse("sample_not_finite", (name,))
 
 
 def _loss_scale(run: RunView) -> Iterator[Finding | Unknown]:
@@ -137,7 +139,7 @@ def _learning(run: RunView) -> Iterator[Finding | Unknown]:
     """Findings of the first rank that looked: all have the same model."""
     for view in run.ranks:
         if view.header.learning.steps:
-            yield from (_costs(view, each) for each in of_learning(view.header.learning))
+            yield from (_costs(view, finding) for finding in of_learning(view.header.learning))
             yield from _fading(view)
             return
 
@@ -209,8 +211,8 @@ def _no_batch(run: RunView) -> Iterator[Finding | Unknown]:
     """Nothing trains, and a DataLoader that was gone through has no batch."""
     if any(len(view.record.steps) for view in run.ranks):
         return
-    loaders = [each for view in run.ranks for each in view.header.loaders]
-    if not loaders or any(each.batches != 0 for each in loaders):
+    loaders = [loader for view in run.ranks for loader in view.header.loaders]
+    if not loaders or any(loader.batches != 0 for loader in loaders):
         return
     size = loaders[0].batch_size
     yield Finding(
@@ -267,8 +269,8 @@ def _double(run: RunView) -> Iterator[Finding | Unknown]:
 def _never_steps(run: RunView) -> Iterator[Finding]:
     """Gradients are made and dropped, and no optimizer uses them."""
     view = run.judged
-    told = next((each for each in view.record.events if each.kind == "never_steps"), None)
-    if told is None:
+    event = next((each for each in view.record.events if each.kind == "never_steps"), None)
+    if event is None:
         return
     yield Finding(
         "never_steps",
@@ -278,7 +280,7 @@ def _never_steps(run: RunView) -> Iterator[Finding]:
         "zero_grad() drops the gradients of each backward pass before anything has used them",
         (Fix("call optimizer.step() after each backward pass", line="optimizer.step()"),),
         "certain",
-        place=Place.parse(told.text),
+        place=Place.parse(event.text),
     )
 
 
@@ -306,8 +308,8 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
         return
     lost = checks.column(rank, "checkpoint_s")
     places = np.flatnonzero(lost > 0)
-    at, share = checks.event_place(rank, "checkpoint"), checks.share_of(rank, lost)
-    extra, line = _next_to_saving(rank, at) if share else (0.0, None)
+    place, share = checks.event_place(rank, "checkpoint"), checks.share_of(rank, lost)
+    extra, line = _next_to_saving(rank, place) if share else (0.0, None)
     share += extra
     if share < thresholds.NOTICEABLE:
         return
@@ -349,7 +351,7 @@ def _find_checkpoint_stalls(view: RunView) -> Iterator[Finding | Unknown]:
         ),
         "certain",
         share,
-        at,
+        place,
     )
 
 
@@ -370,9 +372,9 @@ def _next_to_saving(rank: RankView, at: Place | None) -> tuple[float, str | None
         if each.function not in ("", "<module>") and each.callers
     ]
     counts: Counter[str] = Counter()
-    for each in near:
-        name = each.calls or each.inner
-        counts[f"{each.place} `{name}`" if name else each.place] += each.count
+    for line in near:
+        name = line.calls or line.inner
+        counts[f"{line.place} `{name}`" if name else line.place] += line.count
     every = sum(each.count for each in looks.lines)
     if not near or sum(counts.values()) < thresholds.LOOKS_AT_LINE:
         return 0.0, None
@@ -402,8 +404,8 @@ _LATE: Final = 2
 def _find_recompiles(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     steps = rank.after_warm_up
-    told = [each for each in rank.record.events if each.kind == "compiled"]
-    compiled = np.isin(steps["step"], [each.step for each in told])
+    events = [event for event in rank.record.events if event.kind == "compiled"]
+    compiled = np.isin(steps["step"], [event.step for event in events])
     count, late = int(compiled.sum()), int(compiled[len(steps) // 2 :].sum())
     if count < _LEAST_COMPILED or late < _LATE:
         return
@@ -507,8 +509,8 @@ _ALONE: Final = 0.25
 
 def _on_one_rank(view: RunView, share: float) -> str:
     """What to do where one of several ranks evaluates; empty: all do, or there is one."""
-    others = [each for each in view.ranks if each is not view.judged]
-    theirs = (checks.share_of(each, checks.column(each, "evaluation_s")) for each in others)
+    others = [rank for rank in view.ranks if rank is not view.judged]
+    theirs = (checks.share_of(rank, checks.column(rank, "evaluation_s")) for rank in others)
     if not others or max(theirs) > _ALONE * share:
         return ""
     return (
@@ -523,12 +525,12 @@ _SHORT_S: Final = 1.0
 
 def _started_each_time(rank: RankView, seconds: float) -> str:
     """What to do about workers that are started for each short evaluation; empty: none are."""
-    for each in rank.header.loaders:
-        begins = each.num_workers and not each.persistent_workers
-        if each.role == "evaluation" and begins and seconds < _SHORT_S:
-            workers = plural(each.num_workers, "worker")
+    for loader in rank.header.loaders:
+        begins = loader.num_workers and not loader.persistent_workers
+        if loader.role == "evaluation" and begins and seconds < _SHORT_S:
+            workers = plural(loader.num_workers, "worker")
             return (
-                f"set persistent_workers=True for the DataLoader at {each.place}, which starts "
+                f"set persistent_workers=True for the DataLoader at {loader.place}, which starts "
                 f"{workers} for each evaluation; "
             )
     return ""
@@ -537,7 +539,7 @@ def _started_each_time(rank: RankView, seconds: float) -> str:
 def _is_gone_over(rank: RankView, evaluations: int) -> bool:
     """Does each of them go over a whole DataLoader? What a rollout, a teacher or a target computes
     is of no data set, or of the training's batches."""
-    passes = (each.passes for each in rank.header.loaders if each.role == "evaluation")
+    passes = (loader.passes for loader in rank.header.loaders if loader.role == "evaluation")
     return max(passes, default=0) >= _MOSTLY_WHOLE * evaluations
 
 
@@ -554,10 +556,10 @@ def _small_batches(rank: RankView) -> tuple[WatchedLoader, int] | None:
     the size of these."""
     training = checks.training_loader(rank.header)
     size = None if training is None else training.batch_size
-    for each in rank.header.loaders:
-        own = each.batch_size
-        if each.role == "evaluation" and own and size and own <= _SMALL_BATCH * size:
-            return each, size
+    for loader in rank.header.loaders:
+        own = loader.batch_size
+        if loader.role == "evaluation" and own and size and own <= _SMALL_BATCH * size:
+            return loader, size
     return None
 
 

@@ -36,8 +36,8 @@ def _find_no_workers(view: RunView) -> Iterator[Finding | Unknown]:
     if few or not is_measured(rank):
         return
     fetching = Fetching(rank)
-    most = fetching.most_workers
-    if fetching.workers != 0 or most == 0 or fetching.is_cheap:
+    maximum = fetching.most_workers
+    if fetching.workers != 0 or maximum == 0 or fetching.is_cheap:
         return  # where workers would not help, input_bound says what is left to do
     share = checks.share_of(rank, fetching.lost)
     if share < thresholds.NOTICEABLE or not checks.lasts(rank, fetching.lost):
@@ -84,12 +84,12 @@ def _limited_gain(fetching: Fetching, share: float, workers: int) -> float | Non
 
 
 def _workers_to_start(fetching: Fetching) -> tuple[int, Confidence]:
-    needed, most = fetching.needed_workers, fetching.most_workers
+    needed, maximum = fetching.needed_workers, fetching.most_workers
     if needed is None:
         return 1, "possible"
     needed = min(needed, fetching.most_useful)
-    if most is not None:
-        return min(needed, most), "certain"
+    if maximum is not None:
+        return min(needed, maximum), "certain"
     # How busy the cores are was not sampled: who computes needs one, who waits does not.
     usable = fetching.usable
     held = usable is not None and not fetching.waits
@@ -124,11 +124,11 @@ def _find_slow_worker(view: RunView) -> Iterator[Finding | Unknown]:
         return
     ratio = slow.fetch_s / slow.others_s if slow.others_s else float(slow.fetch_s > 0)
     line = fetching.slow_line
-    at = "" if line is None else f": {fetching.slow_code or line}"
+    text = "" if line is None else f": {fetching.slow_code or line}"
     yield Finding(
         _SLOW_WORKER_KIND,
         severity(share),
-        f"Worker {slow.worker} needs {ratio:.1f} times as long for a batch as the others{at}",
+        f"Worker {slow.worker} needs {ratio:.1f} times as long for a batch as the others{text}",
         (
             Evidence(f"a batch in worker {slow.worker}", slow.fetch_s, "s"),
             Evidence("a batch in the others", slow.others_s, "s"),
@@ -202,7 +202,7 @@ def _reads_samples(line: CostlyLine) -> Place | None:
     """The sampler's line that has the data set make samples, where most of its time goes to them;
     ``None``: it does not."""
     made = [e for e in line.calls if e.function.rpartition(".")[2].startswith("__getitem")]
-    if sum(each.count for each in made) < _MOSTLY_FIRST * line.count or not made[0].callers:
+    if sum(call.count for call in made) < _MOSTLY_FIRST * line.count or not made[0].callers:
         return None
     return Place.parse(made[0].callers[-1])
 
@@ -290,9 +290,9 @@ def _find_too_many_workers(view: RunView) -> Iterator[Finding | Unknown]:
 def _workers_enough(fetching: Fetching, usable: float) -> int:
     """The number of workers that are needed and have cores, next to the process that trains."""
     ranks = max(1, checks.local_ranks(fetching.rank))
-    most = max(1, int(usable / ranks) - 1)
+    maximum = max(1, int(usable / ranks) - 1)
     needed = fetching.needed_workers
-    return most if needed is None else min(needed + 1, most)
+    return maximum if needed is None else min(needed + 1, maximum)
 
 
 def _harm(fetching: Fetching, usable: float, workers: int) -> Iterator[Evidence]:
@@ -459,18 +459,18 @@ def _find_copies(view: RunView) -> Iterator[Finding | Unknown]:
     rank = view.judged
     copies, settings = rank.header.copies, checks.loader_settings(rank.header)
     place = checks.loader_place(rank.header)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if copies.handles and settings is not None and settings.start_method == "fork":
-        found.append(worker_copies.shared_handle(copies.handles, "warning", "likely"))
+        findings.append(worker_copies.shared_handle(copies.handles, "warning", "likely"))
     if copies.same_batches:
         same = "The first batches of two workers are the same, and differ from one another"
-        found.append(worker_copies.not_sharded(same, "critical", "likely"))
+        findings.append(worker_copies.not_sharded(same, "critical", "likely"))
     if 0 < copies.empty < copies.workers:
         fed = copies.workers - copies.empty
-        found.append(
+        findings.append(
             worker_copies.too_few_shards("empty_workers", fed, copies.workers, "warning", "likely")
         )
-    yield from (dataclasses.replace(each, place=place) for each in found)
+    yield from (dataclasses.replace(finding, place=place) for finding in findings)
     for paths, by_workers in ((copies.by_workers, True), (copies.by_epochs, False)):
         if paths:
             yield worker_copies.generator_copied(paths, "warning", by_workers=by_workers)

@@ -134,9 +134,9 @@ class MachineCounters:
 
     def _put_shm(self, row: Table) -> None:
         with contextlib.suppress(OSError):
-            found = os.statvfs(self._root / SHM.lstrip("/"))
-            row["shm_used_bytes"] = (found.f_blocks - found.f_bfree) * found.f_frsize
-            row["shm_free_bytes"] = found.f_bavail * found.f_frsize
+            statvfs = os.statvfs(self._root / SHM.lstrip("/"))
+            row["shm_used_bytes"] = (statvfs.f_blocks - statvfs.f_bfree) * statvfs.f_frsize
+            row["shm_free_bytes"] = statvfs.f_bavail * statvfs.f_frsize
 
     def _clock_hz(self, cpus: Sequence[int]) -> float | None:
         """Mean of the CPUs' clocks; ``None`` where the kernel does not tell it (many virtual
@@ -293,13 +293,13 @@ class Folders:
         rows = []
         for folder, path in self._paths.items():
             try:
-                found = os.statvfs(path)
+                statvfs = os.statvfs(path)
             except OSError:
                 continue
             row = empty_rows(FOLDERS)
-            used = (found.f_blocks - found.f_bfree) * found.f_frsize
+            used = (statvfs.f_blocks - statvfs.f_bfree) * statvfs.f_frsize
             row["time_s"], row["folder"] = now, folder
-            row["used_bytes"], row["free_bytes"] = used, found.f_bavail * found.f_frsize
+            row["used_bytes"], row["free_bytes"] = used, statvfs.f_bavail * statvfs.f_frsize
             more = used - self._first.setdefault(folder, used)
             if more >= max(_NOTICED, _MORE * self._counted.get(folder, 0.0)):
                 self._counted[folder] = more

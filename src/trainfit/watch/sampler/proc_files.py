@@ -270,10 +270,10 @@ def _descriptors() -> int:
     """How many this process may have open; its limit is raised where that is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
-    wanted = _MOST_OPEN + _LEFT
-    if soft != unlimited and soft < wanted:
+    target = _MOST_OPEN + _LEFT
+    if soft != unlimited and soft < target:
         with contextlib.suppress(OSError, ValueError):
-            raised = wanted if hard == unlimited else min(wanted, hard)
+            raised = target if hard == unlimited else min(target, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
             soft = raised
     return _MOST_OPEN if soft == unlimited else max(0, min(_MOST_OPEN, soft - _LEFT))

@@ -104,7 +104,7 @@ class _Process:
     def children(self) -> set[int] | None:
         """The processes that this one's first thread has started; ``None``: not told."""
         content = self._children.read()
-        return None if content is None else {int(each) for each in content.split()}
+        return None if content is None else {int(word) for word in content.split()}
 
     def settle(self, now: float) -> None:
         """Read what it is, until that does not change any more."""
@@ -211,7 +211,7 @@ class ProcessTree:
             content = self._files.content(f"/proc/{pid}/io") or b""
             # Of a mapped file the kernel counts pages alone, of /tmp in RAM calls alone.
             found += [proc_files.keyed(content, key) for key in (b"wchar:", b"write_bytes:")]
-        known = [each for each in found if each is not None]
+        known = [number for number in found if number is not None]
         return sum(known) if known else None
 
     def assign(self, ranks: dict[int, int], workers: dict[int, Worker]) -> dict[int, Role]:
@@ -275,17 +275,17 @@ class ProcessTree:
         cores = {each.pid: _rate(spent[each.pid]) for each in chosen}
         threads = self._threads_of(chosen, cores, now, switches)
         _put_members(rows, chosen, now)
-        told = [place for place, each in enumerate(threads) if not math.isnan(each.waits)]
-        self.core_waits = empty_rows(CORE_WAITS, len(told))
-        _put_members(self.core_waits, [chosen[place] for place in told], now)
-        self.core_waits["cpu_cores"] = [cores[chosen[place].pid] for place in told]
-        self.core_waits["main_thread"] = [threads[place].main_waits for place in told]
-        self.core_waits["threads"] = [threads[place].waits for place in told]
+        places = [place for place, thread in enumerate(threads) if not math.isnan(thread.waits)]
+        self.core_waits = empty_rows(CORE_WAITS, len(places))
+        _put_members(self.core_waits, [chosen[place] for place in places], now)
+        self.core_waits["cpu_cores"] = [cores[chosen[place].pid] for place in places]
+        self.core_waits["main_thread"] = [threads[place].main_waits for place in places]
+        self.core_waits["threads"] = [threads[place].waits for place in places]
         rows["cpu_cores"] = list(cores.values())
-        rows["hottest_thread"] = [each.hottest for each in threads]
+        rows["hottest_thread"] = [thread.hottest for thread in threads]
         rows["threads"] = [each.stat.threads for each in chosen]
-        rows["voluntary_switches"] = [each.voluntary for each in threads]
-        rows["involuntary_switches"] = [each.involuntary for each in threads]
+        rows["voluntary_switches"] = [thread.voluntary for thread in threads]
+        rows["involuntary_switches"] = [thread.involuntary for thread in threads]
         rows["rss_bytes"] = [each.stat.rss_pages * _PAGE for each in chosen]
         rows["read_bytes"] = [_read_since(each) for each in chosen]
         # One look a sample: over many samples it is the share of the time.
@@ -404,10 +404,10 @@ class ProcessTree:
 
 def _put_members(rows: Table, members: list[_Process], now: float) -> None:
     rows["time_s"] = now
-    rows["pid"] = [each.pid for each in members]
-    rows["rank"] = [each.role.rank for each in members]
-    rows["role"] = [each.role.kind for each in members]
-    rows["worker"] = [each.role.worker for each in members]
+    rows["pid"] = [member.pid for member in members]
+    rows["rank"] = [member.role.rank for member in members]
+    rows["role"] = [member.role.kind for member in members]
+    rows["worker"] = [member.role.worker for member in members]
 
 
 def _read_since(process: _Process) -> int:
@@ -512,5 +512,5 @@ class MemoryByKind:
         rollup = self._files.content(f"/proc/{pid}/smaps_rollup")
         if rollup is None:
             return None
-        told = [proc_files.keyed(rollup, key) for key in _PRIVATE]
-        return None if told[0] is None else sum(each or 0 for each in told) * 1024
+        numbers = [proc_files.keyed(rollup, key) for key in _PRIVATE]
+        return None if numbers[0] is None else sum(number or 0 for number in numbers) * 1024

@@ -237,9 +237,9 @@ def _is_worker(known: Known, processes: Mapping[int, Known], mains: Mapping[int,
 
 def _rank_above(pid: int, processes: Mapping[int, Known], mains: Mapping[int, int]) -> int:
     """The rank of the nearest process above that is one; -1: none is."""
-    seen: set[int] = set()
-    while pid in processes and pid not in seen:
-        seen.add(pid)
+    visited: set[int] = set()
+    while pid in processes and pid not in visited:
+        visited.add(pid)
         pid = processes[pid].parent
         if pid in mains:
             return mains[pid]

@@ -263,8 +263,8 @@ class Sampler:
             return
         self._credit_s -= max(0.0, spent - self._most_cpu * seconds)
         # Half of the way, so that one dear look into the folder does not count for long.
-        wanted = self._stretch * spent / seconds / self._most_cpu if self._credit_s <= 0 else 1.0
-        self._stretch = min(_RAREST, max(1.0, (self._stretch + wanted) / 2))
+        target = self._stretch * spent / seconds / self._most_cpu if self._credit_s <= 0 else 1.0
+        self._stretch = min(_RAREST, max(1.0, (self._stretch + target) / 2))
         if self._stretch > _DEAR_FIRST:
             text = "there is so much to read that samples are taken less often"
             self._tell("not_sampled", text, {"period_s": self._period}, once=True)

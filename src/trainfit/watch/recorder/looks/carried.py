@@ -51,12 +51,12 @@ class CarriedGraphs:
 
 def _reaches(node: Any, mark: _Carried | None) -> bool:
     """Is a marked node one of those that this one is computed of?"""
-    seen, left = {node}, [node]
-    while left and len(seen) < _MOST_NODES:
-        for each in operands(left.pop()):
-            if each not in seen:
-                if mark is not None and each.metadata.get(_CARRIED) is mark:
+    visited, left = {node}, [node]
+    while left and len(visited) < _MOST_NODES:
+        for operand in operands(left.pop()):
+            if operand not in visited:
+                if mark is not None and operand.metadata.get(_CARRIED) is mark:
                     return True
-                seen.add(each)
-                left.append(each)
+                visited.add(operand)
+                left.append(operand)
     return False

@@ -65,9 +65,9 @@ class CollectorPauses:
             return
         self._read()
         if self._pauses and (due or at_end):
-            found, self._pauses, self._told = self._pauses, [], now
-            values = {"pauses": float(len(found)), "longest_s": max(found)}
-            self._tell(COLLECTIONS, seconds=sum(found), values=values)
+            pauses, self._pauses, self._told = self._pauses, [], now
+            values = {"pauses": float(len(pauses)), "longest_s": max(pauses)}
+            self._tell(COLLECTIONS, seconds=sum(pauses), values=values)
 
     def _read(self) -> None:
         self._pauses += [seconds for seconds in self._times.pauses() if seconds >= _PAUSE_S]

@@ -46,7 +46,7 @@ class ElementLoops:
     def look(self, thread: int, stack: Sequence[Call]) -> bool:
         """Look at a thread's stack, innermost first. Was it in such a loop? No look where no module
         is called."""
-        modules = [n for n, each in enumerate(stack) if each[0].co_filename.endswith(_MODULES)]
+        modules = [n for n, node in enumerate(stack) if node[0].co_filename.endswith(_MODULES)]
         if not modules:
             return False
         self.looks += 1
@@ -99,7 +99,7 @@ class ForLoop:
 @functools.lru_cache(1 << 8)
 def loop_at(code: CodeType, number: int) -> ForLoop | None:
     """The innermost loop around a line of a function; ``None``: there is none."""
-    around = [each for each in _loops(code) if each[0] <= number <= each[1]]
+    around = [loop for loop in _loops(code) if loop[0] <= number <= loop[1]]
     return min(around, key=lambda each: each[1] - each[0])[2] if around else None
 
 
@@ -165,13 +165,13 @@ def _gone_over(node: ast.expr, names: Mapping[str, Any]) -> int:
     if called not in _GIVES:
         return 0
     if called != "unbind":
-        return max((_gone_over(each, names) for each in node.args), default=0)
+        return max((_gone_over(argument, names) for argument in node.args), default=0)
     own = node.func.value if isinstance(node.func, ast.Attribute) else None
     arguments = [own, *node.args] if own is not None else node.args
-    tensors = [each for each in arguments if isinstance(each, ast.Name)]
-    dimensions = [*node.args, *(each.value for each in node.keywords)]
+    tensors = [argument for argument in arguments if isinstance(argument, ast.Name)]
+    dimensions = [*node.args, *(keyword.value for keyword in node.keywords)]
     dimension = next((d for d in map(_number, dimensions) if d is not None), 0)
-    return max((_size(names.get(each.id), dimension) for each in tensors), default=0)
+    return max((_size(names.get(tensor.id), dimension) for tensor in tensors), default=0)
 
 
 def _indexed(loop: ForLoop, names: Mapping[str, Any]) -> int:
@@ -182,8 +182,8 @@ def _indexed(loop: ForLoop, names: Mapping[str, Any]) -> int:
             continue
         index = node.slice
         places = index.elts if isinstance(index, ast.Tuple) else [index]
-        for dimension, each in enumerate(places):
-            begins = each.lower if isinstance(each, ast.Slice) else each
+        for dimension, place in enumerate(places):
+            begins = place.lower if isinstance(place, ast.Slice) else place
             if isinstance(begins, ast.Name) and begins.id in loop.variables:
                 found = max(found, _size(names.get(node.value.id), dimension))
     return found

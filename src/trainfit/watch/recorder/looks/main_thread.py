@@ -148,8 +148,8 @@ class MainThreadLooks:
 
     def _settle(self) -> None:
         """Looks of steps that are over count."""
-        for each in self._counts:
-            each.settle(self._training.count)
+        for count in self._counts:
+            count.settle(self._training.count)
         self.threads.settle(self._training.count)
 
     def _run(self) -> None:
@@ -238,8 +238,8 @@ class MainThreadLooks:
         """Look at the places of other threads of the script that hold a lock, while the training
         waits for one."""
         self.holders.look(self._training.count)
-        for each in itertools.islice(sys._current_frames(), _MOST_THREADS):
-            if each != thread and holds_lock(stack := users_stack(each)):
+        for frame in itertools.islice(sys._current_frames(), _MOST_THREADS):
+            if frame != thread and holds_lock(stack := users_stack(frame)):
                 self.holders.count(stack)
 
     def _look_at_pass(self, thread: int) -> None:
@@ -265,7 +265,9 @@ class MainThreadLooks:
             return
         began = time.thread_time()
         with contextlib.suppress(Exception):  # objects of the script may be of any kind
-            datasets = [found for each in self._loaders if (found := each.own_dataset) is not None]
+            datasets = [
+                dataset for loader in self._loaders if (dataset := loader.own_dataset) is not None
+            ]
             self.variables.look(count, sys._current_frames().get(thread), self.loop, datasets)
         # The first look reads what later ones know: which modules are the script's.
         cost = time.thread_time() - began if self._variables_due[1] else 0.0

@@ -93,13 +93,13 @@ def _only(codes: _Codes) -> Misuse | None:
 
 def _forwards(values: Iterable[Any]) -> _Codes:
     """The forward passes of modules."""
-    found: _Codes = {}
-    for model in [each for each in values if isinstance(each, torch.nn.Module)]:
+    forwards: _Codes = {}
+    for model in [value for value in values if isinstance(value, torch.nn.Module)]:
         for part, _ in zip(model.modules(), range(_MODULES), strict=False):
             forward = getattr(type(part), "forward", None)
             if isinstance(forward, FunctionType):
-                found[forward.__code__] = 0, forward.__globals__
-    return found
+                forwards[forward.__code__] = 0, forward.__globals__
+    return forwards
 
 
 def _with_called(codes: _Codes) -> _Codes:
@@ -118,10 +118,10 @@ def _parts(tree: ast.AST, line: int) -> Iterable[ast.AST]:
     if not line:
         return [tree]
     made = [
-        (name, each)
-        for each in ast.walk(tree)
-        if isinstance(each, ast.Assign | ast.AugAssign | ast.AnnAssign) and each.lineno <= line
-        for name in names_in(each, ast.Store)
+        (name, node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.lineno <= line
+        for name in names_in(node, ast.Store)
     ]
     at_line = [e for e in ast.walk(tree) if isinstance(e, ast.stmt) and e.lineno <= line]
     last = max((each.lineno for each in at_line), default=0)
@@ -140,7 +140,7 @@ def _risks(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             text = ast.unparse(node.right)
-            sums = {_called(each) for each in ast.walk(node.right) if isinstance(each, ast.Call)}
+            sums = {_called(call) for call in ast.walk(node.right) if isinstance(call, ast.Call)}
             if (
                 sums & set(_SUMS)
                 and not _KEPT.search(text)
@@ -213,16 +213,16 @@ class Origins:
         """The origin of a loss that is not finite: the variable and the line that were the first
         ("made_not_finite"), or the batch that had it already ("batch_not_finite"); ``None``: it is
         not known, as where weights are not finite any more."""
-        found: Misuse | None = None
+        misuse: Misuse | None = None
         with contextlib.suppress(Exception), no_dispatch():
             # What an outer function computed came before what it gave to an inner one.
-            for each in _frames():
-                known = self._in_function(each)
+            for frame in _frames():
+                known = self._in_function(frame)
                 if known is _BROKEN:
                     self.of_weights = True
                     return None
-                found = known or found
-        return found
+                misuse = known or misuse
+        return misuse
 
     def may_be_made_by(self) -> Misuse | None:
         """The origin of weights that are not finite: the line that may have made them so, by its
@@ -281,12 +281,12 @@ def _row_of_nan(value: Any) -> int | None:
 def _frames() -> list[FrameType]:
     """The frames of the script's functions that are called, the innermost first."""
     frame: FrameType | None = sys._getframe(2)
-    found: list[FrameType] = []
-    while frame is not None and len(found) < _FRAMES:
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < _FRAMES:
         if not is_library(frame.f_code.co_filename):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 class _Finite:
@@ -308,11 +308,11 @@ class _Finite:
         """Is it a model, or what has one, whose weights are not finite?"""
         value = self._value(name)
         parts = [value, *_attributes(value)]
-        models = [each for each in parts if isinstance(each, torch.nn.Module)]
+        models = [part for part in parts if isinstance(part, torch.nn.Module)]
         return any(
-            not self._is_finite(each.detach())
+            not self._is_finite(parameter.detach())
             for model in models
-            for each in torch.nn.Module.parameters(model)
+            for parameter in torch.nn.Module.parameters(model)
         )
 
     def _value(self, name: str) -> Any:
@@ -429,14 +429,14 @@ def _made(node: ast.AST) -> Iterator[_Made]:
 def _stored(target: ast.AST) -> list[str]:
     """The names of a target that is no attribute and no entry."""
     parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-    found = [each.id for each in parts if isinstance(each, ast.Name)]
-    return found + [name for each in parts if hasattr(each, "elts") for name in _stored(each)]
+    found = [part.id for part in parts if isinstance(part, ast.Name)]
+    return found + [name for part in parts if hasattr(part, "elts") for name in _stored(part)]
 
 
 def _hands_on(value: ast.AST) -> bool:
     """``x.to(device)``, ``batch[0]``, ``{name: x.to(device) for …}``: numbers as they were."""
     nodes = list(ast.walk(value))
-    calls = [each.func for each in nodes if isinstance(each, ast.Call)]
-    return not any(isinstance(each, ast.BinOp | ast.UnaryOp) for each in nodes) and all(
-        isinstance(each, ast.Attribute) and each.attr in _SAME for each in calls
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return not any(isinstance(node, ast.BinOp | ast.UnaryOp) for node in nodes) and all(
+        isinstance(call, ast.Attribute) and call.attr in _SAME for call in calls
     )

@@ -61,6 +61,6 @@ def _of_parts(parts: Iterable[Any], number: int, levels: int) -> int:
     if not levels or not number:
         return 0
     with contextlib.suppress(RuntimeError):  # it changes meanwhile
-        sizes = [_size(each, levels - 1) for each in itertools.islice(parts, _PARTS)]
+        sizes = [_size(part, levels - 1) for part in itertools.islice(parts, _PARTS)]
         return sum(sizes) * number // max(1, len(sizes))
     return 0

@@ -76,7 +76,7 @@ class OtherThreadLooks:
     def summary(self) -> ThreadLooks:
         """What they were found to do."""
         seconds = self._ended - self._began
-        cores = [each / seconds for each in list(self._cpu_s.values())] if seconds > 0 else []
+        cores = [value / seconds for value in list(self._cpu_s.values())] if seconds > 0 else []
         code = self._counts.summary()
         return ThreadLooks(code, max(cores, default=0.0), len(cores), sum(cores))
 
@@ -85,10 +85,12 @@ def stacks_of_script(training: int) -> list[str]:
     """What threads of the script stand at next to the one that trains, as :mod:`faulthandler`
     writes it; first those that Python waits for at its end."""
     threads = sorted(threading.enumerate(), key=lambda each: each.daemon)
-    others = [each.ident for each in threads if each.ident not in (training, None)]
-    stacks = [users_stack(each) for each in others[:_OF] if each is not None]
-    own = [each for each in stacks if not all(is_library(code.co_filename) for code, _, _ in each)]
-    return [stack_text(each) for each in own[:_MOST]]
+    others = [thread.ident for thread in threads if thread.ident not in (training, None)]
+    stacks = [users_stack(ident) for ident in others[:_OF] if ident is not None]
+    own = [
+        stack for stack in stacks if not all(is_library(code.co_filename) for code, _, _ in stack)
+    ]
+    return [stack_text(stack) for stack in own[:_MOST]]
 
 
 def cpu_s_of(thread: int | None, process: int | str = "self") -> float | None:

@@ -113,7 +113,7 @@ class StackCounts:
         """A look at a stack, innermost first; what is waited for there. Where no frame is the
         script's, its line has no place. ``loop`` are functions of the training loop: what called
         them is the same always."""
-        inmost = next((n for n, each in enumerate(stack) if each[0] in loop), len(stack))
+        inmost = next((n for n, node in enumerate(stack) if node[0] in loop), len(stack))
         key = key_of(stack[: inmost + 1])
         self._open_lines[key] += 1
         return key[4]
@@ -129,9 +129,9 @@ def merged(parts: Iterable[StackLooks]) -> StackLooks:
     looks = 0
     for part in parts:
         looks += part.looks
-        for each in part.lines:
-            what = each.calls, each.inner, each.waits_for, each.over, each.function
-            lines[each.place, each.callers, *what] += each.count
+        for line in part.lines:
+            what = line.calls, line.inner, line.waits_for, line.over, line.function
+            lines[line.place, line.callers, *what] += line.count
     return StackLooks(looks, most_frequent(lines))
 
 
@@ -208,19 +208,19 @@ def is_busy_elsewhere(thread: int) -> bool:
 def users_stack(thread: int) -> list[Call]:
     """The calls that a thread is in, the innermost first, without those of our hooks; none while it
     is in one of these."""
-    found = calls_of(thread)[:_DEEPEST]
-    if found and _is_ours(found[0]):
+    calls = calls_of(thread)[:_DEEPEST]
+    if calls and _is_ours(calls[0]):
         return []  # what a hook costs is no line's of the script
-    return [each for each in found if not _is_ours(each)]
+    return [node for node in calls if not _is_ours(node)]
 
 
 def _is_ours(call: Call) -> bool:
-    return any(each in _file(call) for each in _OURS)
+    return any(our in _file(call) for our in _OURS)
 
 
 def holds_lock(stack: Sequence[Call]) -> bool:
     """Is a line of the script within a ``with`` of a lock, and not one that waits for it?"""
-    own = [each for each in stack if not is_library(_file(each))]
+    own = [node for node in stack if not is_library(_file(node))]
     if not own or stack[0][0].co_name in ("__enter__", "acquire"):
         return False
     if own[0] is stack[0] and key_of(stack)[4] == "lock":
@@ -231,13 +231,13 @@ def holds_lock(stack: Sequence[Call]) -> bool:
 @functools.lru_cache(1 << 10)
 def _is_within_lock(code: CodeType, number: int) -> bool:
     least: int | None = None
-    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
-        text = linecache.getline(code.co_filename, at)
+    for index in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        text = linecache.getline(code.co_filename, index)
         if not text.strip():
             continue
         indent = len(text) - len(text.lstrip())
         if least is None or indent < least:
-            if at < number and _WITH_LOCK.match(text.strip()):
+            if index < number and _WITH_LOCK.match(text.strip()):
                 return True
             if _WITH_LOCK.match(text.strip()) and not text.rstrip().endswith(":"):
                 return True  # its body is on the same line
@@ -247,8 +247,8 @@ def _is_within_lock(code: CodeType, number: int) -> bool:
 
 def in_fetch(stack: Sequence[Call]) -> Sequence[Call] | None:
     """The part of a stack within the making of a batch; ``None``: it makes none."""
-    for number, each in enumerate(stack):
-        if _file(each).endswith(_FETCH):
+    for number, node in enumerate(stack):
+        if _file(node).endswith(_FETCH):
             return stack[:number]
     return None
 
@@ -262,12 +262,12 @@ def in_sampler(stack: Sequence[Call]) -> Sequence[Call] | None:
 
 def code_below(frame: FrameType | None) -> frozenset[CodeType]:
     """The script's functions from ``frame`` outwards: the training loop, and what called it."""
-    found = set()
+    code = set()
     while frame is not None:
         if not is_library(frame.f_code.co_filename):
-            found.add(frame.f_code)
+            code.add(frame.f_code)
         frame = frame.f_back
-    return frozenset(found)
+    return frozenset(code)
 
 
 def is_in_phase(stack: Sequence[Call]) -> bool:
@@ -292,7 +292,7 @@ _CALL_HOOKS: Final = (*_PASSES, "torch/utils/hooks.py")
 
 def is_in_pass(stack: Sequence[Call]) -> bool:
     """Is the thread in a module, or in a backward pass?"""
-    return any(_file(each).endswith(_PASSES) for each in stack)
+    return any(_file(node).endswith(_PASSES) for node in stack)
 
 
 def in_hook(stack: Sequence[Call]) -> Sequence[Call] | None:
@@ -320,13 +320,13 @@ def _calls_hook(code: CodeType, lasti: int) -> bool:
 def _gives_nothing(code: CodeType) -> bool:
     """Has a function no value that it returns?"""
     before: dis.Instruction | None = None
-    for each in dis.get_instructions(code):
+    for instruction in dis.get_instructions(code):
         nothing = before is not None and before.opname == "LOAD_CONST" and before.argval is None
-        if each.opname == "RETURN_VALUE" and not nothing:
+        if instruction.opname == "RETURN_VALUE" and not nothing:
             return False
-        if each.opname == "RETURN_CONST" and each.argval is not None:
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
             return False
-        before = each
+        before = instruction
     return True
 
 
@@ -337,7 +337,7 @@ _NO_COMPUTING: Final = re.compile(r"(?:^|\.)(?:sleep|fsync|flush|write|print)$|u
 def waits_in_pass(stack: Sequence[Call]) -> bool:
     """Does the script's innermost line sleep, log or wait for the network? Of a stack that is in a
     pass."""
-    own = next((n for n, each in enumerate(stack) if not is_library(_file(each))), None)
+    own = next((n for n, node in enumerate(stack) if not is_library(_file(node))), None)
     if own is None:
         return False
     # What prints a tensor is in PyTorch's own functions: what the line calls tells it, too.
@@ -348,7 +348,7 @@ def waits_in_pass(stack: Sequence[Call]) -> bool:
 def fetched_index(thread: int, stack: Sequence[Call]) -> str:
     """The index of the sample that a thread makes, which was in these calls; empty: it is not
     told."""
-    code = next((each[0] for each in stack[1:] if _file(each).endswith(_FETCH)), None)
+    code = next((node[0] for node in stack[1:] if _file(node).endswith(_FETCH)), None)
     if code is None:
         return ""
     with undisturbed():
@@ -391,8 +391,8 @@ def key_of(stack: Sequence[Call]) -> Key:
     calls = called_in(code, lasti)
     if not calls and own:
         # What was made by exec() has no module: what it calls tells more.
-        told = next((each for each in reversed(stack[:own]) if each[2].get("__name__")), None)
-        calls = _name(stack[own - 1] if told is None else told)
+        node = next((each for each in reversed(stack[:own]) if each[2].get("__name__")), None)
+        calls = _name(stack[own - 1] if node is None else node)
     within = stack[: own + 1]
     source = linecache.getline(code.co_filename, number).strip()
     waits = _waits_for(within, source)
@@ -410,18 +410,18 @@ def key_of(stack: Sequence[Call]) -> Key:
 def _over(code: CodeType, number: int) -> str:
     """What the innermost loop around a line of a function goes over; empty: it is in none."""
     indented: int | None = None
-    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
-        text = linecache.getline(code.co_filename, at)
+    for index in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        text = linecache.getline(code.co_filename, index)
         if not text.strip():
             continue
         indent = len(text) - len(text.lstrip())
         within = indented is None or indent < indented
-        if at == number and (whole := _READ_WHOLE.search(text)):
+        if index == number and (whole := _READ_WHOLE.search(text)):
             return whole[1][:_LONGEST_OVER]
-        if within and (loop := (_FOR if at < number else _ON_LINE).search(text)):
+        if within and (loop := (_FOR if index < number else _ON_LINE).search(text)):
             driven = _DRIVEN.fullmatch(loop[1].strip())
             over = (driven or loop)[1].strip()
-            return (_opened(code, at, over) or over)[:_LONGEST_OVER]
+            return (_opened(code, index, over) or over)[:_LONGEST_OVER]
         indented = indent if indented is None else min(indent, indented)
     return ""
 
@@ -431,8 +431,8 @@ def _opened(code: CodeType, number: int, name: str) -> str:
     if not name.isidentifier():
         return ""
     opens = re.compile(rf"\bwith\s+([\w.]*open\([^()]*\))\s+as\s+{name}\b")
-    for at in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
-        if found := opens.search(linecache.getline(code.co_filename, at)):
+    for index in range(number, max(code.co_firstlineno, number - _LONGEST_LOOP) - 1, -1):
+        if found := opens.search(linecache.getline(code.co_filename, index)):
             return found[1]
     return ""
 

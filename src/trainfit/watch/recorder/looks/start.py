@@ -104,11 +104,11 @@ class StartLooks:
     def summary(self) -> StackLooks:
         """Lines of the script, and how many times :data:`START_LOOK_S` it was at each. Lines that
         the training is called from, as well, are no callers of what came before it."""
-        found: collections.Counter[Key] = collections.Counter()
+        counts: collections.Counter[Key] = collections.Counter()
         for (place, callers, *what), count in self._lines.copy().items():
-            own = tuple(each for each in callers if each not in self._around)
-            found[(place, own, *what)] += count  # type: ignore[index]
-        return StackLooks(self._looks, most_frequent(found))
+            own = tuple(caller for caller in callers if caller not in self._around)
+            counts[(place, own, *what)] += count  # type: ignore[index]
+        return StackLooks(self._looks, most_frequent(counts))
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):  # it only misses what it would have seen
@@ -187,5 +187,5 @@ def _key(stack: Sequence[Call]) -> Key:
 def _inside(files: Sequence[str], place: str) -> Sequence[str]:
     """The files of a stack further in than the script's own line."""
     name = place.rpartition(":")[0]
-    own = next((n for n, each in enumerate(files) if each.endswith(name)), len(files))
+    own = next((n for n, file in enumerate(files) if file.endswith(name)), len(files))
     return files[:own]

@@ -126,8 +126,8 @@ class VariableLooks:
         many there were."""
         self._loop = loop
         self._look(step, itertools.chain(_modules(), _functions(frame, loop), _figures()))
-        for each in datasets:
-            self._look(step, _objects(parts_of(each)), of_data=True)
+        for dataset in datasets:
+            self._look(step, _objects(parts_of(dataset)), of_data=True)
 
     def look_at(self, step: int, objects: Iterable[object]) -> None:
         """Look at the variables of the script's modules, and of objects (a data set):
@@ -225,20 +225,20 @@ def _modules() -> Iterator[_Names]:
     """Files and variables of the script's modules, each once: the script has two names there."""
     count = len(sys.modules)
     if count not in _script_modules:
-        found = list(_find_modules())
+        modules = list(_find_modules())
         _script_modules.clear()
-        _script_modules[count] = found
+        _script_modules[count] = modules
     yield from _script_modules[count]
 
 
 def _find_modules() -> Iterator[_Names]:
-    seen: set[str] = set()
+    visited: set[str] = set()
     for _, names in loaded_modules():
         file = names.get("__file__")
-        if type(file) is not str or file in seen:
+        if type(file) is not str or file in visited:
             continue
         if os.path.isabs(file) and not is_library(file):
-            seen.add(file)
+            visited.add(file)
             yield file, names, None
 
 
@@ -269,8 +269,8 @@ def _figures() -> Iterator[_Names]:
 
 
 def _code_of(cache: Any) -> CodeType | None:
-    found = getattr(getattr(cache, "__wrapped__", None), "__code__", None)
-    return found if type(found) is CodeType else None
+    code = getattr(getattr(cache, "__wrapped__", None), "__code__", None)
+    return code if type(code) is CodeType else None
 
 
 def _functions(frame: FrameType | None, loop: frozenset[CodeType]) -> Iterator[_Names]:
@@ -379,7 +379,7 @@ def _saved(value: Any) -> Any:
     """What ``itertools.cycle`` has kept so far to give it again; all else is itself."""
     if type(value) is not itertools.cycle:
         return value
-    return next((each for each in gc.get_referents(value) if type(each) is list), value)
+    return next((referent for referent in gc.get_referents(value) if type(referent) is list), value)
 
 
 def _additions(value: torch.Tensor) -> int:
@@ -410,11 +410,11 @@ def _held(value: Any) -> tuple[Holds, int]:
     if type(value) is np.ndarray:
         return "tensors", 0
     last = _last(value)
-    tensors = [each for each in _leaves(last) if issubclass(type(each), torch.Tensor | np.ndarray)]
+    tensors = [leaf for leaf in _leaves(last) if issubclass(type(leaf), torch.Tensor | np.ndarray)]
     if not tensors:
         return "", entry_bytes(value, last)
-    graphs = any(getattr(each, "grad_fn", None) is not None for each in tensors)
-    return ("graphs" if graphs else "tensors"), sum(each.nbytes for each in tensors)
+    graphs = any(getattr(tensor, "grad_fn", None) is not None for tensor in tensors)
+    return ("graphs" if graphs else "tensors"), sum(tensor.nbytes for tensor in tensors)
 
 
 def _last(value: Any) -> Any:
