@@ -125,10 +125,10 @@ def _case(name: str, row: dict[str, Any], commands: dict[str, str], folder: Path
         raise TableError(f"case {name}: no command")
     values = {key: tuple(each) if isinstance(each, list) else each for key, each in row.items()}
     values["command"] = commands.get(row["command"], row["command"])
-    found = FaultCase(name=name, **values)
-    if not (folder / found.file).is_file():
-        raise TableError(f"case {name}: there is no {found.file}; give its script")
-    return found
+    case = FaultCase(name=name, **values)
+    if not (folder / case.file).is_file():
+        raise TableError(f"case {name}: there is no {case.file}; give its script")
+    return case
 
 
 def on_one_line(text: str) -> str:
@@ -141,20 +141,20 @@ def faults(case: FaultCase, answer: Answer) -> list[str]:
     whole = on_one_line(answer.screen)
     wrong = [f"first lines lack {each!r}" for each in _missing(case.first, answer.first)]
     wrong += [f"the screen lacks {each!r}" for each in _missing(case.screen, whole)]
-    for each in case.kinds:
-        if not answer.kinds & set(each.split("|")):
-            found = ", ".join(sorted(answer.kinds)) or "none"
-            wrong.append(f"no finding {each} (found: {found})")
+    for kind in case.kinds:
+        if not answer.kinds & set(kind.split("|")):
+            text = ", ".join(sorted(answer.kinds)) or "none"
+            wrong.append(f"no finding {kind} (found: {text})")
     return wrong + [f"the screen has {each!r}" for each in _matching(case.never, whole)]
 
 
 def alarms(case: FaultCase, answer: Answer) -> list[str]:
     """What is wrong with what was said of the fixed script."""
-    wanted = {kind for each in case.kinds for kind in each.split("|")} - set(case.allow)
+    target = {kind for each in case.kinds for kind in each.split("|")} - set(case.allow)
     wrong = [
         f"finding {kind} ({severity})"
         for kind, severity in answer.findings
-        if kind in wanted
+        if kind in target
         or (severity != "info" and kind not in _OF_THE_MACHINE and kind not in case.allow)
     ]
     if case.fixed:
@@ -165,8 +165,8 @@ def alarms(case: FaultCase, answer: Answer) -> list[str]:
 
 
 def _missing(patterns: Sequence[str], text: str) -> list[str]:
-    return [each for each in patterns if not re.search(each, text)]
+    return [pattern for pattern in patterns if not re.search(pattern, text)]
 
 
 def _matching(patterns: Sequence[str], text: str) -> list[str]:
-    return [each for each in patterns if re.search(each, text)]
+    return [pattern for pattern in patterns if re.search(pattern, text)]

@@ -236,9 +236,9 @@ class _TraceReplay:
     def _expect(self, action: str, address: int, size: int, stream: int) -> None:
         """The model did something: it has to be what the trace has next."""
         letter = _LETTER[action]
-        found = _TraceEvent(letter, address, size, stream)
+        event = _TraceEvent(letter, address, size, stream)
         if self.cursor == len(self._events):
-            raise _Difference(f"after the end of the trace the model has {_words(found)}")
+            raise _Difference(f"after the end of the trace the model has {_words(event)}")
         wanted = self._events[self.cursor]
         if wanted.letter == "f" and letter == "r":
             wanted = dataclasses.replace(wanted, letter="r")
@@ -246,11 +246,11 @@ class _TraceReplay:
             self.cursor += 1
             return
         # A free has no size of its own; free memory of the device is the driver's.
-        size = found.size if wanted.letter in SIZED else 0
-        address = wanted.address if letter == "o" else found.address
+        size = event.size if wanted.letter in SIZED else 0
+        address = wanted.address if letter == "o" else event.address
         if _TraceEvent(letter, address, size, stream) != wanted:
             raise _Difference(
-                f"event {self.cursor}: the GPU has {_words(wanted)}, the model {_words(found)}"
+                f"event {self.cursor}: the GPU has {_words(wanted)}, the model {_words(event)}"
             )
         if self._events[self.cursor].letter != "f":
             self.cursor += 1

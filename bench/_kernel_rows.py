@@ -100,8 +100,8 @@ def kernel_seconds(table: IntArray, gpu: str) -> Floats:
     """Of kernels that a CUDA graph launches."""
     count = np.zeros(len(table), np.int64)
     phase = np.full(1, PHASES.index("forward"))
-    found: Floats = TimedWork(Work(table, count, count, phase), machine_of(find_gpu(gpu))).seconds
-    return found
+    seconds: Floats = TimedWork(Work(table, count, count, phase), machine_of(find_gpu(gpu))).seconds
+    return seconds
 
 
 def _table(kind: str, count: int, **columns: Any) -> IntArray:

@@ -84,9 +84,11 @@ def _estimates(model: Any, gpus: int) -> dict[str, int]:
     """Bytes by the rules of others: Accelerate's estimate-memory for Adam (four times the
     weights), and DeepSpeed's for ZeRO-3 (18 bytes a parameter over the GPUs, and 4 of its largest
     layer)."""
-    sizes = [each.numel() * each.element_size() for each in model.parameters()]
-    layers = [sum(p.numel() for p in each.parameters(recurse=False)) for each in model.modules()]
-    numbers = sum(each.numel() for each in model.parameters())
+    sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
+    layers = [
+        sum(p.numel() for p in module.parameters(recurse=False)) for module in model.modules()
+    ]
+    numbers = sum(parameter.numel() for parameter in model.parameters())
     return {"accelerate": 4 * sum(sizes), "deepspeed": 4 * max(layers) + 18 * numbers // gpus}
 
 
@@ -148,7 +150,9 @@ def _loop(job: FineTuningJob, model: Any, _: str) -> None:
     """PEFT's method comparison, on batches of its longest samples."""
     import torch
 
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad])
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
     model.train()
     tokens = torch.zeros((job.batch, job.tokens), dtype=torch.long, device="cuda")
     mask = torch.ones_like(tokens)

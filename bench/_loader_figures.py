@@ -90,7 +90,7 @@ class Study:
     anchors: list[Reading] = field(default_factory=list)
 
     def choice(self, who: str) -> ToolChoice | None:
-        return next((each for each in self.choices if each.who == who), None)
+        return next((tool_choice for tool_choice in self.choices if tool_choice.who == who), None)
 
 
 # What follows from readings ----------------------------------------------------------------------
@@ -99,9 +99,9 @@ class Study:
 def rates(readings: Iterable[Reading]) -> dict[LoaderSettings, float]:
     """The median rate of each setting that ran at least once."""
     found: dict[LoaderSettings, list[float]] = {}
-    for each in readings:
-        if each.batches_per_s is not None:
-            found.setdefault(each.settings, []).append(each.batches_per_s)
+    for reading in readings:
+        if reading.batches_per_s is not None:
+            found.setdefault(reading.settings, []).append(reading.batches_per_s)
     return {settings: statistics.median(values) for settings, values in found.items()}
 
 
@@ -109,7 +109,7 @@ def drift(study: Study) -> float:
     """How fast the machine was around the probe, over how fast it was in the sweep, by the
     settings that were measured in both; 1 where none was."""
     near, swept = rates(study.anchors), rates(study.sweep)
-    ratios = [math.log(near[each] / swept[each]) for each in near if each in swept]
+    ratios = [math.log(near[rate] / swept[rate]) for rate in near if rate in swept]
     return math.exp(statistics.fmean(ratios)) if ratios else 1.0
 
 
@@ -121,9 +121,10 @@ def errors_percent(study: Study, drifting: bool = False) -> dict[LoaderSettings,
     """
     measured, times = rates(study.sweep), 1.0 if drifting else drift(study)
     return {
-        each.settings: 100 * (each.batches_per_s / (times * measured[each.settings]) - 1)
-        for each in study.predictions
-        if each.settings in measured
+        prediction.settings: 100
+        * (prediction.batches_per_s / (times * measured[prediction.settings]) - 1)
+        for prediction in study.predictions
+        if prediction.settings in measured
     }
 
 
@@ -131,8 +132,8 @@ def sweep_seconds(study: Study) -> float:
     """What one measurement of each setting takes by runs as long as ours; of those of the full
     grid that were not measured, as much on average as of those that were."""
     spent: dict[LoaderSettings, list[float]] = {}
-    for each in study.sweep:
-        spent.setdefault(each.settings, []).append(each.seconds)
+    for reading in study.sweep:
+        spent.setdefault(reading.settings, []).append(reading.seconds)
     if not spent:
         return 0.0
     each = statistics.fmean(map(statistics.fmean, spent.values()))
@@ -181,9 +182,9 @@ def spread_percent(studies: Iterable[Study]) -> list[float]:
     distances = []
     for study in studies:
         runs: dict[LoaderSettings, list[float]] = {}
-        for each in study.sweep:
-            if each.batches_per_s is not None:
-                runs.setdefault(each.settings, []).append(each.batches_per_s)
+        for reading in study.sweep:
+            if reading.batches_per_s is not None:
+                runs.setdefault(reading.settings, []).append(reading.batches_per_s)
         for values in runs.values():
             for index, value in enumerate(values):
                 if others := values[:index] + values[index + 1 :]:
@@ -270,10 +271,10 @@ def study_row(study: Study) -> dict[str, Any]:
     errors = [abs(error) for error in signed.values()]
     finals = rates(study.finals)
     # A setting of which no run at all succeeded: the tool should have known.
-    failed = {each.settings for each in study.sweep} - set(rates(study.sweep))
+    failed = {reading.settings for reading in study.sweep} - set(rates(study.sweep))
     return {
         "workload": study.workload,
-        "settings": len({each.settings for each in study.sweep}),
+        "settings": len({reading.settings for reading in study.sweep}),
         "settings_failed": len(failed),
         "median_error_percent": median(errors),
         "p90_error_percent": percentile_90(errors),

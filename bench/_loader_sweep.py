@@ -165,7 +165,9 @@ class LoaderStudy:
             self.say(f"{study.workload}: round {number + 1} of the sweep")
 
     def _finals(self, study: Study, consumer: Consumer) -> None:
-        chosen = [steady(each.settings) for each in study.choices if each.settings is not None]
+        chosen = [
+            steady(choice.settings) for choice in study.choices if choice.settings is not None
+        ]
         finalists = list(dict.fromkeys([*chosen, *top(study, FINALISTS)]))
         for number in range(self.plan.final_rounds):
             turn = finalists[number % len(finalists) :] + finalists[: number % len(finalists)]
@@ -189,9 +191,9 @@ class LoaderStudy:
             self._keep_the_quietest(study)
             readings = {SWEEP: study.sweep, FINALS: study.finals, ANCHORS: study.anchors}[stage]
             disturbed = {
-                each.settings
-                for each in readings
-                if each.round == number and quietness(each) < (True, QUIET)
+                reading.settings
+                for reading in readings
+                if reading.round == number and quietness(reading) < (True, QUIET)
             }
             left = [settings for settings in order if settings in disturbed]
 

@@ -69,7 +69,7 @@ def quantile_amounts(mean: float, sigma: float, count: int, seed: int) -> np.nda
     An epoch then holds the whole distribution, tail too, and no two epochs differ.
     """
     normal = NormalDist()
-    middles = np.array([normal.inv_cdf((each + 0.5) / count) for each in range(count)])
+    middles = np.array([normal.inv_cdf((index + 0.5) / count) for index in range(count)])
     amounts = np.exp(sigma * middles)
     amounts *= mean / amounts.mean()
     return np.random.default_rng([SEED, seed]).permutation(amounts)

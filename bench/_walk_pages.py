@@ -196,7 +196,7 @@ def _made(block: _CodeBlock, said: _Said, last: str | None) -> list[Part]:
 
 
 def _commands(block: _CodeBlock, said: _Said) -> list[TypedCommand]:
-    found, text, start = [], "", block.first
+    commands, text, start = [], "", block.first
     for number, line in enumerate(block.text.splitlines(), block.first + 1):
         start = start if text else number
         text += _REMARK.split(line)[0].strip()
@@ -207,6 +207,6 @@ def _commands(block: _CodeBlock, said: _Said) -> list[TypedCommand]:
             why = said.reason(text)
             if PLACEHOLDER in text:
                 why = why or "the reader's own command"
-            found.append(TypedCommand(text, start, why, said.codes(text)))
+            commands.append(TypedCommand(text, start, why, said.codes(text)))
         text = ""
-    return found
+    return commands

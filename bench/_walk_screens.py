@@ -95,19 +95,19 @@ def _entries(lines: Sequence[str]) -> list[list[str]]:
 
     A line goes on if the next one is further in, and its first word had no room.
     """
-    found: list[list[str]] = []
+    entries: list[list[str]] = []
     last = ""
     for line in lines:
         if not line.strip():
             last = ""
             continue
         room = len(last) + 1 + len(line.split()[0])
-        if last and room > COLUMNS and _indent(line) > _indent(found[-1][0]):
-            found[-1].append(line)
+        if last and room > COLUMNS and _indent(line) > _indent(entries[-1][0]):
+            entries[-1].append(line)
         else:
-            found.append([line])
+            entries.append([line])
         last = line.rstrip()
-    return found
+    return entries
 
 
 def _text(entry: Sequence[str]) -> str:

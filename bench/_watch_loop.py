@@ -92,14 +92,14 @@ class WatchedLoop:
                 takes = self._takes(count)
                 workers = _Workers(job, start)
             if job.workers:
-                at = step - epoch_from
-                done, by = workers.done(at, takes)
-                made.append((done, by, *takes[at]))
+                index = step - epoch_from
+                done, by = workers.done(index, takes)
+                made.append((done, by, *takes[index]))
                 row["queued"] = workers.ready(now)
                 waited = max(0.0, done - now) + job.hand_off_s * job.slowdown
             else:
-                at = step - epoch_from
-                waited = sum(takes[at])
+                index = step - epoch_from
+                waited = sum(takes[index])
                 row["queued"] = -1
             row["input_s"] = waited
             now += waited

@@ -39,11 +39,11 @@ def lightly(steps: Table, random: np.random.Generator) -> Table:
     steps = steps.copy()
     budget, light = Budget(), np.zeros(len(steps), bool)
     costs = _COST_S * random.lognormal(0.0, _SPREAD, len(steps))
-    for at, row in enumerate(steps):
+    for index, row in enumerate(steps):
         began = float(row["end_s"] - row["step_s"])
-        light[at] = budget.is_light(began) and not row["flags"] & _RARE
-        if not light[at]:
-            budget.looked(began, float(costs[at]))
+        light[index] = budget.is_light(began) and not row["flags"] & _RARE
+        if not light[index]:
+            budget.looked(began, float(costs[index]))
     nothing = tables.empty_rows(tables.STEPS)[0]
     for name in set(steps.dtype.names or ()) - _LIGHT:
         steps[name][light] = nothing[name]

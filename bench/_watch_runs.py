@@ -421,7 +421,7 @@ def _in_step(loops: Sequence[WatchedLoop], rank: int) -> None:
     if len(loops) == 1:
         return
     steps = loops[rank].steps
-    slowest = np.max([np.asarray(each.steps["step_s"]) for each in loops], axis=0)
+    slowest = np.max([np.asarray(loop.steps["step_s"]) for loop in loops], axis=0)
     waits = np.maximum(0.0, slowest - steps["step_s"])
     for name in ("backward_s", "gpu_s", "gpu_backward_s"):
         steps[name] += waits
@@ -473,11 +473,11 @@ def _gpu(world: World, loop: WatchedLoop, times: Any) -> Table:
     busy = _share(steps, loop.work, times)
     measured = steps[steps["reserved_bytes"] >= 0]
     reserved = np.interp(times, measured["end_s"], measured["reserved_bytes"])
-    most = 1.9e9
+    maximum = 1.9e9
     idle = busy < 0.4
     rows["time_s"], rows["gpu"], rows["utilization"] = times, 0, busy
-    rows["sm_hz"] = np.where(idle, 0.6 * most, most * world.gpu["clock"])
-    rows["max_sm_hz"] = most
+    rows["sm_hz"] = np.where(idle, 0.6 * maximum, maximum * world.gpu["clock"])
+    rows["max_sm_hz"] = maximum
     rows["clock_reasons"] = np.where(idle, 0x1, int(world.gpu["reason"]))
     flash = world.random.random(len(times)) < 0.01  # a change of performance state
     rows["clock_reasons"][flash] |= 0x8
@@ -495,28 +495,28 @@ def _gpu(world: World, loop: WatchedLoop, times: Any) -> Table:
 
 def _machine(world: World, loop: WatchedLoop, times: Any) -> Table:
     rows = tables.empty_rows(tables.MACHINE, len(times))
-    job, told = world.job, world.machine
+    job, machine = world.job, world.machine
     main = _share(loop.steps, loop.steps["cpu_s"], times)
     workers = _workers_busy(loop, times) * job.threads
-    if told.get("saturated"):
+    if machine.get("saturated"):
         workers = np.full(len(times), job.cores - 1.0)
     ours = np.minimum(main + workers, world.header.quota_cores or job.cores)
-    others = told["others"]
+    others = machine["others"]
     rows["time_s"], rows["interval_s"] = times, 0.1
     rows["cores_ours"] = ours
     rows["cores_busy"] = np.minimum(job.cores, ours + others)
-    rows["iowait_cores"] = told.get("iowait", 0.05)
-    rows["runnable"] = np.maximum(1, world.random.poisson(told.get("runnable", 0.0) + ours))
-    left = told.get("left", 0.5) * float(world.header.ram_bytes or 0)
+    rows["iowait_cores"] = machine.get("iowait", 0.05)
+    rows["runnable"] = np.maximum(1, world.random.poisson(machine.get("runnable", 0.0) + ours))
+    left = machine.get("left", 0.5) * float(world.header.ram_bytes or 0)
     rows["ram_available_bytes"] = int(left)
     rows["ram_used_bytes"] = int(float(world.header.ram_bytes or 0) - left)
-    swap = told.get("swap", 0.0)
+    swap = machine.get("swap", 0.0)
     rows["swap_in_bytes"] = rows["swap_out_bytes"] = int(swap / 10)
     rows["shm_used_bytes"], rows["shm_free_bytes"] = GIB, 63 * GIB
-    rows["disk_read_bytes"] = int(1e6 + 3e7 * told.get("iowait", 0.0))
+    rows["disk_read_bytes"] = int(1e6 + 3e7 * machine.get("iowait", 0.0))
     if world.header.quota_cores is not None:
         rows["cgroup_periods"] = 1
-        throttled = world.random.random(len(times)) < told.get("throttled", 0.0)
+        throttled = world.random.random(len(times)) < machine.get("throttled", 0.0)
         rows["cgroup_throttled"], rows["cgroup_throttled_s"] = throttled, 0.05 * throttled
     rows["cpu_hz"] = 3.0e9
     return rows

@@ -155,20 +155,20 @@ def gap_runs(dataset: Path) -> dict[str, dict[str, Any]]:
     from trainfit.memory.explanation import summarize
     from trainfit.results.runs.recording import Recording
 
-    found = {}
+    runs = {}
     for name, (before, words, env) in GAP.items():
         with tempfile.TemporaryDirectory() as folder:
             file = simulated(dataset, Path(folder), before, words, **env)
             summary = summarize(Recording.load(file), name)
         memory = summary.memory
-        found[name] = {
+        runs[name] = {
             "allocated_bytes": memory.allocated_bytes,
             "reserved_bytes": memory.reserved_bytes,
             "device_bytes": memory.device_bytes,
             "device_range_bytes": memory.device_range_bytes,
             "assumptions": list(summary.assumptions),
         }
-    return found
+    return runs
 
 
 def gap_table(gap: dict[str, dict[str, Any]]) -> str:

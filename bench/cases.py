@@ -80,8 +80,8 @@ def judged(case: FaultCase, folder: Path) -> dict[str, Any]:
     began = time.monotonic()
     text = (folder / case.file).read_text(encoding="utf-8")
     row: dict[str, Any] = {"name": case.name, "section": case.section, "command": case.command}
-    said = asked(case, folder, text)
-    row |= {"wrong": faults(case, said), "screen": said.screen, "alarms": None}
+    answer = asked(case, folder, text)
+    row |= {"wrong": faults(case, answer), "screen": answer.screen, "alarms": None}
     if case.has_counterpart:
         fixed = asked(case, folder, case.fixed_script(text))
         row |= {"alarms": alarms(case, fixed), "fixed_screen": fixed.screen}

@@ -121,7 +121,7 @@ def of_collectives(table: Path) -> Iterator[BenchFigure]:
             nbytes, ranks = 2 * int(row["elements_fp16"]), int(row["num_gpus"])
             predicted = collectives.one_collective(kind, nbytes, ranks, link)
             errors.setdefault(row["gpu"], []).append(predicted / (float(row["ms"]) * 1e-3) - 1)
-    everything = [each for of_gpu in errors.values() for each in of_gpu]
+    everything = [value for of_gpu in errors.values() for value in of_gpu]
     for name, found in {**errors, "all": everything}.items():
         median = 100 * float(np.median(np.abs(found)))
         yield BenchFigure(f"collectives, {name}: median error", median, 10, at_most=True, unit="%")
@@ -153,13 +153,15 @@ def of_ranks(families: int | None) -> Iterator[BenchFigure]:
     models = runpy.run_path(str(FAMILY))["FAMILIES"]
     for family, (make, _) in list(models.items())[:families]:
         with trainfit.simulate("H100 SXM"):
-            nbytes = sum(4 * each.numel() for each in make().parameters())
+            nbytes = sum(4 * parameter.numel() for parameter in make().parameters())
         for launcher in LAUNCHERS:
             alone_s, alone = simulated(family, launcher, 1)
             took_s, ranked = simulated(family, launcher, RANKS)
             ratios.append(took_s / alone_s)
             work = Work.of_steady_step(ranked)
-            kinds = {each.kind: each for each in transfers(work, machine_of(gpu_of(ranked)))}
+            kinds = {
+                transfer.kind: transfer for transfer in transfers(work, machine_of(gpu_of(ranked)))
+            }
             sent = kinds["all_reduce"].nbytes if "all_reduce" in kinds else 0
             more = peak_of(ranked) - peak_of(alone)
             right.append(

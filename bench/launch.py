@@ -156,10 +156,10 @@ def planned(words: Sequence[str]) -> PlanResult:
         done = trainfit(*line, **LIMITS)
         if not output.is_file():
             raise ValueError(" / ".join(done.stderr.strip().splitlines()[-3:]))
-        found = PlanResult.load(output)
-    if found.loading is None or found.loading.result is None:
+        plan_result = PlanResult.load(output)
+    if plan_result.loading is None or plan_result.loading.result is None:
         raise ValueError("the plan did not tune the DataLoader")
-    return found
+    return plan_result
 
 
 def measured(
@@ -185,8 +185,8 @@ def measured(
     finalists = list(dict.fromkeys([launch, own, *best_of(swept)[:FINALISTS]]))
     finals: Rates = {key: [] for key in finalists}
     for turn in range(rounds):
-        at = turn % len(finalists)
-        for key in finalists[at:] + finalists[:at]:
+        index = turn % len(finalists)
+        for key in finalists[index:] + finalists[:index]:
             finals[key].append(rate(key, step_s, seconds))
     best = best_of(finals)[0]
     return {
@@ -211,16 +211,16 @@ def settings_of(own: Key, launch: Key, grid: tuple[Sequence[int], ...]) -> list[
     threads, workers, prefetch = grid
     lines = [own.line]
     lines += [(*(f"{name}={count}" for name in THREADS), *own.line) for count in threads]
-    found = []
+    keys = []
     for line in lines:
         for count in workers:
             for factor in prefetch if count else (2,):
-                at = dataclasses.replace(
+                text = dataclasses.replace(
                     launch.settings, num_workers=count, prefetch_factor=factor,
                     persistent_workers=False, library_threads=None,
                 )  # fmt: skip
-                found.append(Key(line, at))
-    return found
+                keys.append(Key(line, text))
+    return keys
 
 
 def rate(key: Key, step_s: float, seconds: float) -> float | None:
@@ -232,10 +232,10 @@ def rate(key: Key, step_s: float, seconds: float) -> float | None:
 
 def rehearsed(key: Key, step_s: float, seconds: float) -> dict[str, Any] | None:
     """What the CLI says of the line with these settings."""
-    at = key.settings
-    options = [f"--num-workers={at.num_workers}"]
-    options += [f"--prefetch-factor={at.prefetch_factor}"] if at.num_workers else []
-    options += ["--pin-memory" if at.pin_memory else "--no-pin-memory"]
+    settings = key.settings
+    options = [f"--num-workers={settings.num_workers}"]
+    options += [f"--prefetch-factor={settings.prefetch_factor}"] if settings.num_workers else []
+    options += ["--pin-memory" if settings.pin_memory else "--no-pin-memory"]
     done = trainfit(
         "rehearse", "--json", f"--step-time={1e3 * step_s:.4f}ms", f"--duration={seconds:g}s",
         *options, "--", *key.line, **LIMITS,

@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if options.read:
         studies = [study for file in options.read for study in found.load(file)]
-        wanted = found.GOALS["workloads"]
-        return report(studies, wanted, options.json)
+        goal = found.GOALS["workloads"]
+        return report(studies, goal, options.json)
     # That a grid goes beyond the number of CPUs is its purpose.
     warnings.filterwarnings("ignore", "This DataLoader will create")
     names = options.only or (QUICK if options.quick else [case.name for case in CASES])
@@ -142,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.save is not None:
             found.save(options.save, studies, {**about, "left_out": left_out})
 
-    wanted = min(int(found.GOALS["workloads"]), len(names))
-    return report(studied(benches, keep), wanted, options.json, left_out)
+    target = min(int(found.GOALS["workloads"]), len(names))
+    return report(studied(benches, keep), target, options.json, left_out)
 
 
 def bench_of(name: str, options: argparse.Namespace) -> LoaderStudy:
@@ -209,7 +209,7 @@ def report(
     rows = []
     for row in details["studies"]:
         errors = (row[f"{each}_percent"] for each in ("median_error", "p90_error", "bias", "drift"))
-        shown = [f"{each:.1f}%" for each in errors]
+        shown = [f"{error:.1f}%" for error in errors]
         rows.append((row["workload"], *shown, "best", None, None, words(row["best"])))
         for choice in row["choices"]:
             regret = choice["regret_percent"]

@@ -92,8 +92,8 @@ def main(argv: list[str] | None = None) -> int:
     if not truths:
         return say_none(NONE_YET, options)
     found = in_processes(compare_any, truths, options.jobs)
-    rows = [each for each in found if isinstance(each, ComparedMemory)]
-    limits = [each for each in found if isinstance(each, ComparedLimit)]
+    rows = [memory for memory in found if isinstance(memory, ComparedMemory)]
+    limits = [limit for limit in found if isinstance(limit, ComparedLimit)]
     say_rehearsal(options)
     details = {
         "rehearsal": options.rehearsal,
@@ -114,7 +114,7 @@ def compare_any(truth: OfMemory) -> ComparedMemory | ComparedLimit:
 
 def read_all(options: argparse.Namespace) -> list[OfMemory]:
     """What the folder holds of memory; raises ``ResultFileError`` for a damaged file."""
-    truths = [each for each in read_truths(options) if not isinstance(each, TimedSteps)]
+    truths = [truth for truth in read_truths(options) if not isinstance(truth, TimedSteps)]
     return thin(truths) if options.quick else truths
 
 
@@ -217,7 +217,7 @@ def figures(
         if errors:
             median = statistics.median(errors)
             found.append(BenchFigure(f"{prefix}_{name}_median_error", median, goal, True, "%"))
-    all_of("limits_right", (each.right for each in limits if each.right is not None))
+    all_of("limits_right", (limit.right for limit in limits if limit.right is not None))
     return found
 
 

@@ -63,13 +63,13 @@ def quadratic(trials: int, details: dict[str, Any]) -> tuple[float, float]:
     errors: list[float] = []
     held: list[bool] = []
     for ratio in RATIOS:
-        wanted = ratio * MICRO * ACCUMULATION
+        target = ratio * MICRO * ACCUMULATION
         of_ratio = []
         for _ in range(trials):
-            found = _trial(wanted, rng)
-            of_ratio.append(abs((found.value or math.inf) / wanted - 1))
+            found = _trial(target, rng)
+            of_ratio.append(abs((found.value or math.inf) / target - 1))
             high = math.inf if found.high is None else found.high
-            held.append(found.low <= wanted <= high)
+            held.append(found.low <= target <= high)
         errors += of_ratio
         details[f"error at noise scale {ratio:g} × batch"] = statistics.median(of_ratio)
     return statistics.median(errors), statistics.fmean(held)

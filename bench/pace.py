@@ -88,9 +88,9 @@ def attribution(runs: int) -> dict[str, tuple[float, str]]:
         found = list(pool.map(_found, jobs, chunksize=8))
     shares = {}
     for number, (name, _, _, wanted) in enumerate(CASES):
-        said = [answer for (case, _), answer in zip(jobs, found, strict=True) if case == number]
-        wrong = [", ".join(sorted(each)) or "nothing" for each in said if each != wanted]
-        counts = {each: wrong.count(each) for each in dict.fromkeys(wrong)}
+        answers = [answer for (case, _), answer in zip(jobs, found, strict=True) if case == number]
+        wrong = [", ".join(sorted(answer)) or "nothing" for answer in answers if answer != wanted]
+        counts = {text: wrong.count(text) for text in dict.fromkeys(wrong)}
         words = "; ".join(f"{times} times {each}" for each, times in counts.items())
         shares[name] = (1 - len(wrong) / runs, words)
     return shares

@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def rows_of(page: str) -> Iterator[tuple[str, str, tuple[str, ...], str]]:
     """Kind, claim, commands and verdict of each row of the articles' tables."""
     for line in page.splitlines():
-        cells = [each.strip() for each in line.replace("\\|", "\0").strip("|").split("|")]
+        cells = [part.strip() for part in line.replace("\\|", "\0").strip("|").split("|")]
         if line.startswith(("| practice", "| formula", "| symptom", "| command")):
-            kind, claim, named, verdict = (each.replace("\0", "|") for each in cells)
-            yield kind, claim, tuple(each.strip("`") for each in named.split(", ")), verdict
+            kind, claim, named, verdict = (cell.replace("\0", "|") for cell in cells)
+            yield kind, claim, tuple(part.strip("`") for part in named.split(", ")), verdict
 
 
 def commands(page: str) -> dict[str, str]:

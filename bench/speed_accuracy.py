@@ -302,9 +302,9 @@ def parse() -> argparse.Namespace:
     made.add_argument("--rows", type=int, help="so many of each table, by chance (all)")
     options = made.parse_args()
     options.rows = options.rows or (QUICK_ROWS if options.quick else None)
-    for each in TABLES:
-        if not (options.data / each.file).is_file():
-            leave(f"{options.data / each.file}: no such file; timm's repository has it")
+    for table in TABLES:
+        if not (options.data / table.file).is_file():
+            leave(f"{options.data / table.file}: no such file; timm's repository has it")
     return options
 
 

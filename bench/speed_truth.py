@@ -103,17 +103,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def read_all(options: argparse.Namespace, profile: Profile | None) -> list[_Work]:
     """Every batch size that was timed; raises ``ResultFileError`` for a damaged file."""
-    found: list[_Work] = []
+    work: list[_Work] = []
     for truth in read_truths(options):
         if not isinstance(truth, TimedSteps):
             continue
-        ran = [each for each in truth.timed if each.status == "ran" and each.seconds]
+        ran = [
+            timed_batch
+            for timed_batch in truth.timed
+            if timed_batch.status == "ran" and timed_batch.seconds
+        ]
         # The first and the last: a choice that sees no error.
         chosen = [ran[0], ran[-1]] if options.quick and len(ran) > 1 else ran
-        for each in chosen:
-            measured = statistics.median(each.seconds)
-            found.append(_Work(truth, each.batch, measured, profile, str(options.profile)))
-    return found
+        for batch in chosen:
+            measured = statistics.median(batch.seconds)
+            work.append(_Work(truth, batch.batch, measured, profile, str(options.profile)))
+    return work
 
 
 def compare(work: _Work) -> ComparedStep:

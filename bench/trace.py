@@ -64,7 +64,9 @@ def main() -> int:
         timings = measure(lambda a=architecture: timm.create_model(a), repeats)
         figures += figures_of(name, timings)
         details[name] = {way: asdict(timing) for way, timing in timings.items()}
-        rows += [(f"{name}, {way}", each.warm_s, each.cold_s) for way, each in timings.items()]
+        rows += [
+            (f"{name}, {way}", timing.warm_s, timing.cold_s) for way, timing in timings.items()
+        ]
     tables = [table((f"batch {BATCH}, seconds of", "a step", "the first"), rows)]
     return finish(figures, options.json, details, tables)
 

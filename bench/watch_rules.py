@@ -61,13 +61,13 @@ class Score:
 
     @property
     def worst_precision(self) -> float:
-        told = [self.precision(kind) for kind in {*self.right, *self.wrong}]
-        return min((each for each in told if each is not None), default=0.0)
+        values = [self.precision(kind) for kind in {*self.right, *self.wrong}]
+        return min((value for value in values if value is not None), default=0.0)
 
 
 def ours(run: RunRecord) -> set[str]:
     """Findings that weigh: notes ("info") claim nothing."""
-    return {each.kind for each in judge(run).findings if each.severity != "info"}
+    return {finding.kind for finding in judge(run).findings if finding.severity != "info"}
 
 
 def samples(each: int, of_pairs: int, healthy: int) -> Iterable[KnownRun]:
@@ -109,7 +109,9 @@ def main() -> int:
         BenchFigure("watch_busy_silent", busy_silent(), 98.0, False, "%"),
     ]
     precisions = {kind: score.precision(kind) for kind in {*score.right, *score.wrong}}
-    shown = table(("cause", "recall"), ((name, f"{each:.0%}") for name, each in recalls.items()))
+    shown = table(
+        ("cause", "recall"), ((name, f"{recall:.0%}") for name, recall in recalls.items())
+    )
     details = {"recall": recalls, "precision": precisions}
     return finish(figures, options.json, details, [shown])
 

@@ -159,8 +159,8 @@ class Campaign:
         """Is there a result that need not be made again?"""
         if self.options.force:
             return name in self.outcomes
-        found = status_of(self.path(name))
-        return found not in (None, "failed", "skipped", "bracketed")
+        status = status_of(self.path(name))
+        return status not in (None, "failed", "skipped", "bracketed")
 
     def run(self) -> None:
         if self.options.list:
@@ -384,7 +384,7 @@ def jobs(options: argparse.Namespace) -> Iterator[CampaignJob]:
     plain = [job_of(case) for case in chosen(options) if case.cap_bytes is None]
     rest: list[CampaignJob] = []
     if options.lanes == 1 and not options.families:
-        rest = [timed_job(each) for each in cases.chosen_timed(options.only, options.quick)]
+        rest = [timed_job(case) for case in cases.chosen_timed(options.only, options.quick)]
     for index, job in enumerate(plain):
         yield job
         if index % 4 == 3 and rest:
@@ -401,15 +401,15 @@ def chosen(options: argparse.Namespace) -> list[cases.Case]:
 def in_lanes(jobs: list[CampaignJob], lanes: int) -> list[list[CampaignJob]]:
     """Equal shares in the order given; what is large is all in the first."""
     shares: list[list[CampaignJob]] = [[] for _ in range(lanes)]
-    most = -(-len(jobs) // lanes)
+    maximum = -(-len(jobs) // lanes)
     large = sum(job.case.model in family_cases.LARGE for job in jobs)
     for job in jobs:
         if job.case.model in family_cases.LARGE:
             large -= 1
             shares[0].append(job)
             continue
-        open_ = [each for each in shares[1:] if len(each) < most]
-        if len(shares[0]) + large < most:
+        open_ = [share for share in shares[1:] if len(share) < maximum]
+        if len(shares[0]) + large < maximum:
             open_.append(shares[0])
         min(open_, key=len).append(job)
     return [share for share in shares if share]

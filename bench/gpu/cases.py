@@ -203,12 +203,12 @@ def timed_cases() -> list[TimedCase]:
         ("bert_base", (4, 8, 16, 32, 64), adamw),
         ("gpt2", (1, 2, 4, 8, 16), adamw),
     ]
-    found = [
+    cases = [
         TimedCase(case(model, batches[0], precision=precision, **options), batches)
         for precision in ("bf16", "fp32")
         for model, batches, options in jobs
     ]
-    return found + [TimedCase(each, (each.batch, *more)) for each, *more in _other_timed()]
+    return cases + [TimedCase(each, (each.batch, *more)) for each, *more in _other_timed()]
 
 
 def _other_timed() -> list[tuple[Any, ...]]:

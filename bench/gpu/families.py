@@ -78,9 +78,9 @@ def trained(
                 with step():
                     moved = to_device(given, case.channels_last)
                     with autocast(case.precision):
-                        found = loss(model, moved)
+                        tensor = loss(model, moved)
                     mark("forward")
-                    scaler.scale(found).backward()
+                    scaler.scale(tensor).backward()
                     mark("backward")
                     scaler.step(optimizer)
                     scaler.update()
@@ -272,8 +272,8 @@ def latents(size: int) -> Any:
 
 
 def noise_loss(model: Any, batch: Any) -> torch.Tensor:
-    found = model(batch[0], batch[1], batch[2]).sample
-    return torch.nn.functional.mse_loss(found.float(), torch.randn_like(batch[0]))
+    sample = model(batch[0], batch[1], batch[2]).sample
+    return torch.nn.functional.mse_loss(sample.float(), torch.randn_like(batch[0]))
 
 
 def dit() -> Any:
@@ -291,8 +291,8 @@ def dit_batch(size: int) -> Any:
 
 
 def dit_loss(model: Any, batch: Any) -> torch.Tensor:
-    found = model(batch[0], timestep=batch[1], class_labels=batch[2]).sample
-    return found.float().square().mean()
+    sample = model(batch[0], timestep=batch[1], class_labels=batch[2]).sample
+    return sample.float().square().mean()
 
 
 def sampling(case: Case, folder: Path) -> Work:
@@ -309,12 +309,12 @@ def sampling(case: Case, folder: Path) -> Work:
         with torch.no_grad():
             image = torch.randn(case.batch, 4, 64, 64, device="cuda", dtype=torch.float16)
             words = torch.randn(2 * case.batch, 77, 768, device="cuda", dtype=torch.float16)
-            for at in scheduler.timesteps[: case.steps]:
+            for timestep in scheduler.timesteps[: case.steps]:
                 with step():
-                    found = model(torch.cat((image, image)), at, words).sample
+                    found = model(torch.cat((image, image)), timestep, words).sample
                     without, guided = found.chunk(2)
                     found = without + 7.5 * (guided - without)
-                    image = scheduler.step(found, at, image).prev_sample
+                    image = scheduler.step(found, timestep, image).prev_sample
                     mark("step")
         return model, image
 

@@ -94,7 +94,7 @@ def compare(
     for program in programs():
         if program.name in measured:
             work = work_of(program.make, gpu)
-            predicted = [program_seconds(work, each, program.graphed) for each in machines]
+            predicted = [program_seconds(work, machine, program.graphed) for machine in machines]
             kind = program.name.partition(":")[0]
             yield ComparedProgram(kind, program.name, measured[program.name], *predicted)
 
@@ -109,7 +109,7 @@ def compare_calls(
         if name in measured:
             work, calls = work_of(make, gpu, prepared=True), measured[name][0]
             yield ComparedProgram(
-                "CPU", name, calls, *(host_seconds(work, each) for each in machines)
+                "CPU", name, calls, *(host_seconds(work, machine) for machine in machines)
             )
 
 

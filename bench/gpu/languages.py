@@ -60,8 +60,8 @@ def saved(job: Language, folder: Path) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configuration(job), dtype=torch.bfloat16)
     model.to_empty(device="cpu")
-    for each in model.parameters():
-        each.data.zero_()
+    for parameter in model.parameters():
+        parameter.data.zero_()
     model.tie_weights()
     model.save_pretrained(folder)
 
@@ -120,14 +120,17 @@ def tokens_of(job: Language, batch: int) -> torch.Tensor:
 
 def optimizers(job: Language, model: Any) -> list[torch.optim.Optimizer]:
     """One, or with ``backward`` one of each parameter, stepping as its gradient is there."""
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if job.optimizer in ("8bit", "paged8"):
         import bitsandbytes
 
         kinds = {"8bit": "AdamW8bit", "paged8": "PagedAdamW8bit"}
         return [getattr(bitsandbytes.optim, kinds[job.optimizer])(trained, lr=1e-5)]
     if job.optimizer == "backward":
-        owners = {each: torch.optim.AdamW([each], lr=1e-5, foreach=False) for each in trained}
+        owners = {
+            parameter: torch.optim.AdamW([parameter], lr=1e-5, foreach=False)
+            for parameter in trained
+        }
 
         def hook(parameter: torch.Tensor) -> None:
             owners[parameter].step()
@@ -143,7 +146,7 @@ def optimizers(job: Language, model: Any) -> list[torch.optim.Optimizer]:
 def by_loop(job: Language, case: Case, model: Any, mark: Mark, step: Callable[[], Any]) -> Any:
     model.train()
     all_of = optimizers(job, model)
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     for _ in range(case.steps):
         with step():
             tokens = tokens_of(job, case.batch).to("cuda")
@@ -157,9 +160,9 @@ def by_loop(job: Language, case: Case, model: Any, mark: Mark, step: Callable[[]
             mark("backward")
             if all_of:
                 torch.nn.utils.clip_grad_norm_(trained, 1.0)
-            for each in all_of:
-                each.step()
-                each.zero_grad()
+            for optimizer in all_of:
+                optimizer.step()
+                optimizer.zero_grad()
             mark("step")
     return model, all_of
 
@@ -194,7 +197,7 @@ def by_trainer(job: Language, case: Case, model: Any, mark: Mark, folder: Path) 
         save_strategy="no", **options,
     )  # fmt: skip
     tokens = tokens_of(job, case.batch * case.steps)
-    rows = [{"input_ids": each, "labels": each} for each in tokens]
+    rows = [{"input_ids": token, "labels": token} for token in tokens]
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, eval_dataset=rows)
     if evaluates:
         trainer.evaluate()  # keeps no predictions unless there are metrics

@@ -179,14 +179,14 @@ def judged(case: FaultCase, out: Path, *, again: bool = False) -> dict[str, Any]
     if again and (folder := out / "runs" / case.name).is_dir():
         screen = _read_again(folder, result)
     # The script's own lines come before ours.
-    said = Answer(_report_of(screen), findings_of(result), done["status"])
-    wrong = alarms(case, said) if is_healthy(case) else faults(case, said)
+    answer = Answer(_report_of(screen), findings_of(result), done["status"])
+    wrong = alarms(case, answer) if is_healthy(case) else faults(case, answer)
     return {
         "name": case.name,
         "healthy": is_healthy(case),
         "wrong": wrong if done["in_time"] else ["it was stopped"],
-        "first": said.first[:200],
-        "findings": said.findings,
+        "first": answer.first[:200],
+        "findings": answer.findings,
         **{key: done[key] for key in ("began_s", "seconds", "status")},
     }
 

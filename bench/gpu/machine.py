@@ -115,12 +115,12 @@ class ManagementLibrary:
                 for each in running or ()
                 if each.usedGpuMemory is not None
             }
-        found = {}
+        processes = {}
         for line in _nvidia_smi("--query-compute-apps=pid,used_memory") or ():
             pid, _, used = line.partition(",")
             if pid.strip().isdigit() and used.strip().isdigit():
-                found[int(pid)] = int(used) << 20
-        return found
+                processes[int(pid)] = int(used) << 20
+        return processes
 
 
 def _nvidia_smi(query: str) -> list[str] | None:

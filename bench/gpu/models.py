@@ -601,9 +601,9 @@ def llama_text(length: int) -> Callable[[int], Batch]:
 def continued(model: nn.Module, batch: Batch) -> Tensor:
     """32 tokens more, greedily."""
     prompt = batch["input_ids"]
-    seen = torch.ones_like(prompt)
+    ones = torch.ones_like(prompt)
     return model.generate(  # type: ignore[operator]
-        prompt, attention_mask=seen, max_new_tokens=32, min_new_tokens=32, do_sample=False,
+        prompt, attention_mask=ones, max_new_tokens=32, min_new_tokens=32, do_sample=False,
         pad_token_id=0,
     )  # fmt: skip
 

@@ -55,9 +55,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def ordered() -> list[str]:
     """Names of all timed jobs; those that :data:`ORDER` does not have come last."""
-    names = [each.name for each in cases.timed_cases()]
+    names = [case.name for case in cases.timed_cases()]
     first = [f"steps-{each}" for each in ORDER]
-    return [*first, *(each for each in names if each not in first)]
+    return [*first, *(name for name in names if name not in first)]
 
 
 class PartProcesses:

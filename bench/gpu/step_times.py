@@ -160,8 +160,8 @@ class JobProcess:
 
 def _in_order(patterns: list[str]) -> list[cases.TimedCase]:
     """The jobs of the first pattern first."""
-    found = [each for one in patterns or ["*"] for each in cases.chosen_timed([one])]
-    return list({each.name: each for each in found}.values())
+    timed_cases = [case for one in patterns or ["*"] for case in cases.chosen_timed([one])]
+    return list({case.name: case for case in timed_cases}.values())
 
 
 if __name__ == "__main__":
