@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -148,6 +149,36 @@ class Evaluating(Loop):
         assert "forward" not in vars(average)
 
 
+class ByHand(Loop):
+    """Updates the parameters itself, after so many passes."""
+
+    passes = 1
+
+    def train(self, simulation: Simulation) -> None:
+        for _ in range(STEPS * PARTS // self.passes):
+            for _ in range(self.passes):
+                self.backward(self.loss(torch.randint(0, 1000, (16, 128)).cuda()))
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    parameter -= 0.1 * parameter.grad  # type: ignore[operator]  # there is one
+                    parameter.grad = None
+
+
+class ByHandOfFour(ByHand):
+    passes = 4
+
+
+class LetGo(Loop):
+    """Ends amid the micro-batches of a step, and drops its model."""
+
+    def train(self, simulation: Simulation) -> None:
+        for _ in range(MADE + 1):
+            self.backward(self.loss(torch.randint(0, 1000, (16, 128)).cuda()))
+        self.model, self.optimizer = Encoder(), None  # type: ignore[assignment]
+        gc.collect()
+        self.left = simulation.allocator.requested_bytes
+
+
 def trained(kind: type[Loop], *, leaves_out: bool = True) -> tuple[Recording, Loop]:
     repeated: list[list[int]] = []
     patches = PatchSet()
@@ -202,6 +233,17 @@ def test_what_does_not_follow_is_made(kind: type[Loop]) -> None:
     whole, _ = trained(kind, leaves_out=False)
     assert recording.alloc_bytes.tolist() == whole.alloc_bytes.tolist()
     assert recording.events.tolist() == whole.events.tolist()
+
+
+@pytest.mark.parametrize(("kind", "made"), [(ByHand, 1), (ByHandOfFour, MADE)])
+def test_an_update_by_hand_ends_the_micro_batches(kind: type[ByHand], made: int) -> None:
+    _, loop = trained(kind)
+    assert loop.model.calls == STEPS * PARTS // kind.passes * made
+
+
+def test_no_model_is_kept_alive() -> None:
+    (_, every), (_, few) = trained(LetGo, leaves_out=False), trained(LetGo)
+    assert few.left == every.left < 17 << 20  # 16 MiB are a workspace
 
 
 def test_calls_without_gradients_of_the_model_that_trains_are_made() -> None:

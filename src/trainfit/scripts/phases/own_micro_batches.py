@@ -105,7 +105,7 @@ class OwnMicroBatches:
         if self._depth > 1 or self._in_backward or self._is_off:
             return
         self._began = _RunMark.of(self._simulation)
-        if self._left and any(parameter.grad is None for parameter in self._before.changed):
+        if self._left and None in self._before.changed_gradients():
             self._begin()  # the script has updated the parameters itself
         if self._now.in_use is None:
             self._now.in_use = self._simulation.allocator.requested_bytes
@@ -158,10 +158,8 @@ class OwnMicroBatches:
             finally:
                 self._in_backward -= 1
                 if counts:
-                    now = self._now.gradients = self._now.versions()
-                    self._now.changed = [
-                        each for each in now if now[each] != versions.get(each, now[each])
-                    ]
+                    self._now.gradients = self._now.versions()
+                    self._now.note_changed(versions)
                     self._passed()
 
         return run_backward
@@ -172,7 +170,7 @@ class OwnMicroBatches:
             memory.finish()
             # Whoever looks whether a pass has added to a gradient sees that one did.
             increment_version(
-                [parameter.grad for parameter in self._before.changed if parameter.grad is not None]
+                [each for each in self._before.changed_gradients() if each is not None]
             )
         self._memories.clear()
         now, self._now = self._now, _MicroBatch()
@@ -270,15 +268,16 @@ class _MicroBatch:
 
     ``in_use`` are the bytes when it began; ``is_apart``: what the model that trains computes is not
     reached through its results alone. The pass added to gradients of the parameters ``changed``,
-    and left versions of all ``gradients``; it ``adds`` where those before it were as the last
-    micro-batch left them. It is the last of so many ``alike``.
+    and left versions of all ``gradients``, by ids of parameters (no model is kept alive); it
+    ``adds`` where those before it were as the last micro-batch left them. It is the last of so many
+    ``alike``.
     """
 
     calls: list[_MadeCall] = dataclasses.field(default_factory=list)
     in_use: int | None = None
     is_apart: bool = False
-    changed: list[torch.nn.Parameter] = dataclasses.field(default_factory=list)
-    gradients: dict[torch.nn.Parameter, int] = dataclasses.field(default_factory=dict)
+    changed: list[weakref.ref[torch.nn.Parameter]] = dataclasses.field(default_factory=list)
+    gradients: dict[int, int] = dataclasses.field(default_factory=dict)
     adds: bool = False
     alike: int = 0
     _marks: list[tuple[int, _RunMark]] = dataclasses.field(default_factory=list)
@@ -297,15 +296,26 @@ class _MicroBatch:
         marks = [mark for number, mark in self._marks if number in self._reached]
         return marks[-1] if len({mark.operator for mark in marks}) == 1 else None
 
-    def versions(self) -> dict[torch.nn.Parameter, int]:
+    def versions(self) -> dict[int, int]:
         """The versions of the gradients that are there of the model that trains."""
-        module = None if self.trained is None else self.trained.module()
-        parameters = () if module is None else module.parameters()
         return {
-            parameter: version(parameter.grad)
-            for parameter in parameters
-            if parameter.grad is not None
+            id(each): version(each.grad) for each in self._parameters() if each.grad is not None
         }
+
+    def note_changed(self, before: Mapping[int, int]) -> None:
+        """The pass is over that found gradients of versions ``before``."""
+        kept = before.keys() & self.gradients.keys()
+        changed = {key for key in kept if before[key] != self.gradients[key]}
+        self.changed = [weakref.ref(each) for each in self._parameters() if id(each) in changed]
+
+    def changed_gradients(self) -> list[torch.Tensor | None]:
+        """The gradients that the pass added to, as they are now: of parameters that are there."""
+        parameters = (reference() for reference in self.changed)
+        return [parameter.grad for parameter in parameters if parameter is not None]
+
+    def _parameters(self) -> Iterable[torch.nn.Parameter]:
+        module = None if self.trained is None else self.trained.module()
+        return () if module is None else module.parameters()
 
     def begins_like(self, other: _MicroBatch) -> bool:
         if self.in_use is None or other.in_use is None:

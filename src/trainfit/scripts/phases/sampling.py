@@ -163,7 +163,7 @@ class SampledLoop:
             if module is not None:
                 self._left.append(_LeftOut(module, call.given, self._asked, found))
         self._simulation.engine.assume(
-            f"the calls of {', '.join(type(out.module).__name__ for out in self._left)} that "
+            f"the calls of {', '.join(out.name for out in self._left)} that "
             f"follow {_ALIKE} like them, in a loop without batches, need the same memory"
         )
 

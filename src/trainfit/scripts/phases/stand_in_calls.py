@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,13 +15,29 @@ class StandInCall:
     """Is the model's forward call, from when it is made to :meth:`remove`.
 
     A copy of the model, or what is saved of it, has the forward call that the model has itself, and
-    nothing in place of one that its class gives (see :func:`state_as_it_was`).
+    nothing in place of one that its class gives (see :func:`state_as_it_was`). It keeps no model
+    alive: one that the script drops is freed at once, as it would be.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-        self.forward, self._held = module.forward, vars(module).get("forward")
+        self.name = type(module).__name__
+        self._module = weakref.ref(module)
+        self._held: Callable[..., Any] | None = vars(module).get("forward")
         module.forward = self
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model, which is there while it is called, copied or saved."""
+        module = self._module()
+        assert module is not None
+        return module
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The call that this one stands for."""
+        if self._held is not None:
+            return self._held
+        return types.MethodType(type(self.module).forward, self.module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
@@ -44,12 +62,13 @@ class StandInCall:
 
     def remove(self) -> None:
         """The module is as it was."""
-        if vars(self.module).get("forward") is not self:
+        module = self._module()
+        if module is None or vars(module).get("forward") is not self:
             return  # whoever took its place keeps it
         if self._held is None:
-            vars(self.module).pop("forward", None)
+            vars(module).pop("forward", None)
         else:
-            self.module.forward = self._held
+            module.forward = self._held
 
 
 def state_as_it_was(module: torch.nn.Module) -> dict[str, Any]:
