@@ -119,8 +119,8 @@ class CallValues:
                 if name in defaults:
                     continue
             notes.setdefault(name, []).append(value)
-        for kwonlyarg in spec.kwonlyargs:
-            notes.setdefault(kwonlyarg.arg, []).append(named.get(kwonlyarg.arg, UNKNOWN))
+        for only in spec.kwonlyargs:
+            notes.setdefault(only.arg, []).append(named.get(only.arg, UNKNOWN))
 
     def _constructed(
         self,

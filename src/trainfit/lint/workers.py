@@ -203,7 +203,7 @@ def _parameter(function: Function, name: str) -> tuple[int, ast.expr | None]:
         behind = index - (len(names) - len(spec.defaults))
         default = spec.defaults[behind] if behind >= 0 else None
         return index - (names[0] in ("self", "cls")), default
-    only = [kwonlyarg.arg for kwonlyarg in spec.kwonlyargs]
+    only = [argument.arg for argument in spec.kwonlyargs]
     return len(by_place) + 99, spec.kw_defaults[only.index(name)]
 
 

@@ -169,11 +169,11 @@ def epochs(observed: RehearsalRecord) -> tuple[RehearsedEpoch, ...]:
     """The first epochs."""
     firsts = np.flatnonzero(observed.place == 0)
     begins = np.append(observed.asked[firsts] - observed.began, observed.total_s)
-    epoches = []
+    rehearsed = []
     for index, first in enumerate(firsts[:_MOST_EPOCHS]):
         last = index == len(firsts) - 1
         following = len(observed.epochs) if last else firsts[index + 1]
-        epoches.append(
+        rehearsed.append(
             RehearsedEpoch(
                 start_s=float(begins[index]),
                 seconds=float(begins[index + 1] - begins[index]),
@@ -182,7 +182,7 @@ def epochs(observed: RehearsalRecord) -> tuple[RehearsedEpoch, ...]:
                 first_batch_s=float(observed.handed[first] - observed.asked[first]),
             )
         )
-    return tuple(epoches)
+    return tuple(rehearsed)
 
 
 def epoch_seconds(

@@ -64,8 +64,8 @@ def run(options: argparse.Namespace, command: Sequence[str]) -> int:
 def _gpus(measured: NoiseResult | None, times: Sequence[StepTime]) -> int:
     if measured is not None:
         return measured.ranks
-    gpuses = {time.gpus for time in times}
-    return gpuses.pop() if len(gpuses) == 1 else 1
+    counts = {time.gpus for time in times}
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def _accumulation(

@@ -131,11 +131,11 @@ class System:
     def space(self, path: str) -> Fact[Space]:
         """Size and free bytes of the file system that holds ``path``."""
         try:
-            statvfs = os.statvfs(path)
+            space = os.statvfs(path)
         except OSError as error:
             return _unreadable(path, error)
         return known(
-            Space(statvfs.f_blocks * statvfs.f_frsize, statvfs.f_bavail * statvfs.f_frsize),
+            Space(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize),
             f"statvfs({path})",
         )
 

@@ -346,5 +346,5 @@ def _read(mask: torch.Tensor, place: Callable[[], str | None]) -> Mask | None:
             _NOT_BEFORE: everywhere.triu(),
             _AFTER: everywhere.triu(1),
         }
-        wheres = [where for where, triangle in triangles.items() if torch.equal(triangle, is_true)]
-    return Mask(wheres[0], adds, place()) if wheres else None
+        matches = [where for where, triangle in triangles.items() if torch.equal(triangle, is_true)]
+    return Mask(matches[0], adds, place()) if matches else None

@@ -418,8 +418,8 @@ def _being_made(error: Exception) -> Any:
     """The iterator in whose constructor, which asks workers for their first batches, ``error``
     was raised."""
     frames = traceback.walk_tb(error.__traceback__)
-    selves = (locals_of(frame).get("self") for frame, _ in frames)
-    return next((selve for selve in selves if isinstance(selve, LoaderIterator)), None)
+    objects = (locals_of(frame).get("self") for frame, _ in frames)
+    return next((item for item in objects if isinstance(item, LoaderIterator)), None)
 
 
 def shut_down(batches: Any) -> None:

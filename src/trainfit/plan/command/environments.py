@@ -233,7 +233,9 @@ def _uv_root(call: _Call) -> Path | None:
         return None
     for folder in (path, *path.parents):
         workspace = _table(_document(folder / "pyproject.toml"), "tool.uv.workspace")
-        members = (file for glob in workspace.get("members", ()) for file in folder.glob(glob))
+        members = (
+            file for pattern in workspace.get("members", ()) for file in folder.glob(pattern)
+        )
         if workspace and (folder == path or path in members):
             return folder
     return path

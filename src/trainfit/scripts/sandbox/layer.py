@@ -72,7 +72,7 @@ class Layer:
 
     def locks(self) -> set[tuple[int, int]]:
         """Device and number of the files that are open for its locks."""
-        return {(fstat.st_dev, fstat.st_ino) for fstat in map(os.fstat, self._locks)}
+        return {(status.st_dev, status.st_ino) for status in map(os.fstat, self._locks)}
 
     def drop(self) -> None:
         for folder in self.folders:
@@ -154,8 +154,8 @@ def _memory_bytes() -> int:
 
 
 def _free_bytes(folder: Path) -> int:
-    statvfs = os.statvfs(folder)
-    return statvfs.f_bavail * statvfs.f_frsize
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize
 
 
 @dataclasses.dataclass(frozen=True)

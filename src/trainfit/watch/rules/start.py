@@ -78,9 +78,9 @@ def late_start_s(rank: RankView) -> float | None:
     run; of one that was interrupted before that, all of them. ``None``: there is no late start."""
     steps = rank.record.steps
     if not len(steps):
-        time_ses = [event.time_s for event in rank.record.events if event.kind == "exception"]
-        cut = rank.header.ending == "interrupted" and time_ses and time_ses[-1] >= LATE_S
-        return time_ses[-1] if cut else None
+        times = [event.time_s for event in rank.record.events if event.kind == "exception"]
+        cut = rank.header.ending == "interrupted" and times and times[-1] >= LATE_S
+        return times[-1] if cut else None
     first, end = float(steps["end_s"][0]), float(steps["end_s"][-1])
     return first if first >= max(LATE_S, LATE_SHARE * end) else None
 

@@ -134,9 +134,9 @@ class MachineCounters:
 
     def _put_shm(self, row: Table) -> None:
         with contextlib.suppress(OSError):
-            statvfs = os.statvfs(self._root / SHM.lstrip("/"))
-            row["shm_used_bytes"] = (statvfs.f_blocks - statvfs.f_bfree) * statvfs.f_frsize
-            row["shm_free_bytes"] = statvfs.f_bavail * statvfs.f_frsize
+            space = os.statvfs(self._root / SHM.lstrip("/"))
+            row["shm_used_bytes"] = (space.f_blocks - space.f_bfree) * space.f_frsize
+            row["shm_free_bytes"] = space.f_bavail * space.f_frsize
 
     def _clock_hz(self, cpus: Sequence[int]) -> float | None:
         """Mean of the CPUs' clocks; ``None`` where the kernel does not tell it (many virtual
@@ -293,13 +293,13 @@ class Folders:
         rows = []
         for folder, path in self._paths.items():
             try:
-                statvfs = os.statvfs(path)
+                space = os.statvfs(path)
             except OSError:
                 continue
             row = empty_rows(FOLDERS)
-            used = (statvfs.f_blocks - statvfs.f_bfree) * statvfs.f_frsize
+            used = (space.f_blocks - space.f_bfree) * space.f_frsize
             row["time_s"], row["folder"] = now, folder
-            row["used_bytes"], row["free_bytes"] = used, statvfs.f_bavail * statvfs.f_frsize
+            row["used_bytes"], row["free_bytes"] = used, space.f_bavail * space.f_frsize
             more = used - self._first.setdefault(folder, used)
             if more >= max(_NOTICED, _MORE * self._counted.get(folder, 0.0)):
                 self._counted[folder] = more
